@@ -1,0 +1,33 @@
+# `make demo` and `make test` work from a fresh clone: each makes the .venv it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint types tests bench clean
+
+demo: .venv/ready
+	$(BIN)/python examples/demo.py
+
+test: lint types tests
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+tests: .venv/ready
+	$(BIN)/python -m pytest -n 2 -q
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks.loop
+
+# torch first and by its exact version, so that no newer build is looked for.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,32 @@
+"""covey: personalized federated learning on trees of machines."""
+
+from covey import algorithms, data, models
+from covey.algorithm import Algorithm
+from covey.descend import descend
+from covey.errors import CoveyError
+from covey.experiment import Experiment
+from covey.nodes import Nodes
+from covey.replies import Masked, Replies, Rows, exact
+from covey.run import Round, Run, run
+from covey.tree import Tree
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "CoveyError",
+    "Experiment",
+    "Masked",
+    "Nodes",
+    "Replies",
+    "Round",
+    "Rows",
+    "Run",
+    "Tree",
+    "algorithms",
+    "data",
+    "descend",
+    "exact",
+    "models",
+    "run",
+]

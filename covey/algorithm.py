@@ -1,0 +1,69 @@
+"""What an algorithm is: hyper-parameters as frozen fields, and one program per tier, named after the tier."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from covey.errors import ConfigError, TreeError
+from covey.replies import Rows
+from covey.tree import Tree
+
+if TYPE_CHECKING:
+    from covey.nodes import Nodes
+
+Program = Callable[..., Any]
+"""A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers rows."""
+
+PerNode = float | Sequence[float]
+"""One number for all nodes of a tier, or a list with one for each."""
+
+
+class Algorithm(ABC):
+    """The base of every algorithm file: a frozen dataclass with `server`, `device` and perhaps `edge` programs.
+
+    `server(me, w)` receives the global rows and returns the new ones; the other programs run when they are asked for.
+    """
+
+    @abstractmethod
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        """The new global rows."""
+
+    def tiers(self) -> tuple[str, ...]:
+        """The tiers this algorithm has programs for, from the top."""
+        return tuple(tier for tier in ("server", "edge", "device") if hasattr(type(self), tier))
+
+    def cut(self, tier: str) -> float | None:
+        """Entries of rows sent by this tier at or below this size are sent as zeros; None: nothing is cut."""
+        return None
+
+    def fit(self, tree: Tree) -> tuple[Tree, str | None]:
+        """The tree this algorithm runs on, and a note where it is not the one given."""
+        name, want = type(self).__name__, self.tiers()
+        if tree.tiers == want:
+            return tree, None
+        if len(want) == 2 and tree.depth > 2:
+            flat = tree.flattened()
+            note = f"{name} has two tiers: its {flat.devices} devices run directly under the server, not in {tree}."
+            return flat, note
+        if tree.depth < len(want):
+            fix = f"put the devices under edges, for instance Tree.grouped([{tree.devices // 2 or 1}, ...])"
+        else:
+            fix = "use a tree with these tiers, or `Nested`, which takes any depth"
+        raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
+
+
+def require(algorithm: object, **bounds: tuple[float, float] | None) -> None:
+    """Raise unless each named field, or each entry of it, lies in [low, high]; None: the field must be above 0.
+
+    Called from `__post_init__`, so that a wrong number is refused where it is written.
+    """
+    for name, bound in bounds.items():
+        value = getattr(algorithm, name)
+        for number in value if isinstance(value, list | tuple) else [value]:
+            low, high = bound if bound is not None else (0.0, float("inf"))
+            if number is None or (low <= number <= high and (bound is not None or number > 0)):
+                continue
+            rule = "above 0" if bound is None else f"between {low:g} and {high:g}"
+            raise ConfigError(f"{type(algorithm).__name__}: {name} = {value!r} must be {rule}.")

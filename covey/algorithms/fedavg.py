@@ -1,0 +1,30 @@
+"""FedAvg: devices train from the global model, the server averages (McMahan et al., 2017)."""
+
+from dataclasses import dataclass
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """`sample` devices (S) take `steps` (R) mini-batch steps of size `lr` (eta) from the global model w; w becomes their mean."""
+
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    def __post_init__(self) -> None:
+        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)

@@ -1,0 +1,32 @@
+"""FedProx: FedAvg whose devices are held near the global model (Li et al., 2020)."""
+
+from dataclasses import dataclass
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    """As FedAvg, each step on f(x) + mu/2 |x - w|^2."""
+
+    mu: float = 0.001
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    def __post_init__(self) -> None:
+        require(self, mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        x = descend(w, me.grad(self.batch), prox=(self.mu, w), steps=self.steps, lr=self.lr)
+        return x, me.weight(self.weight)

@@ -1,0 +1,34 @@
+"""FedAvg, then a few local steps: the simplest personal model that uses everybody's data."""
+
+from dataclasses import dataclass
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class FineTune(Algorithm):
+    """The global model is FedAvg's to the bit; a device's own is the broadcast w after `tune_steps` steps of size `tune_lr`."""
+
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    tune_steps: int = 20
+    tune_lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    def __post_init__(self) -> None:
+        require(self, steps=(1, 1e9), lr=None, tune_steps=(1, 1e9), tune_lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
+        me.keep("personal", descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr))
+        return x, me.weight(self.weight)

@@ -1,0 +1,42 @@
+"""HierFAVG: edges average their devices several times before the server averages the edges (Liu et al., 2020; h-SGD).
+
+The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by samples (`weight="samples"`),
+h-SGD uniformly.
+"""
+
+from dataclasses import dataclass
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class HierFAVG(Algorithm):
+    """`edge_rounds` times, devices take `steps` steps from their edge's model, which becomes their mean; then w, theirs."""
+
+    sample: Sample = None
+    device_sample: Sample = None
+    edge_rounds: int = 10
+    steps: int = 20
+    lr: float = 0.01
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    def __post_init__(self) -> None:
+        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        edges, samples = me.ask(self.edge, w, sample=self.sample)
+        return edges.mean(weight=samples)
+
+    def edge(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        for _ in range(self.edge_rounds):
+            devices, samples = me.ask(self.device, w, sample=self.device_sample)
+            w = devices.mean(weight=samples)
+        return me.keep("edge", w), samples.total()
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)

@@ -1,0 +1,28 @@
+"""Local training: every device learns alone; the yardstick of every personal model."""
+
+from dataclasses import dataclass
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes
+from covey.replies import Rows
+
+
+@dataclass(frozen=True)
+class Local(Algorithm):
+    """Each round, `steps` mini-batch steps of size `lr` from the device's own last model; nothing is ever sent."""
+
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+
+    def __post_init__(self) -> None:
+        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        me.ask(self.device)
+        return w
+
+    def device(self, me: Nodes) -> None:
+        theta = me.recall("personal", default=me.initial())
+        me.keep("personal", descend(theta, me.grad(self.batch), steps=self.steps, lr=self.lr))

@@ -1,0 +1,112 @@
+"""Nested envelopes on a tree of any depth: the idea behind all the tree algorithms, as data; their mathematical oracle.
+
+Every level holds a model x, and given the model a of the level above it descends
+(what is below it) + lam/2 |x - a|^2 or -lam <x, a> + gamma phi_rho(x) + ridge/2 |x|^2. Below the last level are the data. Below
+the others are the envelopes of the next level, whose gradient needs only its answer: pull (x - answer), or -pull answer for
+correlation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from covey import smooth_l1
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.errors import ConfigError, TreeError
+from covey.nodes import Nodes
+from covey.replies import Rows
+from covey.tree import Sample, Tree
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of models: the tier that computes it, how it is tied to the level above, and how it descends.
+
+    `warm`: within a round it goes on from its own last model, else it starts from the model above. `pull` is the weight of
+    the next level's answer in the gradient; None takes that level's `lam`, which makes it the gradient of the envelope.
+    `sample`: how many children are asked, where the next level is on another tier. On the last level, `fresh` draws a
+    mini-batch per step, else one batch serves them all.
+    """
+
+    tier: str
+    name: str = ""
+    lam: float = 0.0
+    coupling: Literal["prox", "correlation"] = "prox"
+    steps: int = 1
+    lr: float = 1.0
+    gamma: float = 0.0
+    rho: float = 6e-5
+    ridge: float = 0.0
+    pull: float | None = None
+    warm: bool = False
+    sample: Sample = None
+    batch: int | None = None
+    fresh: bool = True
+    tol: float | None = None
+    method: Literal["gradient", "nesterov"] = "gradient"
+
+    def __post_init__(self) -> None:
+        require(self, lam=(0, 1e9), gamma=(0, 1e9), rho=None, ridge=(0, 1e9), lr=None, steps=(1, 1e9), batch=(1, 1e9))
+
+
+@dataclass(frozen=True)
+class Nested(Algorithm):
+    """Levels from the server's to the devices' last; several may share a tier, and only a link between tiers costs bytes."""
+
+    levels: tuple[Level, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", tuple(self.levels))
+        if len(self.tiers()) < 2:
+            raise ConfigError("Nested needs levels on two tiers or more, the server's first and the devices' last.")
+
+    def tiers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(level.tier for level in self.levels))
+
+    def fit(self, tree: Tree) -> tuple[Tree, str | None]:
+        if tree.tiers != self.tiers():
+            raise TreeError(
+                f"Nested has levels for {', '.join(self.tiers())}, but this tree has {', '.join(tree.tiers)}; "
+                "give each tier a level."
+            )
+        return tree, None
+
+    def server(self, me: Nodes, x: Rows) -> Rows:
+        return self.solve(me, 0, x)
+
+    def below(self, me: Nodes, anchor: Rows) -> Rows:
+        return self.solve(me, next(i for i, level in enumerate(self.levels) if level.tier == me.tier), anchor)
+
+    def solve(self, me: Nodes, at: int, anchor: Rows) -> Rows:
+        """The model of a level after its steps, given the one above."""
+        level = self.levels[at]
+        x = me.recall(level.name, default=anchor, since=me.round) if level.warm else anchor
+        if at + 1 == len(self.levels):
+            x = self.descend_data(me, level, x, anchor)
+        else:
+            for _ in range(level.steps):
+                x = x - level.lr * (self.pulled(me, at, x) + _own_terms(level, x, anchor))
+        return me.keep(level.name, x) if level.name else x
+
+    def pulled(self, me: Nodes, at: int, x: Rows) -> Rows:
+        """The gradient of the envelopes below, from their answer."""
+        level, child = self.levels[at], self.levels[at + 1]
+        near = child.tier == level.tier
+        answer = self.solve(me, at + 1, x) if near else me.ask(self.below, x, sample=level.sample).mean()
+        pull = child.lam if level.pull is None else level.pull
+        return pull * (x - answer) if child.coupling == "prox" else -pull * answer
+
+    def descend_data(self, me: Nodes, level: Level, x: Rows, anchor: Rows) -> Rows:
+        """The last level, whose next is the data."""
+        gradient = me.grad(level.batch if level.fresh else me.batch(level.batch))
+        prox = (level.lam, anchor) if level.coupling == "prox" and level.lam else None
+        linear = -level.lam * anchor if level.coupling == "correlation" else None
+        return descend(x, gradient, prox=prox, linear=linear, decay=level.ridge, l1=(level.gamma, level.rho),
+                       steps=level.steps, lr=level.lr, tol=level.tol, method=level.method)  # fmt: skip
+
+
+def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
+    tie = level.lam * (x - anchor) if level.coupling == "prox" else -level.lam * anchor
+    return tie + level.ridge * x + (level.gamma * smooth_l1.grad(x, level.rho) if level.gamma else 0.0)

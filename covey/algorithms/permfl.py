@@ -1,0 +1,69 @@
+"""PerMFL: a model for every tier, each held near the one above by a squared distance (Banerjee et al., 2024).
+
+The paper's x, w_i, theta_ij, T, K, L, lambda, gamma, alpha, eta, beta are `x`, `w`, `theta`, rounds, `edge_rounds`, `steps`,
+`lam`, `gamma`, `lr`, `edge_lr`, `beta`; its team is an edge. Defaults are those of its Table 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey.algorithm import Algorithm, PerNode, require
+from covey.descend import descend
+from covey.nodes import Nodes
+from covey.replies import Replies, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class PerMFL(Algorithm):
+    """theta descends f + lam/2 |theta - w|^2, w the devices' envelopes + gamma/2 |w - x|^2, x the edges' envelopes.
+
+    `lr` (alpha) and `steps` (L) may be lists with one entry per device, `edge_lr` (eta) and `edge_rounds` (K) with one per edge.
+    `sample` edges take part in a round and `device_sample` devices in each edge round. `stale="include"`: the server averages
+    the last model of every edge, as the authors' code does, not only of those asked.
+    """
+
+    lam: float = 0.5
+    gamma: float = 1.5
+    beta: float = 0.6
+    lr: PerNode = 0.01
+    edge_lr: PerNode = 0.03
+    edge_rounds: int | Sequence[int] = 10
+    steps: int | Sequence[int] = 20
+    sample: Sample = None
+    device_sample: Sample = None
+    batch: int | None = 20
+    stale: Literal["exclude", "include"] = "exclude"
+
+    def __post_init__(self) -> None:
+        require(self, lam=None, gamma=None, beta=None, lr=None, edge_lr=None)
+        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
+
+    def server(self, me: Nodes, x: Rows) -> Rows:
+        edges = me.ask(self.edge, x, sample=self.sample)
+        mean = edges.mean() if self.stale == "exclude" else self.last_of_all(me, x, edges)
+        return x - self.beta * self.gamma * (x - mean)
+
+    def edge(self, me: Nodes, x: Rows) -> Rows:
+        w, eta, rounds = x, me.own(self.edge_lr), me.own(self.edge_rounds)
+        for k in range(self.edge_rounds if isinstance(self.edge_rounds, int) else max(self.edge_rounds)):
+            going = torch.as_tensor(rounds, device=w.device).expand(len(me), 1) > k
+            theta = me.ask(self.device, w, sample=self.device_sample, where=going).mean(default=w)
+            step = eta * (self.lam * (w - theta) + self.gamma * (w - x))
+            w = torch.where(going, w - step, w)
+        return me.keep("edge", w)
+
+    def device(self, me: Nodes, w: Rows) -> Rows:
+        theta = descend(w, me.grad(self.batch), prox=(self.lam, w), steps=me.own(self.steps), lr=me.own(self.lr))
+        return me.keep("personal", theta)
+
+    def last_of_all(self, me: Nodes, x: Rows, edges: Replies) -> Rows:
+        """The mean over all edges of what each sent last, x for those that never did."""
+        table: Tensor = me.recall("_edges", default=x[:, None].repeat(1, int(me.children.max()) if len(me) else 1, 1))
+        rows, asker, child = edges.gather()
+        table[asker, child] = rows
+        return me.keep("_edges", table).mean(1)

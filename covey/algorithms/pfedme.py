@@ -1,0 +1,55 @@
+"""pFedMe: each device keeps a model near the global one, and the global one follows (Dinh, Tran, Nguyen, 2020).
+
+The paper's w, theta, S, R, K, |D|, lambda, eta, eta_p (its public code's name), beta are `w`, `theta`, `sample`, `local_rounds`,
+`steps`, `batch`, `lam`, `lr`, `personal_lr`, `beta`. `gamma`, `rho` give FedMac's "modified pFedMe": gamma phi_rho(theta) is
+added to the inner problem. `weight_decay` is the 0.001 theta that the public code adds and the paper does not have.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from covey import smooth_l1
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class PFedMe(Algorithm):
+    """R times: K steps of theta on f + lam/2 |theta - w_i|^2, then w_i steps towards theta; w follows the mean w_i."""
+
+    lam: float = 15.0
+    sample: Sample = None
+    local_rounds: int = 20
+    steps: int = 5
+    lr: float = 0.005
+    personal_lr: float = 0.09
+    beta: float = 1.0
+    batch: int | None = 20
+    weight: Weight = "uniform"
+    weight_decay: float = 0.0
+    gamma: float = 0.0
+    rho: float = 6e-5
+
+    def __post_init__(self) -> None:
+        require(self, lam=None, lr=None, personal_lr=None, beta=None, rho=None, gamma=(0, 1e9), weight_decay=(0, 1e9))
+        require(self, local_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return torch.lerp(w, devices.mean(weight=samples), self.beta)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        theta = w
+        for _ in range(self.local_rounds):
+            theta = descend(theta, me.grad(me.batch(self.batch)), prox=(self.lam, w), l1=(self.gamma, self.rho),
+                            decay=self.weight_decay, steps=self.steps, lr=self.personal_lr)  # fmt: skip
+            w = w - self.lr * self.lam * (w - theta)
+        me.keep("personal", theta)
+        return me.keep("local", w), me.weight(self.weight)
+
+    def cut(self, tier: str) -> float | None:
+        return smooth_l1.threshold(rho=self.rho, lr=self.personal_lr, gamma=self.gamma, lam=self.lam)

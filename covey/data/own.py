@@ -1,0 +1,130 @@
+"""A user's own arrays, one pair (x, y) per device, as shards.
+
+Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Float features in numpy become
+float32, because numpy makes float64 unasked; a torch tensor keeps its type, so a float64 tensor trains in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from covey.data import partition
+from covey.data.partition import SPLIT, Split
+from covey.data.shards import Part, Shards, some
+from covey.errors import DataError
+
+Array = Tensor | npt.NDArray[Any]
+Pairs = Sequence[tuple[Array, Array]]
+
+
+def own(devices: Pairs, *, split: Split = SPLIT, seed: int = 0, classes: int | None = None, name: str = "own") -> Shards:
+    """Shards of one pair (x, y) per device, each device's examples shuffled and cut into train, validation and test.
+
+    >>> rng = np.random.default_rng(0)
+    >>> shards = own([(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(4)])
+    >>> shards.devices, shards.classes, shards.train.counts().tolist()
+    (4, 2, [12, 12, 12, 12])
+    """
+    pairs = _converted(devices, "own")
+    _check_filled(pairs)
+    train, validation, test = partition.split(_pieces(pairs), split=split, seed=seed)
+    x, y = _joined(pairs)
+    return Shards(x, y, train, validation, test, classes=_classes(y, classes), name=name)
+
+
+def own_parts(
+    *,
+    train: Pairs,
+    validation: Pairs | None = None,
+    test: Pairs | None = None,
+    classes: int | None = None,
+    name: str = "own",
+) -> Shards:
+    """Shards of a split made beforehand: one pair (x, y) per device in each part; a part left out is empty.
+
+    >>> one = (np.zeros((3, 2)), np.array([0, 1, 2]))
+    >>> own_parts(train=[one, one], test=[one, one]).test.counts().tolist()
+    [3, 3]
+    """
+    ready, n = _converted(train, "train"), len(train)
+    _check_filled(ready)
+    pairs = [*ready, *_ready(validation, "validation", devices=n), *_ready(test, "test", devices=n)]
+    parts = [Part.of(_pieces(pairs)[start : start + n]) for start in (0, n, 2 * n)]
+    x, y = _joined(pairs)
+    return Shards(x, y, parts[0], parts[1], parts[2], classes=_classes(y, classes), name=name)
+
+
+def _ready(pairs: Pairs | None, split: str, *, devices: int) -> list[tuple[Tensor, Tensor]]:
+    if pairs is None:
+        return [(torch.empty(0), torch.empty(0))] * devices
+    if len(pairs) != devices:
+        raise DataError(
+            f"{split} has {len(pairs)} devices and train has {devices}; give a device without examples a pair of empty arrays."
+        )
+    return _converted(pairs, split)
+
+
+def _converted(pairs: Pairs, what: str) -> list[tuple[Tensor, Tensor]]:
+    ready = []
+    for device, (given_x, given_y) in enumerate(pairs):
+        x, y = _tensor(given_x, f"{what}: x of device {device}"), _tensor(given_y, f"{what}: y of device {device}")
+        if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+            raise DataError(
+                f"{what}: device {device} has x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; "
+                "give one row of x and one of y per example."
+            )
+        ready.append((x, y.to(x.dtype) if y.is_floating_point() else y.long()))
+    return ready
+
+
+def _tensor(array: Array, what: str) -> Tensor:
+    if isinstance(array, Tensor):
+        return array.detach().cpu()
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{what} is an array of {array.dtype}; give numbers, as in array.astype('float32').")
+    # Copied: torch wants its own byte order, positive strides and memory it may write to.
+    dtype = np.dtype(np.float32) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    return torch.from_numpy(array.astype(dtype, order="C"))
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    # A pair without examples says nothing about shapes: an empty list of labels arrives as floats.
+    filled = [pair for pair in pairs if len(pair[0])]
+    for x, y in filled:
+        for what, have, want in (("x", x, filled[0][0]), ("y", y, filled[0][1])):
+            if have.dtype != want.dtype or have.shape[1:] != want.shape[1:]:
+                raise DataError(
+                    f"{what} of one device is {want.dtype} with examples of shape {tuple(want.shape[1:])}, of another "
+                    f"{have.dtype} with {tuple(have.shape[1:])}; give all devices the same type and shape."
+                )
+    return torch.cat([x for x, _ in filled]), torch.cat([y for _, y in filled])
+
+
+def _pieces(pairs: list[tuple[Tensor, Tensor]]) -> list[npt.NDArray[np.int64]]:
+    ends = accumulate((len(x) for x, _ in pairs), initial=0)
+    return [np.arange(start, end, dtype=np.int64) for start, end in pairwise(ends)]
+
+
+def _classes(y: Tensor, classes: int | None) -> int | None:
+    if classes is not None or y.is_floating_point():
+        return classes
+    return int(y.max()) + 1
+
+
+def _check_filled(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    if not pairs:
+        raise DataError("there are 0 devices; give at least one pair (x, y).")
+    empty = [device for device, (x, _) in enumerate(pairs) if len(x) == 0]
+    if empty:
+        raise DataError(
+            f"{len(empty)} of {len(pairs)} devices have no training example (devices {some(empty)}); "
+            "give each of them examples or leave it out."
+        )

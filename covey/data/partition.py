@@ -1,0 +1,159 @@
+"""Ways of dealing examples to devices: alike (iid), a few labels each, or by Dirichlet proportions.
+
+Every function returns one array of example numbers per device. No example is given to two devices, and the same seed
+gives the same answer, whatever else has drawn random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from covey.data.shards import Part
+from covey.errors import DataError
+
+Numbers = npt.NDArray[np.int64]
+Labels = Tensor | npt.NDArray[Any]
+Split = tuple[float, float, float]
+
+SPLIT: Split = (0.6, 0.15, 0.25)  # train, validation, test: with validation joined to train, the papers' 75/25
+
+# Each use of a seed has its own tag, so that two functions given the same seed draw unrelated numbers.
+_IID, _LABELS, _DIRICHLET, _SPLIT = range(4)
+
+
+def iid(n: int, devices: int, seed: int = 0) -> list[Numbers]:
+    """The numbers 0 to n - 1 in random order, dealt in near equal piles.
+
+    >>> [len(pile) for pile in iid(10, devices=3)]
+    [4, 3, 3]
+    """
+    _check_devices(devices, n)
+    order = _generator(seed, _IID).permutation(n)
+    return np.array_split(order, devices)
+
+
+def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Numbers]:
+    """A few labels per device: device u owns the labels (u + j) mod classes, for j < labels.
+
+    The examples of a label are shuffled and dealt in near equal piles to the devices that own it; an example whose
+    label nobody owns is left out.
+
+    >>> y = np.array([0, 1, 2] * 4)
+    >>> [sorted(set(y[pile].tolist())) for pile in by_labels(y, devices=3, labels=2)]
+    [[0, 1], [1, 2], [0, 2]]
+    """
+    y = _checked(y)
+    _check_devices(devices, len(y))
+    classes = int(y.max()) + 1
+    if not 1 <= labels <= classes:
+        raise DataError(f"labels={labels} per device, but y has {classes} classes; give 1 to {classes}.")
+    generator = _generator(seed, _LABELS)
+    piles: list[list[Numbers]] = [[] for _ in range(devices)]
+    for label in range(classes):
+        order = generator.permutation(np.flatnonzero(y == label))
+        owners = [u for u in range(devices) if (label - u) % classes < labels]
+        for u, pile in zip(owners, np.array_split(order, max(len(owners), 1)), strict=False):
+            piles[u].append(pile)
+    return [np.concatenate([np.empty(0, dtype=np.int64), *pile]) for pile in piles]
+
+
+def dirichlet(y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: int = 4) -> list[Numbers]:
+    """Every example, each class dealt by proportions drawn from Dir(alpha) over the devices: small alpha, few labels.
+
+    A device left with fewer than `minimum` examples gets the rest from the largest devices, so that no draw has to be
+    repeated, however small alpha is.
+
+    >>> y = np.repeat([0, 1], 50)
+    >>> sum(len(pile) for pile in dirichlet(y, devices=5, alpha=0.01))
+    100
+    """
+    y = _checked(y)
+    _check_devices(devices, len(y))
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise DataError(f"alpha={alpha}, but Dir(alpha) needs a positive number; 0.1 is uneven, 100 nearly even.")
+    if not 0 <= minimum * devices <= len(y):
+        raise DataError(
+            f"minimum={minimum} examples for each of {devices} devices, but there are {len(y)} examples; "
+            f"give a minimum of 0 to {len(y) // devices}, or fewer devices."
+        )
+    generator = _generator(seed, _DIRICHLET)
+    dealt = [_dealt(np.flatnonzero(y == label), devices, alpha, generator) for label in np.unique(y)]
+    # Shuffled, so that what a large device gives away is a fair sample of what it has.
+    piles = [generator.permutation(np.concatenate(pile)) for pile in zip(*dealt, strict=True)]
+    return _topped_up(piles, minimum)
+
+
+def split(pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0) -> tuple[Part, Part, Part]:
+    """Train, validation and test parts: each device's examples shuffled and cut by the fractions of `split`.
+
+    Test and validation get their rounded share, train the rest and at least one example. A device's cut depends on
+    the seed and its number alone, not on the other devices.
+
+    >>> [part.counts().tolist() for part in split([np.arange(20), np.arange(20, 24)])]
+    [[12, 2], [3, 1], [5, 1]]
+    """
+    _check_split(split)
+    cuts = [_cut(piece, split, _generator(seed, _SPLIT, device)) for device, piece in enumerate(pieces)]
+    train, validation, test = ([cut[s] for cut in cuts] for s in range(3))
+    return Part.of(train), Part.of(validation), Part.of(test)
+
+
+def _cut(piece: Numbers, split: Split, generator: np.random.Generator) -> list[Numbers]:
+    n = len(piece)
+    test = min(round(n * split[2]), max(n - 1, 0))
+    validation = min(round(n * split[1]), max(n - 1 - test, 0))
+    train = n - validation - test
+    return np.split(generator.permutation(piece), [train, train + validation])
+
+
+def _dealt(examples: Numbers, devices: int, alpha: float, generator: np.random.Generator) -> list[Numbers]:
+    shares = generator.dirichlet(np.full(devices, alpha))
+    cuts = (shares.cumsum()[:-1] * len(examples)).astype(np.int64)
+    return np.split(generator.permutation(examples), cuts)
+
+
+def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:
+    sizes = np.array([len(pile) for pile in piles])
+    lacking = np.maximum(minimum - sizes, 0)
+    kept = sizes.copy()
+    # One at a time from whoever is largest: no giver falls below the minimum, since there is enough for all.
+    for _ in range(int(lacking.sum())):
+        kept[kept.argmax()] -= 1
+    given = np.concatenate([pile[keep:] for pile, keep in zip(piles, kept, strict=True)])
+    gifts = np.split(given, lacking.cumsum()[:-1])
+    return [np.concatenate([pile[:keep], gift]) for pile, keep, gift in zip(piles, kept, gifts, strict=True)]
+
+
+def _generator(seed: int, *address: int) -> np.random.Generator:
+    if seed < 0:
+        raise DataError(f"seed={seed}; give 0 or a positive whole number.")
+    return np.random.default_rng([seed, *address])
+
+
+def _checked(y: Labels) -> Numbers:
+    array = np.asarray(y)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0 or array.min() < 0:
+        raise DataError(
+            f"y is {array.dtype} of shape {array.shape} (it begins {array.reshape(-1)[:5].tolist()}), but dealing by "
+            "label needs one axis of whole numbers from 0; give class labels, or use partition.iid."
+        )
+    return array.astype(np.int64)
+
+
+def _check_devices(devices: int, examples: int) -> None:
+    if devices < 1:
+        raise DataError(f"devices={devices}; give at least 1.")
+    if devices > examples:
+        raise DataError(f"devices={devices}, but there are only {examples} examples; give at most {examples} devices.")
+
+
+def _check_split(split: Split) -> None:
+    # Not < 0 rather than >= 0, so that NaN is refused too.
+    if len(split) != 3 or not all(share >= 0 for share in split) or not math.isclose(sum(split), 1, abs_tol=1e-6):
+        raise DataError(f"split={split}; give three fractions (train, validation, test), none negative, that sum to 1.")

@@ -1,0 +1,204 @@
+"""All the examples of an experiment in one tensor, and which device holds which of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from covey.errors import ConfigError, DataError
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One split: which examples each device holds.
+
+    >>> part = Part.of([[4, 2], [], [7]])
+    >>> part.counts().tolist()
+    [2, 0, 1]
+    """
+
+    index: Tensor  # [total] int64, example numbers, device after device
+    offset: Tensor  # [devices + 1] int64: device d holds index[offset[d]:offset[d + 1]]
+
+    def __post_init__(self) -> None:
+        for name, tensor in (("index", self.index), ("offset", self.offset)):
+            if tensor.dtype != torch.int64 or tensor.ndim != 1:
+                have = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                raise DataError(f"Part.{name} is {have}; give one axis of int64, or build it with Part.of(...).")
+        ends = self.offset[[0, -1]].tolist() if len(self.offset) else []
+        if ends != [0, len(self.index)] or bool((self.counts() < 0).any()):
+            raise DataError(
+                f"Part.offset must rise from 0 to {len(self.index)}, the length of index, but is "
+                f"{self.offset[:5].tolist()}... (ends {ends}); build it with Part.of(...)."
+            )
+
+    @staticmethod
+    def of(pieces: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Part:
+        """The part in which device d holds the examples pieces[d]."""
+        arrays = [np.asarray(piece, dtype=np.int64) for piece in pieces]
+        offset = np.cumsum([0] + [len(array) for array in arrays], dtype=np.int64)
+        index = np.concatenate([np.empty(0, dtype=np.int64), *arrays])
+        return Part(torch.from_numpy(index), torch.from_numpy(offset))
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are, those that hold nothing included."""
+        return len(self.offset) - 1
+
+    def counts(self) -> Tensor:
+        """How many examples each device holds, [devices] int64."""
+        return self.offset.diff()
+
+    def held(self, device: int) -> Tensor:
+        """The numbers of the examples one device holds, [count] int64."""
+        return self.index[self.offset[device] : self.offset[device + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """All examples, and which device holds which; what is wrong with them is said at once, as a `DataError`.
+
+    >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 1, 0])
+    >>> train, nothing, test = Part.of([[0], [2]]), Part.of([[], []]), Part.of([[1], [3]])
+    >>> shards = Shards(x, y, train=train, validation=nothing, test=test, classes=2)
+    >>> shards.devices, shards.part("test").counts().tolist()
+    (2, [1, 1])
+    """
+
+    x: Tensor  # [examples, ...] float
+    y: Tensor  # [examples] int64 labels, or float targets [examples] or [examples, outputs]
+    train: Part
+    validation: Part
+    test: Part
+    classes: int | None = None  # None for regression
+    name: str = "own"
+
+    def __post_init__(self) -> None:
+        _check_parts(self)
+        _check_features(self.x, self.y)
+        _check_indices(self)
+        _check_finite("x", self.x)
+        if self.y.is_floating_point():
+            _check_targets(self)
+        else:
+            _check_labels(self.y, self.classes)
+
+    @property
+    def devices(self) -> int:
+        """How many devices hold the examples."""
+        return self.train.devices
+
+    def part(self, split: str) -> Part:
+        """The part of that name: "train", "validation" or "test"."""
+        if split not in SPLITS:
+            raise ConfigError(f"no split is called {split!r}; ask for one of {', '.join(map(repr, SPLITS))}.")
+        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+
+    def paper(self) -> Shards:
+        """The same examples by the papers' protocol: what was for validation is trained on, nothing validates."""
+        both = [torch.cat([self.train.held(d), self.validation.held(d)]).numpy() for d in range(self.devices)]
+        return replace(self, train=Part.of(both), validation=Part.of([[]] * self.devices))
+
+    def fingerprint(self) -> str:
+        """A sha256 in hex that changes when a byte, a type or a shape of the examples or the parts does."""
+        digest = hashlib.sha256()
+        for name, tensor in _tensors(self):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            if tensor.numel():  # torch may not view an empty tensor as bytes
+                digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
+    yield "x", shards.x
+    yield "y", shards.y
+    for split in SPLITS:
+        yield f"{split}.index", shards.part(split).index
+        yield f"{split}.offset", shards.part(split).offset
+
+
+def _check_parts(shards: Shards) -> None:
+    devices = {split: shards.part(split).devices for split in SPLITS}
+    if len(set(devices.values())) > 1:
+        raise DataError(f"the parts have different numbers of devices, {devices}; give a device without examples an empty piece.")
+    if shards.devices == 0:
+        raise DataError("the parts have 0 devices; give at least one device with examples.")
+    empty = (shards.train.counts() == 0).nonzero().flatten().tolist()
+    if empty:
+        raise DataError(
+            f"{len(empty)} of {shards.devices} devices have no training example (devices {some(empty)}); "
+            "give each of them examples or leave it out."
+        )
+
+
+def _check_features(x: Tensor, y: Tensor) -> None:
+    if not x.is_floating_point():
+        raise DataError(f"x is {x.dtype}, but features must be floats; convert them, as in x.float() / 255 for images.")
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise DataError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give one row of x and one of y per example.")
+
+
+def _check_indices(shards: Shards) -> None:
+    for split in SPLITS:
+        index = shards.part(split).index
+        wrong = index[(index < 0) | (index >= len(shards.x))].tolist()
+        if wrong:
+            raise DataError(
+                f"{split}.index names examples {some(wrong)}, but the examples are 0 to {len(shards.x) - 1}; use positions in x."
+            )
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
+    wrong = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).nonzero().flatten().tolist()
+    if wrong:
+        raise DataError(
+            f"{name} has NaN or infinity in {len(wrong)} of {len(tensor)} examples, the first is example {wrong[0]}; "
+            "repair or drop them."
+        )
+
+
+def _check_targets(shards: Shards) -> None:
+    y = shards.y
+    if shards.classes is not None:
+        raise DataError(
+            f"y is {y.dtype}, so this is regression, but classes is {shards.classes}; "
+            "give classes=None, or integer labels, as in y.long()."
+        )
+    if y.dtype != shards.x.dtype or y.ndim > 2:
+        raise DataError(
+            f"y is {y.dtype} of shape {tuple(y.shape)} and x is {shards.x.dtype}; "
+            "give targets of x's type, as in y.to(x.dtype), with one or two axes."
+        )
+    _check_finite("y", y)
+
+
+def _check_labels(y: Tensor, classes: int | None) -> None:
+    if y.dtype != torch.int64 or y.ndim != 1:
+        have = f"{y.dtype} of shape {tuple(y.shape)}"
+        raise DataError(f"y is {have}, but labels are one axis of int64; convert them, as in y.long().reshape(-1).")
+    if classes is None:
+        raise DataError(f"y holds labels but classes is None; give classes={int(y.max()) + 1}, or float targets.")
+    wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
+    if wrong:
+        raise DataError(
+            f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, the first is "
+            f"y[{wrong[0]}] = {int(y[wrong[0]])}; number the labels from 0, or give classes= their true number."
+        )
+
+
+def some(numbers: Sequence[Any]) -> str:
+    """The first five of them, for a message.
+
+    >>> some(range(9))
+    '0, 1, 2, 3, 4, ...'
+    """
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")

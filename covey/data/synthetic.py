@@ -1,0 +1,89 @@
+"""Synthetic(alpha, beta): classification with 60 features and 10 classes, every device with a law of its own.
+
+The data of FedProx (Li et al., 2020), drawn in the order of its code and pFedMe's (Dinh et al., 2020), so that the same
+seed gives the same devices. As in that code, alpha and beta are standard deviations, and a device's W and b share one
+mean; the papers' text differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from covey.data import partition
+from covey.data.partition import SPLIT, Split
+from covey.data.shards import Shards
+from covey.errors import DataError
+
+FEATURES, CLASSES = 60, 10
+
+Floats = npt.NDArray[np.float64]
+
+
+def synthetic(
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    *,
+    devices: int = 100,
+    seed: int = 0,
+    sizes: str | Sequence[int] = "pfedme",
+    split: Split = SPLIT,
+) -> Shards:
+    """Shards in which models differ between devices by alpha, and features by beta.
+
+    `sizes` is "fedprox" (log-normal, 50 at least), "pfedme" (five times that), or a number of examples per device.
+
+    >>> synthetic(devices=2, sizes=[40, 80]).test.counts().tolist()
+    [10, 20]
+    """
+    if not (alpha >= 0 and beta >= 0):
+        raise DataError(f"alpha={alpha}, beta={beta}; they are standard deviations, give 0 or more.")
+    if devices < 1 or seed < 0:
+        raise DataError(f"devices={devices}, seed={seed}; give at least 1 device and a seed of 0 or more.")
+    # The papers' generator: a newer one would draw other devices from the same seed.
+    draws = np.random.RandomState(seed)
+    counts = _sizes(sizes, devices, draws)
+    pairs = _examples(alpha, beta, counts, draws)
+    pieces = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    x, y = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*pairs, strict=True))
+    train, validation, test = partition.split(pieces, split=split, seed=seed)
+    return Shards(x, y, train, validation, test, classes=CLASSES, name=f"synthetic({alpha}, {beta})")
+
+
+def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomState) -> list[int]:
+    if isinstance(sizes, str):
+        if sizes not in ("pfedme", "fedprox"):
+            raise DataError(f"sizes={sizes!r}; give 'pfedme', 'fedprox', or a number of examples per device.")
+        counts = draws.lognormal(4, 2, devices).astype(int) + 50
+        return [int(count) * (5 if sizes == "pfedme" else 1) for count in counts]
+    if len(sizes) != devices or min(sizes) < 1:
+        raise DataError(
+            f"sizes has {len(sizes)} numbers, the least is {min(sizes, default=None)}, for {devices} devices; "
+            "give one per device, each at least 1."
+        )
+    return [int(count) for count in sizes]
+
+
+def _examples(
+    alpha: float, beta: float, counts: list[int], draws: np.random.RandomState
+) -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
+    devices = len(counts)
+    mean_w = draws.normal(0, alpha, devices)
+    mean_b = mean_w
+    mean_v = draws.normal(0, beta, devices)
+    v = [draws.normal(mean_v[k], 1, FEATURES) for k in range(devices)]
+    return [_device(mean_w[k], mean_b[k], v[k], counts[k], draws) for k in range(devices)]
+
+
+def _device(
+    mean_w: float, mean_b: float, v: Floats, count: int, draws: np.random.RandomState
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    w = draws.normal(mean_w, 1, (FEATURES, CLASSES))
+    b = draws.normal(mean_b, 1, CLASSES)
+    # The covariance is diagonal, but drawing feature by feature would use the stream in another order.
+    x = draws.multivariate_normal(v, np.diag(np.arange(1, FEATURES + 1) ** -1.2), count)
+    y = np.argmax(x @ w + b, axis=1)
+    return x.astype(np.float32), y.astype(np.int64)

@@ -1,0 +1,188 @@
+"""The inner solvers: an author says what is descended, the engine chooses how.
+
+`descend` minimises f(x) + lam/2 |x - anchor|^2 + gamma phi_rho(x) + <linear, x> + decay/2 |x|^2 row by row, where f is known by
+its gradient. Every term is evaluated at the same x; `start` is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey import smooth_l1
+from covey.errors import ProgramError
+from covey.replies import Rows
+
+Gradient = Callable[[Rows], Rows]
+Coefficient = float | Tensor
+"""One number for all rows, or a column [n, 1]."""
+Method = Literal["gradient", "nesterov", "adam"]
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What is added to the data loss, and how far and how fast to go."""
+
+    steps: int | Tensor
+    lr: Coefficient
+    prox: tuple[Coefficient, Rows] | None = None
+    l1: tuple[Coefficient, float] | None = None
+    linear: Rows | None = None
+    mask: Tensor | None = None
+    part: slice | None = None
+    decay: float = 0.0
+    method: Method = "gradient"
+    tol: float | None = None
+
+    def gradient(self, x: Rows, data: Rows) -> Rows:
+        """The gradient of everything smooth at x, given that of the data loss."""
+        total = data
+        if self.prox is not None:
+            lam, anchor = self.prox
+            total = total + lam * (x - anchor)
+        if self.l1 is not None and self.l1[1] > 0:
+            gamma, rho = self.l1
+            total = total + gamma * smooth_l1.grad(x, rho)
+        if self.linear is not None:
+            total = total + self.linear
+        if self.decay:
+            total = total + self.decay * x
+        return self._restrict(total)
+
+    def shrink(self, x: Rows, lr: Coefficient) -> Rows:
+        """The proximal step of an exact l1 (rho = 0)."""
+        if self.l1 is None or self.l1[1] > 0:
+            return x
+        soft = smooth_l1.soft(x, lr * self.l1[0])
+        return x + self._restrict(soft - x) if self.part is not None or self.mask is not None else soft
+
+    def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
+        """Which rows still move, [n, 1], of those that moved until now; None when all do."""
+        if isinstance(self.steps, Tensor):
+            more = self.steps.reshape(-1, 1) > step
+            moving = more if moving is None else moving & more
+        if self.tol is not None:
+            above = total.norm(dim=1, keepdim=True) > self.tol
+            moving = above if moving is None else moving & above
+        return moving
+
+    @property
+    def longest(self) -> int:
+        """The most steps any row takes."""
+        return self.steps if isinstance(self.steps, int) else int(self.steps.max()) if self.steps.numel() else 0
+
+    def _restrict(self, total: Rows) -> Rows:
+        if self.mask is not None:
+            total = total * self.mask
+        if self.part is not None:
+            keep = torch.zeros_like(total)
+            keep[:, self.part] = total[:, self.part]
+            total = keep
+        return total
+
+
+def descend(
+    start: Rows,
+    gradient: Gradient,
+    *,
+    steps: int | Tensor,
+    lr: Coefficient,
+    prox: tuple[Coefficient, Rows] | None = None,
+    l1: tuple[Coefficient, float] | None = None,
+    linear: Rows | None = None,
+    mask: Tensor | None = None,
+    part: slice | None = None,
+    decay: float = 0.0,
+    method: Method = "gradient",
+    tol: float | None = None,
+) -> Rows:
+    """Rows after `steps` steps from `start`, or fewer for a row whose gradient norm falls to `tol`.
+
+    `prox` is (lam, anchor), `l1` is (gamma, rho): smooth for rho > 0, a soft threshold with exact zeros for rho = 0. `mask` and
+    `part` (a column slice) say which coordinates move. Steps may be [n], lr, lam and gamma [n, 1].
+
+    >>> descend(torch.zeros(1, 2), lambda x: x - 1, steps=2, lr=0.5).tolist()
+    [[0.75, 0.75]]
+    """
+    if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
+        l1 = None
+    lr = lr if isinstance(lr, Tensor) else float(lr)
+    terms = Terms(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
+    if terms.longest < 0 or (tol is not None and tol < 0):
+        raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
+    fused = getattr(gradient, "descend", None)
+    rows: Rows | None = None if fused is None else fused(start, terms)
+    if rows is not None:
+        return rows
+    if method not in _METHODS:
+        raise ProgramError(f"method = {method!r}: choose one of {', '.join(_METHODS)}.")
+    return _METHODS[method](start.clone(), gradient, terms)
+
+
+def _plain(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+    active = None
+    for step in range(terms.longest):
+        total = terms.gradient(x, gradient(x))
+        moved = terms.shrink(x - terms.lr * total, terms.lr)
+        active = terms.active(step, total, active)
+        x, done = _settle(x, moved, active)
+        if done:
+            break
+    return x
+
+
+def _nesterov(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+    """Accelerated steps; the momentum uses the strong convexity that prox and decay give, else Nesterov's own sequence."""
+    ahead, active = x, None
+    strong = terms.lr * ((terms.prox[0] if terms.prox else 0.0) + terms.decay)
+    for step in range(terms.longest):
+        total = terms.gradient(ahead, gradient(ahead))
+        moved = terms.shrink(ahead - terms.lr * total, terms.lr)
+        active = terms.active(step, total, active)
+        kept, done = _settle(x, moved, active)
+        ahead = _settle(ahead, moved + _momentum(strong, step) * (moved - x), active)[0]
+        x = kept
+        if done:
+            break
+    return x
+
+
+def _momentum(strong: Coefficient, step: int) -> Coefficient:
+    if isinstance(strong, Tensor):
+        root = strong.clamp(min=0).sqrt()
+        return torch.where(root > 0, (1 - root) / (1 + root), step / (step + 3))
+    root = max(strong, 0.0) ** 0.5
+    return (1 - root) / (1 + root) if root > 0 else step / (step + 3)
+
+
+def _adam(x: Rows, gradient: Gradient, terms: Terms, beta1: float = 0.9, beta2: float = 0.999) -> Rows:
+    mean, square, active = torch.zeros_like(x), torch.zeros_like(x), None
+    for step in range(terms.longest):
+        total = terms.gradient(x, gradient(x))
+        mean = beta1 * mean + (1 - beta1) * total
+        square = beta2 * square + (1 - beta2) * total * total
+        size = (square / (1 - beta2 ** (step + 1))).sqrt() + 1e-8
+        moved = terms.shrink(x - terms.lr * mean / (1 - beta1 ** (step + 1)) / size, terms.lr)
+        active = terms.active(step, total, active)
+        x, done = _settle(x, moved, active)
+        if done:
+            break
+    return x
+
+
+_METHODS: dict[str, Callable[[Rows, Gradient, Terms], Rows]] = {
+    "gradient": _plain,
+    "nesterov": _nesterov,
+    "adam": _adam,
+}
+
+
+def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
+    """Rows that are done stay where they are; True when all are."""
+    if active is None:
+        return moved, False
+    return torch.where(active, moved, x), not bool(active.any())

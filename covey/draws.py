@@ -1,0 +1,106 @@
+"""Randomness by address: a draw is a function of where and when it is made, never of what was drawn before.
+
+An address is (seed, round, path, tier, stream, k) as one integer key, then a node id and a slot. The hash is splitmix64's
+finaliser in wrapping int64 arithmetic, so that CPU and GPU, one process or many, draw the same bits.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_SHUFFLE_ROUNDS = 64  # of swap-or-not: every subset of a small group comes out equally often (a chi-square test checks it)
+
+
+def key(*words: int | str) -> int:
+    """The 64-bit key of an address.
+
+    >>> key(0, 1, "device") == key(0, 1, "device"), key(0, 1, "device") == key(0, 1, "edge")
+    (True, False)
+    """
+    state = 0
+    for word in words:
+        state = _finalise((state ^ _number(word)) + _GOLDEN)
+    return state
+
+
+def path(parent: int, ask: int) -> int:
+    """The path of a program started by its parent's ask number `ask`; the first of the first stays 0 at any depth.
+
+    So one more tier that asks once, or one loop that runs once, changes no draw below it.
+    """
+    return 0 if parent == 0 and ask == 0 else key(parent, ask)
+
+
+def bits(address: int, ids: Tensor, width: int) -> Tensor:
+    """64 random bits for each id and slot, as int64 [n, width]."""
+    slots = torch.arange(width, dtype=torch.int64, device=ids.device) * _signed(_GOLDEN)
+    return _finalise_rows(_finalise_rows(ids[:, None] + _signed(address)) + slots)
+
+
+def integers(address: int, ids: Tensor, width: int, *, below: Tensor) -> Tensor:
+    """Integers in [0, below) for each id and slot; `below` is [n]. The bias of the modulo is under below / 2**63."""
+    return (bits(address, ids, width) & (_MASK >> 1)) % below[:, None].clamp(min=1)
+
+
+def uniform(address: int, ids: Tensor, width: int) -> Tensor:
+    """Numbers in [0, 1), float64 [n, width]."""
+    return _shift(bits(address, ids, width), 11).double() * 2.0**-53
+
+
+def normal(address: int, ids: Tensor, width: int) -> Tensor:
+    """Standard normal numbers, float64 [n, width] (Box-Muller)."""
+    u, v = uniform(address, ids, 2 * width).chunk(2, dim=1)
+    return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)
+
+
+def choose(address: int, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
+    """`picks[g]` different numbers below `sizes[g]` for each group: (the group's position, the number), sorted.
+
+    A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the
+    cost is that of the sample and not of the population.
+    """
+    position = torch.repeat_interleave(torch.arange(len(groups)), picks)
+    first = torch.cumsum(picks, 0) - picks
+    number = torch.arange(len(position)) - first[position]
+    keys = _finalise_rows(groups + _signed(address))[position]
+    size = sizes[position]
+    for turn in range(_SHUFFLE_ROUNDS):
+        pivot = _finalise_rows(keys + _signed(_GOLDEN * (2 * turn + 1)))
+        partner = ((pivot & (_MASK >> 1)) % size - number) % size
+        coin = _finalise_rows(pivot ^ _finalise_rows(torch.maximum(number, partner))) & 1
+        number = torch.where(coin == 1, partner, number)
+    order = torch.argsort(position * (int(sizes.max()) if len(sizes) else 1) + number)
+    return position[order], number[order]
+
+
+def _number(word: int | str) -> int:
+    if isinstance(word, int):
+        return word & _MASK
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+
+
+def _signed(word: int) -> int:
+    word &= _MASK
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _finalise(z: int) -> int:
+    z &= _MASK
+    z = ((z ^ (z >> 30)) * _MULTIPLY[0]) & _MASK
+    z = ((z ^ (z >> 27)) * _MULTIPLY[1]) & _MASK
+    return z ^ (z >> 31)
+
+
+def _shift(z: Tensor, by: int) -> Tensor:
+    return (z >> by) & (_MASK >> by)  # torch shifts int64 with the sign; the mask makes it logical
+
+
+def _finalise_rows(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _signed(_MULTIPLY[0])
+    z = (z ^ _shift(z, 27)) * _signed(_MULTIPLY[1])
+    return z ^ _shift(z, 31)

@@ -1,0 +1,48 @@
+"""What can go wrong, as a tree of exceptions; every message names the thing, shows the value and says what to do.
+
+CoveyError
+├── ConfigError      an experiment that cannot run as described (also a ValueError)
+│   ├── TreeError        a tree that is malformed, or has other tiers than the algorithm
+│   ├── DataError        examples or labels that cannot be trained on
+│   └── ModelError       a module that cannot be a row
+├── ProgramError     an algorithm file that breaks the rules of its tier
+├── DivergedError    training produced a number that is not finite
+├── DecodeError      bytes that are not a message (also a ValueError)
+└── CheckpointError  a checkpoint that is corrupt, or of another experiment
+"""
+
+
+class CoveyError(Exception):
+    """The root: `except CoveyError` catches everything covey raises on purpose."""
+
+
+class ConfigError(CoveyError, ValueError):
+    """An experiment that cannot run as described."""
+
+
+class TreeError(ConfigError):
+    """A tree that is malformed, or has other tiers than the algorithm."""
+
+
+class DataError(ConfigError):
+    """Examples or labels that cannot be trained on."""
+
+
+class ModelError(ConfigError):
+    """A module that cannot be a row."""
+
+
+class ProgramError(CoveyError):
+    """An algorithm file that breaks the rules of its tier."""
+
+
+class DivergedError(CoveyError):
+    """Training produced a number that is not finite; the last good state remains."""
+
+
+class DecodeError(CoveyError, ValueError):
+    """Bytes that are not a message."""
+
+
+class CheckpointError(CoveyError):
+    """A checkpoint that is corrupt, or of another experiment."""

@@ -1,0 +1,100 @@
+"""An experiment: everything that decides a run, as one plain frozen description."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from covey.algorithm import Algorithm
+from covey.data import Shards
+from covey.errors import ConfigError, DataError
+from covey.nodes import Idle
+from covey.task import Batches, Loss
+from covey.tree import Tree
+
+_PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """What to run. Only the first five have no default; `covey.run(experiment)` runs it.
+
+    `score_every` rounds every kept model is scored on `parts` of the data; the last round always is. `idle` says what devices
+    that are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
+    {"server-edge": "bitmap", "edge-device": "dense"}. `protocol="paper"` trains on the validation part too and reports the round
+    that was best on test. `workers` and `memory` (bytes for rows in training) change speed, never a result.
+    """
+
+    algorithm: Algorithm
+    data: Shards
+    model: nn.Module
+    tree: Tree
+    rounds: int
+    loss: Loss = "cross_entropy"
+    l2: float = 0.0
+    private: tuple[str, ...] = ()
+    seed: int = 0
+    idle: Idle = "skip"
+    codec: str | Mapping[str, str] = "dense"
+    batches: Batches = "uniform"
+    protocol: Literal["honest", "paper"] = "honest"
+    score_every: int = 1
+    parts: tuple[str, ...] = ("validation", "test")
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    workers: int | None = None
+    memory: int = 2**31
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, Algorithm):
+            raise ConfigError(f"algorithm = {self.algorithm!r}: give an instance, for instance FedAvg().")
+        for name, least in (("rounds", 1), ("score_every", 1), ("memory", 1), ("workers", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ConfigError(f"{name} = {value!r} must be a whole number of {least} or more.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(map(repr, choices))}.")
+        if not self.l2 >= 0:
+            raise ConfigError(f"l2 = {self.l2!r} must be 0 or more.")
+        if unknown := set(self.parts) - set(_PARTS):
+            raise ConfigError(f"parts = {self.parts!r}: {unknown.pop()!r} is not one of {', '.join(_PARTS)}.")
+        if self.data.devices != self.tree.devices:
+            raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device = {self.device!r}, but this machine has no CUDA device; use 'cpu'.")
+
+    def fingerprint(self) -> dict[str, str]:
+        """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
+        parameters = [(name, tuple(p.shape)) for name, p in self.model.named_parameters()]
+        frozen = hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in self.model.parameters()))
+        loss = self.loss if isinstance(self.loss, str) else f"{self.loss.__module__}.{self.loss.__qualname__}"
+        out = {
+            "algorithm": describe(self.algorithm),
+            "model": f"{self.model}\n{parameters}\n{frozen.hexdigest()}",
+            "loss": loss,
+        }
+        out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
+        plain = ("l2", "private", "seed", "idle", "codec", "batches", "protocol", "dtype")
+        return out | {name: str(getattr(self, name)) for name in plain}
+
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "idle": ("skip", "train"),
+    "batches": ("uniform", "cyclic"),
+    "protocol": ("honest", "paper"),
+    "dtype": (torch.float32, torch.float64),
+}
+
+
+def describe(value: Any) -> str:
+    """A dataclass by its name and all its fields."""
+    if not is_dataclass(value):
+        return repr(value)
+    inside = ", ".join(f"{f.name}={describe(getattr(value, f.name))}" for f in fields(value))
+    return f"{type(value).__name__}({inside})"

@@ -1,0 +1,128 @@
+"""Bytes per link and direction, as really encoded, and the papers' cost formulas beside them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from covey.errors import CheckpointError, ConfigError
+
+Key = tuple[str, str, str]
+DIRECTIONS = ("down", "up")
+LANES = ("train", "score")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What crossed one link in one direction: encoded bytes, messages, and the values in them, of which some not 0.
+
+    >>> Traffic(bytes=10, messages=1) + Traffic(bytes=5, messages=1)
+    Traffic(bytes=15, messages=2, values=0, nonzeros=0)
+    """
+
+    bytes: int = 0
+    messages: int = 0
+    values: int = 0
+    nonzeros: int = 0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.bytes + other.bytes,
+            self.messages + other.messages,
+            self.values + other.values,
+            self.nonzeros + other.nonzeros,
+        )
+
+    def __sub__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.bytes - other.bytes,
+            self.messages - other.messages,
+            self.values - other.values,
+            self.nonzeros - other.nonzeros,
+        )
+
+
+@dataclass
+class Meter:
+    """Totals by (link, direction, lane), such as ("server-edge", "down", "train"); scoring has a lane of its own.
+
+    >>> meter = Meter()
+    >>> meter.count("server-edge", "down", "train", Traffic(bytes=100, messages=1))
+    >>> before = meter.copy()
+    >>> meter.count("server-edge", "up", "train", Traffic(bytes=40, messages=1))
+    >>> meter.bytes(), meter.since(before)
+    (140, {('server-edge', 'up', 'train'): Traffic(bytes=40, messages=1, values=0, nonzeros=0)})
+    """
+
+    totals: dict[Key, Traffic] = field(default_factory=dict)
+
+    def count(self, link: str, direction: str, lane: str, traffic: Traffic) -> None:
+        """Add what has just crossed a link."""
+        if direction not in DIRECTIONS or lane not in LANES:
+            raise ConfigError(f"cannot count ({link!r}, {direction!r}, {lane!r}); use one of {DIRECTIONS} and of {LANES}.")
+        key = (link, direction, lane)
+        self.totals[key] = self.totals.get(key, Traffic()) + traffic
+
+    def copy(self) -> "Meter":
+        """The totals as they are now, which later counts do not change."""
+        return Meter(dict(self.totals))
+
+    def since(self, earlier: "Meter") -> dict[Key, Traffic]:
+        """What has been counted after `earlier`, only where something was."""
+        moved = {key: total - earlier.totals.get(key, Traffic()) for key, total in self.totals.items()}
+        return {key: traffic for key, traffic in moved.items() if traffic != Traffic()}
+
+    def traffic(self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train") -> Traffic:
+        """The sum over whatever is left None."""
+        wanted = (link, direction, lane)
+        match = (t for key, t in self.totals.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+        return sum(match, Traffic())
+
+    def bytes(self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train") -> int:
+        """The encoded bytes of `traffic`."""
+        return self.traffic(link=link, direction=direction, lane=lane).bytes
+
+    def state(self) -> list[list[str | int]]:
+        """The totals for a checkpoint, as JSON can hold them: link, direction, lane, then the numbers of Traffic."""
+        return [[*key, t.bytes, t.messages, t.values, t.nonzeros] for key, t in self.totals.items()]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Sequence[str | int]]) -> "Meter":
+        """The meter whose `state` this is."""
+        meter = cls()
+        for row in state:
+            names, numbers = row[:3], row[3:]
+            if len(row) != 7 or not all(type(x) is str for x in names) or not all(type(x) is int for x in numbers):
+                raise CheckpointError(f"meter entry {row!r}, expected three names and four whole numbers.")
+            link, direction, lane = map(str, names)
+            meter.count(link, direction, lane, Traffic(*map(int, numbers)))
+        return meter
+
+
+def dense_bits(values: int) -> int:
+    """Both papers' cost without sparsity: 64 bits a value."""
+    return 64 * values
+
+
+def fedmac_bits(d: int, s: float) -> float:
+    """FedMac's printed cost of one device and round, d values each way of which a share s is not 0.
+
+    It charges each zero one bit, and one bitmap for both directions together.
+    """
+    return 2 * 64 * s * d + 2 * (1 - s) * d + d
+
+
+def paper_bits(down: Traffic, up: Traffic) -> float:
+    """`fedmac_bits` for what really travelled, where the two directions need not carry the same."""
+    both = down + up
+    return 64 * both.nonzeros + (both.values - both.nonzeros) + both.values / 2
+
+
+def bitmap_bits(down: Traffic, up: Traffic) -> int:
+    """The consistent form of that code: 64 bits a non-zero and one bit a value, in each direction."""
+    both = down + up
+    return 64 * both.nonzeros + both.values
+
+
+def coo_bits(down: Traffic, up: Traffic) -> int:
+    """Coordinates instead of a bitmap: a 32-bit index with each 64-bit non-zero."""
+    both = down + up
+    return (64 + 32) * both.nonzeros

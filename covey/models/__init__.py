@@ -1,0 +1,6 @@
+"""Models of the papers, as plain torch modules."""
+
+from covey.models.linear import linear
+from covey.models.mlp import mlp
+
+__all__ = ["linear", "mlp"]

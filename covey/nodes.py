@@ -1,0 +1,258 @@
+"""The nodes of one tier during one program call: their data, their memory, their children, their draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, overload
+
+import torch
+from torch import Tensor
+
+from covey import draws
+from covey.algorithm import PerNode, Program
+from covey.descend import Terms
+from covey.errors import ConfigError, ProgramError
+from covey.replies import Exact, Ids, Message, Replies, Rows, exact
+from covey.store import NEVER, Store
+from covey.task import Batch, Batches, Tally, Task
+from covey.tree import Sample, Tree
+
+Weight = Literal["uniform", "samples"]
+Each = tuple[Tensor, ...]
+Where = Tensor | None
+Idle = Literal["skip", "train"]
+"""What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
+
+
+class Runtime(Protocol):
+    """What a program's nodes stand on: the simulator now, shards and real machines with the same four things."""
+
+    tree: Tree
+    task: Task
+    store: Store
+    seed: int
+    batches: Batches
+
+    def ask(
+        self,
+        me: Nodes,
+        program: Program,
+        rows: tuple[Any, ...],
+        *,
+        each: tuple[Tensor, ...],
+        sample: Sample,
+        where: Tensor | None,
+    ) -> Any:
+        """Run `program` on the children of `me` and return their Replies."""
+        ...
+
+    def initial(self) -> Tensor:
+        """The common initial row, [P]."""
+        ...
+
+
+class Nodes:
+    """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
+
+    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int) -> None:
+        self.tier, self.ids, self.round = tier, ids, round
+        self._runtime, self._path = runtime, path
+        self._asks = 0
+        self._calls: dict[str, int] = {}
+        self.kept: dict[str, Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def children(self) -> Tensor:
+        """The number of children of each node, [n]."""
+        return self._runtime.tree.counts(self.tier, self.ids)
+
+    @property
+    def leaf(self) -> bool:
+        """Whether these are devices, with data and without children."""
+        return self._runtime.tree.below(self.tier) is None
+
+    @property
+    def shared(self) -> slice:
+        """The columns of the layers everybody shares, which come first in a row."""
+        return slice(0, self._runtime.task.space.shared)
+
+    @property
+    def private(self) -> slice:
+        """The columns of the private layers, which come last."""
+        return slice(self._runtime.task.space.shared, self._runtime.task.space.width)
+
+    # Data
+
+    def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
+        """`size` training examples of each node's own; None means all of them, at every step."""
+        return None if size is None else self._draw(size, stream, step=0, call=self._call(stream))
+
+    def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
+        """The gradient of the data loss: of one batch at every step, of a fresh batch of that size per step, or of all data."""
+        call = self._call(stream) if isinstance(batch, int) else 0
+        return DataGradient(self, batch, stream, call)
+
+    def weight(self, kind: Weight) -> Exact | None:
+        """Each node's weight in a mean: its number of training examples, or None for uniform weights."""
+        if kind == "uniform":
+            return None
+        counts = self._runtime.task.counts("train", self.ids)
+        return exact(counts[:, None].to(self._runtime.task.device, self._runtime.task.dtype))
+
+    def evaluate(self, rows: Rows, part: str) -> Tally:
+        """How these models do on a part of the nodes' own data; for scoring."""
+        return self._runtime.task.evaluate(rows, part, self.ids)
+
+    # Memory
+
+    def keep(self, name: str, rows: Rows) -> Rows:
+        """Remember rows under a name, with this round; they are scored as models unless the name starts with "_"."""
+        if len(rows) != len(self):
+            raise ProgramError(f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node.")
+        self.kept[name] = rows
+        return rows
+
+    @overload
+    def recall(self, name: str, default: Rows, since: int = 0) -> Rows: ...
+    @overload
+    def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
+    def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
+        """What was kept under a name in round `since` or later, `default` where nothing was."""
+        if name in self.kept:
+            return self.kept[name]
+        return self._runtime.store.get(self.tier, name, self.ids, default, since)
+
+    def age(self, name: str) -> Tensor:
+        """How many rounds ago each node kept a row under this name, [n, 1]; -1 for never."""
+        kept = self._runtime.store.rounds(self.tier, name, self.ids)
+        return torch.where(kept == NEVER, NEVER, self.round - kept)[:, None]
+
+    def initial(self) -> Rows:
+        """The common initial rows, known from the seed and never sent."""
+        return self._runtime.initial().expand(len(self), -1).clone()
+
+    @overload
+    def own(self, value: int | Sequence[int]) -> int | Tensor: ...
+    @overload
+    def own(self, value: PerNode) -> float | Tensor: ...
+    def own(self, value: PerNode) -> float | Tensor:
+        """A hyper-parameter that may be a list with one entry per node of the tier: each node's own, as a column [n, 1]."""
+        if isinstance(value, int | float):
+            return value
+        size = self._runtime.tree.size(self.tier)
+        if len(value) != size:
+            raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
+        task = self._runtime.task
+        return torch.tensor(value, dtype=task.dtype)[self.ids][:, None].to(task.device)
+
+    # Draws
+
+    def uniform(self, stream: str, width: int = 1) -> Tensor:
+        """Numbers in [0, 1), [n, width]."""
+        return self._address_draw(draws.uniform, stream, width)
+
+    def normal(self, stream: str, width: int) -> Tensor:
+        """Standard normal numbers, [n, width]."""
+        return self._address_draw(draws.normal, stream, width)
+
+    # Children
+
+    @overload
+    def ask(
+        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Sample = None, where: Where = None
+    ) -> Replies: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, Message]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> tuple[Replies, Replies]: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, Message, Message]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> tuple[Replies, Replies, Replies]: ...
+    def ask(
+        self,
+        program: Program,
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> Any:
+        """Run a program of the next tier on these nodes' children and return their Replies (a tuple if it answers a tuple).
+
+        Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
+        `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
+        """
+        for row in rows:
+            count = len(row.rows) if isinstance(row, Exact) else len(row)
+            if count != len(self):
+                raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
+        return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
+
+    def next_ask(self) -> int:
+        """The path of this call's next ask; for runtimes."""
+        path = draws.path(self._path, self._asks)
+        self._asks += 1
+        return path
+
+    def address(self, *words: int | str) -> int:
+        """The key of a draw made here; for runtimes."""
+        return draws.key(self._runtime.seed, self.round, self._path, self.tier, *words)
+
+    def _call(self, stream: str) -> int:
+        k = self._calls.get(stream, 0)
+        self._calls[stream] = k + 1
+        return k
+
+    def _address_draw(self, draw: Any, stream: str, width: int) -> Tensor:
+        task = self._runtime.task
+        out: Tensor = draw(self.address(stream, self._call(stream)), self.ids.to(task.device), width)
+        return out.to(task.dtype)
+
+    def _draw(self, size: int, stream: str, *, step: int, call: int) -> Batch:
+        task = self._runtime.task
+        if self._runtime.batches == "uniform":
+            return task.batch(self.address(stream, call, step), self.ids, size)
+        name = f"_{stream}_turn"
+        turn = self.recall(name, default=torch.zeros(len(self), 1, dtype=torch.int64))
+        self.keep(name, turn + 1)
+        return task.cyclic(self.ids, size, turn[:, 0])
+
+
+class DataGradient:
+    """The gradient of the nodes' data loss, Rows -> Rows; `descend` hands it whole loops."""
+
+    def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
+        self._me, self._batch, self._stream, self._call = me, batch, stream, call
+        self._step = 0
+        self._task = me._runtime.task
+
+    def __call__(self, x: Rows) -> Rows:
+        if self._batch is None:
+            data = self._task.full_gradient(x, self._me.ids)
+        else:
+            data = self._task.gradient(x, self._next(self._step))
+        self._step += 1
+        return data + self._task.l2 * x if self._task.l2 else data
+
+    def descend(self, start: Rows, terms: Terms) -> Rows | None:
+        """The whole loop in the engine, where it can."""
+        return None if self._batch is None else self._task.descend(start, self._next, terms)
+
+    def _next(self, step: int) -> Batch:
+        if isinstance(self._batch, Batch):
+            return self._batch
+        assert self._batch is not None
+        return self._me._draw(self._batch, self._stream, step=step, call=self._call)

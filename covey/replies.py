@@ -1,0 +1,127 @@
+"""What came back from an `ask`: rows of many children, reduced per asker only once the weights are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from covey.errors import ProgramError
+
+Rows = Tensor
+"""One flat vector per node, [n, width]."""
+Ids = Tensor
+"""Node ids within a tier, int64 [n]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """Rows of which only some coordinates are meant; the others are not sent and not averaged."""
+
+    rows: Rows
+    mask: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """Rows that no codec and no cut may change: counts, scores, coins."""
+
+    rows: Rows
+
+
+Message = Rows | Masked | Exact | None
+"""What a program sends or answers: rows, some coordinates of rows, rows that must arrive unchanged, or nothing."""
+
+
+class Gathered(NamedTuple):
+    """Every answer on its own: its rows, the position of its asker, and the child's number among that asker's children."""
+
+    rows: Rows
+    asker: Tensor
+    child: Tensor
+
+
+def exact(rows: Rows) -> Exact:
+    """Rows that travel as they are."""
+    return Exact(rows)
+
+
+class Replies:
+    """The answers of many children to n askers, in id order.
+
+    >>> replies = Replies(torch.tensor([[1.0], [3.0], [10.0]]), asker=torch.tensor([0, 0, 1]), askers=2)
+    >>> replies.mean().tolist()
+    [[2.0], [10.0]]
+    """
+
+    def __init__(
+        self, rows: Rows | None, *, asker: Tensor, askers: int, mask: Tensor | None = None, child: Tensor | None = None
+    ) -> None:
+        self._rows, self._mask, self._asker, self._askers, self._child = rows, mask, asker, askers, child
+
+    @property
+    def count(self) -> Tensor:
+        """How many answered each asker, [n]."""
+        return torch.bincount(self._asker, minlength=self._askers)
+
+    def sum(self) -> Rows | None:
+        """The sum of the answers per asker; None if the program answers nothing."""
+        if self._rows is None:
+            return None
+        return self._total(self._rows if self._mask is None else self._rows * self._mask)
+
+    def total(self) -> Exact | None:
+        """The sum as a message for the tier above: how an edge passes on the weight of its devices."""
+        total = self.sum()
+        return None if total is None else exact(total)
+
+    def sums(self, weight: Replies | None = None) -> tuple[Rows, Rows]:
+        """The weighted sum of the answers and the sum of the weights, per asker."""
+        rows = self._need()
+        scale = self._weight(weight, rows)
+        if self._mask is not None:
+            scale = scale * self._mask
+        return self._total(rows * scale), self._total(scale)
+
+    def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
+        """The mean of the answers per asker; `default` where nobody (or, with masks, nobody for a coordinate) answered."""
+        if weight is not None and weight._rows is None:
+            weight = None
+        if self._mask is None and weight is None:
+            total, scale = self._total(self._need()), self.count[:, None].to(self._need())
+        else:
+            total, scale = self.sums(weight)
+        if default is None:
+            if bool((scale == 0).any()):
+                raise ProgramError("the mean of no answers: nobody was asked, or nobody sent a coordinate; give default=.")
+            return total / scale
+        return torch.where(scale == 0, default, total / torch.where(scale == 0, 1, scale))
+
+    def gather(self) -> Gathered:
+        """All answers, unreduced; for attention, medians, clustering."""
+        if self._child is None:
+            raise ProgramError("these replies do not say which child sent them, so they cannot be gathered.")
+        return Gathered(self._need(), self._asker, self._child)
+
+    def _need(self) -> Rows:
+        if self._rows is None:
+            raise ProgramError("the program that was asked answers None, so there is nothing to reduce.")
+        return self._rows
+
+    def _weight(self, weight: Replies | None, rows: Rows) -> Rows:
+        if weight is None:
+            return rows.new_ones(len(rows), 1)
+        if weight._need().shape[1:] != (1,) or len(weight._need()) != len(rows):
+            shape = tuple(weight._need().shape)
+            raise ProgramError(f"weights of shape {shape} for {len(rows)} answers; answer one number per node, [n, 1].")
+        return weight._need().to(rows)
+
+    def _total(self, rows: Rows) -> Rows:
+        """Sums in id order, so that the bits do not depend on who else was asked."""
+        out = rows.new_zeros((self._askers, *rows.shape[1:]))
+        asker = self._asker.to(rows.device)
+        if rows.is_cuda:  # index_add_ on a GPU adds in no fixed order
+            return torch.segment_reduce(rows, "sum", lengths=self.count.to(rows.device), axis=0, unsafe=True)
+        return out.index_add_(0, asker, rows)

@@ -1,0 +1,213 @@
+"""A run is an iterator of rounds: the caller logs, stops, saves; nothing calls back.
+
+for record in covey.run(experiment):
+    print(record)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covey import checkpoint
+from covey.checkpoint import Checkpoint
+from covey.codecs import Codec, codec
+from covey.errors import ConfigError
+from covey.experiment import Experiment
+from covey.meter import Meter, Traffic
+from covey.runtimes.simulator import Simulator
+from covey.score import Model, Score, Scorer
+from covey.task import Task
+from covey.tree import Tree
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round."""
+
+    round: int
+    cohorts: dict[str, list[int]]  # who was asked, by tier
+    traffic: dict[tuple[str, str, str], Traffic]  # by link, direction ("down", "up") and lane ("train", "score")
+    models: dict[str, Model]  # every kept model by name, "global" first; empty in a round that is not scored
+    seconds: float
+
+    def bytes(self, link: str | None = None, direction: str | None = None) -> int:
+        """What training sent in this round, in bytes."""
+        return Meter(self.traffic).bytes(link=link, direction=direction)
+
+    def accuracy(self, model: str = "global", part: str = "test") -> float | None:
+        """The accuracy of a model, all examples alike; None where it was not scored."""
+        found = self.models.get(model)
+        return found.scores[part].accuracy if found and part in found.scores else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON can hold it."""
+        traffic = {"/".join(key): asdict(value) for key, value in self.traffic.items()}
+        return {**asdict(self), "traffic": traffic}
+
+    def __str__(self) -> str:
+        scores = []
+        for name, model in self.models.items():
+            score = model.scores.get("test") or next(iter(model.scores.values()))
+            figure = f"{score.accuracy:.4f}" if score.accuracy is not None else f"loss {score.loss}"
+            scores.append(f"{name} {figure}")
+        return f"round {self.round:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s"
+
+
+class Run(Iterator[Round]):
+    """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
+
+    def __init__(self, experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> None:
+        self.experiment = experiment
+        self.notes: list[str] = []
+        self.simulator = self._build()
+        self.history: list[Round] = []
+        self.round = 0
+        self.w = self.simulator.initial()[None].clone()
+        self._fingerprint = experiment.fingerprint()
+        self._rehearse()
+        if resume is not None:
+            self._restore(resume)
+        if self.round >= experiment.rounds:
+            raise ConfigError(f"rounds = {experiment.rounds}, but {resume} has run {self.round} already; give more rounds.")
+
+    def __next__(self) -> Round:
+        if self.round >= self.experiment.rounds:
+            raise StopIteration
+        began, before = time.perf_counter(), self.simulator.meter.copy()
+        self.simulator.cohorts.clear()
+        try:
+            new = self.simulator.play(self.experiment.algorithm.server, self.w, round=self.round)
+        except BaseException:
+            self._undo(before)
+            raise
+        self.w = new
+        self.simulator.store.commit()
+        models = self._score() if self._due() else {}
+        cohorts = {tier: np.unique(torch.cat(ids).numpy()).tolist() for tier, ids in self.simulator.cohorts.items()}
+        traffic = self.simulator.meter.since(before)
+        record = Round(self.round, cohorts, traffic, models, time.perf_counter() - began)
+        self.history.append(record)
+        self.round += 1
+        return record
+
+    def rows(self, model: str = "global") -> tuple[Tensor, Tensor]:
+        """(ids, rows) of a kept model; the global one has the id 0."""
+        if model == "global":
+            return torch.zeros(1, dtype=torch.int64), self.w.clone()
+        for tier, name, ids, _, rows in self.simulator.store.dump():
+            if name == model and tier in self.simulator.tree.tiers:
+                return ids, rows
+        known = ["global", *(name for _, name in _models(self.simulator))]
+        raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(known)}.")
+
+    def module(self, model: str = "global", node: int = 0) -> nn.Module:
+        """A module with the parameters that a node keeps under this name."""
+        ids, rows = self.rows(model)
+        where = (ids == node).nonzero()
+        if not len(where):
+            raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
+        return self.simulator.task.space.fill(rows[int(where[0, 0])])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything this run needs to go on as if it had never stopped."""
+        tensors, columns = {"server": self.w}, []
+        for at, (tier, name, ids, rounds, rows) in enumerate(self.simulator.store.dump()):
+            columns.append([tier, name])
+            tensors |= {f"{at}.ids": ids, f"{at}.rounds": rounds, f"{at}.rows": rows}
+        facts = {
+            "round": self.round,
+            "columns": columns,
+            "meter": self.simulator.meter.state(),
+            "history": [record.as_dict() for record in self.history],
+            "experiment": self._fingerprint,
+            "versions": checkpoint.versions(),
+        }
+        checkpoint.write(path, Checkpoint(tensors, facts))
+
+    def _build(self) -> Simulator:
+        e = self.experiment
+        tree, note = e.algorithm.fit(e.tree)
+        self.notes += [note] if note else []
+        shards = e.data.paper() if e.protocol == "paper" else e.data
+        task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
+        workers = e.workers or (torch.get_num_threads() if task.device.type == "cpu" else 1)
+        return Simulator(e.algorithm, tree, task, _codecs(e, tree), e.seed, e.idle, e.batches, workers, e.memory)
+
+    def _rehearse(self) -> None:
+        """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
+        answer = self.simulator.play(self.experiment.algorithm.server, self.w[:0], round=0)
+        if not isinstance(answer, Tensor) or answer.shape[1:] != self.w.shape[1:]:
+            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise ConfigError(f"the server's program must return rows [n, {self.w.shape[1]}], but returned {got}.")
+        self.simulator.store.commit()
+
+    def _undo(self, before: Meter) -> None:
+        self.simulator.store.rollback()
+        self.simulator.meter.totals = before.totals
+
+    def _due(self) -> bool:
+        return (self.round + 1) % self.experiment.score_every == 0 or self.round + 1 == self.experiment.rounds
+
+    def _score(self) -> dict[str, Model]:
+        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), self.experiment.parts, self.simulator.tree.tiers[0])
+        with self.simulator.scoring():
+            sums = self.simulator.play(scorer.server, self.w, round=self.round)
+        return scorer.read(sums, self.simulator.tree)
+
+    def _restore(self, path: str | os.PathLike[str]) -> None:
+        saved = checkpoint.read(path)
+        checkpoint.same_experiment(path, saved.facts["experiment"], self._fingerprint)
+        task = self.simulator.task
+        self.w = saved.tensors["server"].to(task.device)
+        for at, (tier, name) in enumerate(saved.facts["columns"]):
+            ids, rounds, rows = (saved.tensors[f"{at}.{part}"] for part in ("ids", "rounds", "rows"))
+            self.simulator.store.load(tier, name, ids, rounds, rows.to(task.device) if rows.is_floating_point() else rows)
+        self.simulator.meter.totals = Meter.from_state(saved.facts["meter"]).totals
+        self.history = [_record(facts) for facts in saved.facts["history"]]
+        self.round = saved.facts["round"]
+
+
+def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> Run:
+    """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit."""
+    return Run(experiment, resume=resume)
+
+
+def _codecs(experiment: Experiment, tree: Tree) -> dict[str, Codec]:
+    links = ["-".join(ends) for ends in zip(tree.tiers, tree.tiers[1:], strict=False)]
+    if isinstance(experiment.codec, str):
+        return dict.fromkeys(links, codec(experiment.codec))
+    if unknown := set(experiment.codec) - set(links):
+        raise ConfigError(f"codec names the link {unknown.pop()!r}, but the links are {', '.join(links)}.")
+    return {link: codec(experiment.codec.get(link, "dense")) for link in links}
+
+
+def _models(simulator: Simulator) -> tuple[tuple[str, str], ...]:
+    """(tier, name) of everything kept that is a whole model, the upper tiers' first."""
+    width, order = simulator.task.space.width, simulator.tree.tiers.index
+    whole = [
+        (tier, name)
+        for (tier, name), column in simulator.store.columns.items()
+        if column.rows.shape[1:] == (width,) and column.rows.is_floating_point() and not name.startswith("_")
+    ]
+    return tuple(sorted(whole, key=lambda item: (order(item[0]), item[1])))
+
+
+def _record(facts: dict[str, Any]) -> Round:
+    """A record from what `Round.as_dict` gave."""
+    models = {
+        name: Model(**{**model, "scores": {part: Score(**score) for part, score in model["scores"].items()}})
+        for name, model in facts["models"].items()
+    }
+    traffic = {}
+    for key, value in facts["traffic"].items():
+        link, direction, lane = key.split("/")
+        traffic[link, direction, lane] = Traffic(**value)
+    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"])

@@ -1,0 +1,141 @@
+"""How good every model is: sums that devices add up through the same `ask`, and the figures that follow from them.
+
+For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and a histogram of accuracy.
+A node that keeps a model sends it to all devices under it. Where nothing was kept yet, the global model stands in; figures
+are given over the holders alone and, beside them, with that fallback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey import smooth_l1
+from covey.algorithm import Algorithm
+from covey.nodes import Nodes
+from covey.replies import Exact, Rows, exact
+from covey.tree import Tree
+
+_BINS = 101
+_SUMS = 5 + _BINS + 2  # right, loss, count, accuracy, 1, histogram of the holders; right and count of everybody
+_FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zeros
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model on one part of the data. Accuracies are shares, None for regression or where nobody has an example."""
+
+    accuracy: float | None  # all examples alike, so a device weighs as many as it has
+    accuracy_uniform: float | None  # all devices alike
+    worst_decile: float | None  # mean accuracy of the worst tenth of the devices, to 0.01
+    loss: float | None  # mean over examples
+    devices: int  # devices scored: those that hold the model, or stand under a node that does, and have examples
+    accuracy_fallback: float | None  # as `accuracy` over all devices, the global model standing in where none was kept
+
+
+@dataclass(frozen=True)
+class Model:
+    """One kept model: who keeps it, how old and how sparse it is, and its scores by part of the data."""
+
+    tier: str
+    holders: int
+    age: float  # mean number of rounds since it was kept
+    nonzeros: float  # mean share of entries above `cut`
+    cut: float
+    scores: dict[str, Score]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The programs that score: one for the top and one for every tier below."""
+
+    algorithm: Algorithm
+    names: tuple[tuple[str, str], ...]  # (tier, name) of every kept model, the upper tiers' first
+    parts: tuple[str, ...]
+    top: str = "server"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        """All sums, one row."""
+        held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
+        return torch.cat([self._under(me, [w, held]), self._facts(me, w, held, torch.zeros_like(held))], dim=1)
+
+    def node(self, me: Nodes, *above: Rows) -> Exact:
+        """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each model of the tiers above."""
+        models, facts = list(above), []
+        for tier, name in self.names:
+            if tier == me.tier:
+                age = me.age(name).to(above[0].device)
+                held = (age >= 0).double()
+                models += [me.recall(name, default=above[0]), held]
+                facts.append(self._facts(me, models[-2], held, age))
+        return exact(torch.cat([self._under(me, models), *facts], dim=1))
+
+    def read(self, sums: Tensor, tree: Tree) -> dict[str, Model]:
+        """The figures of every model by its name; "global" is the server's."""
+        names = [(self.top, "global"), *self.names]
+        values = sums[0].tolist()
+        facts = self._read_facts(values[len(names) * len(self.parts) * _SUMS :], tree)
+        out = {}
+        for at, (tier, name) in enumerate(names):
+            holders, age, nonzeros = facts[tier, name]
+            scores = {}
+            for k, part in enumerate(self.parts):
+                start = (at * len(self.parts) + k) * _SUMS
+                scores[part] = _score(values[start : start + _SUMS])
+            some = max(holders, 1)
+            out[name] = Model(tier, int(holders), age / some, nonzeros / some, self.algorithm.cut(tier) or 0.0, scores)
+        return out
+
+    def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
+        """Facts are appended on the way up, so the lowest tier's come first."""
+        facts, at = {}, 0
+        for tier in reversed(tree.tiers):
+            for name in ["global"] if tier == self.top else [n for t, n in self.names if t == tier]:
+                facts[tier, name] = values[at : at + _FACTS]
+                at += _FACTS
+        return facts
+
+    def _under(self, me: Nodes, models: list[Rows]) -> Rows:
+        if me.leaf:
+            pairs = zip(models[::2], models[1::2], strict=True)
+            return torch.cat([self._sums(me, rows, held, part) for rows, held in pairs for part in self.parts], dim=1)
+        return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
+
+    def _sums(self, me: Nodes, rows: Rows, held: Rows, part: str) -> Rows:
+        tally = me.evaluate(rows, part)
+        some = (tally.count > 0).double()
+        accuracy = tally.right / tally.count.clamp(min=1)
+        bins = torch.nn.functional.one_hot((accuracy * (_BINS - 1)).long(), _BINS) * some[:, None]
+        figures = torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1)
+        everybody = torch.stack([tally.right, tally.count], dim=1)
+        return torch.cat([held * figures, held * bins, everybody], dim=1)
+
+    def _facts(self, me: Nodes, rows: Rows, held: Rows, age: Rows) -> Rows:
+        share = smooth_l1.nonzeros(rows, self.algorithm.cut(me.tier)).double()[:, None]
+        return torch.cat([held, held * age, held * share], dim=1)
+
+
+def _score(values: list[float]) -> Score:
+    right, loss, count, accuracy, devices = values[:5]
+    bins, (all_right, all_count) = values[5 : 5 + _BINS], values[5 + _BINS :]
+    return Score(
+        accuracy=right / count if count else None,
+        accuracy_uniform=accuracy / devices if devices else None,
+        worst_decile=_worst(bins, devices / 10) if devices else None,
+        loss=loss / count if count else None,
+        devices=int(devices),
+        accuracy_fallback=all_right / all_count if all_count else None,
+    )
+
+
+def _worst(bins: list[float], wanted: float) -> float:
+    """The mean accuracy of the worst `wanted` (at least one) devices of a histogram."""
+    wanted = left = max(wanted, 1.0)
+    total = 0.0
+    for at, count in enumerate(bins):
+        taken = min(count, left)
+        total += taken * at / (_BINS - 1)
+        left -= taken
+    return total / wanted

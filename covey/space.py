@@ -1,0 +1,115 @@
+"""A module's parameters as one flat row: where each lies, which are shared and which private, how to begin."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from covey import draws
+from covey.errors import ModelError
+from covey.replies import Rows
+
+_MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_DROPS = (nn.modules.dropout._DropoutNd,)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter lies in a row. A linear weight lies [in, out]: batched products run three times faster so."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    transposed: bool
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+    def view(self, rows: Rows) -> Tensor:
+        """This parameter of every row, [n, *stored shape], sharing the rows' memory."""
+        shape = self.shape[::-1] if self.transposed else self.shape
+        return rows[:, self.start : self.stop].view(len(rows), *shape)
+
+
+class Space:
+    """The rows of a module: its trainable parameters, shared ones first, those matching a `private` pattern last.
+
+    >>> space = Space(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
+    >>> space.width, space.shared
+    (11, 8)
+    """
+
+    def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
+        _check(module)
+        self.module = module
+        linear = {f"{name}.weight".lstrip(".") for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        secret = _private([name for name, _ in named], private)
+        start, slots = 0, []
+        for name, parameter in sorted(named, key=lambda item: item[0] in secret):
+            slots.append(Slot(name, parameter.shape, start, transposed=name in linear))
+            start += parameter.numel()
+        self.slots: tuple[Slot, ...] = tuple(slots)
+        self.width = start
+        self.shared = next((slot.start for slot in slots if slot.name in secret), start)
+
+    def initial(self, seed: int) -> Tensor:
+        """The row everybody starts from, [width]: every layer's own initialisation, from the seed alone.
+
+        Parameters of layers without `reset_parameters` keep the values the module came with.
+        """
+        module = copy.deepcopy(self.module).cpu()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(draws.key(seed, "initial"))
+            for layer in module.modules():
+                reset = getattr(layer, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        return self.row(module)
+
+    def row(self, module: nn.Module) -> Tensor:
+        """The parameters of a module of the same kind, as a row [width]."""
+        values = dict(module.named_parameters())
+        parts = [values[s.name].detach().t() if s.transposed else values[s.name].detach() for s in self.slots]
+        return torch.cat([part.reshape(-1) for part in parts]).cpu()
+
+    def fill(self, row: Tensor) -> nn.Module:
+        """A copy of the module with this row's parameters."""
+        module = copy.deepcopy(self.module)
+        values = dict(module.named_parameters())
+        with torch.no_grad():
+            for slot in self.slots:
+                stored = slot.view(row[None])[0]
+                values[slot.name].copy_(stored.t() if slot.transposed else stored)
+        return module
+
+
+def _private(names: list[str], patterns: Sequence[str]) -> set[str]:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ModelError(f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}.")
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def _check(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _MIXES_EXAMPLES):
+            raise ModelError(
+                f"layer {name!r} is {type(layer).__name__}: its running statistics would leak between devices and are not "
+                "part of a row; use nn.GroupNorm instead."
+            )
+        if isinstance(layer, _DROPS) and layer.p > 0:
+            raise ModelError(
+                f"layer {name!r} drops at random (p = {layer.p}), which no address decides; set p = 0 or leave it out."
+            )
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise ModelError(f"{type(module).__name__} has no trainable parameter, so there is nothing to learn.")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
+        raise ModelError("the module has lazy layers; run one example through it first, so that their shapes are known.")

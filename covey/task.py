@@ -1,0 +1,252 @@
+"""A module, a loss and everybody's examples: stacked gradients and scores for many models at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from covey import draws
+from covey.data import Shards
+from covey.descend import Terms
+from covey.errors import ConfigError, DataError, ModelError
+from covey.forward import forward
+from covey.replies import Ids, Rows
+from covey.smooth_l1 import grad as smooth_sign
+from covey.smooth_l1 import soft
+from covey.space import Space
+
+Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Tensor]
+"""By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
+Batches = Literal["uniform", "cyclic"]
+
+_BLOCK = 256  # full passes go through blocks of this many examples, which caps memory whatever a device holds
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples for n devices, [n, B, ...]; `weight` [n, B] is 0 where a device had no example left."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """What a pass over one part of the data adds up to per device, float64 [n] each."""
+
+    right: Tensor
+    loss: Tensor
+    count: Tensor
+
+
+class Task:
+    """What every device learns: its loss on its own shard, plus l2/2 |x|^2."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shards: Shards,
+        *,
+        loss: Loss = "cross_entropy",
+        l2: float = 0.0,
+        private: tuple[str, ...] = (),
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.device, self.dtype, self.l2 = torch.device(device), dtype, l2
+        self.space = Space(copy.deepcopy(module).to(device=self.device, dtype=dtype), private=private)
+        self.forward = forward(self.space)
+        self.shards = shards
+        self.x = shards.x.to(self.device, dtype)
+        self.y = shards.y.to(self.device) if shards.classes is not None else shards.y.to(self.device, dtype)
+        self._index = {s: shards.part(s).index.to(self.device) for s in ("train", "validation", "test")}
+        self._offset = {s: shards.part(s).offset for s in self._index}
+        self._loss = _loss(loss)
+        self._check()
+
+    @property
+    def classifies(self) -> bool:
+        """Whether accuracy means something."""
+        return self.shards.classes is not None
+
+    def counts(self, split: str, ids: Ids) -> Tensor:
+        """How many examples of a part each device holds, [n]."""
+        offset = self._offset[split]
+        return offset[ids + 1] - offset[ids]
+
+    def batch(self, address: int, ids: Ids, size: int) -> Batch:
+        """`size` training examples per device, uniform with replacement, by address."""
+        ids_here = ids.to(self.device)
+        counts = self.counts("train", ids).to(self.device)
+        return self._take("train", ids, draws.integers(address, ids_here, size, below=counts), None)
+
+    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+        """Batch number `turn` [n] of an endless walk over each device's examples in order; the last of a lap is short."""
+        counts = self.counts("train", ids)
+        laps = (counts + size - 1) // size
+        slots = (turn % laps)[:, None] * size + torch.arange(size)
+        inside = slots < counts[:, None]
+        slots = torch.where(inside, slots, 0).to(self.device)
+        return self._take("train", ids, slots, inside.to(self.device, self.dtype))
+
+    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+        """All examples of a part in blocks of one fixed size: (which rows have any left, None for all; the block).
+
+        The size does not depend on who is in `ids`, so neither do the bits of a row.
+        """
+        counts = self.counts(split, ids)
+        everyone = self._offset[split].diff()
+        size = min(_BLOCK, max(1, int(everyone.max())))
+        for start in range(0, max(int(counts.max()) if len(counts) else 0, 1), size):
+            rows = (counts > start).nonzero()[:, 0]
+            some = None if len(rows) == len(ids) else rows
+            slots = torch.arange(start, start + size)[None, :]
+            inside = slots < counts[rows, None]
+            slots = torch.where(inside, slots, 0).to(self.device)
+            yield some, self._take(split, ids[rows], slots, inside.to(self.device, self.dtype))
+
+    def gradient(self, x: Rows, batch: Batch) -> Rows:
+        """The gradient of each row's mean loss on its batch, [n, P]; without l2."""
+        out = torch.empty_like(x)
+        for slot, g in zip(self.space.slots, self._gradients(x, batch), strict=True):
+            slot.view(out).copy_(g)
+        return out
+
+    def full_gradient(self, x: Rows, ids: Ids) -> Rows:
+        """The gradient of each row's mean loss over its whole training part, [n, P]; without l2."""
+        out = torch.zeros_like(x)
+        counts = self.counts("train", ids)
+        for rows, batch in self.blocks("train", ids):
+            here = x if rows is None else x[rows.to(x.device)]
+            assert batch.weight is not None
+            share = batch.weight.sum(1, keepdim=True) / counts[slice(None) if rows is None else rows, None].to(x)
+            part = share * self.gradient(here, batch)
+            if rows is None:
+                out += part
+            else:
+                out[rows.to(x.device)] += part
+        return out
+
+    def evaluate(self, x: Rows, split: str, ids: Ids) -> Tally:
+        """Right answers, summed loss and count of each row on its device's part."""
+        zero = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
+        right, loss = zero.clone(), zero.clone()
+        for rows, batch in self.blocks(split, ids):
+            where = torch.arange(len(ids), device=self.device) if rows is None else rows.to(self.device)
+            here = x if rows is None else x[where]
+            outputs = self.forward([slot.view(here) for slot in self.space.slots], batch.x)
+            assert batch.weight is not None
+            losses = self._losses(outputs, batch.y) * batch.weight
+            loss[where] += losses.double().sum(1)
+            if self.classifies:
+                right[where] += ((outputs.argmax(-1) == batch.y) * batch.weight).double().sum(1)
+        return Tally(right, loss, self.counts(split, ids).double().to(self.device))
+
+    def descend(self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms) -> Rows | None:
+        """Plain steps on mini-batches, in place on one buffer of rows; None for what this path does not do."""
+        if terms.method != "gradient" or terms.tol is not None or terms.mask is not None or terms.part is not None:
+            return None
+        lr, steps = terms.lr, terms.steps
+        if isinstance(steps, Tensor) or isinstance(lr, Tensor) or (terms.prox and isinstance(terms.prox[0], Tensor)):
+            return None
+        x = start.clone()
+        views = [slot.view(x) for slot in self.space.slots]
+        for step in range(steps):
+            gradients = self._gradients(x, batch_of(step))
+            _other_terms(x, terms, lr, self.l2)
+            for view, g in zip(views, gradients, strict=True):
+                view.add_(g, alpha=-lr)
+            if terms.l1 is not None and terms.l1[1] == 0:
+                x.copy_(soft(x, lr * terms.l1[0]))
+        return x
+
+    def row_bytes(self) -> int:
+        """About how much memory one row in training takes."""
+        example = self.x[0].numel() if len(self.x) else 1
+        return (8 * self.space.width + 2 * _BLOCK * example) * self.x.element_size()
+
+    def _gradients(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
+        leaves = [slot.view(x).detach().requires_grad_() for slot in self.space.slots]
+        with torch.enable_grad():
+            losses = self._losses(self.forward(leaves, batch.x), batch.y)
+            weight = torch.ones_like(losses) if batch.weight is None else batch.weight
+            total = ((losses * weight).sum(1) / weight.sum(1)).sum()
+            return torch.autograd.grad(total, leaves)
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """One loss per example, [n, B]."""
+        n, size = y.shape[:2]
+        return self._loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(n, size)
+
+    def _take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
+        start = self._offset[split][ids].to(self.device)
+        index = self._index[split]
+        chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0)).reshape(-1)
+        examples = index[chosen] if len(index) else chosen
+        n, size = slots.shape
+        return Batch(self.x[examples].view(n, size, *self.x.shape[1:]), self.y[examples].view(n, size, *self.y.shape[1:]), weight)
+
+    def _check(self) -> None:
+        """One example through the model, so that shapes fail before training starts."""
+        row = self.space.initial(0).to(self.device, self.dtype)[None]
+        try:
+            with torch.no_grad():
+                outputs = self.forward([slot.view(row) for slot in self.space.slots], self.x[None, :1])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            shape = tuple(self.x.shape[1:])
+            raise ModelError(f"the model does not take examples of shape {shape}: {error}") from error
+        if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
+            raise ModelError(f"the model has {outputs.shape[-1]} outputs, but the labels need {self.shards.classes}.")
+        try:
+            losses = self._losses(outputs, self.y[None, :1])
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise DataError(f"the loss does not take outputs {tuple(outputs.shape[2:])} and these targets: {error}") from error
+        if losses.shape != (1, 1):
+            raise ConfigError(f"the loss gave shape {tuple(losses.shape)} for one example; return one number per example.")
+
+
+def _other_terms(x: Rows, terms: Terms, lr: float, l2: float) -> None:
+    """Everything but the data gradient, each term at the x that came in."""
+    decay, sign = terms.decay + l2, None
+    if terms.l1 is not None and terms.l1[1] > 0:
+        sign = smooth_sign(x, terms.l1[1]).mul_(lr * terms.l1[0])
+    if terms.prox is not None and not decay:
+        x.lerp_(terms.prox[1], lr * terms.prox[0])
+    elif terms.prox is not None:
+        lam, anchor = terms.prox
+        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
+    elif decay:
+        x.mul_(1 - lr * decay)
+    if terms.linear is not None:
+        x.add_(terms.linear, alpha=-lr)
+    if sign is not None:
+        x.sub_(sign)
+
+
+def _loss(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    if callable(loss):
+        return loss
+    if loss not in _LOSSES:
+        raise ConfigError(f"loss = {loss!r}: choose one of {', '.join(_LOSSES)}, or give a function.")
+    return _LOSSES[loss]
+
+
+def _squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """Half the squared distance, so that its gradient is the error."""
+    return 0.5 * (outputs - y.view_as(outputs)).square().flatten(1).sum(1)
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "squared_error": _squared_error,
+}

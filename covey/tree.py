@@ -1,0 +1,152 @@
+"""Who is under whom: a server, any number of tiers of edges, devices; and who of them is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from covey import draws
+from covey.errors import TreeError
+
+Sample = int | float | None
+"""How many children a node asks: a number, a fraction of them (at least one), or None for all."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree as child counts: `children[t][i]` is the number of children of node i of tier t. Ids count within a tier.
+
+    >>> Tree.grouped([2, 3])
+    Tree: 1 server, 2 edges, 5 devices
+    >>> Tree.uniform(2, 3, 4).sizes
+    (1, 2, 6, 24)
+    """
+
+    children: tuple[tuple[int, ...], ...]
+    tiers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "children", tuple(tuple(int(c) for c in counts) for counts in self.children))
+        object.__setattr__(self, "tiers", tuple(self.tiers) or _names(len(self.children) + 1))
+        self._check()
+
+    @classmethod
+    def flat(cls, devices: int) -> Tree:
+        """Devices directly under the server."""
+        return cls(((devices,),))
+
+    @classmethod
+    def grouped(cls, sizes: Sequence[int]) -> Tree:
+        """One edge per entry, with that many devices; consecutive devices share an edge."""
+        return cls(((len(sizes),), tuple(sizes)))
+
+    @classmethod
+    def uniform(cls, *fan: int, tiers: Sequence[str] = ()) -> Tree:
+        """Every node of tier t has fan[t] children."""
+        counts, size = [], 1
+        for width in fan:
+            counts.append((width,) * size)
+            size *= width
+        return cls(tuple(counts), tuple(tiers))
+
+    @property
+    def depth(self) -> int:
+        """The number of tiers."""
+        return len(self.tiers)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of nodes of each tier, from the server down."""
+        return (1, *(sum(counts) for counts in self.children))
+
+    @property
+    def devices(self) -> int:
+        """The number of leaves."""
+        return self.sizes[-1]
+
+    def size(self, tier: str) -> int:
+        """The number of nodes of a tier."""
+        return self.sizes[self.index(tier)]
+
+    def index(self, tier: str) -> int:
+        """The position of a tier, the server being 0."""
+        if tier not in self.tiers:
+            raise TreeError(f"this tree has the tiers {', '.join(self.tiers)}; there is no tier {tier!r}.")
+        return self.tiers.index(tier)
+
+    def below(self, tier: str) -> str | None:
+        """The name of the next tier down, None under the devices."""
+        at = self.index(tier) + 1
+        return self.tiers[at] if at < self.depth else None
+
+    def counts(self, tier: str, ids: Tensor) -> Tensor:
+        """How many children each of these nodes has, [n]."""
+        at = self.index(tier)
+        return self._counts[at][ids] if at < self.depth - 1 else torch.zeros_like(ids)
+
+    def first(self, tier: str, ids: Tensor) -> Tensor:
+        """The id of each node's first child, [n]; children of one node have consecutive ids."""
+        return self._first[self.index(tier)][ids]
+
+    def flattened(self) -> Tree:
+        """The same devices directly under the server."""
+        return Tree.flat(self.devices)
+
+    def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: int) -> tuple[Tensor, Tensor]:
+        """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
+        counts = self.counts(tier, ids)
+        if sample is None:
+            position = torch.repeat_interleave(torch.arange(len(ids)), counts)
+            number = torch.arange(len(position)) - (torch.cumsum(counts, 0) - counts)[position]
+        else:
+            picks = self.picks(tier, sample)[ids]
+            position, number = draws.choose(address, ids, sizes=counts, picks=picks)
+        return position, self.first(tier, ids)[position] + number
+
+    def picks(self, tier: str, sample: int | float) -> Tensor:
+        """How many children every node of a tier asks under `sample`; an error where there are not so many."""
+        counts = self._counts[self.index(tier)]
+        if isinstance(sample, bool) or not sample > 0 or (isinstance(sample, float) and sample > 1):
+            raise TreeError(f"sample = {sample!r} at the {tier}: give a number >= 1, a fraction in (0, 1], or None for all.")
+        if isinstance(sample, float):
+            return (counts * sample + 0.5).long().clamp(min=1)
+        if int(counts.min()) < sample:
+            short = int(counts.argmin())
+            raise TreeError(
+                f"sample = {sample} at the {tier}, but {tier} {short} has only {int(counts[short])} children; "
+                f"ask for at most {int(counts.min())}, or give a fraction such as 0.5."
+            )
+        return torch.full_like(counts, sample)
+
+    @cached_property
+    def _counts(self) -> tuple[Tensor, ...]:
+        return tuple(torch.tensor(counts, dtype=torch.int64) for counts in self.children)
+
+    @cached_property
+    def _first(self) -> tuple[Tensor, ...]:
+        return tuple(torch.cumsum(counts, 0) - counts for counts in self._counts)
+
+    def _check(self) -> None:
+        if not self.children:
+            raise TreeError("a tree needs at least one tier below the server; Tree.flat(20) has 20 devices.")
+        if len(self.tiers) != len(self.children) + 1 or len(set(self.tiers)) != len(self.tiers):
+            raise TreeError(f"tiers = {self.tiers}: give {len(self.children) + 1} different names, the server's first.")
+        for above, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
+            if len(counts) != size:
+                raise TreeError(f"there are {size} nodes of tier {above} but {len(counts)} counts of children.")
+            if min(counts) < 1:
+                raise TreeError(f"{above} {counts.index(min(counts))} has {min(counts)} children; every one needs 1 or more.")
+
+    def __repr__(self) -> str:
+        parts = (f"{n} {tier}{'s' if n > 1 else ''}" for n, tier in zip(self.sizes, self.tiers, strict=True))
+        return "Tree: " + ", ".join(parts)
+
+
+def _names(depth: int) -> tuple[str, ...]:
+    """server, device; server, edge, device; server, edge1, edge2, device; ..."""
+    between = ("edge",) if depth == 3 else tuple(f"edge{i + 1}" for i in range(depth - 2))
+    return ("server", *between, "device")

@@ -1,0 +1,113 @@
+"""A user's own arrays become shards, or a message that says what to change."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from covey.data import own, own_parts
+from covey.errors import DataError
+
+rng = np.random.default_rng(0)
+PAIRS = [(rng.normal(size=(n, 3)), rng.integers(0, 4, n)) for n in (20, 40, 8)]
+
+
+def refused(*words: str) -> Any:
+    return pytest.raises(DataError, match="(?s)" + ".*".join(map(re.escape, words)))
+
+
+def test_every_device_keeps_its_own_examples() -> None:
+    shards = own(PAIRS, classes=4)
+    assert [shards.part(s).counts().tolist() for s in ("train", "validation", "test")] == [
+        [12, 24, 5],
+        [3, 6, 1],
+        [5, 10, 2],
+    ]
+    for device, (x, y) in enumerate(PAIRS):
+        held = torch.cat([shards.part(s).held(device) for s in ("train", "validation", "test")]).sort().values
+        assert np.array_equal(shards.x[held].numpy(), x.astype(np.float32))
+        assert np.array_equal(shards.y[held].numpy(), y)
+
+
+def test_the_seed_decides() -> None:
+    assert own(PAIRS, seed=1).fingerprint() == own(PAIRS, seed=1).fingerprint()
+    assert own(PAIRS, seed=1).fingerprint() != own(PAIRS, seed=2).fingerprint()
+
+
+def test_numpy_floats_become_float32_and_tensors_keep_their_type() -> None:
+    assert own(PAIRS).x.dtype == torch.float32
+    assert own([(torch.zeros(4, 2, dtype=torch.float64), torch.zeros(4))]).x.dtype == torch.float64
+
+
+def test_float_targets_mean_regression_in_the_type_of_x() -> None:
+    shards = own([(torch.zeros(4, 2, dtype=torch.float64), np.zeros((4, 2), dtype=np.float32))])
+    assert shards.classes is None
+    assert shards.y.dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", ">i4", "bool"])
+def test_integer_targets_mean_labels(kind: str) -> None:
+    shards = own([(np.zeros((4, 2)), np.array([0, 1, 1, 0]).astype(kind))])
+    assert shards.classes == 2
+    assert shards.y.dtype == torch.int64
+
+
+def test_arrays_may_be_read_only_or_reversed_and_are_copied() -> None:
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 0, 1])
+    x.setflags(write=False)
+    shards = own([(x[::-1], y[::-1])])
+    assert shards.x[0].tolist() == [6, 7]
+    assert shards.y.tolist() == [1, 0, 1, 0]
+
+
+def test_ready_made_parts() -> None:
+    one, two = PAIRS[0], PAIRS[1]
+    nothing = (np.empty((0, 3)), np.empty(0))
+    shards = own_parts(train=[one, two], test=[two, nothing], name="mine")
+    assert shards.train.counts().tolist() == [20, 40]
+    assert shards.validation.counts().tolist() == [0, 0]
+    assert shards.test.counts().tolist() == [40, 0]
+    assert np.array_equal(shards.x[shards.test.held(0)].numpy(), two[0].astype(np.float32))
+    assert (shards.name, shards.classes) == ("mine", 4)
+
+
+def test_refuses_parts_of_different_sizes() -> None:
+    with refused("validation has 1 devices and train has 3", "empty arrays"):
+        own_parts(train=PAIRS, validation=PAIRS[:1])
+
+
+def test_refuses_no_devices() -> None:
+    with refused("0 devices", "at least one pair"):
+        own([])
+
+
+def test_names_empty_devices() -> None:
+    with refused("1 of 2 devices", "devices 1", "leave it out"):
+        own([PAIRS[0], (np.empty((0, 3)), np.empty(0, dtype=int))])
+
+
+def test_names_the_device_whose_lengths_differ() -> None:
+    with refused("device 1", "(4, 3)", "(5,)", "per example"):
+        own([PAIRS[0], (np.zeros((4, 3)), np.zeros(5, dtype=int))])
+
+
+def test_refuses_text() -> None:
+    with refused("y of device 0", "<U1", "give numbers"):
+        own([(np.zeros((2, 3)), np.array(["a", "b"]))])
+
+
+def test_refuses_integer_features() -> None:
+    with refused("torch.uint8", "/ 255"):
+        own([(np.zeros((4, 3), dtype=np.uint8), np.zeros(4, dtype=int))])
+
+
+def test_refuses_devices_of_different_shapes() -> None:
+    with refused("x of one device", "(3,)", "(2,)", "same type and shape"):
+        own([PAIRS[0], (np.zeros((4, 2)), np.zeros(4, dtype=int))])
+
+
+def test_refuses_labels_here_and_targets_there() -> None:
+    with refused("y of one device is torch.int64", "torch.float32", "same type and shape"):
+        own([PAIRS[0], (np.zeros((4, 3)), np.zeros(4))])
