@@ -70,6 +70,12 @@ class Nodes:
         return self._runtime.tree.counts(self.tier, self.ids)
 
     @property
+    def fan(self) -> int:
+        """The most children any node of this tier has; known also where there are no rows."""
+        tree = self._runtime.tree
+        return 0 if self.leaf else max(tree.children[tree.index(self.tier)])
+
+    @property
     def leaf(self) -> bool:
         """Whether these are devices, with data and without children."""
         return self._runtime.tree.below(self.tier) is None

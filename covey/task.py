@@ -19,6 +19,7 @@ from covey.replies import Ids, Rows
 from covey.smooth_l1 import grad as smooth_sign
 from covey.smooth_l1 import soft
 from covey.space import Space
+from covey.stack import stack
 
 Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Tensor]
 """By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
@@ -62,6 +63,7 @@ class Task:
         self.device, self.dtype, self.l2 = torch.device(device), dtype, l2
         self.space = Space(copy.deepcopy(module).to(device=self.device, dtype=dtype), private=private)
         self.forward = forward(self.space)
+        self._stack = stack(self.space, loss)
         self.shards = shards
         self.x = shards.x.to(self.device, dtype)
         self.y = shards.y.to(self.device) if shards.classes is not None else shards.y.to(self.device, dtype)
@@ -114,8 +116,13 @@ class Task:
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]; without l2."""
         out = torch.empty_like(x)
-        for slot, g in zip(self.space.slots, self._gradients(x, batch), strict=True):
-            slot.view(out).copy_(g)
+        views = self._views(out)
+        if self._stack is not None:
+            factors = self._stack.factors(self._views(x), batch.x, batch.y, batch.weight)
+            self._stack.add(views, factors, scale=1.0, keep=0.0)
+        else:
+            for view, g in zip(views, self._gradients(x, batch), strict=True):
+                view.copy_(g)
         return out
 
     def full_gradient(self, x: Rows, ids: Ids) -> Rows:
@@ -140,7 +147,7 @@ class Task:
         for rows, batch in self.blocks(split, ids):
             where = torch.arange(len(ids), device=self.device) if rows is None else rows.to(self.device)
             here = x if rows is None else x[where]
-            outputs = self.forward([slot.view(here) for slot in self.space.slots], batch.x)
+            outputs = self.forward(self._views(here), batch.x)
             assert batch.weight is not None
             losses = self._losses(outputs, batch.y) * batch.weight
             loss[where] += losses.double().sum(1)
@@ -156,15 +163,27 @@ class Task:
         if isinstance(steps, Tensor) or isinstance(lr, Tensor) or (terms.prox and isinstance(terms.prox[0], Tensor)):
             return None
         x = start.clone()
-        views = [slot.view(x) for slot in self.space.slots]
+        views = self._views(x)
         for step in range(steps):
-            gradients = self._gradients(x, batch_of(step))
-            _other_terms(x, terms, lr, self.l2)
-            for view, g in zip(views, gradients, strict=True):
-                view.add_(g, alpha=-lr)
+            self._step(x, views, batch_of(step), terms, lr)
             if terms.l1 is not None and terms.l1[1] == 0:
                 x.copy_(soft(x, lr * terms.l1[0]))
         return x
+
+    def _step(self, x: Rows, views: list[Tensor], batch: Batch, terms: Terms, lr: float) -> None:
+        """One step in place: every term, the data's too, is evaluated at the x that comes in."""
+        if self._stack is not None:
+            factors = self._stack.factors(views, batch.x, batch.y, batch.weight)
+            _other_terms(x, terms, lr, self.l2)
+            self._stack.add(views, factors, scale=-lr)
+            return
+        gradients = self._gradients(x, batch)
+        _other_terms(x, terms, lr, self.l2)
+        for view, g in zip(views, gradients, strict=True):
+            view.add_(g, alpha=-lr)
+
+    def _views(self, x: Rows) -> list[Tensor]:
+        return [slot.view(x) for slot in self.space.slots]
 
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
@@ -172,7 +191,9 @@ class Task:
         return (8 * self.space.width + 2 * _BLOCK * example) * self.x.element_size()
 
     def _gradients(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
-        leaves = [slot.view(x).detach().requires_grad_() for slot in self.space.slots]
+        leaves = [view.detach().requires_grad_() for view in self._views(x)]
+        if not len(x):
+            return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
             losses = self._losses(self.forward(leaves, batch.x), batch.y)
             weight = torch.ones_like(losses) if batch.weight is None else batch.weight
@@ -197,7 +218,7 @@ class Task:
         row = self.space.initial(0).to(self.device, self.dtype)[None]
         try:
             with torch.no_grad():
-                outputs = self.forward([slot.view(row) for slot in self.space.slots], self.x[None, :1])
+                outputs = self.forward(self._views(row), self.x[None, :1])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shape = tuple(self.x.shape[1:])
             raise ModelError(f"the model does not take examples of shape {shape}: {error}") from error

@@ -63,7 +63,7 @@ class PerMFL(Algorithm):
 
     def last_of_all(self, me: Nodes, x: Rows, edges: Replies) -> Rows:
         """The mean over all edges of what each sent last, x for those that never did."""
-        table: Tensor = me.recall("_edges", default=x[:, None].repeat(1, int(me.children.max()) if len(me) else 1, 1))
+        table: Tensor = me.recall("_edges", default=x[:, None].repeat(1, me.fan, 1))
         rows, asker, child = edges.gather()
         table[asker, child] = rows
         return me.keep("_edges", table).mean(1)

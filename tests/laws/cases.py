@@ -1,0 +1,245 @@
+"""Every algorithm in the folder, small and with large steps, and the experiment a law runs it in.
+
+A new file in `covey/algorithms` is found by itself and runs with its defaults; give it an entry in `SMALL` to make it quick,
+and in `VARIANTS` for the settings that take another way through its programs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covey
+from covey import Algorithm, Experiment, Run, Tree, algorithms, data, models
+from covey.algorithms.nested import Level, Nested
+
+INPUTS, CLASSES = 13, 5
+SIZES = (30, 9, 460, 55, 21, 40, 12, 77)  # one device has more examples than a block of a full pass
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm in one setting, and what a law must know of it."""
+
+    name: str
+    algorithm: Algorithm
+    settings: dict[str, Any] = field(default_factory=dict)
+    l1: bool = False  # a penalty without a fixed point
+    idle: bool = True  # skipped or trained, idle nodes leave the global model alone
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def levels(*middle: str, correlation: bool = False, **last: Any) -> tuple[Level, ...]:
+    """A level for the server, each tier in the middle and two for the devices."""
+    between = [Level(tier, tier, lam=2.0, steps=2, lr=0.2) for tier in middle]
+    tie: dict[str, Any] = {"lam": 0.05, "coupling": "correlation"} if correlation else {"lam": 2.0}
+    mine = Level("device", "local", lam=2.0, steps=2, lr=4.0 if correlation else 0.2, ridge=0.05 if correlation else 0.0)
+    personal = {"steps": 3, "lr": 0.2, "warm": True, "batch": 6, **tie, **last}
+    return (Level("server", lr=0.5), *between, mine, Level("device", "personal", **personal))
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "FedAvg": {"steps": 4, "lr": 0.3, "batch": 6},
+    "FedProx": {"mu": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
+    "FineTune": {"steps": 4, "lr": 0.3, "tune_steps": 3, "tune_lr": 0.2, "batch": 6},
+    "Local": {"steps": 4, "lr": 0.3, "batch": 6},
+    "HierFAVG": {"edge_rounds": 2, "steps": 3, "lr": 0.3, "batch": 6},
+    "PFedMe": {"lam": 2.0, "local_rounds": 3, "steps": 3, "lr": 0.2, "personal_lr": 0.2, "beta": 1.5, "batch": 6},
+    "FedMac": {"lam": 0.05, "local_rounds": 4, "steps": 2, "lr": 6.0, "personal_lr": 0.2, "batch": 6},
+    "PerMFL": {"lam": 1.0, "gamma": 1.5, "lr": 0.3, "edge_lr": 0.4, "edge_rounds": 3, "steps": 3, "batch": 6},
+    "SFedHP": {"lam1": 2.0, "lam2": 3.0, "edge_rounds": 3, "steps": 3, "lr1": 0.4, "lr2": 0.2, "batch": 6},
+    "Nested": {"levels": levels("edge")},
+}
+
+SPARSE_MAC = {"gamma": 0.02, "gamma_w": 0.002, "rho": 1e-3}
+SPARSE_HP = {"gamma1": 0.02, "gamma2": 0.02, "rho": 1e-3}
+LISTS = {"lr": [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2], "steps": [1, 2, 3, 4, 3, 2, 1, 2]}
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "FedAvg": {
+        "full-samples": {"batch": None, "weight": "samples"},
+        "sample": {"sample": 3},
+        "sample-train-cyclic": {"sample": 0.5, "@idle": "train", "@batches": "cyclic", "!idle": False},
+    },
+    "FedProx": {"sample-samples": {"sample": 3, "weight": "samples"}},
+    "FineTune": {"sample": {"sample": 3}, "cyclic": {"@batches": "cyclic"}},
+    "Local": {"full": {"batch": None}},
+    "HierFAVG": {
+        "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
+        "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
+    },
+    "PFedMe": {
+        "sample": {"sample": 3, "weight": "samples", "weight_decay": 0.01},
+        "sparse-bitmap": {"gamma": 0.02, "rho": 1e-3, "@codec": "bitmap", "!l1": True},
+        "full-l2": {"batch": None, "@l2": 0.01},
+        "cyclic": {"@batches": "cyclic", "@idle": "train", "sample": 3, "!idle": False},
+    },
+    "FedMac": {
+        "sparse-bitmap": {**SPARSE_MAC, "@codec": "bitmap", "!l1": True},
+        "sparse-sample": {**SPARSE_MAC, "sample": 3, "!l1": True},
+        "floor": {**SPARSE_MAC, "floor": 0.9, "gamma_low": 0.001, "sample": 3, "!l1": True, "!idle": False},
+        "prox": {**SPARSE_MAC, "l1": "prox", "gamma_w_until": 2, "batch": None, "!l1": True},
+        "samples": {"weight": "samples", "sample": 0.5},
+    },
+    "PerMFL": {
+        "lists": {**LISTS, "edge_lr": [0.4, 0.2, 0.3], "edge_rounds": [3, 1, 2]},
+        "stale": {"stale": "include", "sample": 2},
+        "sample": {"sample": 2, "device_sample": 0.5, "batch": None},
+        "stale-train": {"stale": "include", "sample": 1, "@idle": "train"},
+    },
+    "SFedHP": {
+        "sparse-bitmap": {**SPARSE_HP, "@codec": "bitmap", "!l1": True},
+        "floor": {**SPARSE_HP, "floor": 0.9, "gamma_low": 0.001, "gamma2_until": 2, "!l1": True},
+        "prox": {**SPARSE_HP, "l1": "prox", "!l1": True},
+        "sample": {"sample": 2, "batch": None},
+        "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
+    },
+    "Nested": {
+        "four-tiers": {"levels": levels("edge1", "edge2", batch=None)},
+        "two-tiers": {"levels": levels(gamma=0.02, rho=1e-3), "!l1": True},
+        "correlation": {"levels": levels("edge", correlation=True)},
+        "sample": {"levels": (replace(levels("edge")[0], sample=2), *levels("edge")[1:])},
+    },
+}
+
+TREES = {2: Tree.flat(8), 3: Tree.grouped([3, 1, 4]), 4: Tree(((2,), (1, 2), (3, 1, 4)))}
+
+
+def found() -> Iterator[type[Algorithm]]:
+    """Every algorithm defined in a module of `covey.algorithms`."""
+    for info in pkgutil.iter_modules(algorithms.__path__, "covey.algorithms."):
+        for value in vars(importlib.import_module(info.name)).values():
+            if isinstance(value, type) and issubclass(value, Algorithm) and value.__module__ == info.name:
+                yield value
+
+
+def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
+    """The case of an algorithm with some changes: "@name" is a field of the experiment, "!name" one of the case."""
+    kinds: dict[str, dict[str, Any]] = {"@": {}, "!": {}, "": {}}
+    for key, value in {**SMALL.get(cls.__name__, {}), **changes}.items():
+        mark = key[0] if key[0] in "@!" else ""
+        kinds[mark][key.removeprefix(mark)] = value
+    name = f"{cls.__name__}-{label}" if label else cls.__name__
+    return Case(name, cls(**kinds[""]), kinds["@"], **kinds["!"])
+
+
+def cases() -> Iterator[Case]:
+    for cls in found():
+        for label, changes in {"": {}, **VARIANTS.get(cls.__name__, {})}.items():
+            yield build(cls, label, changes)
+
+
+CASES = {case.name: case for case in cases()}
+PLAIN = {cls.__name__: CASES[cls.__name__] for cls in found()}
+
+
+def every(some: dict[str, Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", some.values(), ids=some.keys())
+
+
+every_case, every_algorithm = every(CASES), every(PLAIN)
+
+
+def shards(dtype: torch.dtype = torch.float32) -> data.Shards:
+    """Devices of very different sizes, each with its own rule from features to labels."""
+    draw = torch.Generator().manual_seed(5)
+    pairs = []
+    for size in SIZES:
+        x = torch.randn(size, INPUTS, generator=draw)
+        y = (x @ torch.randn(INPUTS, CLASSES, generator=draw)).argmax(1)
+        pairs.append((x.to(dtype), y))
+    return data.own(pairs, classes=CLASSES)
+
+
+SHARDS = shards()
+
+
+def experiment(case: Case, **changes: Any) -> Experiment:
+    tree = TREES[len(case.algorithm.tiers())]
+    plain = {"data": SHARDS, "model": models.mlp(INPUTS, 7, CLASSES), "tree": tree, "rounds": 3, "score_every": 3, "workers": 1}
+    return Experiment(algorithm=case.algorithm, **{**plain, **case.settings, **changes})
+
+
+def finished(case: Case, **changes: Any) -> Run:
+    """The run after its last round; the model must have moved."""
+    run = covey.run(experiment(case, **changes))
+    for _ in run:
+        pass
+    assert_moved(run)
+    return run
+
+
+def state(run: Run) -> dict[str, Any]:
+    """Everything a run holds: the global row, all kept rows with their ids and rounds, the meter, the records but for time."""
+    out: dict[str, Any] = {"global": run.w.clone()}
+    for tier, name, ids, rounds, rows in run.simulator.store.dump():
+        out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
+    out["meter"] = json.dumps(sorted(run.simulator.meter.state()))
+    out["history"] = json.dumps([{**record.as_dict(), "seconds": 0.0} for record in run.history], sort_keys=True)
+    return out
+
+
+def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
+    """Where two states differ in a bit, and by how much."""
+    assert left.keys() == right.keys()
+    out = []
+    for key, mine in left.items():
+        if isinstance(mine, Tensor):
+            if not torch.equal(mine, right[key]):
+                far = (mine - right[key]).abs().max().item() if mine.shape == right[key].shape else "another shape"
+                out.append(f"{key}: {far}")
+        elif mine != right[key]:
+            out.append(f"{key}: {mine} is not {right[key]}")
+    return out
+
+
+def assert_moved(run: Run, least: float = 0.05) -> None:
+    """The global model or a kept one is far from where it began."""
+    begin = run.simulator.initial()
+    models = [rows for *_, rows in run.simulator.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
+    far = max((rows - begin).norm(dim=1).max() / begin.norm() for rows in [run.w, *models])
+    assert far > least, f"the furthest model moved by {far:.1e} of its norm"
+
+
+def with_fields(algorithm: Algorithm, **changes: Any) -> Algorithm:
+    """The algorithm with those changes that name a field of it; in every level of `Nested`."""
+    if isinstance(algorithm, Nested):
+        return Nested(tuple(replace(level, **changes) for level in algorithm.levels))
+    have = {f.name for f in fields(algorithm)}  # type: ignore[arg-type]
+    return replace(algorithm, **{name: value for name, value in changes.items() if name in have})  # type: ignore[type-var]
+
+
+class Odd(nn.Module):
+    """A module that no batched path knows: a gate, a residual and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(INPUTS, 7), nn.Linear(7, CLASSES), nn.LayerNorm(7)
+        self.gate = nn.Parameter(torch.full((7,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x.flatten(1)))
+        out: Tensor = self.b(self.norm(h + self.gate * torch.sin(h)))
+        return out
+
+
+class Conv(nn.Module):
+    """A small convolution over the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv1d(1, 3, 4, stride=3), nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(torch.relu(self.conv(x.flatten(1)[:, None])).flatten(1))
+        return out

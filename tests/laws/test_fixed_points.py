@@ -1,0 +1,60 @@
+"""At an algorithm's own fixed point a round changes nothing.
+
+Every device has the same least-squares problem, so its minimiser is everybody's. Under FedMac's correlation the fixed point
+is where f'(w) = lam w instead.
+"""
+
+import torch
+from torch import Tensor
+
+import covey
+from covey import Run, data, models
+from covey.algorithms.nested import Nested
+from tests.laws.cases import CASES, Case, assert_moved, every, experiment, with_fields
+
+WIDTH = 5
+DRAW = torch.Generator().manual_seed(2)
+X = torch.randn(40, WIDTH, generator=DRAW, dtype=torch.float64)
+Y = torch.randn(40, generator=DRAW, dtype=torch.float64)
+SHARDS = data.own_parts(train=[(X, Y)] * 8)
+SMOOTH = {name: case for name, case in CASES.items() if not case.l1}
+
+
+def correlation(case: Case) -> float:
+    if isinstance(case.algorithm, Nested):
+        last = case.algorithm.levels[-1]
+        return last.lam if last.coupling == "correlation" else 0.0
+    return case.algorithm.lam if type(case.algorithm).__name__ == "FedMac" else 0.0  # type: ignore[attr-defined, no-any-return]
+
+
+def fixed_point(case: Case) -> Tensor:
+    ridge = case.settings.get("l2", 0.0) + getattr(case.algorithm, "weight_decay", 0.0) - correlation(case)
+    hessian = X.T @ X / len(X) + ridge * torch.eye(WIDTH, dtype=torch.float64)
+    return torch.linalg.solve(hessian, X.T @ Y / len(X))
+
+
+def start(case: Case, row: Tensor | None) -> Run:
+    full = Case(case.name, with_fields(case.algorithm, batch=None), case.settings)
+    model = models.linear(WIDTH, 1, bias=False)
+    run = covey.run(experiment(full, data=SHARDS, model=model, loss="squared_error", dtype=torch.float64, parts=("train",)))
+    if row is not None:
+        run.w, run.simulator._initial = row[None].clone(), row.clone()
+    return run
+
+
+def distance(run: Run, row: Tensor) -> float:
+    """Of the global model and of every kept one."""
+    kept = [rows for *_, rows in run.simulator.store.dump() if rows.shape[1:] == row.shape]
+    return max(float((rows - row).abs().max()) for rows in [run.w, *kept])
+
+
+@every(SMOOTH)
+def test_a_round_changes_nothing_at_the_fixed_point(case: Case) -> None:
+    row = fixed_point(case)
+    run = start(case, row)
+    list(run)
+    print(f"largest deviation {distance(run, row):.1e}")
+    assert distance(run, row) < 1e-13
+    elsewhere = start(case, None)
+    list(elsewhere)
+    assert_moved(elsewhere)

@@ -1,0 +1,31 @@
+"""Every program runs on no rows at all, and what it keeps and answers then has the widths it has later."""
+
+import covey
+from tests.laws.cases import Case, Odd, assert_moved, every_algorithm, every_case, experiment
+
+
+@every_case
+def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None:
+    run = covey.run(experiment(case))
+    before = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.simulator.store.columns.items()}
+    assert all(len(ids) == 0 for _, _, ids, _, _ in run.simulator.store.dump())
+    next(run)
+    after = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.simulator.store.columns.items()}
+    assert before == after
+    assert_moved(run)
+
+
+@every_case
+def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Case) -> None:
+    run = covey.run(experiment(case))
+    answer = run.simulator.play(case.algorithm.server, run.w[:0], round=0)
+    assert answer.shape == (0, run.simulator.task.space.width)
+    assert answer.dtype == run.w.dtype
+    assert run.simulator.meter.bytes(lane=None) == 0
+
+
+@every_algorithm
+def test_no_rows_of_a_module_that_runs_through_vmap(case: Case) -> None:
+    run = covey.run(experiment(case, model=Odd()))
+    assert run.simulator.task.forward.path == "vmap"
+    assert run.simulator.play(case.algorithm.server, run.w[:0], round=0).shape == (0, run.w.shape[1])

@@ -1,0 +1,40 @@
+"""Ten rounds are five, a save, a new process, a load and five more: bit for bit, with all that is kept, metered and recorded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import covey
+from tests.laws.cases import CASES, assert_moved, differences, experiment, state
+
+ROOT = Path(__file__).parents[2]
+GO_ON = """
+import sys, torch, covey
+from pathlib import Path
+from tests.laws.cases import CASES, experiment, state
+folder, *names = sys.argv[1:]
+for name in names:
+    run = covey.run(experiment(CASES[name], rounds=10, score_every=2), resume=Path(folder, name))
+    for record in run:
+        pass
+    torch.save(state(run), Path(folder, name + ".state"))
+"""
+
+
+@pytest.mark.parametrize("names", [list(CASES)[::2], list(CASES)[1::2]], ids=["one half", "the other half"])
+def test_a_run_resumed_in_a_new_process_is_the_run_that_never_stopped(names: list[str], tmp_path: Path) -> None:
+    whole = {}
+    for name in names:
+        run = covey.run(experiment(CASES[name], rounds=10, score_every=2))
+        for record in run:
+            if record.round == 4:
+                run.save(tmp_path / name)
+        assert_moved(run)
+        whole[name] = state(run)
+    command = [sys.executable, "-W", "error", "-c", GO_ON, str(tmp_path), *names]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120)
+    wrong = {name: differences(whole[name], torch.load(tmp_path / f"{name}.state")) for name in names}
+    assert {name: found for name, found in wrong.items() if found} == {}

@@ -1,0 +1,240 @@
+"""What cannot run is refused before the first round, with the value and the advice in the message."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import covey
+from covey import Algorithm, CoveyError, Experiment, Nodes, Tree
+from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, Local, PerMFL, PFedMe, SFedHP
+from covey.data import own, synthetic
+from covey.errors import CheckpointError, ConfigError, DataError, ModelError, ProgramError, TreeError
+from covey.models import linear, mlp
+
+DATA = synthetic(devices=6, sizes=[20] * 6)
+MODEL = mlp(60, 10)
+
+
+def start(**more: Any) -> covey.Run:
+    """Constructed and not yet run: everything below is refused here at the latest."""
+    resume = more.pop("resume", None)
+    given = {"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(6), "rounds": 1, **more}
+    return covey.run(Experiment(**given), resume=resume)
+
+
+def examples(n: int, value: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    x = np.full((n, 3), value)
+    return x, np.arange(n) % 2
+
+
+class WrongWidth(Algorithm):
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.ask(self.device, w).mean()
+
+    def device(self, me: Nodes, w: Tensor) -> Tensor:
+        return w[:, :-1]
+
+
+class Nothing(WrongWidth):
+    def server(self, me: Nodes, w: Tensor) -> Any:
+        me.ask(self.device, w)
+
+
+class TooManyRows(WrongWidth):
+    def device(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.keep("personal", torch.zeros(len(me) + 1, w.shape[1]))
+
+
+class Mean(WrongWidth):
+    """Averages what answers nothing."""
+
+    def device(self, me: Nodes, w: Tensor) -> Any:
+        return None
+
+
+def mean_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y)
+
+
+def three_numbers(outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs[:, :3]
+
+
+GROUPS = Tree.grouped([2, 4])
+Case = tuple[Callable[[], Any], type[Exception], list[str]]
+CASES: dict[str, Case] = {
+    # data
+    "an empty device": (
+        lambda: own([examples(20), examples(0), examples(20)]),
+        DataError, ["1 of 3 devices", "devices 1", "give each of them examples"],
+    ),
+    "NaN in the data": (lambda: own([examples(20), examples(20, np.nan)]), DataError, ["NaN", "20 of 40", "example 20", "repair or drop"]),
+    "infinity in the data": (lambda: own([examples(20, np.inf)]), DataError, ["infinity", "repair or drop"]),
+    "other devices than the tree": (lambda: start(tree=Tree.flat(5)), DataError, ["data has 6", "tree 5"]),
+    # the tree and who is asked
+    "sFedHP on a flat tree": (
+        lambda: start(algorithm=SFedHP()), TreeError, ["SFedHP needs the tiers server, edge, device", "server, device", "Tree.grouped"],
+    ),
+    "PerMFL on a flat tree": (lambda: start(algorithm=PerMFL()), TreeError, ["PerMFL", "Tree.grouped([3"]),
+    "HierFAVG on four tiers": (
+        lambda: start(algorithm=HierFAVG(), tree=Tree.uniform(1, 2, 3)), TreeError, ["HierFAVG", "edge1, edge2", "Nested"],
+    ),
+    "more than there are": (
+        lambda: start(algorithm=FedAvg(sample=7)), TreeError, ["sample = 7", "has only 6 children", "at most 6", "fraction"],
+    ),
+    "more edges than there are": (
+        lambda: start(algorithm=SFedHP(sample=3), tree=GROUPS), TreeError, ["sample = 3 at the server", "only 2"],
+    ),
+    "more devices than an edge has": (
+        lambda: start(algorithm=SFedHP(device_sample=3), tree=GROUPS), TreeError, ["sample = 3 at the edge", "edge 0 has only 2"],
+    ),
+    "a sample of 0": (lambda: start(algorithm=FedAvg(sample=0)), TreeError, ["sample = 0", "fraction in (0, 1]"]),
+    "a sample of -2": (lambda: start(algorithm=FedAvg(sample=-2)), TreeError, ["sample = -2", "None for all"]),
+    "a sample of 1.5": (lambda: start(algorithm=FedAvg(sample=1.5)), TreeError, ["sample = 1.5", "fraction in (0, 1]"]),
+    "a sample of True": (lambda: start(algorithm=FedAvg(sample=True)), TreeError, ["sample = True"]),
+    # the experiment
+    "zero rounds": (lambda: start(rounds=0), ConfigError, ["rounds = 0", "1 or more"]),
+    "negative rounds": (lambda: start(rounds=-3), ConfigError, ["rounds = -3", "1 or more"]),
+    "half a round": (lambda: start(rounds=1.5), ConfigError, ["rounds = 1.5", "whole number"]),
+    "no workers": (lambda: start(workers=0), ConfigError, ["workers = 0"]),
+    "score_every 0": (lambda: start(score_every=0), ConfigError, ["score_every = 0"]),
+    "an unknown codec": (lambda: start(codec="bitmpa"), ConfigError, ["'bitmpa'", "did you mean 'bitmap'", "dense"]),
+    "an unknown codec on a link": (lambda: start(codec={"server-device": "zip"}), ConfigError, ["'zip'", "dense, bitmap"]),
+    "an unknown link": (lambda: start(codec={"server-edge": "bitmap"}), ConfigError, ["'server-edge'", "server-device"]),
+    "an unknown loss": (lambda: start(loss="hinge"), ConfigError, ["'hinge'", "cross_entropy, squared_error", "function"]),
+    "an unknown idle": (lambda: start(idle="sleep"), ConfigError, ["idle = 'sleep'", "'skip', 'train'"]),
+    "an unknown protocol": (lambda: start(protocol="lenient"), ConfigError, ["protocol = 'lenient'", "'honest', 'paper'"]),
+    "unknown batches": (lambda: start(batches="random"), ConfigError, ["batches = 'random'", "'uniform', 'cyclic'"]),
+    "an unknown dtype": (lambda: start(dtype=torch.float16), ConfigError, ["torch.float16", "torch.float32"]),
+    "an unknown part": (lambda: start(parts=("test", "dev")), ConfigError, ["'dev'", "validation"]),
+    "a negative l2": (lambda: start(l2=-0.1), ConfigError, ["l2 = -0.1", "0 or more"]),
+    "an l2 that is no number": (lambda: start(l2=float("nan")), ConfigError, ["l2 = nan"]),
+    "cuda without CUDA": (lambda: start(device="cuda"), ConfigError, ["device = 'cuda'", "no CUDA", "'cpu'"]),
+    # the model and the loss
+    "BatchNorm": (
+        lambda: start(model=nn.Sequential(nn.Linear(60, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))),
+        ModelError, ["'1' is BatchNorm1d", "nn.GroupNorm"],
+    ),
+    "Dropout": (lambda: start(model=nn.Sequential(nn.Linear(60, 10), nn.Dropout(0.3))), ModelError, ["p = 0.3", "set p = 0"]),
+    "a wrong input width": (lambda: start(model=mlp(61, 10)), ModelError, ["(60,)", "does not take"]),
+    "too few outputs": (lambda: start(model=linear(60, 7)), ModelError, ["7 outputs", "need 10"]),
+    "a private pattern of nothing": (lambda: start(private=("head.*",)), ModelError, ["'head.*'", "1.weight"]),
+    "a loss with two axes": (lambda: start(loss=three_numbers), ConfigError, ["loss"]),
+    "a loss that is already a mean": (lambda: start(loss=mean_loss), ConfigError, ["loss", "per example"]),
+    # the algorithm
+    "an algorithm's class": (lambda: start(algorithm=FedAvg), ConfigError, ["FedAvg", "instance", "FedAvg()"]),
+    "no algorithm": (lambda: start(algorithm="fedavg"), ConfigError, ["'fedavg'", "instance"]),
+    "a list of wrong length": (
+        lambda: start(algorithm=PerMFL(lr=[0.1, 0.2]), tree=GROUPS), ConfigError, ["2 values for 6 nodes of tier device", "[0.1, 0.2]"],
+    ),
+    "a list of edges of wrong length": (
+        lambda: start(algorithm=PerMFL(edge_rounds=[1, 2, 3]), tree=GROUPS), ConfigError, ["3 values for 2 nodes of tier edge"],
+    ),
+    "a program of wrong width": (lambda: start(algorithm=WrongWidth()), ConfigError, ["610", "609"]),
+    "a server that returns nothing": (lambda: start(algorithm=Nothing()), ConfigError, ["610", "NoneType"]),
+    "a keep of too many rows": (lambda: start(algorithm=TooManyRows()), ProgramError, ["'personal'", "1 rows for 0 nodes"]),
+    "a mean of nothing": (lambda: start(algorithm=Mean()), ProgramError, ["answers None"]),
+    "a list with one wrong entry": (lambda: PerMFL(lr=[0.1, -0.2]), ConfigError, ["PerMFL: lr = [0.1, -0.2]", "above 0"]),
+    "no steps": (lambda: FedAvg(steps=0), ConfigError, ["FedAvg: steps = 0", "between 1"]),
+    "a batch of 0": (lambda: FedAvg(batch=0), ConfigError, ["FedAvg: batch = 0"]),
+    "a floor above 1": (lambda: SFedHP(floor=1.5), ConfigError, ["SFedHP: floor = 1.5", "between 0 and 1"]),
+    "an lr that is no number": (lambda: FedAvg(lr=float("nan")), ConfigError, ["FedAvg: lr = nan"]),
+}  # fmt: skip
+for algorithm in (FedAvg, FedMac, FedProx, FineTune, HierFAVG, Local, PerMFL, PFedMe):
+    CASES[f"{algorithm.__name__} with a negative lr"] = (
+        lambda algorithm=algorithm: algorithm(lr=-0.1),
+        ConfigError,
+        [f"{algorithm.__name__}: lr = -0.1 must be above 0"],
+    )
+
+# Each of these is a bug that was reported; an entry goes when its case passes.
+BUGS = {
+    "a loss that is already a mean": "checked with one example, whose mean is itself",
+}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(w, marks=pytest.mark.xfail(strict=True, reason=f"bug: {BUGS[w]}")) if w in BUGS else w for w in CASES]
+)
+def test_it_is_refused_at_once(what: str) -> None:
+    make, error, words = CASES[what]
+    if what == "cuda without CUDA" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(error) as caught:
+        make()
+    message = str(caught.value)
+    assert isinstance(caught.value, CoveyError)
+    assert [word for word in words if word not in message] == [], message
+    assert message.endswith(".") or ": " in message
+
+
+LATE: dict[str, Case] = {
+    "half a step": (lambda: start(algorithm=FedAvg(steps=2.5)), ConfigError, ["steps = 2.5"]),
+    "half a batch": (lambda: start(algorithm=FedAvg(batch=2.5)), ConfigError, ["batch = 2.5"]),
+    "steps of True": (lambda: start(algorithm=FedAvg(steps=True)), ConfigError, ["steps = True"]),
+    "lr as text": (lambda: start(algorithm=FedAvg(lr="0.1")), ConfigError, ["lr = '0.1'"]),
+    "a weight nobody knows": (lambda: start(algorithm=FedAvg(weight="sample")), ConfigError, ["'sample'", "'samples'"]),
+    "an l1 nobody knows": (lambda: start(algorithm=SFedHP(l1="proximal"), tree=GROUPS), ConfigError, ["'proximal'", "'prox'"]),
+    "a stale nobody knows": (lambda: start(algorithm=PerMFL(stale="no"), tree=GROUPS), ConfigError, ["'no'", "'include'"]),
+    "a sample as text": (lambda: start(algorithm=FedAvg(sample="half")), ConfigError, ["'half'"]),
+    "a device nobody knows": (lambda: start(device="gpu"), ConfigError, ["'gpu'"]),
+    "a seed that is no whole number": (lambda: start(seed=0.5), ConfigError, ["seed = 0.5"]),
+    "an l2 as text": (lambda: start(l2="0.1"), ConfigError, ["l2 = '0.1'"]),
+    "no parts": (lambda: start(parts=()), ConfigError, ["parts = ()"]),
+    "a module's class": (lambda: start(model=nn.Linear), ConfigError, ["model"]),
+    "a tree that is a number": (lambda: start(tree=6), ConfigError, ["tree = 6", "Tree.flat"]),
+    "data that is an array": (lambda: start(data=np.zeros((6, 3))), ConfigError, ["data"]),
+}  # fmt: skip
+
+
+@pytest.mark.xfail(strict=True, reason="bug: accepted, or refused late or with another exception")
+@pytest.mark.parametrize("what", LATE)
+def test_it_should_be_refused_at_once(what: str) -> None:
+    make, error, words = LATE[what]
+    with pytest.raises(error) as caught:
+        make()
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_foreign_or_corrupt_checkpoint(tmp_path: Path) -> None:
+    run = start(rounds=2)
+    next(run)
+    run.save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"another experiment: its seed is 0, this one's is 8"):
+        start(rounds=2, seed=8, resume=tmp_path / "run")
+    (tmp_path / "run").write_bytes((tmp_path / "run").read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        start(rounds=2, resume=tmp_path / "run")
+
+
+def test_nothing_is_trained_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constructing a run touches no row: the rehearsal is on none."""
+    seen = []
+    real = covey.run.__globals__["Task"].batch
+    monkeypatch.setattr(
+        covey.run.__globals__["Task"], "batch", lambda self, a, ids, size: seen.append(len(ids)) or real(self, a, ids, size)
+    )
+    run = start()
+    assert set(seen) == {0}
+    next(run)
+    assert max(seen) > 0
+
+
+@pytest.mark.parametrize("tree", [Tree.grouped([2, 4]), Tree.uniform(1, 2, 3)])
+def test_a_two_tier_algorithm_on_a_deeper_tree_runs_flat_and_says_so(tree: Tree) -> None:
+    run = start(algorithm=FedAvg(sample=5), tree=tree)
+    assert len(run.notes) == 1
+    assert "FedAvg has two tiers: its 6 devices run directly under the server" in run.notes[0]
+    record = next(run)
+    assert {link for link, _, _ in record.traffic} == {"server-device"}
+    assert record.bytes("server-device") == record.bytes() > 0
+    flat = start(algorithm=FedAvg(sample=5))
+    assert flat.notes == []
+    next(flat)
+    assert torch.equal(flat.w, run.w)

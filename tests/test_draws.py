@@ -1,0 +1,145 @@
+"""Draws are functions of their address: nothing about who else draws, or how much was drawn before, shows in them."""
+
+import itertools
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey import draws
+
+quick = settings(max_examples=60, deadline=None, database=None)
+addresses = st.integers(0, 2**64 - 1)
+
+
+@quick
+@given(address=addresses, n=st.integers(1, 30), width=st.integers(1, 6), data=st.data())
+def test_any_split_of_the_ids_draws_the_same_bits(address: int, n: int, width: int, data: st.DataObject) -> None:
+    ids = torch.tensor(data.draw(st.lists(st.integers(0, 10**12), min_size=n, max_size=n, unique=True)))
+    at = data.draw(st.integers(0, n))
+    order = torch.tensor(data.draw(st.permutations(range(n))))
+    for draw in (draws.bits, draws.uniform, draws.normal):
+        whole = draw(address, ids, width)
+        assert torch.equal(whole, torch.cat([draw(address, ids[:at], width), draw(address, ids[at:], width)]))
+        assert torch.equal(whole[order], draw(address, ids[order], width))
+    assert torch.equal(draws.bits(address, ids, width), draws.bits(address, ids, width + 3)[:, :width])
+
+
+def test_ids_slots_and_every_word_of_the_address_matter() -> None:
+    seen = draws.bits(draws.key(0), torch.arange(2000), 50)
+    assert len(seen.unique()) == seen.numel()
+    base = (3, 1, 7, "device", "batch", 0)
+    others = [(*base[:i], word, *base[i + 1 :]) for i, word in enumerate((4, 2, 8, "edge", "probe", 1))]
+    keys = [draws.key(*words) for words in (base, *others, base[::-1], base[:-1])]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_a_key_is_the_same_in_every_version() -> None:
+    """Checkpoints hold no generator, so a change of these numbers changes every run that is resumed."""
+    assert draws.key(0) == draws._finalise(draws._GOLDEN) == 0xE220A8397B1DCDAF  # splitmix64's first output from 0
+    assert draws.key(0, 1, "device") == draws.key(0, 1, "device")
+    assert draws.bits(0, torch.tensor([0]), 1).item() == 0  # the finaliser alone: 0 is its fixed point
+
+
+def test_uniform_is_uniform() -> None:
+    u = draws.uniform(draws.key("u"), torch.arange(1000), 200)
+    assert u.dtype == torch.float64
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert abs(u.mean() - 1 / 2) < 0.003
+    assert abs(u.var() - 1 / 12) < 0.001
+    counts = torch.histc(u, bins=20, min=0, max=1)
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 43.8  # the 99.9 % point of chi-square with 19 degrees
+    assert torch.corrcoef(u[:, :8].T).fill_diagonal_(0).abs().max() < 0.12  # neighbouring slots
+    assert torch.corrcoef(u[:8]).fill_diagonal_(0).abs().max() < 0.3  # neighbouring ids
+
+
+def test_normal_is_normal() -> None:
+    z = draws.normal(draws.key("z"), torch.arange(1000), 200)
+    assert z.shape == (1000, 200)
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
+        assert abs((z**power).mean() - moment) < 0.05
+    assert abs((z < 1).double().mean() - 0.8413) < 0.003
+    assert torch.isfinite(z).all()
+
+
+@quick
+@given(address=addresses, below=st.lists(st.integers(1, 2**40), min_size=1, max_size=10))
+def test_integers_are_in_range(address: int, below: list[int]) -> None:
+    limit = torch.tensor(below)
+    got = draws.integers(address, torch.arange(len(below)), 40, below=limit)
+    assert ((got >= 0) & (got < limit[:, None])).all()
+
+
+def test_integers_are_uniform_and_an_empty_range_gives_zero() -> None:
+    got = draws.integers(draws.key("i"), torch.arange(1000), 70, below=torch.full((1000,), 7))
+    counts = torch.bincount(got.flatten(), minlength=7).double()
+    assert ((counts - 10_000) ** 2 / 10_000).sum() < 22.5  # 99.9 %, 6 degrees
+    assert draws.integers(1, torch.arange(2), 3, below=torch.tensor([0, 1])).tolist() == [[0] * 3] * 2
+
+
+@settings(max_examples=25, deadline=None, database=None)
+@given(address=addresses, data=st.data())
+def test_choose_gives_distinct_sorted_numbers_in_range(address: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    picks = [data.draw(st.integers(0, size)) for size in sizes]
+    groups = torch.tensor(data.draw(st.lists(st.integers(0, 10**9), min_size=len(sizes), max_size=len(sizes), unique=True)))
+    position, number = draws.choose(address, groups, sizes=torch.tensor(sizes), picks=torch.tensor(picks))
+    pairs = list(zip(position.tolist(), number.tolist(), strict=True))
+    assert pairs == sorted(set(pairs))
+    assert torch.bincount(position, minlength=len(sizes)).tolist() == picks
+    assert all(0 <= k < sizes[g] for g, k in pairs)
+    for g in range(len(sizes)):  # a group's choice is its own
+        alone = draws.choose(
+            address, groups[g : g + 1], sizes=torch.tensor(sizes[g : g + 1]), picks=torch.tensor(picks[g : g + 1])
+        )
+        assert alone[1].tolist() == [k for at, k in pairs if at == g]
+
+
+def test_choosing_all_gives_all() -> None:
+    for size in (1, 2, 3, 7, 20, 61):
+        _, number = draws.choose(draws.key(size), torch.tensor([5]), sizes=torch.tensor([size]), picks=torch.tensor([size]))
+        assert number.tolist() == list(range(size))
+
+
+def test_every_subset_is_equally_likely() -> None:
+    trials = 20_000
+    groups = torch.arange(trials)
+    sizes, picks = torch.full((trials,), 5), torch.full((trials,), 2)
+    _, number = draws.choose(draws.key("subsets"), groups, sizes=sizes, picks=picks)
+    pairs = number.view(trials, 2)
+    counts = torch.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25)
+    expected = trials / math.comb(5, 2)
+    seen = torch.tensor([int(counts[a * 5 + b]) for a, b in itertools.combinations(range(5), 2)]).double()
+    assert seen.sum() == trials
+    assert ((seen - expected) ** 2 / expected).sum() < 27.9  # 99.9 %, 9 degrees
+
+
+def test_successive_addresses_are_independent_too() -> None:
+    """Rounds change the address and not the group: the same test along that axis."""
+    trials = 300
+    one = torch.tensor([0])
+    counts = torch.zeros(5)
+    for round in range(trials):
+        counts[draws.choose(draws.key(0, round), one, sizes=one + 5, picks=one + 2)[1]] += 1
+    expected = trials * 2 / 5
+    assert counts.sum() == 2 * trials
+    assert ((counts - expected) ** 2 / expected).sum() < 18.5
+
+
+def test_the_cost_is_that_of_the_sample_and_not_of_the_population() -> None:
+    sizes = torch.full((3,), 10**9)
+    position, number = draws.choose(7, torch.arange(3), sizes=sizes, picks=torch.full((3,), 1000))
+    assert position.tolist() == [g for g in range(3) for _ in range(1000)]
+    assert len(set(zip(position.tolist(), number.tolist(), strict=True))) == 3000
+    assert abs(number.double().mean() / 1e9 - 0.5) < 0.03
+    nobody = torch.empty(0, dtype=torch.int64)
+    assert [part.tolist() for part in draws.choose(7, nobody, sizes=nobody, picks=nobody)] == [[], []]
+
+
+def test_a_path_of_zeros_stays_zero() -> None:
+    assert draws.path(draws.path(draws.path(0, 0), 0), 0) == 0
+    paths = {draws.path(parent, ask) for parent in (0, 1, draws.path(0, 1)) for ask in range(50)}
+    assert len(paths) == 150

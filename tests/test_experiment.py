@@ -1,0 +1,89 @@
+"""An experiment's fingerprint: what decides the bits is in it, what does not is not."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import covey
+from covey import Experiment, Tree
+from covey.algorithms import FedAvg, SFedHP
+from covey.data import synthetic
+from covey.experiment import describe
+from covey.models import mlp
+
+DATA = synthetic(devices=4, sizes=[12] * 4)
+MODEL = mlp(60, 10)
+
+
+def experiment(**more: Any) -> Experiment:
+    return Experiment(**{"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(4), "rounds": 2, **more})
+
+
+def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("algorithm", FedAvg(lr=0.03)), ("data", synthetic(devices=4, sizes=[13] * 4)), ("model", mlp(60, 4, 10)),
+        ("tree", Tree.grouped([2, 2])), ("loss", own_loss), ("l2", 0.1), ("private", ("1.*",)), ("seed", 3), ("idle", "train"),
+        ("codec", "bitmap"), ("batches", "cyclic"), ("protocol", "paper"), ("dtype", torch.float64),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> None:
+    one, two = experiment().fingerprint(), experiment(**{name: value}).fingerprint()
+    assert [key for key in one if one[key] != two[key]] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rounds", 9), ("score_every", 2), ("parts", ("test",)), ("workers", 3), ("memory", 10**6)]
+)
+def test_what_does_not_is_not(name: str, value: Any) -> None:
+    assert experiment().fingerprint() == experiment(**{name: value}).fingerprint()
+
+
+@pytest.mark.xfail(strict=True, reason="bug: values are hashed that the seed replaces, so the same model made twice differs")
+def test_values_that_the_seed_replaces_are_not() -> None:
+    torch.manual_seed(0)
+    one = experiment(model=mlp(60, 10)).fingerprint()
+    assert one == experiment(model=mlp(60, 10)).fingerprint()
+
+
+def test_values_that_stay_are() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.inner, self.scale = nn.Linear(60, 10), nn.Parameter(torch.tensor(scale), requires_grad=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.scale
+
+    one = Scaled(1.0)
+    two = Scaled(2.0)
+    two.inner.load_state_dict(one.inner.state_dict())
+    assert experiment(model=one).fingerprint() != experiment(model=two).fingerprint()
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the fingerprint asks every callable for __qualname__, after all was built")
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(reduction="none"), functools.partial(F.cross_entropy, reduction="none")])
+def test_a_loss_may_be_any_callable(loss: Any) -> None:
+    next(covey.run(experiment(loss=loss)))
+
+
+def test_an_experiment_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        experiment().rounds = 3  # type: ignore[misc]
+
+
+def test_describe_shows_every_field() -> None:
+    text = describe(SFedHP(lam1=3.5))
+    assert text.startswith("SFedHP(lam1=3.5, lam2=")
+    assert all(f"{field.name}=" in text for field in dataclasses.fields(SFedHP))
+    assert describe(4) == "4"

@@ -1,0 +1,138 @@
+"""What is exported is there, what is there is exported, and imports point one way."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import covey
+from covey import Algorithm, algorithms
+from covey.codecs import CODECS
+
+ROOT = Path(covey.__file__).parent
+PACKAGES = ["covey", "covey.algorithms", "covey.codecs", "covey.data", "covey.models"]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_all_is_honest(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__all__ == sorted(module.__all__)
+    assert len(set(module.__all__)) == len(module.__all__)
+    for export in module.__all__:
+        assert getattr(module, export) is not None
+    public = {
+        key for key, value in vars(module).items()
+        if not key.startswith("_") and getattr(value, "__module__", "").startswith("covey")
+    }  # fmt: skip
+    assert public <= set(module.__all__)
+
+
+def files(folder: str) -> list[Path]:
+    return [path for path in sorted((ROOT / folder).glob("*.py")) if path.stem != "__init__"]
+
+
+@pytest.mark.parametrize("path", files("algorithms"), ids=lambda path: path.stem)
+def test_every_algorithm_file_is_exported(path: Path) -> None:
+    module = importlib.import_module(f"covey.algorithms.{path.stem}")
+    own = [
+        c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == module.__name__
+    ]
+    assert len(own) == 1
+    (algorithm,) = own
+    assert getattr(algorithms, algorithm.__name__) is algorithm
+    assert algorithm.__name__ in algorithms.__all__
+    assert algorithm.__name__.lower() == path.stem
+    assert dataclasses.is_dataclass(algorithm)
+    assert algorithm.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert algorithm.__doc__
+    assert module.__doc__
+
+
+@pytest.mark.parametrize("path", files("models"), ids=lambda path: path.stem)
+def test_every_model_file_is_exported(path: Path) -> None:
+    assert path.stem in covey.models.__all__
+
+
+def test_every_codec_has_its_own_name() -> None:
+    assert all(codec.name == name for name, codec in CODECS.items())
+    assert {path.stem for path in files("codecs")} >= set(CODECS)
+
+
+def test_the_kernel_loads_nothing_but_torch_numpy_and_safetensors() -> None:
+    script = "import sys; before = set(sys.modules); import covey; print(*sorted({m.split('.')[0] for m in set(sys.modules) - before}))"
+    loaded = set(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split())
+    assert {"covey", "torch", "numpy", "safetensors"} <= loaded
+    assert not loaded & {
+        "matplotlib",
+        "rich",
+        "typer",
+        "pydantic",
+        "scipy",
+        "grpc",
+        "pandas",
+        "sklearn",
+        "torchvision",
+        "hypothesis",
+    }
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def outside(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"covey", "__future__"}
+
+
+KERNEL = [path for path in sorted(ROOT.glob("*.py")) if path.stem not in ("__init__", "__main__")]
+LIBRARY = [*KERNEL, *(path for folder in ("algorithms", "codecs", "models", "data") for path in files(folder))]
+
+
+def test_there_is_a_kernel_to_look_at() -> None:
+    assert {"run", "nodes", "task", "store", "draws"} <= {path.stem for path in KERNEL}
+    assert "torch" in outside(ROOT / "task.py")
+
+
+@pytest.mark.parametrize("path", KERNEL, ids=lambda path: path.stem)
+def test_the_kernel_imports_neither_algorithms_nor_runtimes(path: Path) -> None:
+    above = {
+        name for name in imports(path) if name.startswith(("covey.algorithms", "covey.runtimes", "covey.report", "covey.cli"))
+    }
+    if path.stem == "run":  # the one place that puts the pieces together
+        above = {name for name in above if not name.startswith("covey.runtimes")}
+    assert above == set()
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_only_three_libraries_are_imported(path: Path) -> None:
+    assert outside(path) <= {"torch", "numpy", "safetensors"}
+
+
+@pytest.mark.parametrize("path", files("algorithms"), ids=lambda path: path.stem)
+def test_algorithms_do_not_import_each_other_or_a_runtime(path: Path) -> None:
+    assert not {name for name in imports(path) if name.startswith(("covey.algorithms", "covey.runtimes", "covey.run"))}
+
+
+@pytest.mark.parametrize("path", files("runtimes"), ids=lambda path: path.stem)
+def test_runtimes_do_not_import_algorithms(path: Path) -> None:
+    assert not {name for name in imports(path) if name.startswith(("covey.algorithms.", "covey.run."))}
+
+
+def test_no_pickle_and_no_global_seed() -> None:
+    for path in ROOT.rglob("*.py"):
+        names = imports(path)
+        assert not names & {"pickle", "dill", "cloudpickle", "shelve"}, path
+        called = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+        assert not called & {"torch.load", "torch.save", "np.load", "torch.manual_seed", "eval", "exec"}, path

@@ -1,0 +1,128 @@
+"""Many models at once give what each module gives alone, values and gradients."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covey.forward import forward
+from covey.models import linear, mlp
+from covey.space import Space
+
+N, B = 4, 5
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(6, 6), nn.Linear(6, 3), nn.LayerNorm(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.second(self.norm(x + torch.tanh(self.first(x))))
+
+
+def stack(*activations: nn.Module) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for activation in activations:
+        layers += [nn.Linear(6, 6), activation]
+    return nn.Sequential(*layers, nn.Linear(6, 3))
+
+
+def frozen_bias() -> nn.Sequential:
+    module = mlp(6, 4, 3)
+    module[1].bias.requires_grad_(False)
+    return module
+
+
+def shared_activation() -> nn.Sequential:
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3))
+
+
+def shared_layer() -> nn.Sequential:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.ReLU(), nn.Linear(6, 3))
+
+
+def check(module: nn.Module, x: Tensor, path: str) -> None:
+    space = Space(module.double())
+    passes = forward(space)
+    assert passes.path == path
+    rows = torch.randn(N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaves = [slot.view(rows).clone().requires_grad_() for slot in space.slots]
+    out = passes(leaves, x)
+    gradients = torch.autograd.grad(out.sin().sum(), leaves)
+    for i in range(N):
+        alone = space.fill(rows[i])
+        expected = alone(x[i])
+        torch.testing.assert_close(out[i], expected, atol=1e-12, rtol=1e-12)
+        alone.zero_grad()
+        expected.sin().sum().backward()
+        named = dict(alone.named_parameters())
+        for slot, gradient in zip(space.slots, gradients, strict=True):
+            own = named[slot.name].grad
+            torch.testing.assert_close(gradient[i], own.t() if slot.transposed else own, atol=1e-12, rtol=1e-12)
+    assert passes([leaf[:0] for leaf in leaves], x[:0]).shape == (0, *out.shape[1:])
+
+
+def inputs(*shape: int) -> Tensor:
+    return torch.randn(N, B, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(), nn.ELU(), nn.SELU(), nn.GELU(), nn.SiLU(), nn.Mish(), nn.Tanh(), nn.Sigmoid(),
+        nn.Softplus(), nn.Hardtanh(), nn.Hardswish(), nn.Identity(), nn.Dropout(0.0),
+    ],
+    ids=lambda a: type(a).__name__,
+)  # fmt: skip
+def test_stacks_of_linear_layers(activation: nn.Module) -> None:
+    check(stack(activation, nn.Tanh()), inputs(2, 3), "batched")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        mlp(6, 5, 4, 3), linear(6, 3), linear(6, 3, bias=False), nn.Linear(6, 3),
+        nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Linear(4, 3)),
+    ],
+    ids=["mlp", "linear", "no bias", "bare", "nested"],
+)  # fmt: skip
+def test_other_shapes_of_stacks(module: nn.Module) -> None:
+    check(module, inputs(6), "batched")
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (Residual(), (2, 3)),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)), (1, 6, 6)),
+        (nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3)), (6,)),
+        (nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), (6,)),
+        (frozen_bias(), (6,)),
+    ],
+    ids=["residual", "convolution", "group norm", "in place", "frozen bias"],
+)
+def test_any_other_module_runs_through_vmap(module: nn.Module, shape: tuple[int, ...]) -> None:
+    check(module, inputs(*shape), "vmap")
+
+
+@pytest.mark.xfail(strict=True, reason="bug: named_children() gives a module that stands twice only once")
+@pytest.mark.parametrize(
+    ("module", "path"), [(shared_activation(), "batched"), (shared_layer(), "vmap")], ids=["activation", "layer"]
+)
+def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> None:
+    check(module, inputs(6), path)
+
+
+def test_order_of_private_layers_changes_nothing() -> None:
+    module = mlp(6, 4, 3).double()
+    plain, private = Space(module), Space(module, private=["1.*"])
+    row = torch.randn(1, plain.width, dtype=torch.float64)
+    other = private.row(plain.fill(row[0]))[None]
+    x = inputs(6)[:1]
+    assert not torch.equal(row, other)
+    a = forward(plain)([slot.view(row) for slot in plain.slots], x)
+    b = forward(private)([slot.view(other) for slot in private.slots], x)
+    assert torch.equal(a, b)

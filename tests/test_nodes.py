@@ -1,0 +1,141 @@
+"""What a program may use: its data, memory, draws and numbers of its own."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.algorithm import Algorithm
+from covey.codecs import CODECS
+from covey.data import own_parts
+from covey.errors import ConfigError, ProgramError
+from covey.models import mlp
+from covey.nodes import Nodes
+from covey.replies import Exact
+from covey.runtimes.simulator import Simulator
+from covey.task import Task
+from covey.tree import Tree
+
+
+class Nobody(Algorithm):
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        return w
+
+    def edge(self, me: Nodes, w: Tensor) -> Tensor:
+        return w
+
+    def device(self, me: Nodes, w: Tensor) -> Tensor:
+        return w
+
+
+def simulator(batches: str = "uniform", seed: int = 0) -> Simulator:
+    pairs = [(torch.arange(float(n))[:, None] + 100 * n, torch.zeros(n, dtype=torch.int64)) for n in (2, 3, 4, 5, 6)]
+    task = Task(mlp(1, 2, 2), own_parts(train=pairs, classes=2), private=("3.*",), dtype=torch.float64)
+    links = dict.fromkeys(("server-edge", "edge-device"), CODECS["dense"])
+    return Simulator(Nobody(), Tree.grouped([2, 3]), task, links, seed=seed, batches=batches)  # type: ignore[arg-type]
+
+
+def nodes(ids: list[int], *, tier: str = "device", round: int = 0, path: int = 0, on: Simulator | None = None) -> Nodes:
+    return Nodes(on or simulator(), tier, torch.tensor(ids, dtype=torch.int64), round=round, path=path)
+
+
+def test_who_they_are() -> None:
+    assert nodes([0, 1], tier="edge").children.tolist() == [2, 3]
+    assert nodes([1], tier="edge").leaf is False
+    assert nodes([4]).leaf is True
+    assert len(nodes([3, 4])) == 2
+    me = nodes([0])
+    assert (me.shared, me.private) == (slice(0, 4), slice(4, 10))
+
+
+def test_draws_belong_to_the_address() -> None:
+    def draw(me: Nodes) -> list[Tensor]:
+        return [me.uniform("a", 2), me.uniform("a", 2), me.normal("b", 3), me.batch(4).x]
+
+    base = draw(nodes([0, 1, 2, 3, 4]))
+    for a, b in zip(base, draw(nodes([3, 1])), strict=True):
+        assert torch.equal(a[[3, 1]], b)
+    assert not torch.equal(base[0], base[1])  # the second call of a stream
+    for other in (nodes([0, 1, 2, 3, 4], round=1), nodes([0, 1, 2, 3, 4], path=5), nodes([0, 1, 2, 3, 4], on=simulator(seed=1))):
+        assert all(not torch.equal(a, b) for a, b in zip(base, draw(other), strict=True))
+    me = nodes([0, 1, 2, 3, 4])
+    me.uniform("other")
+    me.batch(4, stream="probe")
+    assert all(torch.equal(a, b) for a, b in zip(base, draw(me), strict=True))  # streams do not disturb each other
+    assert base[0].dtype == torch.float64
+
+
+def test_a_batch_holds_the_nodes_own_examples() -> None:
+    batch = nodes([1, 4]).batch(50)
+    assert batch is not None
+    assert sorted(set(batch.x[0].flatten().tolist())) == [300.0, 301.0, 302.0]
+    assert set(batch.x[1].flatten().tolist()) == {600.0 + k for k in range(6)}
+    assert nodes([0]).batch(None) is None
+
+
+def test_cyclic_batches_go_on_where_the_last_call_stopped() -> None:
+    on = simulator("cyclic")
+    seen: list[list[float]] = []
+    for round, ids in enumerate([[1], [0, 1], [0], [1, 4]]):
+        me = nodes(ids, round=round, on=on)
+        batch = me.batch(2)
+        if 1 in ids:
+            at = ids.index(1)
+            seen.append(batch.x[at, batch.weight[at] == 1, 0].tolist())
+        on._commit([me], me.ids, round)
+        on.store.commit()
+    assert seen == [[300.0, 301.0], [302.0], [300.0, 301.0]]
+    assert not on.store.get("device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0).any()
+
+
+def test_weights() -> None:
+    weight = nodes([0, 4]).weight("samples")
+    assert isinstance(weight, Exact)
+    assert weight.rows.tolist() == [[2.0], [6.0]]
+    assert nodes([0, 4]).weight("uniform") is None
+
+
+def test_memory_within_and_after_a_call() -> None:
+    on = simulator()
+    me = nodes([1, 3], round=4, on=on)
+    row = torch.ones(2, 3)
+    assert me.recall("a") is None
+    assert me.recall("a", default=row) is row
+    assert me.age("a").tolist() == [[-1], [-1]]
+    kept = me.keep("a", 2 * row)
+    assert torch.equal(me.recall("a", default=row), kept)  # visible to the call itself
+    assert nodes([1], on=on).recall("a") is None  # and to nobody else before it ends
+    on._commit([me], me.ids, 4)
+    later = nodes([0, 1], round=6, on=on)
+    assert later.recall("a", default=torch.zeros(2, 3)).tolist() == [[0.0] * 3, [2.0] * 3]
+    assert later.recall("a", default=torch.zeros(2, 3), since=5).tolist() == [[0.0] * 3] * 2
+    assert later.age("a").tolist() == [[-1], [2]]
+    with pytest.raises(ProgramError, match=r"keep\('a'\) got 3 rows for 2 nodes"):
+        me.keep("a", torch.ones(3, 3))
+
+
+def test_a_number_for_all_or_one_for_each() -> None:
+    me = nodes([4, 0])
+    assert me.own(0.5) == 0.5
+    column = me.own([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert isinstance(column, Tensor)
+    assert column.tolist() == [[0.5], [0.1]]
+    assert nodes([1], tier="edge").own([1.0, 2.0]).tolist() == [[2.0]]  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=r"a list of 2 values for 5 nodes of tier device: \[1, 2\]"):
+        me.own([1, 2])
+
+
+def test_initial_rows_are_the_same_for_all_and_may_be_changed() -> None:
+    on = simulator()
+    me = nodes([0, 3], on=on)
+    rows = me.initial()
+    assert torch.equal(rows[0], rows[1])
+    rows.zero_()
+    assert torch.equal(me.initial()[0], on.initial())
+    assert on.initial().any()
+
+
+def test_one_row_per_node_is_sent() -> None:
+    with pytest.raises(ProgramError, match=r"edge: ask\(device\) got 3 rows for 2 nodes"):
+        nodes([0, 1], tier="edge").ask(Nobody().device, torch.ones(3, 2))
+    with pytest.raises(ProgramError, match="a device asked for device, but it has no children"):
+        nodes([0, 1]).ask(Nobody().device, torch.ones(2, 2))

@@ -1,0 +1,18 @@
+"""The programs in README.md run as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_program_of_the_readme_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "README.md", "exec"), {})
+    assert "round" in capsys.readouterr().out
+
+
+def test_the_readme_has_the_shortest_program_and_one_with_own_data() -> None:
+    assert len(BLOCKS) == 2

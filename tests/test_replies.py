@@ -1,0 +1,136 @@
+"""Reductions per asker, against a loop over the answers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from covey.errors import ProgramError
+from covey.replies import Exact, Replies, exact
+
+quick = settings(max_examples=60, deadline=None, database=None)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """(rows, mask, weights, asker, askers) of up to 12 answers to up to 5 askers, some of whom nobody answers."""
+    askers, count, width = draw(st.integers(1, 5)), draw(st.integers(0, 12)), draw(st.integers(1, 3))
+    asker = sorted(draw(st.lists(st.integers(0, askers - 1), min_size=count, max_size=count)))
+    numbers = st.floats(-10, 10, width=32)
+    rows = [[draw(numbers) for _ in range(width)] for _ in range(count)]
+    mask = [[draw(st.booleans()) for _ in range(width)] for _ in range(count)]
+    weights = [[draw(st.sampled_from([0.0, 0.5, 1.0, 3.0]))] for _ in range(count)]
+    shaped = torch.tensor(rows, dtype=torch.float64).reshape(count, width)
+    return (
+        shaped,
+        torch.tensor(mask, dtype=torch.bool).reshape(count, width),
+        torch.tensor(weights, dtype=torch.float64).reshape(count, 1),
+        torch.tensor(asker, dtype=torch.int64),
+        askers,
+    )
+
+
+def naive(rows: Tensor, mask: Tensor, weights: Tensor, asker: Tensor, askers: int) -> tuple[list[list[float]], list[list[float]]]:
+    total = [[0.0] * rows.shape[1] for _ in range(askers)]
+    scale = [[0.0] * rows.shape[1] for _ in range(askers)]
+    for i, a in enumerate(asker.tolist()):
+        for c in range(rows.shape[1]):
+            total[a][c] += float(rows[i, c] * mask[i, c] * weights[i, 0])
+            scale[a][c] += float(mask[i, c] * weights[i, 0])
+    return total, scale
+
+
+@quick
+@given(case=answers(), masked=st.booleans(), weighted=st.booleans())
+def test_means_and_sums_equal_a_loop(case: tuple[Tensor, Tensor, Tensor, Tensor, int], masked: bool, weighted: bool) -> None:
+    rows, mask, weights, asker, askers = case
+    replies = Replies(rows, asker=asker, askers=askers, mask=mask if masked else None)
+    weight = Replies(weights, asker=asker, askers=askers) if weighted else None
+    if not masked:
+        mask = torch.ones_like(mask)
+    if not weighted:
+        weights = torch.ones_like(weights)
+    total, scale = (torch.tensor(t, dtype=torch.float64) for t in naive(rows, mask, weights, asker, askers))
+
+    sums, weights_sum = replies.sums(weight)
+    torch.testing.assert_close(sums, total)
+    torch.testing.assert_close(weights_sum.expand_as(scale), scale)
+    assert replies.count.tolist() == torch.bincount(asker, minlength=askers).tolist()
+
+    default = torch.arange(askers * rows.shape[1], dtype=torch.float64).view(askers, -1)
+    expected = torch.where(scale == 0, default, total / scale)
+    torch.testing.assert_close(replies.mean(weight=weight, default=default), expected)
+    if (scale == 0).any():
+        with pytest.raises(ProgramError, match="the mean of no answers"):
+            replies.mean(weight=weight)
+    else:
+        torch.testing.assert_close(replies.mean(weight=weight), expected)
+
+
+@quick
+@given(case=answers())
+def test_the_sum_leaves_out_what_is_masked(case: tuple[Tensor, Tensor, Tensor, Tensor, int]) -> None:
+    rows, mask, _, asker, askers = case
+    for sent, total in ((mask, rows * mask), (None, rows)):
+        replies = Replies(rows, asker=asker, askers=askers, mask=sent)
+        expected = torch.stack([total[asker == a].sum(0) for a in range(askers)])
+        torch.testing.assert_close(replies.sum(), expected)
+        message = replies.total()
+        assert isinstance(message, Exact)
+        torch.testing.assert_close(message.rows, expected)
+
+
+def test_an_askers_bits_do_not_depend_on_other_askers() -> None:
+    rows = torch.randn(60, 7, generator=torch.Generator().manual_seed(0))
+    asker = torch.arange(60) % 4
+    order = torch.argsort(asker, stable=True)
+    replies = Replies(rows[order], asker=asker[order], askers=4)
+    weights = torch.rand(60, 1, generator=torch.Generator().manual_seed(1))[order]
+    for a in range(4):
+        mine = asker[order] == a
+        nobody = torch.zeros(int(mine.sum()), dtype=torch.int64)
+        alone = Replies(rows[order][mine], asker=nobody, askers=1)
+        assert torch.equal(alone.mean()[0], replies.mean()[a])
+        weight, weight_alone = Replies(weights, asker=asker[order], askers=4), Replies(weights[mine], asker=nobody, askers=1)
+        assert torch.equal(alone.mean(weight=weight_alone)[0], replies.mean(weight=weight)[a])
+
+
+def test_gather_says_who_sent_what_to_whom() -> None:
+    rows, asker, child = torch.randn(3, 2), torch.tensor([0, 0, 2]), torch.tensor([1, 4, 0])
+    gathered = Replies(rows, asker=asker, askers=3, child=child).gather()
+    assert torch.equal(gathered.rows, rows)
+    assert gathered.asker.tolist() == [0, 0, 2]
+    assert gathered.child.tolist() == [1, 4, 0]
+    with pytest.raises(ProgramError, match="cannot be gathered"):
+        Replies(rows, asker=asker, askers=3).gather()
+
+
+def test_a_program_that_answers_nothing() -> None:
+    nothing = Replies(None, asker=torch.tensor([0, 0]), askers=1)
+    assert nothing.count.tolist() == [2]
+    assert nothing.sum() is None
+    assert nothing.total() is None
+    for reduce in (nothing.mean, nothing.sums):
+        with pytest.raises(ProgramError, match="answers None"):
+            reduce()
+    some = Replies(torch.tensor([[1.0], [3.0]]), asker=torch.tensor([0, 0]), askers=1)
+    assert some.mean(weight=nothing).tolist() == [[2.0]]  # a device that sends no weight weighs as all others
+
+
+def test_weights_are_one_number_per_answer() -> None:
+    asker = torch.tensor([0, 0])
+    rows = Replies(torch.ones(2, 3), asker=asker, askers=1)
+    with pytest.raises(ProgramError, match=r"weights of shape \(2, 3\) for 2 answers; answer one number per node"):
+        rows.mean(weight=Replies(torch.ones(2, 3), asker=asker, askers=1))
+    with pytest.raises(ProgramError, match=r"weights of shape \(1, 1\) for 2 answers"):
+        rows.sums(Replies(torch.ones(1, 1), asker=asker[:1], askers=1))
+
+
+def test_no_askers_and_dtype() -> None:
+    empty = Replies(torch.empty(0, 4), asker=torch.empty(0, dtype=torch.int64), askers=0)
+    assert empty.mean().shape == (0, 4)
+    assert empty.count.tolist() == []
+    weights = Replies(torch.ones(1, 1, dtype=torch.float64), asker=torch.tensor([0]), askers=1)
+    assert Replies(torch.ones(1, 2), asker=torch.tensor([0]), askers=1).mean(weight=weights).dtype == torch.float32
+    assert exact(torch.ones(1, 2)).rows.shape == (1, 2)

@@ -1,0 +1,278 @@
+"""A run is an iterator; it stops, is looked at, saved and resumed, and refuses what is not its own."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import covey
+from covey import Experiment, Tree
+from covey.algorithms import FedAvg, PFedMe, SFedHP
+from covey.checkpoint import FORMAT
+from covey.data import synthetic
+from covey.errors import CheckpointError, ConfigError
+from covey.models import mlp
+from covey.run import Round
+
+DATA = synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 25])
+MODEL = mlp(60, 8, 10)
+TREE = Tree.grouped([2, 4])
+
+
+def experiment(**more: Any) -> Experiment:
+    given = {
+        "algorithm": SFedHP(sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5, gamma1=0.001),
+        "data": DATA, "model": MODEL, "tree": TREE, "rounds": 4, "codec": "bitmap", "batches": "cyclic", **more,
+    }  # fmt: skip
+    return Experiment(**given)
+
+
+def test_it_is_an_iterator_of_rounds() -> None:
+    run = covey.run(experiment())
+    assert iter(run) is run
+    assert isinstance(run, Iterator)
+    first = next(run)
+    assert (first.round, run.round) == (0, 1)
+    rest = list(run)
+    assert [record.round for record in rest] == [1, 2, 3]
+    assert run.history == [first, *rest]
+    assert list(run) == []
+    with pytest.raises(StopIteration):
+        next(run)
+
+
+def test_every_record_names_its_cohorts() -> None:
+    for record in covey.run(experiment()):
+        assert record.cohorts.keys() == {"edge", "device"}
+        (edge,) = record.cohorts["edge"]
+        assert set(record.cohorts["device"]) <= ({0, 1} if edge == 0 else {2, 3, 4, 5})
+        assert record.cohorts["device"] == sorted(set(record.cohorts["device"]))
+
+
+def test_records_are_json() -> None:
+    for record in covey.run(experiment(score_every=3)):
+        back = json.loads(json.dumps(record.as_dict()))
+        assert back["round"] == record.round
+        assert back["cohorts"] == record.cohorts
+        assert sum(t["bytes"] for key, t in back["traffic"].items() if key.endswith("/train")) == record.bytes()
+        assert bool(back["models"]) == (record.round in (2, 3))
+        assert f"round {record.round:4d}" in str(record)
+        assert ("personal 0." in str(record)) == (record.round in (2, 3))
+
+
+def test_rows_and_modules() -> None:
+    run = covey.run(experiment())
+    record = next(run)
+    ids, rows = run.rows("personal")
+    assert ids.tolist() == record.cohorts["device"]
+    assert rows.shape == (len(ids), run.w.shape[1])
+    x = DATA.x[:3]
+    module = run.module("personal", int(ids[0]))
+    assert isinstance(module, nn.Sequential)
+    with torch.no_grad():
+        assert not torch.equal(module(x), run.module()(x))
+        weight = dict(run.module().named_parameters())["1.weight"]
+    assert torch.equal(weight.t().reshape(-1), run.w[0, : 60 * 8])
+    run.rows()[1].zero_()
+    assert run.w.any()
+    absent = next(d for d in range(6) if d not in ids.tolist())
+    with pytest.raises(ConfigError, match=f"node {absent} keeps no 'personal' yet; these do: \\["):
+        run.module("personal", absent)
+    with pytest.raises(ConfigError, match="no model 'theta' in this run; there are global, edge, edge_global, personal"):
+        run.rows("theta")
+
+
+def equal(a: covey.Run, b: covey.Run) -> None:
+    assert torch.equal(a.w, b.w)
+    one, two = list(a.simulator.store.dump()), list(b.simulator.store.dump())
+    assert [entry[:2] for entry in one] == [entry[:2] for entry in two]
+    for left, right in zip(one, two, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(left[2:], right[2:], strict=True))
+    assert a.simulator.meter == b.simulator.meter
+    assert [dataclasses.replace(r, seconds=0.0) for r in a.history] == [dataclasses.replace(r, seconds=0.0) for r in b.history]
+
+
+def test_resumed_is_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    whole = covey.run(experiment())
+    list(whole)
+    part = covey.run(experiment(rounds=2))
+    list(part)
+    part.save(tmp_path / "run")
+    more = covey.run(experiment(), resume=tmp_path / "run")
+    assert more.round == 2
+    assert [record.round for record in more] == [2, 3]
+    equal(whole, more)
+    assert not torch.equal(whole.w, part.w)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the fingerprint hashes values that the seed replaces, so no new process can resume")
+def test_a_run_of_the_same_description_made_anew_may_be_resumed(tmp_path: Path) -> None:
+    """`mlp` initialises from torch's global generator, which decides nothing here."""
+    run = covey.run(experiment(model=mlp(60, 8, 10)))
+    next(run)
+    run.save(tmp_path / "run")
+    again = covey.run(experiment(model=mlp(60, 8, 10)), resume=tmp_path / "run")
+    next(run), next(again)
+    assert torch.equal(run.w, again.w)
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    plain, saved = covey.run(experiment()), covey.run(experiment())
+    for _ in zip(plain, saved, strict=True):
+        saved.save(tmp_path / "run")
+    equal(plain, saved)
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_saved_before_the_first_round(tmp_path: Path) -> None:
+    covey.run(experiment()).save(tmp_path / "run")
+    a, b = covey.run(experiment()), covey.run(experiment(), resume=tmp_path / "run")
+    list(a), list(b)
+    equal(a, b)
+
+
+def test_nothing_left_to_run(tmp_path: Path) -> None:
+    run = covey.run(experiment(rounds=2))
+    list(run)
+    run.save(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"rounds = 2, but .*run has run 2 already; give more rounds"):
+        covey.run(experiment(rounds=2), resume=tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = covey.run(experiment())
+    next(run)
+    path = tmp_path_factory.mktemp("saved") / "run"
+    run.save(path)
+    return path
+
+
+OTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "algorithm": ({"algorithm": FedAvg(), "codec": "bitmap"}, r"FedAvg\(sample=None"),
+    "a field of it": (
+        {"algorithm": SFedHP(lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5)},
+        r"lam1=24\.0",
+    ),
+    "seed": ({"seed": 1}, "its seed is 0, this one's is 1"),
+    "data": ({"data": synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 26])}, "its data is"),
+    "tree": ({"tree": Tree.grouped([3, 3])}, "its tree is .*this one's is"),
+    "model": ({"model": mlp(60, 9, 10)}, "its model is"),
+    "codec": ({"codec": "dense"}, "its codec is bitmap, this one's is dense"),
+    "idle": ({"idle": "train"}, "its idle is skip, this one's is train"),
+    "dtype": ({"dtype": torch.float64}, "its dtype is"),
+    "protocol": ({"protocol": "paper"}, "its protocol is honest"),
+    "batches": ({"batches": "uniform"}, "its batches is cyclic"),
+    "l2": ({"l2": 0.1}, r"its l2 is 0\.0, this one's is 0\.1"),
+    "private": ({"private": ("1.*",)}, "its private is"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_foreign_checkpoint_names_what_differs(saved: Path, what: str) -> None:
+    change, words = OTHER[what]
+    with pytest.raises(CheckpointError, match=words):
+        covey.run(experiment(**change), resume=saved)
+
+
+def rewritten(path: Path, target: Path, **change: Any) -> Path:
+    """The checkpoint with some facts or tensors replaced, or left out where they are None."""
+    raw = path.read_bytes()
+    head = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    facts = json.loads(head["__metadata__"]["facts"]) | {k: v for k, v in change.items() if not isinstance(v, torch.Tensor)}
+    tensors = load_file(path) | {k: v for k, v in change.items() if isinstance(v, torch.Tensor)}
+    if "server" in change and change["server"] is None:
+        del tensors["server"]
+    save_file(
+        tensors, target, metadata={"format": FORMAT, "facts": json.dumps({k: v for k, v in facts.items() if v is not None})}
+    )
+    return target
+
+
+def test_a_rewritten_checkpoint_still_works(saved: Path, tmp_path: Path) -> None:
+    assert covey.run(experiment(), resume=rewritten(saved, tmp_path / "run")).round == 1
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: a well-formed file with missing or wrong entries raises KeyError and the like, or is taken"
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"experiment": None}, {"columns": None}, {"round": None}, {"history": None}, {"meter": None}, {"server": None},
+        {"round": "three"}, {"round": -1}, {"columns": [["device", "personal"]] * 9}, {"columns": [["moon", "personal"]]},
+        {"history": [{}]}, {"server": torch.zeros(1, 3)}, {"server": torch.zeros(2, 578)}, {"0.ids": torch.tensor([99])},
+    ],
+    ids=lambda change: " ".join(f"{k}={str(v)[:20]}" for k, v in change.items()),
+)  # fmt: skip
+def test_a_checkpoint_with_missing_or_wrong_entries(saved: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError):
+        covey.run(experiment(), resume=rewritten(saved, tmp_path / "run", **change))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"PK\x03\x04 a zip", b'{"round": 1}'])
+def test_a_corrupt_checkpoint(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run").write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        covey.run(experiment(), resume=tmp_path / "run")
+
+
+def test_a_missing_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        covey.run(experiment(), resume=tmp_path / "run")
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the fingerprint hashes values that the seed replaces, so no new process can resume")
+def test_a_new_process_goes_on(tmp_path: Path) -> None:
+    script = """
+import sys, covey
+e = covey.Experiment(covey.algorithms.PFedMe(sample=2, local_rounds=2, batch=4), covey.data.synthetic(devices=4, sizes=[20] * 4),
+                     covey.models.mlp(60, 5, 10), covey.Tree.flat(4), 3)
+run = covey.run(e, resume=sys.argv[1])
+list(run)
+run.save(sys.argv[2])
+"""
+    data, model = synthetic(devices=4, sizes=[20] * 4), mlp(60, 5, 10)
+    run = covey.run(Experiment(PFedMe(sample=2, local_rounds=2, batch=4), data, model, Tree.flat(4), 3))
+    next(run)
+    run.save(tmp_path / "half")
+    subprocess.run([sys.executable, "-c", script, tmp_path / "half", tmp_path / "resumed"], check=True, capture_output=True)
+    list(run)
+    run.save(tmp_path / "whole")
+    whole, resumed = load_file(tmp_path / "whole"), load_file(tmp_path / "resumed")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_papers_protocol_trains_on_the_validation_part() -> None:
+    honest, paper = (covey.run(experiment(protocol=p, rounds=1)) for p in ("honest", "paper"))
+    count = torch.arange(6)
+    validation = DATA.validation.counts()
+    got = paper.simulator.task.counts("train", count) - honest.simulator.task.counts("train", count)
+    assert torch.equal(got, validation)
+    assert not paper.simulator.task.counts("validation", count).any()
+
+
+def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
+    given: dict[str, Any] = {
+        "algorithm": PFedMe(sample=2, local_rounds=2, batch=4),
+        "tree": Tree.flat(6),
+        "rounds": 2,
+        "batches": "uniform",
+    }
+    base, same, other = (covey.run(experiment(seed=seed, **given)) for seed in (0, 0, 1))
+    torch.manual_seed(5)
+    records: list[list[Round]] = [list(run) for run in (base, same, other)]
+    assert torch.equal(base.w, same.w)
+    assert [r.cohorts for r in records[0]] == [r.cohorts for r in records[1]]
+    assert not torch.equal(base.w, other.w)
+    assert not torch.equal(base.simulator.initial(), other.simulator.initial())

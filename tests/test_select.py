@@ -1,0 +1,67 @@
+"""The reported round is chosen on validation; the best on test is named as such."""
+
+import pytest
+
+from covey.errors import ConfigError
+from covey.run import Round
+from covey.score import Model, Score
+from covey.select import select
+
+
+def score(accuracy: float | None, loss: float | None = 1.0) -> Score:
+    return Score(accuracy, accuracy, accuracy, loss, 10, accuracy)
+
+
+def history(*figures: tuple[Score | None, Score | None], model: str = "global") -> list[Round]:
+    """One round for each pair (validation, test); (None, None) is a round that was not scored."""
+    rounds = []
+    for at, pair in enumerate(figures):
+        scores = {part: s for part, s in zip(("validation", "test"), pair, strict=True) if s is not None}
+        models = {model: Model("server", 1, 0.0, 1.0, 0.0, scores)} if scores else {}
+        rounds.append(Round(at, {}, {}, models, 0.0))
+    return rounds
+
+
+RUN = history(
+    (score(0.5), score(0.6)),
+    (None, None),
+    (score(0.8), score(0.7)),
+    (score(0.7), score(0.9)),
+    (score(0.8), score(0.1)),
+    (score(0.6), score(0.5)),
+)
+
+
+def test_chosen_on_validation_and_the_first_of_equals() -> None:
+    assert select(RUN).chosen.round == 2
+    assert select(RUN).best_on_test.round == 3
+    assert select(RUN).last.round == 5
+
+
+def test_the_papers_protocol_chooses_on_test() -> None:
+    without = history(*((None, score(a)) for a in (0.2, 0.9, 0.3)))
+    picked = select(without, protocol="paper")
+    assert (picked.chosen.round, picked.best_on_test.round, picked.last.round) == (1, 1, 2)
+    with pytest.raises(ConfigError, match="round 0 was not scored on 'validation'; add it to the experiment's parts"):
+        select(without)
+
+
+def test_regression_is_chosen_by_the_smallest_loss() -> None:
+    runs = history(*((score(None, v), score(None, t)) for v, t in ((3.0, 1.0), (1.0, 5.0), (2.0, 0.5))))
+    assert select(runs).chosen.round == 1
+    assert select(runs).best_on_test.round == 2
+
+
+def test_other_models() -> None:
+    assert select(history((score(0.1), score(0.1)), model="personal"), "personal").chosen.round == 0
+    with pytest.raises(ConfigError, match="no round of this run scored a model 'personal'"):
+        select(RUN, "personal")
+    with pytest.raises(ConfigError, match="no round"):
+        select([])
+
+
+@pytest.mark.xfail(strict=True, reason="bug: with no validation example all rounds are -inf and round 0 is 'chosen' in silence")
+def test_nothing_to_choose_on_is_an_error() -> None:
+    empty = Score(None, None, None, None, 0, None)
+    with pytest.raises(ConfigError, match="validation"):
+        select(history((empty, score(0.1)), (empty, score(0.9))))

@@ -1,0 +1,131 @@
+"""A module's parameters as a row, and back."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covey.errors import ModelError
+from covey.models import mlp
+from covey.space import Space
+
+
+class Mixed(nn.Module):
+    """Linear, convolution, a bare parameter and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 2, 3)
+        self.head = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.tensor([2.0]))
+        self.fixed = nn.Parameter(torch.arange(3.0), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x[:, None]).flatten(1)) * self.scale + self.fixed
+
+
+def test_row_to_module_to_row() -> None:
+    for module in (mlp(3, 4, 2), Mixed(), nn.Linear(2, 3, bias=False)):
+        space = Space(module)
+        row = torch.randn(space.width)
+        assert torch.equal(space.row(space.fill(row)), row)
+        assert torch.equal(space.row(module), space.row(space.fill(space.row(module))))
+
+
+def test_filling_leaves_the_module_alone() -> None:
+    module = mlp(3, 2)
+    before = [p.clone() for p in module.parameters()]
+    space = Space(module)
+    space.fill(torch.zeros(space.width))
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_only_linear_weights_lie_transposed() -> None:
+    module = Mixed()
+    space = Space(module)
+    assert {slot.name: slot.transposed for slot in space.slots} == {
+        "scale": False, "conv.weight": False, "conv.bias": False, "head.weight": True, "head.bias": False,
+    }  # fmt: skip
+    row = space.row(module)
+    by_name = {slot.name: slot for slot in space.slots}
+    head = by_name["head.weight"]
+    assert torch.equal(row[head.start : head.stop].view(4, 3), module.head.weight.t())
+    assert torch.equal(by_name["conv.weight"].view(row[None])[0], module.conv.weight)
+    assert [slot.start for slot in space.slots[1:]] == [slot.stop for slot in space.slots[:-1]]
+    assert space.slots[-1].stop == space.width
+
+
+def test_a_view_shares_the_rows_memory() -> None:
+    space = Space(mlp(2, 2))
+    rows = torch.zeros(3, space.width)
+    space.slots[0].view(rows)[1] = 7.0
+    assert rows[1].tolist() == [7.0] * 4 + [0.0] * 2
+    assert rows[[0, 2]].abs().sum() == 0
+
+
+def test_private_parameters_come_last() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1))
+    space = Space(module, private=["0.*", "2.bias"])
+    assert [slot.name for slot in space.slots] == ["1.weight", "1.bias", "2.weight", "0.weight", "0.bias", "2.bias"]
+    assert (space.shared, space.width) == (8, 17)
+    assert torch.equal(space.row(space.fill(torch.arange(17.0))), torch.arange(17.0))
+    assert Space(module).shared == 17
+    assert Space(module, private=["*"]).shared == 0
+
+
+def test_frozen_parameters_are_left_out_and_kept() -> None:
+    space = Space(Mixed())
+    assert "fixed" not in [slot.name for slot in space.slots]
+    filled = space.fill(torch.zeros(space.width))
+    assert filled.fixed.tolist() == [0.0, 1.0, 2.0]
+    assert filled(torch.zeros(1, 4)).tolist() == [[0.0, 1.0, 2.0]]
+
+
+def test_the_initial_row_depends_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = Space(mlp(5, 4, 3))
+    a = first.initial(0)
+    torch.manual_seed(2)
+    second = Space(mlp(5, 4, 3))
+    state = torch.get_rng_state()
+    assert torch.equal(second.initial(0), a)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(second.initial(1), a)
+    assert not torch.equal(second.row(second.module), first.row(first.module))  # initial does not change the module either
+
+
+def test_the_initial_row_is_each_layers_own_law() -> None:
+    row = Space(nn.Linear(400, 50)).initial(3)
+    weight = row[: 400 * 50]
+    assert weight.abs().max() <= 1 / 20
+    assert weight.std() == pytest.approx(1 / 20 / 3**0.5, rel=0.02)
+
+
+def test_a_bare_parameter_keeps_its_value() -> None:
+    space = Space(Mixed())
+    (slot,) = [slot for slot in space.slots if slot.name == "scale"]
+    assert space.initial(9)[slot.start] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "'1' is BatchNorm1d.*GroupNorm"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), "BatchNorm2d.*GroupNorm"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), r"'1' drops at random \(p = 0.5\).*p = 0"),
+        (nn.Sequential(nn.ReLU()), "Sequential has no trainable parameter"),
+        (nn.Linear(2, 2).requires_grad_(False), "Linear has no trainable parameter"),
+        (nn.LazyLinear(2), "lazy layers; run one example through it first"),
+    ],
+)
+def test_modules_that_cannot_be_a_row(module: nn.Module, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        Space(module)
+
+
+def test_dropout_that_drops_nothing_is_welcome() -> None:
+    assert Space(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))).width == 6
+
+
+def test_a_pattern_that_matches_nothing_names_the_parameters() -> None:
+    with pytest.raises(ModelError, match=r"'head\.\*' matches no parameter; they are 1\.weight, 1\.bias"):
+        Space(mlp(2, 2), private=["head.*"])

@@ -1,0 +1,120 @@
+"""What nodes remember, against a dictionary: rounds, defaults, transactions, and memory that does not grow."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.errors import ProgramError
+from covey.store import NEVER, Store
+
+NODES, WIDTH = 6, 2
+Kept = dict[int, tuple[int, list[float]]]
+nodes = st.sets(st.integers(0, NODES - 1), max_size=NODES).map(sorted)
+
+
+def ids_of(numbers: list[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+@settings(max_examples=80, deadline=None, database=None)
+@given(data=st.data())
+def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
+    store = Store({"device": NODES})
+    now: Kept = {}
+    good: Kept = {}
+    round, value = 0, 0.0
+    for _ in range(data.draw(st.integers(1, 25))):
+        match data.draw(st.sampled_from(["put", "put", "put", "get", "commit", "rollback", "reload"])):
+            case "put":
+                ids = data.draw(nodes)
+                rows = [[value + k, -value] for k in range(len(ids))]
+                store.put("device", "w", ids_of(ids), torch.tensor(rows).reshape(-1, WIDTH), round)
+                now |= {node: (round, row) for node, row in zip(ids, rows, strict=True)}
+                value += 10
+            case "get":
+                ids, since = data.draw(nodes), data.draw(st.integers(0, round + 1))
+                default = torch.full((len(ids), WIDTH), 0.5)
+                fresh = [node in now and now[node][0] >= since for node in ids]
+                expected = [now[node][1] if f else [0.5, 0.5] for node, f in zip(ids, fresh, strict=True)]
+                assert store.get("device", "w", ids_of(ids), default, since).tolist() == expected
+                bare = store.get("device", "w", ids_of(ids), None, since)
+                if ids:
+                    assert (bare is not None) == all(fresh)
+                assert (default == 0.5).all()
+            case "commit":
+                store.commit()
+                good, round = copy.deepcopy(now), round + 1
+            case "rollback":
+                store.rollback()
+                now = copy.deepcopy(good)
+            case "reload":  # only what was committed is ever saved
+                store.rollback()
+                now = copy.deepcopy(good)
+                fresh_store = Store({"device": NODES})
+                for entry in store.dump():
+                    fresh_store.load(*entry)
+                store = fresh_store
+        everyone = torch.arange(NODES)
+        assert store.rounds("device", "w", everyone).tolist() == [now[i][0] if i in now else NEVER for i in range(NODES)]
+        held = {
+            int(i): (int(r), row.tolist())
+            for _, _, ids, rounds, rows in store.dump()
+            for i, r, row in zip(ids, rounds, rows, strict=True)
+        }
+        assert held == now
+
+
+def test_memory_is_used_again() -> None:
+    store = Store({"device": 10})
+    for round in range(200):
+        ids = torch.arange(10)[torch.arange(10) % (round % 3 + 1) == 0]
+        store.put("device", "w", ids, torch.full((len(ids), 3), float(round)), round)
+        store.put("device", "w", ids, torch.full((len(ids), 3), float(round)), round)
+        (store.rollback if round % 7 == 6 else store.commit)()
+    assert len(store.columns["device", "w"].rows) <= 3 * 10
+    assert store.get("device", "w", torch.tensor([0]), None, 0).tolist() == [[199.0] * 3]
+
+
+def test_only_holders_take_memory() -> None:
+    store = Store({"device": 10**6})
+    store.put("device", "w", torch.tensor([999_999, 3]), torch.tensor([[1.0], [2.0]]), 0)
+    assert len(store.columns["device", "w"].rows) == 2
+    assert store.get("device", "w", torch.tensor([3, 999_999]), None, 0).tolist() == [[2.0], [1.0]]
+
+
+def test_recalled_rows_are_not_the_memory_itself() -> None:
+    store = Store({"device": 2})
+    given = torch.ones(2, 2)
+    store.put("device", "w", torch.arange(2), given, 0)
+    given.zero_()
+    store.get("device", "w", torch.arange(2), None, 0).zero_()
+    store.get("device", "w", torch.arange(2), torch.ones(2, 2), 0).zero_()
+    assert store.get("device", "w", torch.arange(2), None, 0).tolist() == [[1.0, 1.0]] * 2
+
+
+def test_any_trailing_shape_and_type_but_always_the_same() -> None:
+    store = Store({"server": 1, "device": 3})
+    store.put("server", "table", torch.tensor([0]), torch.ones(1, 2, 3), 0)
+    store.put("device", "turn", torch.arange(3), torch.tensor([[4], [5], [6]]), 0)
+    assert store.get("server", "table", torch.tensor([0]), None, 0).shape == (1, 2, 3)
+    assert store.get("device", "turn", torch.tensor([2]), None, 0).tolist() == [[6]]
+    with pytest.raises(ProgramError, match="use another name"):
+        store.put("server", "table", torch.tensor([0]), torch.ones(1, 2, 4), 1)
+    with pytest.raises(ProgramError, match=r"torch\.float32.*torch\.int64"):
+        store.put("device", "turn", torch.arange(3), torch.ones(3, 1), 1)
+
+
+def test_names_and_tiers_are_apart() -> None:
+    store = Store({"edge": 2, "device": 2})
+    for k, (tier, name) in enumerate([("edge", "w"), ("device", "w"), ("device", "v")]):
+        store.put(tier, name, torch.tensor([1]), torch.full((1, 1), float(k)), k)
+    assert [store.get(t, n, torch.tensor([1]), None, 0).item() for t, n in (("edge", "w"), ("device", "w"), ("device", "v"))] == [
+        0,
+        1,
+        2,
+    ]
+    assert store.get("edge", "v", torch.tensor([0]), None, 0) is None
+    assert store.rounds("edge", "v", torch.tensor([0, 1])).tolist() == [NEVER, NEVER]
