@@ -74,12 +74,15 @@ CASES: dict[str, Case] = {
         lambda: own([examples(20), examples(0), examples(20)]),
         DataError, ["1 of 3 devices", "devices 1", "give each of them examples"],
     ),
-    "NaN in the data": (lambda: own([examples(20), examples(20, np.nan)]), DataError, ["NaN", "20 of 40", "example 20", "repair or drop"]),
+    "NaN in the data": (
+        lambda: own([examples(20), examples(20, np.nan)]), DataError, ["NaN", "20 of 40", "example 20", "repair or drop"],
+    ),
     "infinity in the data": (lambda: own([examples(20, np.inf)]), DataError, ["infinity", "repair or drop"]),
     "other devices than the tree": (lambda: start(tree=Tree.flat(5)), DataError, ["data has 6", "tree 5"]),
     # the tree and who is asked
     "sFedHP on a flat tree": (
-        lambda: start(algorithm=SFedHP()), TreeError, ["SFedHP needs the tiers server, edge, device", "server, device", "Tree.grouped"],
+        lambda: start(algorithm=SFedHP()),
+        TreeError, ["SFedHP needs the tiers server, edge, device", "has server, device", "Tree.grouped"],
     ),
     "PerMFL on a flat tree": (lambda: start(algorithm=PerMFL()), TreeError, ["PerMFL", "Tree.grouped([3"]),
     "HierFAVG on four tiers": (
@@ -131,7 +134,8 @@ CASES: dict[str, Case] = {
     "an algorithm's class": (lambda: start(algorithm=FedAvg), ConfigError, ["FedAvg", "instance", "FedAvg()"]),
     "no algorithm": (lambda: start(algorithm="fedavg"), ConfigError, ["'fedavg'", "instance"]),
     "a list of wrong length": (
-        lambda: start(algorithm=PerMFL(lr=[0.1, 0.2]), tree=GROUPS), ConfigError, ["2 values for 6 nodes of tier device", "[0.1, 0.2]"],
+        lambda: start(algorithm=PerMFL(lr=[0.1, 0.2]), tree=GROUPS),
+        ConfigError, ["2 values for 6 nodes of tier device", "[0.1, 0.2]"],
     ),
     "a list of edges of wrong length": (
         lambda: start(algorithm=PerMFL(edge_rounds=[1, 2, 3]), tree=GROUPS), ConfigError, ["3 values for 2 nodes of tier edge"],
@@ -171,7 +175,6 @@ def test_it_is_refused_at_once(what: str) -> None:
     message = str(caught.value)
     assert isinstance(caught.value, CoveyError)
     assert [word for word in words if word not in message] == [], message
-    assert message.endswith(".") or ": " in message
 
 
 LATE: dict[str, Case] = {
