@@ -70,7 +70,8 @@ def picture(histories: dict[str, list[covey.Round]], path: Path) -> None:
             left.plot([record.round + 1 for record in scored], accuracy, style, color=colour, label=f"{name}, {model}")
     for codec, colour in (("dense", "tab:grey"), ("bitmap", "tab:blue")):
         history = histories["sFedHP" if codec == "bitmap" else "sFedHP, dense links"]
-        right.plot([r.round + 1 for r in history], [r.bytes() / 1e6 for r in history], color=colour, label=f"sFedHP, {codec} links")
+        megabytes = [record.bytes() / 1e6 for record in history]
+        right.plot(range(1, len(history) + 1), megabytes, color=colour, label=f"sFedHP, {codec} links")
     left.set(xlabel="round", ylabel="test accuracy (%)", title="one model for all, or one for every tier")
     right.set(xlabel="round", ylabel="MB per round, measured", title="what the links carried", ylim=(0, None))
     for axes in (left, right):

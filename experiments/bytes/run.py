@@ -1,4 +1,4 @@
-"""Bytes at the sparsity floors of sFedHP (20 %) and FedMac (50 %), measured and by the papers' formulas: `python -m experiments.bytes.run`.
+"""Bytes at the sparsity floors of sFedHP (20 %) and FedMac (50 %), measured and by formula: `python -m experiments.bytes.run`.
 
 Digits, two labels per device, 20 devices under 4 edges, 64-100-10; gamma as printed for sFedHP, five times that for FedMac, which
 with 400 rounds instead of 800 does not reach its floor otherwise. Bitmap links; what dense links would have carried is known from
@@ -33,10 +33,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    print(
-        "| method | link | direction | non-zeros | MB a round, bitmap | dense | ratio | formula, both ways: dense | printed | consistent |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    columns = ["method", "link", "direction", "non-zeros", "MB a round, bitmap", "dense", "ratio"]
+    columns += ["formula, both ways: dense", "printed", "consistent"]
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     endings = []
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
         jobs = [(name, options.rounds, options.seed) for name in METHODS]

@@ -211,12 +211,12 @@ def assert_moved(run: Run, least: float = 0.05) -> None:
     assert far > least, f"the furthest model moved by {far:.1e} of its norm"
 
 
-def with_fields(algorithm: Algorithm, **changes: Any) -> Algorithm:
+def with_fields(algorithm: Any, **changes: Any) -> Any:
     """The algorithm with those changes that name a field of it; in every level of `Nested`."""
     if isinstance(algorithm, Nested):
-        return Nested(tuple(replace(level, **changes) for level in algorithm.levels))
-    have = {f.name for f in fields(algorithm)}  # type: ignore[arg-type]
-    return replace(algorithm, **{name: value for name, value in changes.items() if name in have})  # type: ignore[type-var]
+        return Nested(tuple(with_fields(level, **changes) for level in algorithm.levels))
+    have = {f.name for f in fields(algorithm)}
+    return replace(algorithm, **{name: value for name, value in changes.items() if name in have})
 
 
 class Odd(nn.Module):

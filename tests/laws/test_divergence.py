@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from covey.errors import DivergedError
 from tests.laws.cases import PLAIN, Case, assert_moved, differences, every_algorithm, experiment, state, with_fields
 
 
-def wild(algorithm: Algorithm) -> Algorithm:
+def wild(algorithm: Algorithm) -> Any:
     """The same with steps that no float32 survives."""
     part = algorithm.levels[-1] if isinstance(algorithm, Nested) else algorithm
     names = [f.name for f in fields(part) if f.name.startswith("lr") or f.name.endswith("_lr")]  # type: ignore[arg-type]
