@@ -7,7 +7,7 @@ from covey.errors import CoveyError
 from covey.experiment import Experiment
 from covey.nodes import Nodes
 from covey.replies import Masked, Replies, Rows, exact
-from covey.run import Round, Run, run
+from covey.run import Round, Run, history, run
 from covey.tree import Tree
 
 __version__ = "0.1.0"
@@ -27,6 +27,7 @@ __all__ = [
     "data",
     "descend",
     "exact",
+    "history",
     "models",
     "run",
 ]

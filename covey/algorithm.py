@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import types
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from covey.errors import ConfigError, TreeError
 from covey.replies import Rows
@@ -25,6 +28,9 @@ class Algorithm(ABC):
 
     `server(me, w)` receives the global rows and returns the new ones; the other programs run when they are asked for.
     """
+
+    sends: ClassVar[str]
+    """What leaves a device, in words."""
 
     @abstractmethod
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -55,10 +61,15 @@ class Algorithm(ABC):
 
 
 def require(algorithm: object, **bounds: tuple[float, float] | None) -> None:
-    """Raise unless each named field, or each entry of it, lies in [low, high]; None: the field must be above 0.
+    """Raise unless all fields are of their types and each named one, or each entry of it, lies in [low, high]; None: above 0.
 
     Called from `__post_init__`, so that a wrong number is refused where it is written.
     """
+    hints = typing.get_type_hints(type(algorithm))
+    for field in fields(algorithm):  # type: ignore[arg-type]
+        if not _fits(getattr(algorithm, field.name), hints[field.name]):
+            value, kind = getattr(algorithm, field.name), str(field.type).replace("typing.", "")
+            raise ConfigError(f"{type(algorithm).__name__}: {field.name} = {value!r} must be {kind}.")
     for name, bound in bounds.items():
         value = getattr(algorithm, name)
         for number in value if isinstance(value, list | tuple) else [value]:
@@ -67,3 +78,17 @@ def require(algorithm: object, **bounds: tuple[float, float] | None) -> None:
                 continue
             rule = "above 0" if bound is None else f"between {low:g} and {high:g}"
             raise ConfigError(f"{type(algorithm).__name__}: {name} = {value!r} must be {rule}.")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the plain type a field is annotated with; a whole number may stand for a float."""
+    inside = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inside)
+    if typing.get_origin(hint) is typing.Literal:
+        return value in inside
+    if typing.get_origin(hint) is not None:  # Sequence, tuple
+        return isinstance(value, list | tuple) and all(_fits(item, inside[0]) for item in value)
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,30 +30,34 @@ class Checkpoint:
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Replace the file at `path` in one step; whatever goes wrong, a good file there stays."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()}
+    metadata = {"format": FORMAT, "facts": json.dumps(checkpoint.facts), "sum": _sum(tensors)}
     try:
-        tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()}
-        save_file(tensors, name, metadata={"format": FORMAT, "facts": json.dumps(checkpoint.facts)})
-        _sync(name)
-        os.replace(name, target)
-        _sync(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(tensors, part, metadata=metadata)
+            _sync(part)
+            os.replace(part, target)
+            _sync(target.parent)
+        finally:
+            part.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {target}: {error}; an older checkpoint there is untouched.") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at `path`; an error that says whether it is missing, foreign or damaged."""
+def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
+    """The checkpoint at `path`, or its facts alone; an error that says whether it is missing, foreign or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                found = metadata.get("format", "none")
-                raise CheckpointError(f"{path} is not a checkpoint of this version: its format is {found}, not {FORMAT}.")
-            return Checkpoint({key: file.get_tensor(key) for key in file.keys()}, json.loads(metadata["facts"]))  # noqa: SIM118
+                has = metadata.get("format", "none")
+                raise CheckpointError(f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}.")
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+            if tensors and _sum(found) != metadata["sum"]:
+                raise CheckpointError(f"{path} is damaged: its checksum is not that of its contents; use an older one.")
+            return Checkpoint(found, json.loads(metadata["facts"]))
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint at {path}.") from error
     except (OSError, SafetensorError, KeyError, ValueError) as error:
@@ -64,13 +68,29 @@ def same_experiment(path: str | os.PathLike[str], saved: dict[str, str], wanted:
     """An error that names the first thing in which a checkpoint's experiment differs from this one."""
     for name in wanted:
         if saved.get(name) != wanted[name]:
-            had, want = (str(value)[:120] for value in (saved.get(name), wanted[name]))
+            had, want = _around_difference(str(saved.get(name)), wanted[name])
             raise CheckpointError(f"{path} is of another experiment: its {name} is {had}, this one's is {want}.")
+
+
+def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
+    """Both texts near the first place where they differ."""
+    at = next((i for i, (a, b) in enumerate(zip(had, want, strict=False)) if a != b), min(len(had), len(want)))
+    start, stop = max(0, at - reach), at + reach
+    before = "..." if start else ""
+    return before + had[start:stop] + "..." * (len(had) > stop), before + want[start:stop] + "..." * (len(want) > stop)
 
 
 def versions() -> dict[str, str]:
     """What may change the last bits between machines."""
     return {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+
+
+def _sum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _sync(path: str | os.PathLike[str]) -> None:

@@ -6,7 +6,9 @@ finaliser in wrapping int64 arithmetic, so that CPU and GPU, one process or many
 
 import hashlib
 import math
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +26,7 @@ def key(*words: int | str) -> int:
     """
     state = 0
     for word in words:
-        state = _finalise((state ^ _number(word)) + _GOLDEN)
+        state = int(_finalise((state ^ _number(word)) + _GOLDEN))
     return state
 
 
@@ -64,18 +66,18 @@ def choose(address: int, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tup
     A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the
     cost is that of the sample and not of the population.
     """
-    position = torch.repeat_interleave(torch.arange(len(groups)), picks)
-    first = torch.cumsum(picks, 0) - picks
-    number = torch.arange(len(position)) - first[position]
-    keys = _finalise_rows(groups + _signed(address))[position]
-    size = sizes[position]
+    position = np.repeat(np.arange(len(groups)), picks.numpy())
+    first = np.cumsum(picks.numpy()) - picks.numpy()
+    number = (np.arange(len(position)) - first[position]).astype(np.uint64)
+    size = sizes.numpy().astype(np.uint64)
+    keys = _finalise(groups.numpy().astype(np.uint64) + np.uint64(address & _MASK))
     for turn in range(_SHUFFLE_ROUNDS):
-        pivot = _finalise_rows(keys + _signed(_GOLDEN * (2 * turn + 1)))
-        partner = ((pivot & (_MASK >> 1)) % size - number) % size
-        coin = _finalise_rows(pivot ^ _finalise_rows(torch.maximum(number, partner))) & 1
-        number = torch.where(coin == 1, partner, number)
-    order = torch.argsort(position * (int(sizes.max()) if len(sizes) else 1) + number)
-    return position[order], number[order]
+        pivot = _finalise(keys + np.uint64(_GOLDEN * (2 * turn + 1) & _MASK))
+        partner = ((pivot % size)[position] + size[position] - number) % size[position]
+        coin = _finalise(pivot[position] ^ _finalise(np.maximum(number, partner))) & np.uint64(1)
+        number = np.where(coin == 1, partner, number)
+    order = np.lexsort((number, position))
+    return torch.from_numpy(position[order]), torch.from_numpy(number[order].astype(np.int64))
 
 
 def _number(word: int | str) -> int:
@@ -89,8 +91,9 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _finalise(z: int) -> int:
-    z &= _MASK
+def _finalise(z: Any) -> Any:
+    """On a Python integer, which needs the masks, or on numpy's uint64, which wraps by itself."""
+    z = z & _MASK
     z = ((z ^ (z >> 30)) * _MULTIPLY[0]) & _MASK
     z = ((z ^ (z >> 27)) * _MULTIPLY[1]) & _MASK
     return z ^ (z >> 31)

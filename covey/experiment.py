@@ -14,6 +14,7 @@ from covey.algorithm import Algorithm
 from covey.data import Shards
 from covey.errors import ConfigError, DataError
 from covey.nodes import Idle
+from covey.space import Space
 from covey.task import Batches, Loss
 from covey.tree import Tree
 
@@ -51,8 +52,11 @@ class Experiment:
     memory: int = 2**31
 
     def __post_init__(self) -> None:
-        if not isinstance(self.algorithm, Algorithm):
-            raise ConfigError(f"algorithm = {self.algorithm!r}: give an instance, for instance FedAvg().")
+        for name, kind, example in _KINDS:
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} = {getattr(self, name)!r}: give {example}.")
+        object.__setattr__(self, "private", tuple(self.private))
+        object.__setattr__(self, "parts", tuple(self.parts))
         for name, least in (("rounds", 1), ("score_every", 1), ("memory", 1), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -60,36 +64,57 @@ class Experiment:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(map(repr, choices))}.")
-        if not self.l2 >= 0:
-            raise ConfigError(f"l2 = {self.l2!r} must be 0 or more.")
-        if unknown := set(self.parts) - set(_PARTS):
-            raise ConfigError(f"parts = {self.parts!r}: {unknown.pop()!r} is not one of {', '.join(_PARTS)}.")
+        if isinstance(self.l2, bool) or not isinstance(self.l2, int | float) or not self.l2 >= 0:
+            raise ConfigError(f"l2 = {self.l2!r} must be a number of 0 or more.")
+        if not self.parts or set(self.parts) - set(_PARTS):
+            raise ConfigError(f"parts = {self.parts!r}: give one or more of {', '.join(_PARTS)}.")
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
-        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+        try:
+            device = torch.device(self.device)
+        except RuntimeError as error:
+            raise ConfigError(f"device = {self.device!r} is not a device; use 'cpu' or 'cuda'.") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device = {self.device!r}, but this machine has no CUDA device; use 'cpu'.")
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
-        parameters = [(name, tuple(p.shape)) for name, p in self.model.named_parameters()]
-        frozen = hashlib.sha256(b"".join(p.detach().cpu().numpy().tobytes() for p in self.model.parameters()))
-        loss = self.loss if isinstance(self.loss, str) else f"{self.loss.__module__}.{self.loss.__qualname__}"
-        out = {
-            "algorithm": describe(self.algorithm),
-            "model": f"{self.model}\n{parameters}\n{frozen.hexdigest()}",
-            "loss": loss,
-        }
+        codec = self.codec if isinstance(self.codec, str) else str(sorted(self.codec.items()))
+        out = {"algorithm": describe(self.algorithm), "model": self._model(), "loss": _name(self.loss), "codec": codec}
         out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
-        plain = ("l2", "private", "seed", "idle", "codec", "batches", "protocol", "dtype")
-        return out | {name: str(getattr(self, name)) for name in plain}
+        plain = ("l2", "private", "seed", "idle", "batches", "protocol", "dtype")
+        return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
+
+    def _model(self) -> str:
+        """The module's layers, and what it starts from: the seed's own row, frozen parameters, buffers."""
+        space = Space(self.model, private=self.private)
+        fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
+        digest = hashlib.sha256()
+        for tensor in (space.initial(self.seed), *fixed):
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {digest.hexdigest()}"
 
 
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    ("algorithm", Algorithm, "an instance of an algorithm, for instance FedAvg()"),
+    ("data", Shards, "shards, for instance covey.data.digits() or covey.data.own(...)"),
+    ("model", nn.Module, "an instance of a module, for instance covey.models.mlp(64, 32, 10)"),
+    ("tree", Tree, "a tree, for instance Tree.flat(20)"),
+    ("seed", int, "a whole number"),
+)
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "idle": ("skip", "train"),
     "batches": ("uniform", "cyclic"),
     "protocol": ("honest", "paper"),
     "dtype": (torch.float32, torch.float64),
 }
+
+
+def _name(loss: Loss) -> str:
+    """A loss by name; an object that is called by its class and how it shows itself."""
+    if isinstance(loss, str):
+        return loss
+    return f"{loss.__module__}.{getattr(loss, '__qualname__', repr(loss))}"
 
 
 def describe(value: Any) -> str:

@@ -5,6 +5,8 @@ Stacks of linear layers run as batched products on views of the rows; any other 
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from covey import rowwise
 from covey.space import Space
 
 Step = Callable[[list[Tensor], Tensor], Tensor]
 
-_ELEMENTWISE = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.Identity, nn.Dropout,
-)  # fmt: skip
+_STEADY = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Tanh, nn.Identity, nn.Dropout)  # the same bits in a vector's tail
+_ELEMENTWISE = (*_STEADY, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Hardswish)
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,22 @@ class Forward:
         return self.apply(parameters, x)
 
 
-def forward(space: Space) -> Forward:
-    """The fastest pass that is exact for this module."""
-    steps = _batched(space)
+def forward(space: Space, example: torch.Size) -> Forward:
+    """The fastest pass that is exact for this module on examples of this shape."""
+    steps = _batched(space, len(example))
     return Forward("vmap", _vmapped(space)) if steps is None else Forward("batched", _chain(steps))
+
+
+def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+    """The layers of nested Sequentials in the order they run, with the prefix of their parameters' names.
+
+    A layer that stands twice is listed twice, which `named_children` would not do; its parameters carry the first name only.
+    """
+    if type(module) is nn.Sequential:
+        return [
+            pair for name, child in module._modules.items() if child is not None for pair in layers(child, f"{prefix}{name}.")
+        ]
+    return [(prefix, module)]
 
 
 def _chain(steps: list[Step]) -> Step:
@@ -49,22 +62,17 @@ def _chain(steps: list[Step]) -> Step:
     return apply
 
 
-def _batched(space: Space) -> list[Step] | None:
-    """The steps of a plain stack, or None if some layer is not known to this path."""
+def _batched(space: Space, axes: int) -> list[Step] | None:
+    """The steps of a plain stack, or None if some layer, or a linear layer on several axes, is not known to this path."""
     names = {slot.name: i for i, slot in enumerate(space.slots)}
     steps: list[Step] = []
-    for name, layer in _layers(space.module):
+    for name, layer in layers(space.module):
         step = _step(layer, names.get(f"{name}weight"), names.get(f"{name}bias"))
-        if step is None:
+        if step is None or (isinstance(layer, nn.Linear) and axes != 1):
             return None
+        axes = 1 if isinstance(layer, nn.Flatten) else axes
         steps.append(step)
     return steps
-
-
-def _layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    if type(module) is nn.Sequential:
-        return [pair for name, child in module.named_children() for pair in _layers(child, f"{prefix}{name}.")]
-    return [(prefix, module)]
 
 
 def _step(layer: nn.Module, weight: int | None, bias: int | None) -> Step | None:
@@ -73,22 +81,26 @@ def _step(layer: nn.Module, weight: int | None, bias: int | None) -> Step | None
     if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
         return lambda parameters, x: x.flatten(2)
     if type(layer) in _ELEMENTWISE and not getattr(layer, "inplace", False):
-        return lambda parameters, x: layer(x)
+        activation = layer if type(layer) in _STEADY else rowwise.elementwise(layer)
+        return lambda parameters, x: activation(x)
     return None
 
 
 def _linear(weight: int, bias: int | None) -> Step:
     if bias is None:
-        return lambda parameters, x: torch.bmm(x, parameters[weight])
-    return lambda parameters, x: torch.baddbmm(parameters[bias].unsqueeze(1), x, parameters[weight])
+        return lambda parameters, x: rowwise.bmm(x, parameters[weight])
+    return lambda parameters, x: rowwise.baddbmm(parameters[bias].unsqueeze(1), x, parameters[weight])
 
 
 def _vmapped(space: Space) -> Step:
-    module, slots = space.module, space.slots
+    slots = space.slots
+    mine = threading.local()
 
     def one(parameters: list[Tensor], x: Tensor) -> Tensor:
+        if not hasattr(mine, "module"):  # functional_call swaps parameters in place, so every worker has a module of its own
+            mine.module = copy.deepcopy(space.module)
         named = {s.name: p.t() if s.transposed else p for s, p in zip(slots, parameters, strict=True)}
-        out: Tensor = functional_call(module, named, (x,))
+        out: Tensor = functional_call(mine.module, named, (x,))
         return out
 
     return lambda parameters, x: vmap(one)(parameters, x) if len(x) else _empty(one, parameters, x)

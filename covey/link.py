@@ -27,16 +27,18 @@ class Link:
         if message is None:
             return None
         if isinstance(message, Exact):
-            self._count(CODECS["dense"].nbytes(message.rows), message.rows[:, :0], copies, direction, lane)
+            sizes = CODECS["dense"].nbytes(message.rows)
+            self._count(sizes, sizes, message.rows[:, :0], copies, direction, lane)
             return message
         rows, mask = (message.rows, message.mask) if isinstance(message, Masked) else (message, None)
         rows = self.codec.roundtrip(smooth_l1.cut(rows, cut))
         if mask is not None:
             rows = rows * mask
-        self._count(self.codec.nbytes(rows, mask), rows if mask is None else mask, copies, direction, lane)
+        sizes, dense = self.codec.nbytes(rows, mask), CODECS["dense"].nbytes(rows, mask)
+        self._count(sizes, dense, rows if mask is None else mask, copies, direction, lane)
         return rows if mask is None else Masked(rows, mask)
 
-    def _count(self, sizes: Tensor, values: Tensor, copies: Tensor, direction: str, lane: str) -> None:
+    def _count(self, sizes: Tensor, dense: Tensor, values: Tensor, copies: Tensor, direction: str, lane: str) -> None:
         def total(numbers: Tensor) -> int:
             return int((numbers.cpu() * copies).sum())
 
@@ -45,6 +47,7 @@ class Link:
             messages=int(copies.sum()),
             values=values.shape[1] * int(copies.sum()),
             nonzeros=total(_nonzeros(values)) if values.shape[1] else 0,
+            dense=total(dense),
         )
         self.meter.count(self.name, direction, lane, traffic)
 

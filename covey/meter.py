@@ -1,7 +1,7 @@
 """Bytes per link and direction, as really encoded, and the papers' cost formulas beside them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from covey.errors import CheckpointError, ConfigError
 
@@ -12,16 +12,18 @@ LANES = ("train", "score")
 
 @dataclass(frozen=True)
 class Traffic:
-    """What crossed one link in one direction: encoded bytes, messages, and the values in them, of which some not 0.
+    """What crossed one link in one direction: encoded bytes, messages, the values in them, how many of those are not 0, and
+    the bytes the same messages take with the dense codec.
 
     >>> Traffic(bytes=10, messages=1) + Traffic(bytes=5, messages=1)
-    Traffic(bytes=15, messages=2, values=0, nonzeros=0)
+    Traffic(bytes=15, messages=2, values=0, nonzeros=0, dense=0)
     """
 
     bytes: int = 0
     messages: int = 0
     values: int = 0
     nonzeros: int = 0
+    dense: int = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
@@ -29,6 +31,7 @@ class Traffic:
             self.messages + other.messages,
             self.values + other.values,
             self.nonzeros + other.nonzeros,
+            self.dense + other.dense,
         )
 
     def __sub__(self, other: "Traffic") -> "Traffic":
@@ -37,6 +40,7 @@ class Traffic:
             self.messages - other.messages,
             self.values - other.values,
             self.nonzeros - other.nonzeros,
+            self.dense - other.dense,
         )
 
 
@@ -49,7 +53,7 @@ class Meter:
     >>> before = meter.copy()
     >>> meter.count("server-edge", "up", "train", Traffic(bytes=40, messages=1))
     >>> meter.bytes(), meter.since(before)
-    (140, {('server-edge', 'up', 'train'): Traffic(bytes=40, messages=1, values=0, nonzeros=0)})
+    (140, {('server-edge', 'up', 'train'): Traffic(bytes=40, messages=1, values=0, nonzeros=0, dense=0)})
     """
 
     totals: dict[Key, Traffic] = field(default_factory=dict)
@@ -82,7 +86,7 @@ class Meter:
 
     def state(self) -> list[list[str | int]]:
         """The totals for a checkpoint, as JSON can hold them: link, direction, lane, then the numbers of Traffic."""
-        return [[*key, t.bytes, t.messages, t.values, t.nonzeros] for key, t in self.totals.items()]
+        return [[*key, *astuple(t)] for key, t in self.totals.items()]
 
     @classmethod
     def from_state(cls, state: Sequence[Sequence[str | int]]) -> "Meter":
@@ -90,8 +94,8 @@ class Meter:
         meter = cls()
         for row in state:
             names, numbers = row[:3], row[3:]
-            if len(row) != 7 or not all(type(x) is str for x in names) or not all(type(x) is int for x in numbers):
-                raise CheckpointError(f"meter entry {row!r}, expected three names and four whole numbers.")
+            if len(row) != 8 or not all(type(x) is str for x in names) or not all(type(x) is int for x in numbers):
+                raise CheckpointError(f"meter entry {row!r}, expected three names and five whole numbers.")
             link, direction, lane = map(str, names)
             meter.count(link, direction, lane, Traffic(*map(int, numbers)))
         return meter

@@ -12,7 +12,7 @@ from covey import draws
 from covey.algorithm import PerNode, Program
 from covey.descend import Terms
 from covey.errors import ConfigError, ProgramError
-from covey.replies import Exact, Ids, Message, Replies, Rows, exact
+from covey.replies import Exact, Ids, Masked, Message, Replies, Rows, exact
 from covey.store import NEVER, Store
 from covey.task import Batch, Batches, Tally, Task
 from covey.tree import Sample, Tree
@@ -202,6 +202,8 @@ class Nodes:
         `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
         """
         for row in rows:
+            if isinstance(row, Masked):
+                raise ProgramError(f"{self.tier}: ask({program.__name__}) got Masked rows; masks travel up, send rows down.")
             count = len(row.rows) if isinstance(row, Exact) else len(row)
             if count != len(self):
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
@@ -255,7 +257,13 @@ class DataGradient:
 
     def descend(self, start: Rows, terms: Terms) -> Rows | None:
         """The whole loop in the engine, where it can."""
-        return None if self._batch is None else self._task.descend(start, self._next, terms)
+        if self._batch is None:
+            return None
+        first = self._step
+        rows = self._task.descend(start, lambda step: self._next(first + step), terms)
+        if rows is not None:
+            self._step += terms.longest
+        return rows
 
     def _next(self, step: int) -> Batch:
         if isinstance(self._batch, Batch):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from covey import checkpoint
 from covey.checkpoint import Checkpoint
 from covey.codecs import Codec, codec
-from covey.errors import ConfigError
+from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.experiment import Experiment
 from covey.meter import Meter, Traffic
 from covey.runtimes.simulator import Simulator
@@ -85,12 +85,12 @@ class Run(Iterator[Round]):
         self.simulator.cohorts.clear()
         try:
             new = self.simulator.play(self.experiment.algorithm.server, self.w, round=self.round)
-        except BaseException:
+            models = self._score(new) if self._due() else {}
+        except BaseException:  # a Ctrl-C too: the round has happened as a whole or not at all
             self._undo(before)
             raise
         self.w = new
         self.simulator.store.commit()
-        models = self._score() if self._due() else {}
         cohorts = {tier: np.unique(torch.cat(ids).numpy()).tolist() for tier, ids in self.simulator.cohorts.items()}
         traffic = self.simulator.meter.since(before)
         record = Round(self.round, cohorts, traffic, models, time.perf_counter() - began)
@@ -105,8 +105,11 @@ class Run(Iterator[Round]):
         for tier, name, ids, _, rows in self.simulator.store.dump():
             if name == model and tier in self.simulator.tree.tiers:
                 return ids, rows
-        known = ["global", *(name for _, name in _models(self.simulator))]
-        raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(known)}.")
+        raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(self.models())}.")
+
+    def models(self) -> list[str]:
+        """The names of all kept models, "global" first."""
+        return ["global", *(name for _, name in _models(self.simulator))]
 
     def module(self, model: str = "global", node: int = 0) -> nn.Module:
         """A module with the parameters that a node keeps under this name."""
@@ -147,6 +150,11 @@ class Run(Iterator[Round]):
         if not isinstance(answer, Tensor) or answer.shape[1:] != self.w.shape[1:]:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             raise ConfigError(f"the server's program must return rows [n, {self.w.shape[1]}], but returned {got}.")
+        names = self.models()
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ProgramError(
+                f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; use different names."
+            )
         self.simulator.store.commit()
 
     def _undo(self, before: Meter) -> None:
@@ -156,28 +164,41 @@ class Run(Iterator[Round]):
     def _due(self) -> bool:
         return (self.round + 1) % self.experiment.score_every == 0 or self.round + 1 == self.experiment.rounds
 
-    def _score(self) -> dict[str, Model]:
-        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), self.experiment.parts, self.simulator.tree.tiers[0])
+    def _score(self, w: Tensor) -> dict[str, Model]:
+        tree, task = self.simulator.tree, self.simulator.task
+        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), self.experiment.parts, tree.tiers[0], task.classifies)
         with self.simulator.scoring():
-            sums = self.simulator.play(scorer.server, self.w, round=self.round)
-        return scorer.read(sums, self.simulator.tree)
+            return scorer.read(self.simulator.play(scorer.server, w, round=self.round), tree)
 
     def _restore(self, path: str | os.PathLike[str]) -> None:
         saved = checkpoint.read(path)
-        checkpoint.same_experiment(path, saved.facts["experiment"], self._fingerprint)
-        task = self.simulator.task
-        self.w = saved.tensors["server"].to(task.device)
-        for at, (tier, name) in enumerate(saved.facts["columns"]):
+        try:
+            checkpoint.same_experiment(path, saved.facts["experiment"], self._fingerprint)
+            self._load(saved)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ProgramError) as error:
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}; use an older one.") from error
+
+    def _load(self, saved: Checkpoint) -> None:
+        task, facts = self.simulator.task, saved.facts
+        w = saved.tensors["server"]
+        if w.shape != self.w.shape or w.dtype != self.w.dtype or type(facts["round"]) is not int or facts["round"] < 0:
+            raise ValueError(f"server rows {tuple(w.shape)} {w.dtype} after round {facts['round']!r}")
+        for at, (tier, name) in enumerate(facts["columns"]):
             ids, rounds, rows = (saved.tensors[f"{at}.{part}"] for part in ("ids", "rounds", "rows"))
             self.simulator.store.load(tier, name, ids, rounds, rows.to(task.device) if rows.is_floating_point() else rows)
-        self.simulator.meter.totals = Meter.from_state(saved.facts["meter"]).totals
-        self.history = [_record(facts) for facts in saved.facts["history"]]
-        self.round = saved.facts["round"]
+        self.simulator.meter.totals = Meter.from_state(facts["meter"]).totals
+        self.history = [_record(record) for record in facts["history"]]
+        self.w, self.round = w.to(task.device), facts["round"]
 
 
 def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> Run:
     """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit."""
     return Run(experiment, resume=resume)
+
+
+def history(path: str | os.PathLike[str]) -> list[Round]:
+    """The records of a saved run."""
+    return [_record(facts) for facts in checkpoint.read(path, tensors=False).facts["history"]]
 
 
 def _codecs(experiment: Experiment, tree: Tree) -> dict[str, Codec]:

@@ -55,22 +55,16 @@ class Scorer:
     names: tuple[tuple[str, str], ...]  # (tier, name) of every kept model, the upper tiers' first
     parts: tuple[str, ...]
     top: str = "server"
+    classifies: bool = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
         held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
-        return torch.cat([self._under(me, [w, held]), self._facts(me, w, held, torch.zeros_like(held))], dim=1)
+        return self._sums_of(me, [w, held], [self._facts(me, w, held, torch.zeros_like(held))])
 
     def node(self, me: Nodes, *above: Rows) -> Exact:
         """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each model of the tiers above."""
-        models, facts = list(above), []
-        for tier, name in self.names:
-            if tier == me.tier:
-                age = me.age(name).to(above[0].device)
-                held = (age >= 0).double()
-                models += [me.recall(name, default=above[0]), held]
-                facts.append(self._facts(me, models[-2], held, age))
-        return exact(torch.cat([self._under(me, models), *facts], dim=1))
+        return exact(self._sums_of(me, list(above), []))
 
     def read(self, sums: Tensor, tree: Tree) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
@@ -83,7 +77,7 @@ class Scorer:
             scores = {}
             for k, part in enumerate(self.parts):
                 start = (at * len(self.parts) + k) * _SUMS
-                scores[part] = _score(values[start : start + _SUMS])
+                scores[part] = _score(values[start : start + _SUMS], self.classifies)
             some = max(holders, 1)
             out[name] = Model(tier, int(holders), age / some, nonzeros / some, self.algorithm.cut(tier) or 0.0, scores)
         return out
@@ -92,10 +86,21 @@ class Scorer:
         """Facts are appended on the way up, so the lowest tier's come first."""
         facts, at = {}, 0
         for tier in reversed(tree.tiers):
-            for name in ["global"] if tier == self.top else [n for t, n in self.names if t == tier]:
+            for name in [*(["global"] if tier == self.top else []), *(n for t, n in self.names if t == tier)]:
                 facts[tier, name] = values[at : at + _FACTS]
                 at += _FACTS
         return facts
+
+    def _sums_of(self, me: Nodes, models: list[Rows], facts: list[Rows]) -> Rows:
+        """What is under these nodes, their own models sent along, then the facts of those."""
+        w = models[0]
+        for tier, name in self.names:
+            if tier == me.tier:
+                age = me.age(name).to(w.device)
+                held = (age >= 0).double()
+                models += [me.recall(name, default=w), held]
+                facts.append(self._facts(me, models[-2], held, age))
+        return torch.cat([self._under(me, models), *facts], dim=1)
 
     def _under(self, me: Nodes, models: list[Rows]) -> Rows:
         if me.leaf:
@@ -107,7 +112,7 @@ class Scorer:
         tally = me.evaluate(rows, part)
         some = (tally.count > 0).double()
         accuracy = tally.right / tally.count.clamp(min=1)
-        bins = torch.nn.functional.one_hot((accuracy * (_BINS - 1)).long(), _BINS) * some[:, None]
+        bins = torch.nn.functional.one_hot((accuracy * (_BINS - 1)).round().long(), _BINS) * some[:, None]
         figures = torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1)
         everybody = torch.stack([tally.right, tally.count], dim=1)
         return torch.cat([held * figures, held * bins, everybody], dim=1)
@@ -117,16 +122,16 @@ class Scorer:
         return torch.cat([held, held * age, held * share], dim=1)
 
 
-def _score(values: list[float]) -> Score:
+def _score(values: list[float], classifies: bool) -> Score:
     right, loss, count, accuracy, devices = values[:5]
     bins, (all_right, all_count) = values[5 : 5 + _BINS], values[5 + _BINS :]
     return Score(
-        accuracy=right / count if count else None,
-        accuracy_uniform=accuracy / devices if devices else None,
-        worst_decile=_worst(bins, devices / 10) if devices else None,
+        accuracy=right / count if count and classifies else None,
+        accuracy_uniform=accuracy / devices if devices and classifies else None,
+        worst_decile=_worst(bins, devices / 10) if devices and classifies else None,
         loss=loss / count if count else None,
         devices=int(devices),
-        accuracy_fallback=all_right / all_count if all_count else None,
+        accuracy_fallback=all_right / all_count if all_count and classifies else None,
     )
 
 

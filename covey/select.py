@@ -26,6 +26,8 @@ def select(history: Sequence[Round], model: str = "global", protocol: Literal["h
         raise ConfigError(f"no round of this run scored a model {model!r}.")
     best_on_test = max(scored, key=lambda record: _quality(record, model, "test"))
     part = "test" if protocol == "paper" else "validation"
+    if all(_quality(record, model, part) == float("-inf") for record in scored):
+        raise ConfigError(f"no device has {part} examples to choose a round on; give the data a {part} part.")
     chosen = max(scored, key=lambda record: _quality(record, model, part))
     return Selection(chosen, scored[-1], best_on_test)
 

@@ -68,7 +68,7 @@ class Space:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(draws.key(seed, "initial"))
             for layer in module.modules():
-                reset = getattr(layer, "reset_parameters", None)
+                reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
                 if callable(reset):
                     reset()
         return self.row(module)

@@ -12,15 +12,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from covey import rowwise
+from covey.forward import layers
 from covey.space import Space
 
-Slope = Callable[[Tensor], Tensor]
-"""The derivative of an activation, from its output."""
 
-_SLOPES: dict[type[nn.Module], Slope] = {
-    nn.ReLU: lambda out: out > 0,
-    nn.Tanh: lambda out: 1 - out * out,
-    nn.Sigmoid: lambda out: out * (1 - out),
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function and its derivative, from its output."""
+
+    run: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation(torch.relu, lambda out: out > 0),
+    nn.Tanh: Activation(torch.tanh, lambda out: 1 - out * out),
+    nn.Sigmoid: Activation(rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)),
 }
 
 
@@ -30,7 +38,7 @@ class Layer:
 
     weight: int
     bias: int | None
-    activation: nn.Module | None
+    activation: Activation | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +67,9 @@ class Stack:
         out: list[Factors] = []
         for layer, above, before in zip(reversed(self.layers), [None, *reversed(self.layers)], reversed(inputs), strict=False):
             if above is not None:
-                errors = torch.bmm(errors, parameters[above.weight].transpose(1, 2))
+                errors = rowwise.bmm(errors, parameters[above.weight].transpose(1, 2))
                 if layer.activation is not None:
-                    errors = errors * _SLOPES[type(layer.activation)](out[-1].inputs)
+                    errors = errors * layer.activation.slope(out[-1].inputs)
             out.append(Factors(layer, before, errors))
         return out
 
@@ -69,34 +77,35 @@ class Stack:
     def add(parameters: list[Tensor], factors: list[Factors], *, scale: float, keep: float = 1.0) -> None:
         """parameters <- keep * parameters + scale * gradient, in place."""
         for f in factors:
-            parameters[f.layer.weight].baddbmm_(f.inputs.transpose(1, 2), f.errors, beta=keep, alpha=scale)
+            rowwise.baddbmm_(parameters[f.layer.weight], f.inputs.transpose(1, 2), f.errors, keep=keep, scale=scale)
             if f.layer.bias is not None:
                 total = f.errors.sum(1)
                 bias = parameters[f.layer.bias]
                 bias.add_(total, alpha=scale) if keep else bias.copy_(total).mul_(scale)
 
 
-def stack(space: Space, loss: object) -> Stack | None:
-    """The stack of a module, or None if it is anything else or its loss is the user's own."""
+def stack(space: Space, loss: object, example: torch.Size) -> Stack | None:
+    """The stack of a module on examples of this shape, or None if it is anything else or its loss is the user's own."""
     derivative = _DERIVATIVES.get(loss) if isinstance(loss, str) else None
-    if derivative is None or type(space.module) is not nn.Sequential:
-        return None
     names = {slot.name: i for i, slot in enumerate(space.slots)}
-    layers: list[Layer] = []
-    for name, module in space.module.named_children():
-        if type(module) is nn.Linear and f"{name}.weight" in names and (module.bias is None or f"{name}.bias" in names):
-            layers.append(Layer(names[f"{name}.weight"], names.get(f"{name}.bias"), None))
-        elif type(module) in _SLOPES and layers and layers[-1].activation is None and not getattr(module, "inplace", False):
-            layers[-1] = Layer(layers[-1].weight, layers[-1].bias, module)
-        elif not (type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and not layers):
+    found: list[Layer] = []
+    flat = len(example) == 1
+    for name, module in layers(space.module):
+        if type(module) is nn.Linear and flat and f"{name}weight" in names and (module.bias is None or f"{name}bias" in names):
+            found.append(Layer(names[f"{name}weight"], names.get(f"{name}bias"), None))
+        elif type(module) in _ACTIVATIONS and found and found[-1].activation is None:
+            found[-1] = Layer(found[-1].weight, found[-1].bias, _ACTIVATIONS[type(module)])
+        elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and not found:
+            flat = True
+        else:
             return None
-    return Stack(tuple(layers), derivative) if layers and layers[-1].activation is None else None
+    return Stack(tuple(found), derivative) if derivative and found and found[-1].activation is None else None
 
 
 def _forward(layer: Layer, parameters: list[Tensor], x: Tensor) -> Tensor:
     weight = parameters[layer.weight]
-    out = torch.bmm(x, weight) if layer.bias is None else torch.baddbmm(parameters[layer.bias].unsqueeze(1), x, weight)
-    return out if layer.activation is None else layer.activation(out)
+    out = rowwise.bmm(x, weight) if layer.bias is None else rowwise.baddbmm(parameters[layer.bias].unsqueeze(1), x, weight)
+    return out if layer.activation is None else layer.activation.run(out)
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:

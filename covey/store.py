@@ -118,6 +118,10 @@ class Store:
 
     def load(self, tier: str, name: str, ids: Tensor, rounds: Tensor, rows: Tensor) -> None:
         """The inverse of one entry of `dump`."""
+        if ids.dtype != torch.int64 or not len(ids) == len(rounds) == len(rows):
+            raise ValueError(f"{tier} {name}: {len(ids)} ids, {len(rounds)} rounds, {len(rows)} rows")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.sizes[tier]:
+            raise ValueError(f"{tier} {name}: ids up to {int(ids.max())} of {self.sizes[tier]} nodes")
         self.put(tier, name, ids, rows, NEVER)
         column = self.columns[tier, name]
         column.round[ids] = rounds

@@ -62,8 +62,9 @@ class Task:
     ) -> None:
         self.device, self.dtype, self.l2 = torch.device(device), dtype, l2
         self.space = Space(copy.deepcopy(module).to(device=self.device, dtype=dtype), private=private)
-        self.forward = forward(self.space)
-        self._stack = stack(self.space, loss)
+        self.forward = forward(self.space, shards.x.shape[1:])
+        known = loss != "cross_entropy" or shards.classes is not None  # targets that are chances have another derivative
+        self._stack = stack(self.space, loss, shards.x.shape[1:]) if known else None
         self.shards = shards
         self.x = shards.x.to(self.device, dtype)
         self.y = shards.y.to(self.device) if shards.classes is not None else shards.y.to(self.device, dtype)
@@ -203,7 +204,8 @@ class Task:
     def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
         n, size = y.shape[:2]
-        return self._loss(outputs.flatten(0, 1), y.flatten(0, 1)).view(n, size)
+        losses = self._loss(outputs.flatten(0, 1), y.flatten(0, 1))
+        return losses.view(n, size) if losses.numel() == n * size else losses
 
     def _take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
         start = self._offset[split][ids].to(self.device)
@@ -214,22 +216,22 @@ class Task:
         return Batch(self.x[examples].view(n, size, *self.x.shape[1:]), self.y[examples].view(n, size, *self.y.shape[1:]), weight)
 
     def _check(self) -> None:
-        """One example through the model, so that shapes fail before training starts."""
+        """Two examples through the model, so that shapes fail before training starts."""
         row = self.space.initial(0).to(self.device, self.dtype)[None]
         try:
             with torch.no_grad():
-                outputs = self.forward(self._views(row), self.x[None, :1])
+                outputs = self.forward(self._views(row), self.x[None, :2])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shape = tuple(self.x.shape[1:])
             raise ModelError(f"the model does not take examples of shape {shape}: {error}") from error
         if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
             raise ModelError(f"the model has {outputs.shape[-1]} outputs, but the labels need {self.shards.classes}.")
         try:
-            losses = self._losses(outputs, self.y[None, :1])
+            losses = self._losses(outputs, self.y[None, :2])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise DataError(f"the loss does not take outputs {tuple(outputs.shape[2:])} and these targets: {error}") from error
-        if losses.shape != (1, 1):
-            raise ConfigError(f"the loss gave shape {tuple(losses.shape)} for one example; return one number per example.")
+        if losses.shape != (1, len(self.x[:2])):
+            raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
 
 
 def _other_terms(x: Rows, terms: Terms, lr: float, l2: float) -> None:

@@ -30,7 +30,7 @@ class Tree:
     tiers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "children", tuple(tuple(int(c) for c in counts) for counts in self.children))
+        object.__setattr__(self, "children", tuple(tuple(counts) for counts in self.children))
         object.__setattr__(self, "tiers", tuple(self.tiers) or _names(len(self.children) + 1))
         self._check()
 
@@ -110,10 +110,15 @@ class Tree:
     def picks(self, tier: str, sample: int | float) -> Tensor:
         """How many children every node of a tier asks under `sample`; an error where there are not so many."""
         counts = self._counts[self.index(tier)]
-        if isinstance(sample, bool) or not sample > 0 or (isinstance(sample, float) and sample > 1):
+        if (
+            isinstance(sample, bool)
+            or not isinstance(sample, int | float)
+            or not sample > 0
+            or (isinstance(sample, float) and sample > 1)
+        ):
             raise TreeError(f"sample = {sample!r} at the {tier}: give a number >= 1, a fraction in (0, 1], or None for all.")
         if isinstance(sample, float):
-            return (counts * sample + 0.5).long().clamp(min=1)
+            return (counts.double() * sample + 0.5).long().clamp(min=1)
         if int(counts.min()) < sample:
             short = int(counts.argmin())
             raise TreeError(
@@ -135,6 +140,9 @@ class Tree:
             raise TreeError("a tree needs at least one tier below the server; Tree.flat(20) has 20 devices.")
         if len(self.tiers) != len(self.children) + 1 or len(set(self.tiers)) != len(self.tiers):
             raise TreeError(f"tiers = {self.tiers}: give {len(self.children) + 1} different names, the server's first.")
+        for counts in self.children:
+            if wrong := [c for c in counts if not isinstance(c, int) or isinstance(c, bool)]:
+                raise TreeError(f"{wrong[0]!r} children: counts must be whole numbers.")
         for above, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
             if len(counts) != size:
                 raise TreeError(f"there are {size} nodes of tier {above} but {len(counts)} counts of children.")

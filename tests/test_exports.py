@@ -26,7 +26,7 @@ def test_all_is_honest(name: str) -> None:
         assert getattr(module, export) is not None
     public = {
         key for key, value in vars(module).items()
-        if not key.startswith("_") and getattr(value, "__module__", "").startswith("covey")
+        if not key.startswith("_") and getattr(value, "__module__", "").startswith(name)
     }  # fmt: skip
     assert public <= set(module.__all__)
 

@@ -60,9 +60,9 @@ def test_it_survives_a_checkpoint() -> None:
     assert Meter.from_state([]) == Meter()
 
 
-@pytest.mark.parametrize("row", [[], ["a", "up", "train", 1], ["a", "up", "train", 1, 2, 3, 0.5], [1, 2, 3, 4, 5, 6, 7]])
+@pytest.mark.parametrize("row", [[], ["a", "up", "train", 1], ["a", "up", "train", 1, 2, 3, 0.5, 4], [1, 2, 3, 4, 5, 6, 7, 8]])
 def test_a_corrupt_checkpoint_is_refused(row: list[str | int]) -> None:
-    with pytest.raises(CheckpointError, match="expected three names and four whole numbers"):
+    with pytest.raises(CheckpointError, match="expected three names and five whole numbers"):
         Meter.from_state([row])
 
 

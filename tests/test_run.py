@@ -276,3 +276,46 @@ def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
     assert [r.cohorts for r in records[0]] == [r.cohorts for r in records[1]]
     assert not torch.equal(base.w, other.w)
     assert not torch.equal(base.simulator.initial(), other.simulator.initial())
+
+
+def bug(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=f"bug: {reason}")
+
+
+@bug("w and memory are committed before the scores, the round after them")
+def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, run = covey.run(experiment()), covey.run(experiment())
+    real = run._score
+    broken = iter([True])
+
+    def score() -> Any:
+        if next(broken, False):
+            raise KeyboardInterrupt
+        return real()
+
+    monkeypatch.setattr(run, "_score", score)
+    with pytest.raises(KeyboardInterrupt):
+        next(run)
+    list(run), list(whole)
+    assert torch.equal(run.w, whole.w)
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace(covey.Algorithm):
+    def server(self, me: covey.Nodes, w: torch.Tensor) -> torch.Tensor:
+        w.add_(1)
+        if len(me):
+            raise ZeroDivisionError
+        return w
+
+    def device(self, me: covey.Nodes, w: torch.Tensor) -> torch.Tensor:
+        return w
+
+
+@bug("the server's program gets the run's own rows")
+def test_a_program_that_writes_in_place_and_fails_leaves_the_rows() -> None:
+    run = covey.run(experiment(algorithm=InPlace()))
+    before = run.w.clone()
+    with pytest.raises(ZeroDivisionError):
+        next(run)
+    assert torch.equal(run.w, before)

@@ -293,3 +293,38 @@ def test_the_callers_threads_come_back() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+class OneForAll(Base):
+    def device(self, me: Nodes, w: Tensor) -> Tensor:
+        return w[:1]
+
+
+@pytest.mark.xfail(
+    strict=True, reason="bug: the number of answers is not checked, so rows go to the wrong askers or an index fails"
+)
+def test_a_program_answers_one_row_per_node() -> None:
+    with pytest.raises(ProgramError, match="1 rows for 3 nodes"):
+        next(start(OneForAll(), Tree.flat(3)))
+
+
+class Global(Base):
+    def device(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.keep("global", w + 1)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: a kept 'global' takes the place of the global model in the scores")
+def test_the_name_global_is_taken() -> None:
+    with pytest.raises(ProgramError, match="global"):
+        start(Global(), Tree.flat(3))
+
+
+class MaskedDown(Base):
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.ask(self.device, Masked(w, w > 0)).mean()  # type: ignore[arg-type]
+
+
+@pytest.mark.xfail(strict=True, reason="bug: Masked is a Message, but sending one down is a bare TypeError")
+def test_masked_rows_go_up_only() -> None:
+    with pytest.raises(ProgramError, match="Masked"):
+        start(MaskedDown(), Tree.flat(3))

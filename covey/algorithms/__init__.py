@@ -1,5 +1,6 @@
 """One file per algorithm; each is its paper's Algorithm 1."""
 
+from covey.algorithm import Algorithm
 from covey.algorithms.fedavg import FedAvg
 from covey.algorithms.fedmac import FedMac
 from covey.algorithms.fedprox import FedProx
@@ -12,6 +13,7 @@ from covey.algorithms.pfedme import PFedMe
 from covey.algorithms.sfedhp import SFedHP
 
 __all__ = [
+    "ALGORITHMS",
     "FedAvg",
     "FedMac",
     "FedProx",
@@ -24,3 +26,9 @@ __all__ = [
     "PerMFL",
     "SFedHP",
 ]
+
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    algorithm.__module__.rpartition(".")[2]: algorithm
+    for algorithm in (Local, FedAvg, FedProx, FineTune, HierFAVG, PFedMe, FedMac, PerMFL, SFedHP, Nested)
+}
+"""Every algorithm by the name of its file, which is its name in an experiment file."""

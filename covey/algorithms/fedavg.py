@@ -1,6 +1,7 @@
 """FedAvg: devices train from the global model, the server averages (McMahan et al., 2017)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from covey.algorithm import Algorithm, require
 from covey.descend import descend
@@ -18,6 +19,8 @@ class FedAvg(Algorithm):
     lr: float = 0.02
     batch: int | None = 20
     weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps"
 
     def __post_init__(self) -> None:
         require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))

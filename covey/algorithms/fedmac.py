@@ -6,7 +6,7 @@ one local round to the next, without which it would never be more than one step 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -42,6 +42,8 @@ class FedMac(Algorithm):
     floor: float | None = None
     gamma_low: float = 0.0
     gamma_w_until: int | None = None
+
+    sends: ClassVar[str] = "its local model w_i, cut to zeros, never the personal one"
 
     def __post_init__(self) -> None:
         require(self, lam=None, lr=None, personal_lr=None, beta=None, rho=None, floor=(0, 1))

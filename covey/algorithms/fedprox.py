@@ -1,6 +1,7 @@
 """FedProx: FedAvg whose devices are held near the global model (Li et al., 2020)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from covey.algorithm import Algorithm, require
 from covey.descend import descend
@@ -19,6 +20,8 @@ class FedProx(Algorithm):
     lr: float = 0.02
     batch: int | None = 20
     weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps"
 
     def __post_init__(self) -> None:
         require(self, mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))

@@ -1,6 +1,7 @@
 """FedAvg, then a few local steps: the simplest personal model that uses everybody's data."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from covey.algorithm import Algorithm, require
 from covey.descend import descend
@@ -20,6 +21,8 @@ class FineTune(Algorithm):
     tune_lr: float = 0.02
     batch: int | None = 20
     weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps, never the tuned one"
 
     def __post_init__(self) -> None:
         require(self, steps=(1, 1e9), lr=None, tune_steps=(1, 1e9), tune_lr=None, batch=(1, 1e9))

@@ -5,6 +5,7 @@ h-SGD uniformly.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from covey.algorithm import Algorithm, require
 from covey.descend import descend
@@ -24,6 +25,8 @@ class HierFAVG(Algorithm):
     lr: float = 0.01
     batch: int | None = 20
     weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps, every edge round"
 
     def __post_init__(self) -> None:
         require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))

@@ -1,6 +1,7 @@
 """Local training: every device learns alone; the yardstick of every personal model."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from covey.algorithm import Algorithm, require
 from covey.descend import descend
@@ -15,6 +16,8 @@ class Local(Algorithm):
     steps: int = 20
     lr: float = 0.02
     batch: int | None = 20
+
+    sends: ClassVar[str] = "nothing"
 
     def __post_init__(self) -> None:
         require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))

@@ -9,7 +9,7 @@ correlation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from covey import smooth_l1
 from covey.algorithm import Algorithm, require
@@ -48,6 +48,8 @@ class Level:
     method: Literal["gradient", "nesterov"] = "gradient"
 
     def __post_init__(self) -> None:
+        if self.warm and not self.name:
+            raise ConfigError(f"a warm level of tier {self.tier} goes on from what it kept, so it needs a name.")
         require(self, lam=(0, 1e9), gamma=(0, 1e9), rho=None, ridge=(0, 1e9), lr=None, steps=(1, 1e9), batch=(1, 1e9))
 
 
@@ -56,6 +58,8 @@ class Nested(Algorithm):
     """Levels from the server's to the devices' last; several may share a tier, and only a link between tiers costs bytes."""
 
     levels: tuple[Level, ...]
+
+    sends: ClassVar[str] = "the model of the highest level it holds, to the node above"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", tuple(self.levels))

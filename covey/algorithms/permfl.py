@@ -6,7 +6,7 @@ The paper's x, w_i, theta_ij, T, K, L, lambda, gamma, alpha, eta, beta are `x`, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class PerMFL(Algorithm):
     device_sample: Sample = None
     batch: int | None = 20
     stale: Literal["exclude", "include"] = "exclude"
+
+    sends: ClassVar[str] = "its personal model, to its edge only"
 
     def __post_init__(self) -> None:
         require(self, lam=None, gamma=None, beta=None, lr=None, edge_lr=None)

@@ -6,6 +6,7 @@ added to the inner problem. `weight_decay` is the 0.001 theta that the public co
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -33,6 +34,8 @@ class PFedMe(Algorithm):
     weight_decay: float = 0.0
     gamma: float = 0.0
     rho: float = 6e-5
+
+    sends: ClassVar[str] = "its local model w_i, never the personal one"
 
     def __post_init__(self) -> None:
         require(self, lam=None, lr=None, personal_lr=None, beta=None, rho=None, gamma=(0, 1e9), weight_decay=(0, 1e9))

@@ -5,7 +5,7 @@ The paper's w, phi_i, theta_ij, S, R, K, |D|, lambda1, lambda2, gamma1, gamma2, 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -42,6 +42,8 @@ class SFedHP(Algorithm):
     floor: float | None = None
     gamma_low: float = 0.0
     gamma2_until: int | None = 100
+
+    sends: ClassVar[str] = "its personal model, cut to zeros, to its edge only"
 
     def __post_init__(self) -> None:
         require(self, lam1=None, lam2=None, lr1=None, lr2=None, beta=None, rho=None, floor=(0, 1))

@@ -54,7 +54,7 @@ class Simulator:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         with _one_thread(), torch.no_grad():
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
-            answer = program(me, rows)
+            answer = program(me, rows.clone())
             self._commit([me], me.ids, round)
             self._finite(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids, round)
             return answer
@@ -98,7 +98,10 @@ class Simulator:
         asker, child = asker[answers], ids[answers] - self.tree.first(me.tier, me.ids)[asker[answers]]
 
         def reply(message: Message) -> Replies:
-            self._finite(tier, f"the answer of {program.__name__}", _rows(message), ids, me.round)
+            rows = _rows(message)
+            if rows is not None and len(rows) != len(ids):
+                raise ProgramError(f"{tier}: {program.__name__} answered {len(rows)} rows for {len(ids)} nodes; give one each.")
+            self._finite(tier, f"the answer of {program.__name__}", rows, ids, me.round)
             up = self._send(_select(message, answers), torch.ones_like(child), tier, (me.tier, tier), "up")
             mask = up.mask if isinstance(up, Masked) else None
             return Replies(_rows(up), asker=asker, askers=len(me), mask=mask, child=child)
@@ -156,7 +159,7 @@ class Simulator:
             )
         starts = torch.cumsum(counts, 0) - counts
         chosen = value[(starts[asker] + ids - self.tree.first(me.tier, me.ids)[asker]).to(value.device)]
-        flat = Exact(chosen.reshape(len(ids), -1).to(self.task.dtype))
+        flat = Exact((chosen[:, None] if chosen.ndim == 1 else chosen.flatten(1)).to(self.task.dtype))
         self._send(flat, torch.ones_like(ids), me.tier, (me.tier, tier), "down")
         return chosen
 

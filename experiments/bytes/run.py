@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
+    if options.rounds < WINDOW:
+        parser.error(f"--rounds {options.rounds}: give {WINDOW} or more, the figures are of the last {WINDOW}.")
     columns = ["method", "link", "direction", "non-zeros", "MB a round, bitmap", "dense", "ratio"]
     columns += ["formula, both ways: dense", "printed", "consistent"]
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
@@ -80,9 +82,8 @@ def _bytes(name: str, meter: Meter) -> None:
         down, up = (meter.traffic(link=link, direction=direction) for direction in ("down", "up"))
         formulas = [dense_bits(down.values + up.values), paper_bits(down, up), bitmap_bits(down, up)]
         for direction, traffic in (("down", down), ("up", up)):
-            dense = 6 * traffic.messages + 4 * traffic.values
-            cells = [f"{100 * traffic.nonzeros / traffic.values:.1f} %", _mb(traffic.bytes), _mb(dense)]
-            cells += [f"{traffic.bytes / dense:.3f}"]
+            cells = [f"{100 * traffic.nonzeros / traffic.values:.1f} %", _mb(traffic.bytes), _mb(traffic.dense)]
+            cells += [f"{traffic.bytes / traffic.dense:.3f}"]
             cells += [_mb(bits / 8) for bits in formulas] if direction == "down" else ["", "", ""]
             print(f"| {name} | {link} | {direction} | " + " | ".join(cells) + " |")
 

@@ -72,7 +72,7 @@ W = np.array([0.7, -0.4])
 
 
 def start(
-    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, seed: int = 0
+    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, l2: float = 0.0
 ) -> Run:
     """A run that starts from w."""
     shards = covey.data.own_parts(train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices])
@@ -84,7 +84,7 @@ def start(
             tree=tree or Tree.flat(len(devices)),
             rounds=rounds,
             loss="squared_error",
-            seed=seed,
+            l2=l2,
             score_every=rounds,
             parts=("train",),
             dtype=torch.float64,
@@ -96,10 +96,10 @@ def start(
 
 
 def play(
-    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, seed: int = 0
+    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, l2: float = 0.0
 ) -> Run:
     """The same after its last round."""
-    run = start(algorithm, devices, tree, w=w, rounds=rounds, seed=seed)
+    run = start(algorithm, devices, tree, w=w, rounds=rounds, l2=l2)
     for _ in run:
         pass
     return run

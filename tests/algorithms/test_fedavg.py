@@ -30,6 +30,17 @@ def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: str) ->
     assert deviation(run, w) <= EXACT
 
 
+@both
+def test_two_rounds_by_hand_with_l2(fs: list[Device], batch: int | None) -> None:
+    run, w = play(FedAvg(steps=3, lr=0.1, batch=batch), fs, w=W, l2=0.4), W
+    for _ in range(2):
+        rows = [w] * 4
+        for _ in range(3):
+            rows = [x - 0.1 * (f.grad(x) + 0.4 * x) for f, x in zip(fs, rows, strict=True)]
+        w = mean(rows)
+    assert deviation(run, w) <= EXACT
+
+
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 def test_only_those_asked_are_averaged(weight: str) -> None:
     run, w = start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4), W  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """FedMac (Li, Liu, Zhang et al., 2021) against its Algorithm 1, Proposition 1, Lemmas 1 and 10 and closed forms."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,12 @@ def test_two_rounds_by_hand(
         weights = [len(fs[i].y) for i in asked] if weight == "samples" else None
         w = (1 - beta) * w + beta * mean([cut(local[i], at) for i in asked], weights)
         assert deviation(run, w, personal=theta, local=local) <= EXACT
+
+
+def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
+    both_sparse = FedMac(lam=0.6, lr=0.5, personal_lr=0.1, gamma=0.4, gamma_w=0.2, rho=1e-3)
+    assert both_sparse.cut("device") == pytest.approx(2 * 0.5 * 0.2 / (2 - 0.5 * 0.6))
+    assert replace(both_sparse, gamma_w=0.0).cut("device") == pytest.approx(0.1 * 0.4)  # correlation adds no curvature
 
 
 def test_soft_thresholds_leave_exact_zeros_in_personal_models() -> None:

@@ -62,6 +62,10 @@ def test_what_is_cut_on_the_way_matters() -> None:
     assert any(((np.abs(x) <= algorithm.cut("device")) & (x != 0)).any() for x in sent)
 
 
+def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
+    assert PFedMe(lam=2.0, personal_lr=0.1, gamma=0.4, rho=1e-3).cut("device") == pytest.approx(2 * 0.1 * 0.4 / (2 - 0.1 * 2.0))
+
+
 # Curvatures from 0.5 to 2 and lam = 2: with these steps an inner problem is solved to 1e-12
 LAM, EXACTLY = 2.0, {"lam": 2.0, "steps": 20, "personal_lr": 1 / 3.25, "batch": None}
 

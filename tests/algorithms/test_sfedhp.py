@@ -71,6 +71,12 @@ def test_two_rounds_by_hand_on_uneven_groups(
     assert deviation(run, w, edge=phis, edge_global=ws, personal=theta) <= EXACT
 
 
+def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
+    algorithm = SFedHP(lam1=1.5, lam2=2.5, lr1=0.3, lr2=0.1, gamma1=0.4, gamma2=0.2, rho=1e-3)
+    assert algorithm.cut("device") == pytest.approx(2 * 0.1 * 0.4 / (2 - 0.1 * 1.5))
+    assert algorithm.cut("edge") == pytest.approx(2 * 0.3 * 0.2 / (2 - 0.3 * 1.5 * 2.5 / 4.0))
+
+
 def test_sampled_edges_and_devices_by_hand() -> None:
     """A device asked again within a round goes on from its theta; one asked first in a later edge round starts from phi."""
     devices = [*SMALL, SMALL[1], SMALL[0]]

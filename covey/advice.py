@@ -1,0 +1,560 @@
+"""Step sizes and penalties against the theorems, before a run starts.
+
+An error is said only where divergence is certain. A loop with a fixed anchor leaves its own minimiser if lr lam >= 2, because a
+convex loss only adds curvature. Where a penalty ties two models that both move (w_i and theta, x and w_i), its own product says
+little: theta follows w. There one round is worked out along a direction in which all losses have curvature h; it multiplies the
+distance to the optimum by a number, and divergence is certain if that exceeds 1 in size at every h, or at the known L.
+The theorems' conditions are those corrected for misprints; they are sufficient, and mostly far below what the papers ran.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from covey import draws
+from covey.algorithm import Algorithm, PerNode
+from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, Local, Nested, PerMFL, PFedMe, SFedHP
+from covey.errors import ConfigError
+from covey.experiment import Experiment
+from covey.replies import Rows
+from covey.task import Task
+
+Vector = npt.NDArray[np.float64]
+Factor = Callable[[Vector], Vector]
+"""What one round multiplies the distance to the optimum by, as a function of the curvature."""
+Condition = tuple[str, bool | None]
+"""In words, and whether it holds; None where it takes an L that is not known."""
+
+_CURVATURES = np.logspace(-3, 3, 601)  # no trained loss is flatter or steeper than this in all its directions
+_NU = 1e-3  # how far PerMFL's inner loops are to shrink their starting error; the paper leaves nu open
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One finding; `level` is "error" only where divergence is certain, "note" where nothing needs to be done."""
+
+    level: Literal["error", "warning", "note"]
+    about: str
+    text: str
+    numbers: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.about}: {self.text}"
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """What is known of the devices' losses: smoothness L, strong convexity mu, and whether L is exact or an estimate."""
+
+    L: float | None
+    mu: float | None
+    exact: bool
+
+
+def advise(
+    algorithm: Algorithm, *, smoothness: float | None = None, strong: float | None = None, exact: bool = False
+) -> list[Advice]:
+    """Everything there is to say about an algorithm's steps and penalties, the most serious first.
+
+    `smoothness` is the L of every device's loss and `strong` its mu, l2 included; `exact` says that L is known, as on
+    quadratics, and not estimated: only then can it make an error.
+
+    >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])
+    note: inner step: personal_lr*lam = 0.05*30 = 1.5: stable only for L < 2/personal_lr - lam = 10.
+    """
+    for name, value in (("smoothness", smoothness), ("strong", strong)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError(f"{name} = {value!r} must be a number of 0 or more.")
+    if smoothness is not None and strong is not None and strong > smoothness:
+        raise ConfigError(f"strong = {strong!r} exceeds smoothness = {smoothness!r}; no curvature can be both.")
+    check = _CHECKS.get(type(algorithm))
+    if check is None:
+        name = type(algorithm).__name__
+        return [
+            Advice("note", "unknown algorithm", f"no condition on the steps of {name} is known here; nothing was checked.", {})
+        ]
+    found = check(algorithm, _Loss(smoothness, strong, exact))
+    return sorted(found, key=lambda advice: ("error", "warning", "note").index(advice.level))
+
+
+def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | None = None) -> float:
+    """The largest curvature of any device's training loss, l2 included, at the initial row or `at` ([P], or [devices, P]).
+
+    Lanczos' form of the power iteration, on all devices at once, in float64: as many products with the Hessian as plain power
+    iterations, but exact for up to `iterations` different eigenvalues. It is the curvature at one point, for full batches;
+    further on, or on a mini-batch, it may be larger.
+    """
+    e = experiment
+    shards = e.data.paper() if e.protocol == "paper" else e.data
+    task = Task(e.model, shards, loss=e.loss, private=e.private, dtype=torch.float64, device=e.device)
+    ids = torch.arange(shards.devices)
+    row = task.space.initial(e.seed) if at is None else at
+    x = row.to(task.device, torch.float64).expand(len(ids), task.space.width)
+    v = draws.normal(draws.key(e.seed, "smoothness"), ids, task.space.width).to(task.device)
+    with torch.no_grad():
+        inside = _lanczos(lambda v: _hessian_product(task, x, v, ids), v, min(iterations, task.space.width))
+    return float((torch.linalg.eigvalsh(inside) + e.l2).abs().max())
+
+
+def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
+    """H v for unit rows v, by a central difference of the gradient; the step balances its two errors."""
+    step = torch.finfo(x.dtype).eps ** (1 / 3) * x.norm(dim=1, keepdim=True).clamp(min=1)
+    return (task.full_gradient(x + step * v, ids) - task.full_gradient(x - step * v, ids)) / (2 * step)
+
+
+def _lanczos(product: Callable[[Rows], Rows], v: Rows, iterations: int) -> Tensor:
+    """The tridiagonal matrices [n, k, k] of k steps, whose extreme eigenvalues are those of each row's operator."""
+    inside = v.new_zeros(len(v), iterations, iterations)
+    before, v, beta = torch.zeros_like(v), v / v.norm(dim=1, keepdim=True), v.new_zeros(len(v), 1)
+    for k in range(iterations):
+        rest = product(v) - beta * before
+        inside[:, k, k] = alpha = (rest * v).sum(1)
+        rest = rest - alpha[:, None] * v
+        beta = rest.norm(dim=1, keepdim=True)
+        beta = torch.where(beta > 1e-8 * alpha.abs()[:, None], beta, 0.0)  # below it is rounding: the space is used up
+        before, v = v, torch.where(beta > 0, rest / beta, 0.0)
+        if k + 1 < iterations:
+            inside[:, k, k + 1] = inside[:, k + 1, k] = beta[:, 0]
+    return inside
+
+
+def _inner(
+    lr: float, lam: float, loss: _Loss, *, steps: int, total: int = 0, curve: float = 0.0, names: tuple[str, str] = ("lr", "lam")
+) -> Iterator[Advice]:
+    """`steps` gradient steps on a loss + lam/2 |x - anchor|^2, `total` of them before x is set back to its anchor.
+
+    `curve` is what the smooth l1 adds near zero; its cycle is bounded, so that it is left to `_smooth_l1`.
+    """
+    product = f"{names[0]}*{names[1]} = {lr:g}*{lam:g} = {lr * lam:g}" if lam else f"{names[0]} = {lr:g}"
+    numbers = {f"{names[0]}*{names[1]}": lr * lam} if lam else {names[0]: lr}
+    bound, room = f"2/{names[0]}" + (f" - {names[1]}" if lam else ""), 2 / lr - lam
+    if room <= 0:
+        yield _too_long(product, numbers, 1 - lr * lam, steps, max(total, steps), names)
+        return
+    numbers["largest L"] = room
+    if loss.L is None:
+        near = f", and near zero for L < {room - curve:g}" if 0 < curve < room else ""
+        numbers |= {"largest L near zero": room - curve} if curve else {}
+        yield Advice("note", "inner step", f"{product}: stable only for L < {bound} = {room:g}{near}.", numbers)
+        return
+    curvature, numbers = lr * (lam + loss.L), numbers | {"lr*(lam+L)": lr * (lam + loss.L)}
+    shown = f"{names[0]}*({names[1]}+L) = {curvature:g}" if lam else f"{names[0]}*L = {curvature:g}"
+    if loss.L < room:
+        yield Advice("note", "inner step", f"{shown} is below 2: the step is stable.", numbers)
+        return
+    level: Literal["error", "warning"] = "error" if loss.exact and steps > 1 else "warning"
+    guess = "" if loss.exact else ", if the estimate is right"
+    text = f"{shown} is 2 or more: each step overshoots{guess}; {names[0]} < {2 / (lam + loss.L):.3g} is stable."
+    yield Advice(level, "inner step", text, numbers)
+
+
+def _too_long(product: str, numbers: dict[str, float], factor: float, steps: int, total: int, names: tuple[str, str]) -> Advice:
+    """Of a step that overshoots by its penalty alone."""
+    fix, numbers = f"lower {names[0]} or {names[1]}", numbers | {"factor": factor}
+    if steps > 1:
+        text = f"{product} is 2 or more: every step multiplies the distance to its minimiser by {factor:g} or worse; {fix}."
+        return Advice("error", "inner step", text, numbers)
+    if total > 1:
+        text = f"{product} is 2 or more: the model overshoots its anchor, which only moving the anchor can make up for; {fix}."
+        return Advice("warning", "inner step", text, numbers)
+    text = f"{product}, but a single step starts at its anchor and does not feel {names[1]}; with more steps it would diverge."
+    return Advice("note", "inner step", text, numbers)
+
+
+def _smooth_l1(
+    lr: float, lam: float, gamma: float, rho: float, *, L: float | None = None, names: tuple[str, str, str]
+) -> Iterator[Advice]:
+    """The curvature gamma/rho at zero: past the edge a weight does not settle, but alternates."""
+    curvature = lr * (lam + gamma / rho + (L or 0.0))
+    if gamma == 0 or curvature <= 2 or lr * lam >= 2:
+        return
+    step, tie, penalty = names
+    amplitude = lr * gamma / (2 - lr * lam)
+    cut = max(3 * rho, 2 * amplitude)
+    terms = "+".join([*([tie] if lam else []), f"{penalty}/rho", *(["L"] if L else [])])
+    text = (
+        f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but alternate in sign with amplitude "
+        f"{step}*{penalty}/(2 - {step}*{tie}) = {amplitude:.2g}. The cut at {cut:.2g} hides it; "
+        f'l1="prox", where there is one, reaches exact zeros, and {step} < {2 / (curvature / lr):.2g} would settle.'
+    )
+    yield Advice("warning", "smooth l1", text, {f"{step}*({terms})": curvature, "amplitude": amplitude, "cut": cut})
+
+
+def _one_round(factor: Factor, loss: _Loss) -> Iterator[Advice]:
+    """A whole round on quadratics: certain divergence, or the curvatures at which it converges."""
+    sizes = np.abs(_evaluate(factor, _CURVATURES))
+    stable = sizes <= 1 + 1e-9
+    if not stable.any():
+        text = (
+            "one round multiplies the distance to the optimum by more than 1 at every curvature from 1e-3 to 1e3 "
+            f"(by {sizes[300]:.3g} at curvature 1): this diverges whatever the loss; lower the steps or penalties named here."
+        )
+        yield Advice("error", "one round", text, {"factor at curvature 1": float(sizes[300])})
+        return
+    low, high = _stretch(stable)
+    where = _words(low, high)
+    numbers = {"lowest curvature": low, "highest curvature": high}
+    if loss.L is None:
+        yield Advice("note", "one round", f"on quadratics it converges at {where}.", numbers)
+        return
+    at = float(_evaluate(factor, np.array([loss.L]))[0])
+    numbers["factor at L"] = at
+    if abs(at) <= 1 + 1e-9:
+        yield Advice("note", "one round", f"at curvature L = {loss.L:g} a round multiplies the error by {at:.3g}.", numbers)
+        return
+    guess = "" if loss.exact else " (if the estimate is right)"
+    text = f"at curvature L = {loss.L:g} a round multiplies the error by {at:.3g}{guess}; it converges at {where}."
+    yield Advice("error" if loss.exact else "warning", "one round", text, numbers)
+
+
+def _evaluate(factor: Factor, curvatures: Vector) -> Vector:
+    """Factors too large for a float are infinite, as are differences of two such."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(factor(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def _stretch(stable: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """The lowest stretch of curvatures without a gap; 0 and infinity where it reaches an end of what was looked at."""
+    first = int(stable.argmax())
+    length = len(stable) - first if stable[first:].all() else int((~stable[first:]).argmax())
+    last = first + length - 1
+    return (
+        0.0 if first == 0 else float(_CURVATURES[first]),
+        math.inf if last + 1 == len(stable) else float(_CURVATURES[last]),
+    )
+
+
+def _words(low: float, high: float) -> str:
+    below = f"curvatures up to {high:.3g}" if high < math.inf else "any curvature"
+    return below if low == 0 else f"curvatures from {low:.3g}" + (f" to {high:.3g}" if high < math.inf else "")
+
+
+def _theorem(about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = "") -> Advice:
+    """Which conditions of a theorem hold."""
+    words = {True: "holds", False: "fails", None: "takes an L that is not given"}
+    text = "; ".join(f"{condition}: {words[holds]}" for condition, holds in conditions)
+    return Advice("note", about, f"{text}{'; ' + end if end else ''}.", numbers)
+
+
+def _outer(lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str) -> Iterator[Advice]:
+    """The step of w_i towards theta, which itself follows w_i: `largest` is the L up to which the two converge together."""
+    if lr * lam < 2:
+        return
+    step, tie = names
+    text = (
+        f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g} is 2 or more: w_i overshoots theta by more than their distance; "
+        f"with theta at its minimiser it converges only for {why} = {largest:.3g}; lower {step}."
+    )
+    yield Advice("warning", "outer step", text, {f"{step}*{tie}": lr * lam, "largest L": largest})
+
+
+def _server(beta: float, moved: float, text: str) -> Iterator[Advice]:
+    """pFedMe's server: w_i has gone `moved` of the way to theta, and w goes beta times as far."""
+    factor = 1 - beta * moved
+    if not abs(factor) < 1:
+        text = f"{text} = {factor:.3g} is not below 1 in size: the server overshoots (a heuristic); lower beta = {beta:g}."
+        yield Advice("warning", "server step", text, {"server factor": factor, "beta": beta})
+
+
+def _envelope_bound(product: float, lam: float) -> float:
+    """The L at which product * L/(lam+L) reaches 2; at a product of 2 no L does."""
+    return 2 * lam / (product - 2) if product > 2 else math.inf
+
+
+def _loop(start: Vector, speed: Vector, end: Vector, steps: int) -> Vector:
+    """x after `steps` of x - speed (x - end)."""
+    return end + (1 - speed) ** steps * (start - end)
+
+
+def _pfedme(a: PFedMe, loss: _Loss) -> Iterator[Advice]:
+    lam, names = a.lam + a.weight_decay, ("personal_lr", "lam")
+    yield from _inner(a.personal_lr, lam, loss, steps=a.steps, total=a.steps * a.local_rounds, curve=a.gamma / a.rho, names=names)
+    yield from _smooth_l1(a.personal_lr, lam, a.gamma, a.rho, L=loss.L, names=(*names, "gamma"))
+    largest = _envelope_bound(a.lr * a.lam, a.lam)
+    yield from _outer(a.lr, a.lam, names=("lr", "lam"), largest=largest, why="L < 2 lam/(lr lam - 2)")
+    yield from _server(a.beta, 1 - (1 - a.lr * a.lam) ** a.local_rounds, "1 - beta (1 - (1 - lr lam)^R)")
+    yield from _one_round(lambda h: _pfedme_round(a, h), loss)
+    yield from _pfedme_theorems(a, loss)
+
+
+def _pfedme_round(a: PFedMe, h: Vector) -> Vector:
+    w = theta = np.ones_like(h)
+    curvature = h + a.lam + a.weight_decay
+    for _ in range(a.local_rounds):
+        theta = _loop(theta, a.personal_lr * curvature, a.lam * w / curvature, a.steps)
+        w = w - a.lr * a.lam * (w - theta)
+    return 1 - a.beta + a.beta * w
+
+
+def _pfedme_theorems(a: PFedMe, loss: _Loss) -> Iterator[Advice]:
+    scale = a.beta * a.local_rounds
+    beta: Condition = (f"beta = {a.beta:g} >= 1", a.beta >= 1)
+    if loss.mu:
+        kappa = (a.lam + loss.mu) / loss.mu  # L_F = lam over mu_F = lam mu / (lam + mu)
+        most = 1 / (6 * a.lam * (3 + 128 * kappa / a.beta)) / scale
+        yield _theorem("Theorem 1 of pFedMe", [_at_most("lr", a.lr, most), beta], {"largest lr": most, "kappa_F": kappa})
+    most, L = 1 / (75 * a.lam**3) / scale, None if loss.L is None else loss.L + a.gamma / a.rho
+    least = None if L is None else math.sqrt(8 * L**2 + 1)
+    wide = (f"lam = {a.lam:g} >= sqrt(8 L^2 + 1){_is(least)}", None if least is None else a.lam >= least)
+    numbers = {"largest lr": most} | ({} if least is None else {"least lam": least})
+    yield _theorem("Theorem 2 of pFedMe", [_at_most("lr", a.lr, most), wide, beta], numbers)
+
+
+def _fedmac(a: FedMac, loss: _Loss) -> Iterator[Advice]:
+    curve = a.gamma / a.rho if a.l1 == "smooth" else 0.0
+    total = a.steps * a.local_rounds
+    yield from _inner(a.personal_lr, 0.0, loss, steps=max(total, a.steps), curve=curve, names=("personal_lr", "lam"))
+    if a.l1 == "smooth":
+        yield from _smooth_l1(a.personal_lr, 0.0, a.gamma, a.rho, L=loss.L, names=("personal_lr", "0", "gamma"))
+        yield from _smooth_l1(a.lr, a.lam, a.gamma_w, a.rho, names=("lr", "lam", "gamma_w"))
+    if a.gamma_w:
+        far = a.lr * a.gamma_w
+        text = f"lr*gamma_w = {a.lr:g}*{a.gamma_w:g} = {far:g}: how far the penalty moves a weight of w_i in one step"
+        size: Literal["warning", "note"] = "warning" if far > 0.1 else "note"  # weights of trained models are of this size
+        end = ", more than most weights of a model are large; lower gamma_w or lr." if far > 0.1 else "."
+        yield Advice(size, "penalty step", text + end, {"lr*gamma_w": far})
+    largest = a.lr * a.lam**2 / (a.lr * a.lam - 2) if a.lr * a.lam > 2 else math.inf
+    yield from _outer(a.lr, a.lam, names=("lr", "lam"), largest=largest, why="lam < L < lr lam^2/(lr lam - 2)")
+    yield from _server(a.beta, 1 - (1 - a.lr * a.lam) ** a.local_rounds, "1 - beta (1 - (1 - lr lam)^R)")
+    yield from _one_round(lambda h: _fedmac_round(a, h), loss)
+    yield from _correlation(a, loss)
+
+
+def _fedmac_round(a: FedMac, h: Vector) -> Vector:
+    w = theta = np.ones_like(h)
+    for _ in range(a.local_rounds):
+        theta = _loop(theta, a.personal_lr * h, a.lam * w / h, a.steps)
+        w = w - a.lr * a.lam * (w - theta)
+    return 1 - a.beta + a.beta * w
+
+
+def _correlation(a: FedMac, loss: _Loss) -> Iterator[Advice]:
+    """What -lam <theta, w> does to theta, and to the convexity of the whole."""
+    pull = a.personal_lr * a.lam
+    if pull * a.steps * a.local_rounds < 0.01:
+        text = (
+            f"the correlation adds personal_lr*lam*w = {pull:.2g}*w per step, so that theta is nearly local SGD and what acts is "
+            f"lr*lam = {a.lr * a.lam:g}, an average of its path; raise lam, and lower lr, to tie theta to w."
+        )
+        yield Advice("note", "correlation", text, {"personal_lr*lam": pull, "lr*lam": a.lr * a.lam})
+    if loss.mu is None:
+        return
+    curve = a.gamma_w / a.rho if a.l1 == "smooth" else 0.0
+    convex: Condition = (f"lam = {a.lam:g} < mu = {loss.mu:g}, without which the problem is not convex", a.lam < loss.mu)
+    if a.lam >= loss.mu:
+        yield _theorem("Theorem 1 of FedMac", [convex], {"lam": a.lam, "mu": loss.mu})
+        return
+    smooth, strong = a.lam + curve, a.lam - a.lam**2 / loss.mu
+    most = 1 / ((18 + 256 * smooth / strong) * smooth) / (a.beta * a.local_rounds)
+    beta: Condition = (f"beta = {a.beta:g} >= 1", a.beta >= 1)
+    numbers = {"largest lr": most, "L_F": smooth, "mu_F": strong}
+    yield _theorem("Theorem 1 of FedMac", [convex, _at_most("lr", a.lr, most), beta], numbers)
+
+
+def _sfedhp(a: SFedHP, loss: _Loss) -> Iterator[Advice]:
+    both = a.lam1 * a.lam2 / (a.lam1 + a.lam2)
+    smooth = a.l1 == "smooth"
+    curve, total = a.gamma1 / a.rho if smooth else 0.0, a.steps * a.edge_rounds
+    yield from _inner(a.lr2, a.lam1, loss, steps=a.steps, total=total, curve=curve, names=("lr2", "lam1"))
+    if smooth:
+        yield from _smooth_l1(a.lr2, a.lam1, a.gamma1, a.rho, L=loss.L, names=("lr2", "lam1", "gamma1"))
+        yield from _smooth_l1(a.lr1, both, a.gamma2, a.rho, names=("lr1", "lam_bar", "gamma2"))
+    largest = _envelope_bound(a.lr1 * both, both)
+    yield from _outer(a.lr1, both, names=("lr1", "lam_bar"), largest=largest, why="L < 2 lam_bar/(lr1 lam_bar - 2)")
+    yield from _server(a.beta, 1 - (1 - a.lr1 * both) ** a.edge_rounds, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
+    yield from _one_round(lambda h: _sfedhp_round(a, h), loss)
+    yield from _sfedhp_theorems(a, loss, curve, a.gamma2 / a.rho if smooth else 0.0)
+
+
+def _sfedhp_round(a: SFedHP, h: Vector) -> Vector:
+    w = phi = theta = np.ones_like(h)
+    for _ in range(a.edge_rounds):
+        theta = _loop(theta, a.lr2 * (h + a.lam1), a.lam1 * phi / (h + a.lam1), a.steps)
+        phi = (a.lam1 * theta + a.lam2 * w) / (a.lam1 + a.lam2)
+        w = w - a.lr1 * a.lam2 * (w - phi)
+    return 1 - a.beta + a.beta * w
+
+
+def _sfedhp_theorems(a: SFedHP, loss: _Loss, curve1: float, curve2: float) -> Iterator[Advice]:
+    """Theorem 1 with both links of its chain; Theorem 3 with lam at least, not at most, the root."""
+    L, smooth = None if loss.L is None else loss.L + curve1, a.lam2 + curve2
+    first: Condition = (f"lam1 = {a.lam1:g} > 2 (L + gamma1/rho){_is(2 * L if L is not None else None)}", _over(a.lam1, L, 2))
+    second: Condition = (f"lam2 = {a.lam2:g} > 2 lam1 = {2 * a.lam1:g}", a.lam2 > 2 * a.lam1)
+    yield _theorem("Theorem 1 of sFedHP", [first, second], {"gamma1/rho": curve1, "L_F": smooth}, "a convex loss needs neither")
+    lam, scale = a.lam1 * a.lam2 / math.hypot(a.lam1, a.lam2), a.beta * a.edge_rounds
+    least = None if L is None else math.sqrt(16 * L**2 + 1)
+    most = min(1 / (588 * smooth * lam**2), a.beta / (2 * smooth)) / scale
+    wide = (f"lam = {lam:g} >= sqrt(16 (L + gamma1/rho)^2 + 1){_is(least)}", None if least is None else lam >= least)
+    yield _theorem("Theorem 3 of sFedHP", [wide, _at_most("lr1", a.lr1, most)], {"lam": lam, "largest lr1": most})
+    if loss.mu:
+        strong = 1 / (1 / loss.mu + 1 / a.lam1 + 1 / a.lam2)
+        most = min(1 / strong, 1 / (3 * smooth * (3 + 128 * smooth / (strong * a.beta)))) / scale
+        yield _theorem("Theorem 2 of sFedHP", [_at_most("lr1", a.lr1, most)], {"largest lr1": most, "mu_F": strong})
+
+
+def _permfl(a: PerMFL, loss: _Loss) -> Iterator[Advice]:
+    lr, eta = _most(a.lr), _most(a.edge_lr)
+    yield from _inner(lr, a.lam, loss, steps=int(_most(a.steps)))
+    yield from _team(a, eta)
+    yield from _permfl_server(a)
+    yield from _one_round(lambda h: _permfl_round(a, h), loss)
+    yield from _permfl_theorems(a, loss, lr, eta)
+    yield from _permfl_loops(a, loss, lr, eta)
+
+
+def _team(a: PerMFL, eta: float) -> Iterator[Advice]:
+    tied, both = eta * a.gamma, eta * (a.lam + a.gamma)
+    numbers = {"edge_lr*gamma": tied, "edge_lr*(lam+gamma)": both}
+    if tied >= 2 and _most(a.edge_rounds) > 1:
+        text = (
+            f"edge_lr*gamma = {eta:g}*{a.gamma:g} = {tied:g} is 2 or more: every edge round multiplies the distance of w_i to its "
+            f"minimiser by {1 - tied:g} or worse; use edge_lr < {1 / (a.lam + a.gamma):.3g}."
+        )
+        yield Advice("error", "edge step", text, numbers)
+    elif both >= 1:
+        stable = "stable for every convex loss" if both < 2 else "stable only where lam L/(lam+L) < 2/edge_lr - gamma"
+        text = f"edge_lr*(lam+gamma) = {both:g}; below 1 is sufficient, not necessary: {stable}{_is(None if both < 2 else 2 / eta - a.gamma)}."
+        yield Advice("warning", "edge step", text, numbers)
+
+
+def _permfl_server(a: PerMFL) -> Iterator[Advice]:
+    """x <- (1 - beta gamma) x + beta gamma mean w_i(x): w_i follows x, so that the first factor alone decides nothing."""
+    product = a.beta * a.gamma
+    if product <= 1:
+        return
+    worst = product * a.lam / (a.lam + a.gamma)
+    envelope = 2 * a.gamma / (product - 2) if product > 2 else math.inf  # where product s/(gamma+s) is 2
+    largest = envelope * a.lam / (a.lam - envelope) if envelope < a.lam else math.inf
+    numbers = {"beta*gamma": product, "server factor": 1 - product, "beta*gamma*lam/(lam+gamma)": worst, "largest L": largest}
+    if largest == math.inf:
+        verdict = f"which every convex loss meets, as beta gamma lam/(lam+gamma) = {worst:.3g} is at most 2."
+    else:
+        verdict = f"here L < {largest:.3g}; beta <= {1 / a.gamma:.3g} makes it safe for every loss."
+    text = (
+        f"beta*gamma = {a.beta:g}*{a.gamma:g} = {product:g}, so x is multiplied by 1 - beta*gamma = {1 - product:g} before the mean "
+        f"of w_i, which follows x, makes up for it. At most 1 is sufficient, not necessary: with inner loops run to the end it "
+        f"converges while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
+    )
+    yield Advice("warning", "server step", text, numbers)
+
+
+def _permfl_round(a: PerMFL, h: Vector) -> Vector:
+    w, x, lr, eta = np.ones_like(h), np.ones_like(h), _most(a.lr), _most(a.edge_lr)
+    for _ in range(int(_most(a.edge_rounds))):
+        theta = _loop(w, lr * (h + a.lam), a.lam * w / (h + a.lam), int(_most(a.steps)))
+        w = w - eta * (a.lam * (w - theta) + a.gamma * (w - x))
+    return x - a.beta * a.gamma * (x - w)
+
+
+def _permfl_theorems(a: PerMFL, loss: _Loss, lr: float, eta: float) -> Iterator[Advice]:
+    """With the rate of (59), which is the algorithm's; the printed (1 - beta)^T renames beta."""
+    smooth = None if loss.L is None else 1 / (loss.L + a.lam)
+    device: Condition = (f"lr = {lr:g} <= 1/(L+lam){_is(smooth)}", None if smooth is None else lr <= smooth)
+    convex = [_at_most("beta", a.beta, 1 / (2 * a.gamma)), _at_most("edge_lr", eta, 0.5 / (a.lam + a.gamma)), device]
+    numbers, end = {"largest beta": 1 / (2 * a.gamma)}, "needs mu > 0"
+    if loss.mu:
+        strong = 1 / (1 / loss.mu + 1 / a.lam + 1 / a.gamma)
+        numbers |= {"mu_F": strong, "rate": 1 - a.beta * strong / 2}
+        end = f"rate 1 - beta mu_F/2 = {numbers['rate']:.4g} a round, mu_F = {strong:.3g}"
+    yield _theorem("Theorem 1 of PerMFL", convex, numbers, end)
+    nonconvex = [
+        _at_most("beta", a.beta, 1 / (4 * a.gamma)),
+        _at_most("edge_lr", eta, 1 / (a.lam + a.gamma)),
+        _at_most("lr", lr, 1 / a.lam),
+        (f"gamma = {a.gamma:g} > 2 lam = {2 * a.lam:g}", a.gamma > 2 * a.lam),
+        (f"lam = {a.lam:g} > 2 L{_is(None if loss.L is None else 2 * loss.L)}", _over(a.lam, loss.L, 2)),
+    ]
+    yield _theorem("Theorem 2 of PerMFL (nonconvex)", nonconvex, {"largest beta": 1 / (4 * a.gamma)})
+
+
+def _permfl_loops(a: PerMFL, loss: _Loss, lr: float, eta: float) -> Iterator[Advice]:
+    """The K and L of (58), (61), (85) and (88), starting errors taken as equal: only their ratios enter."""
+    mu = loss.mu or 0.0
+    edge, device = eta * (a.lam * mu / (a.lam + mu) + a.gamma) / 2, lr * (mu + a.lam)
+    if edge < 1 and device < 1:
+        K, slope = math.log(_NU) / math.log1p(-edge), math.log1p(-edge) / math.log1p(-device)
+        numbers = {"K": math.ceil(K), "L": math.ceil(slope * math.ceil(K)), "L per K": slope}
+        text = (
+            f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for edge_rounds K >= {numbers['K']}"
+        )
+        text += f" (you have {_most(a.edge_rounds):g}) and (58) for steps L >= {slope:.3g} K = {numbers['L']} (you have {_most(a.steps):g})"
+        if mu:
+            strong = 1 / (1 / mu + 1 / a.lam + 1 / a.gamma)
+            numbers["K per T"] = math.log1p(-min(a.beta * strong / 2, 0.999)) / math.log1p(-edge)
+            text += f"; for Theorem 1's rate over T rounds (61) asks for K >= {numbers['K per T']:.3g} T, up to a constant"
+        yield Advice("note", "K and L of PerMFL (convex)", text + ".", numbers)
+    if loss.L is None or not (a.gamma > a.lam > loss.L) or lr * (loss.L + a.lam) >= 2:
+        return
+    per_k = a.lam**2 * eta / (2 * lr * (1 - lr * (loss.L + a.lam) / 2) * (a.lam - loss.L) ** 2)
+    per_t = 2 * a.beta * a.gamma**2 / (eta * (a.gamma - a.lam) ** 2)
+    text = f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, gaps of all levels taken as equal."
+    yield Advice("note", "K and L of PerMFL (nonconvex)", text, {"K per T": per_t, "L per K": per_k})
+
+
+def _nested(a: Nested, loss: _Loss) -> Iterator[Advice]:
+    """Every level by itself; an upper one's loss is envelopes, whose curvature is below the `lam` of the level under it."""
+    for level, below in zip(a.levels, [*a.levels[1:], None], strict=True):
+        under = loss if below is None else _envelope(below.lam, loss)
+        lam = level.ridge + (level.lam if level.coupling == "prox" else 0.0)
+        name = level.name or level.tier
+        found = list(_inner(level.lr, lam, under, steps=level.steps, curve=level.gamma / level.rho))
+        found += _smooth_l1(level.lr, lam, level.gamma, level.rho, L=under.L, names=("lr", "lam", "gamma"))
+        yield from (Advice(f.level, f"{name}: {f.about}", f.text, f.numbers) for f in found)
+
+
+def _envelope(lam: float, loss: _Loss) -> _Loss:
+    """An envelope's curvature is lam L/(lam+L), and at most lam whatever L; as a bound, it is never exact here."""
+    L = lam if loss.L is None else lam * loss.L / (lam + loss.L) if lam + loss.L else 0.0
+    return _Loss(L, None, exact=False)
+
+
+def _plain(a: FedAvg | HierFAVG | Local, loss: _Loss) -> Iterator[Advice]:
+    yield from _inner(a.lr, 0.0, loss, steps=a.steps)
+
+
+def _finetune(a: FineTune, loss: _Loss) -> Iterator[Advice]:
+    yield from _inner(a.lr, 0.0, loss, steps=a.steps)
+    yield from _inner(a.tune_lr, 0.0, loss, steps=a.tune_steps, names=("tune_lr", "lam"))
+
+
+def _fedprox(a: FedProx, loss: _Loss) -> Iterator[Advice]:
+    yield from _inner(a.lr, a.mu, loss, steps=a.steps, names=("lr", "mu"))
+
+
+def _at_most(name: str, value: float, bound: float) -> Condition:
+    return f"{name} = {value:g} <= {bound:.3g}", value <= bound
+
+
+def _over(value: float, L: float | None, times: float) -> bool | None:
+    return None if L is None else value > times * L
+
+
+def _is(value: float | None) -> str:
+    return "" if value is None else f" = {value:.4g}"
+
+
+def _most(value: PerNode) -> float:
+    """The largest of a list with one entry per node, which is the first to diverge."""
+    return float(max(value)) if isinstance(value, Sequence) else float(value)
+
+
+_CHECKS: dict[type[Algorithm], Callable[[Any, _Loss], Iterator[Advice]]] = {
+    FedAvg: _plain,
+    FedMac: _fedmac,
+    FedProx: _fedprox,
+    FineTune: _finetune,
+    HierFAVG: _plain,
+    Local: _plain,
+    Nested: _nested,
+    PFedMe: _pfedme,
+    PerMFL: _permfl,
+    SFedHP: _sfedhp,
+}

@@ -1,0 +1,1 @@
+"""The command `covey`: experiments from TOML files, run folders, resume, advice."""

@@ -1,0 +1,76 @@
+"""What a run shows: a bar on a terminal, plain lines elsewhere, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from covey.report.summary import Figure, Summary
+from covey.run import Round
+
+Show = Callable[[Round], None]
+
+
+@contextmanager
+def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterator[Show]:
+    """Shows rounds as they come; `done` of them had been run before."""
+    total = 0
+    scores = ""
+
+    def note(record: Round) -> str:
+        nonlocal total, scores
+        total += record.bytes()
+        if record.models:
+            scores = "  ".join(f"{name} {_score(record, name)}" for name in record.models)
+        return f"{scores}  {total / 1e6:.1f} MB"
+
+    if not console.is_terminal:
+
+        def line(record: Round) -> None:
+            text = note(record)
+            if record.models:
+                console.print(f"{label}round {record.round + 1}/{rounds}  {text}  {record.seconds:.2f} s", highlight=False)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task(f"{label}round", total=rounds, completed=done, note="")
+        yield lambda record: bar.update(task, advance=1, note=note(record))
+
+
+def table(console: Console, summary: Summary) -> None:
+    """Every model, then every link."""
+    models = Table(
+        title=f"{summary.rounds} rounds, {summary.seeds} seed{'s' if summary.seeds > 1 else ''}; rounds chosen on validation"
+    )
+    for name in ("model", "kept by", "test %", "worst tenth %", "last %", "best on test %", "non-zeros %"):
+        models.add_column(name, justify="left" if name in ("model", "kept by") else "right")
+    for m in summary.models:
+        figures = (m.accuracy, m.worst_decile, m.last, m.best_on_test, m.nonzeros)
+        models.add_row(m.model, m.tier, *(_percent(figure) for figure in figures))
+    console.print(models)
+    links = Table(title="bytes of training, all rounds of one seed")
+    for name in ("link", "down MB", "up MB", "of dense", "non-zeros %", "formula: dense MB", "printed", "bitmap"):
+        links.add_column(name, justify="left" if name == "link" else "right")
+    for k in summary.links:
+        share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
+        ratio = f"{(k.down + k.up) / k.dense:.3f}" if k.dense else "-"
+        formulas = (f"{f / 1e6:.3f}" for f in (k.formula_dense, k.formula_paper, k.formula_bitmap))
+        links.add_row(k.link, f"{k.down / 1e6:.3f}", f"{k.up / 1e6:.3f}", ratio, share, *formulas)
+    if summary.links:
+        console.print(links)
+
+
+def _percent(figure: Figure | None) -> str:
+    return "-" if figure is None else figure.percent()
+
+
+def _score(record: Round, name: str) -> str:
+    scores = record.models[name].scores
+    score = scores.get("test") or next(iter(scores.values()))
+    return f"{100 * score.accuracy:.1f}%" if score.accuracy is not None else f"{score.loss:.4g}"

@@ -1,0 +1,121 @@
+"""The figures a run ends with: every model in its chosen round, and what every link carried; over several seeds with spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from covey.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
+from covey.run import Round
+from covey.select import Selection, select
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean over seeds and its standard deviation; the deviation is None for one seed."""
+
+    mean: float
+    deviation: float | None
+
+    def percent(self) -> str:
+        """As 98.40 or 98.40 ± 0.31."""
+        spread = f" ± {100 * self.deviation:.2f}" if self.deviation is not None else ""
+        return f"{100 * self.mean:.2f}{spread}"
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g}" + (f" ± {self.deviation:.2g}" if self.deviation is not None else "")
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """One model: accuracy in the round chosen on validation, in the last and in the best on test; the rest in the chosen one."""
+
+    model: str
+    tier: str
+    chosen_round: list[int]
+    accuracy: Figure | None
+    last: Figure | None
+    best_on_test: Figure | None
+    worst_decile: Figure | None
+    loss: Figure | None
+    nonzeros: Figure
+    cut: float
+
+
+@dataclass(frozen=True)
+class LinkFigures:
+    """One link, both directions, all rounds of one run: bytes as encoded, as dense, and by the papers' formulas."""
+
+    link: str
+    down: int
+    up: int
+    dense: int
+    nonzeros: float | None
+    formula_dense: float
+    formula_paper: float
+    formula_bitmap: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run has come to."""
+
+    rounds: int
+    seeds: int
+    seconds: float
+    models: list[ModelFigures]
+    links: list[LinkFigures]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+def summarise(histories: Sequence[Sequence[Round]], protocol: Literal["honest", "paper"] = "honest") -> Summary:
+    """The summary of one history per seed."""
+    scored = [[record for record in history if record.models] for history in histories]
+    names = list(scored[0][-1].models) if scored and scored[0] else []
+    models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
+    seconds = sum(record.seconds for history in histories for record in history)
+    return Summary(len(histories[0]), len(histories), seconds, models, _links(histories[0]))
+
+
+def _model(name: str, chosen: list[Selection]) -> ModelFigures:
+    first = chosen[0].chosen.models[name]
+    return ModelFigures(
+        model=name,
+        tier=first.tier,
+        chosen_round=[c.chosen.round for c in chosen],
+        accuracy=_figure(chosen, lambda c: c.chosen.accuracy(name)),
+        last=_figure(chosen, lambda c: c.last.accuracy(name)),
+        best_on_test=_figure(chosen, lambda c: c.best_on_test.accuracy(name)),
+        worst_decile=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].worst_decile),
+        loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
+        nonzeros=_figure(chosen, lambda c: c.chosen.models[name].nonzeros) or Figure(0.0, None),
+        cut=first.cut,
+    )
+
+
+def _figure(chosen: list[Selection], read: Callable[[Selection], float | None]) -> Figure | None:
+    values = [value for value in map(read, chosen) if value is not None]
+    if not values:
+        return None
+    return Figure(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def _links(history: Sequence[Round]) -> list[LinkFigures]:
+    meter = Meter()
+    for record in history:
+        for (link, direction, lane), traffic in record.traffic.items():
+            meter.count(link, direction, lane, traffic)
+    names = dict.fromkeys(link for link, _, lane in meter.totals if lane == "train")
+    return [_link(link, *(meter.traffic(link=link, direction=way) for way in ("down", "up"))) for link in names]
+
+
+def _link(link: str, down: Traffic, up: Traffic) -> LinkFigures:
+    both = down + up
+    share = both.nonzeros / both.values if both.values else None
+    formulas = (dense_bits(both.values) / 8, paper_bits(down, up) / 8, bitmap_bits(down, up) / 8)
+    return LinkFigures(link, down.bytes, up.bytes, both.dense, share, *formulas)

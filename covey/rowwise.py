@@ -1,0 +1,50 @@
+"""Operations whose bits for one row do not depend on how many rows stand beside it.
+
+Two things break that on a CPU. A batched product of one row with a side of length 1 runs through another kernel than the same row
+among others. And some elementwise functions differ in the last bit between the vector loop and its tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_LANES = 64  # a multiple of every vector width, unrolling included
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, [n, i, j] by [n, j, k]."""
+    return torch.bmm(_two(a), _two(b))[:1] if _alone(a, b) else torch.bmm(a, b)
+
+
+def baddbmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """c + a @ b."""
+    return torch.baddbmm(_two(c), _two(a), _two(b))[:1] if _alone(a, b) else torch.baddbmm(c, a, b)
+
+
+def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> None:
+    """c <- keep * c + scale * a @ b."""
+    if _alone(a, b):
+        c.copy_(torch.baddbmm(_two(c), _two(a), _two(b), beta=keep, alpha=scale)[:1])
+    else:
+        c.baddbmm_(a, b, beta=keep, alpha=scale)
+
+
+def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function on whole vectors only, so that no value ever falls into a tail."""
+
+    def apply(x: Tensor) -> Tensor:
+        missing = -x.numel() % _LANES
+        return function(torch.nn.functional.pad(x.reshape(-1), (0, missing)))[: x.numel()].view_as(x)
+
+    return apply
+
+
+def _alone(a: Tensor, b: Tensor) -> bool:
+    return len(a) == 1 and 1 in (*a.shape[1:], b.shape[2])
+
+
+def _two(x: Tensor) -> Tensor:
+    return x.repeat(2, 1, 1)
