@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint types tests bench clean
 
 demo: .venv/ready
-	$(BIN)/python examples/demo.py
+	$(BIN)/covey run
 
 test: lint types tests
 

@@ -34,6 +34,7 @@ Condition = tuple[str, bool | None]
 """In words, and whether it holds; None where it takes an L that is not known."""
 
 _CURVATURES = np.logspace(-3, 3, 601)  # no trained loss is flatter or steeper than this in all its directions
+_STABLE = 1 + 1e-9  # a factor of 1 may come out a little above it
 _NU = 1e-3  # how far PerMFL's inner loops are to shrink their starting error; the paper leaves nu open
 
 
@@ -106,8 +107,9 @@ def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | Non
 
 def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
     """H v for unit rows v, by a central difference of the gradient; the step balances its two errors."""
-    step = torch.finfo(x.dtype).eps ** (1 / 3) * x.norm(dim=1, keepdim=True).clamp(min=1)
-    return (task.full_gradient(x + step * v, ids) - task.full_gradient(x - step * v, ids)) / (2 * step)
+    step: Tensor = torch.finfo(x.dtype).eps ** (1 / 3) * x.norm(dim=1, keepdim=True).clamp(min=1)
+    difference = task.full_gradient(x + step * v, ids) - task.full_gradient(x - step * v, ids)
+    return difference / (2 * step)
 
 
 def _lanczos(product: Callable[[Rows], Rows], v: Rows, iterations: int) -> Tensor:
@@ -147,7 +149,7 @@ def _inner(
         return
     curvature, numbers = lr * (lam + loss.L), numbers | {"lr*(lam+L)": lr * (lam + loss.L)}
     shown = f"{names[0]}*({names[1]}+L) = {curvature:g}" if lam else f"{names[0]}*L = {curvature:g}"
-    if loss.L < room:
+    if curvature < 2:
         yield Advice("note", "inner step", f"{shown} is below 2: the step is stable.", numbers)
         return
     level: Literal["error", "warning"] = "error" if loss.exact and steps > 1 else "warning"
@@ -191,15 +193,15 @@ def _smooth_l1(
 def _one_round(factor: Factor, loss: _Loss) -> Iterator[Advice]:
     """A whole round on quadratics: certain divergence, or the curvatures at which it converges."""
     sizes = np.abs(_evaluate(factor, _CURVATURES))
-    stable = sizes <= 1 + 1e-9
-    if not stable.any():
+    if not (sizes < 1).any() and (sizes > _STABLE).any():  # both: with tiny steps every factor rounds to 1
+        median = float(np.median(sizes))
         text = (
-            "one round multiplies the distance to the optimum by more than 1 at every curvature from 1e-3 to 1e3 "
-            f"(by {sizes[300]:.3g} at curvature 1): this diverges whatever the loss; lower the steps or penalties named here."
+            "one round multiplies the distance to the optimum by 1 or more at every curvature from 1e-3 to 1e3 (median "
+            f"{median:.3g}): this diverges whatever the loss; lower the steps or penalties named here."
         )
-        yield Advice("error", "one round", text, {"factor at curvature 1": float(sizes[300])})
+        yield Advice("error", "one round", text, {"median factor": median})
         return
-    low, high = _stretch(stable)
+    low, high = _stretch(sizes <= _STABLE)
     where = _words(low, high)
     numbers = {"lowest curvature": low, "highest curvature": high}
     if loss.L is None:
@@ -207,7 +209,7 @@ def _one_round(factor: Factor, loss: _Loss) -> Iterator[Advice]:
         return
     at = float(_evaluate(factor, np.array([loss.L]))[0])
     numbers["factor at L"] = at
-    if abs(at) <= 1 + 1e-9:
+    if abs(at) <= _STABLE:
         yield Advice("note", "one round", f"at curvature L = {loss.L:g} a round multiplies the error by {at:.3g}.", numbers)
         return
     guess = "" if loss.exact else " (if the estimate is right)"
@@ -251,7 +253,7 @@ def _outer(lr: float, lam: float, *, names: tuple[str, str], largest: float, why
     step, tie = names
     text = (
         f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g} is 2 or more: w_i overshoots theta by more than their distance; "
-        f"with theta at its minimiser it converges only for {why} = {largest:.3g}; lower {step}."
+        f"with theta at its minimiser it converges only for {why} = {largest:.4g}; lower {step}."
     )
     yield Advice("warning", "outer step", text, {f"{step}*{tie}": lr * lam, "largest L": largest})
 
@@ -415,13 +417,14 @@ def _team(a: PerMFL, eta: float) -> Iterator[Advice]:
     numbers = {"edge_lr*gamma": tied, "edge_lr*(lam+gamma)": both}
     if tied >= 2 and _most(a.edge_rounds) > 1:
         text = (
-            f"edge_lr*gamma = {eta:g}*{a.gamma:g} = {tied:g} is 2 or more: every edge round multiplies the distance of w_i to its "
-            f"minimiser by {1 - tied:g} or worse; use edge_lr < {1 / (a.lam + a.gamma):.3g}."
+            f"edge_lr*gamma = {eta:g}*{a.gamma:g} = {tied:g} is 2 or more: every edge round multiplies the distance of w_i to "
+            f"its minimiser by {1 - tied:g} or worse; use edge_lr < {1 / (a.lam + a.gamma):.3g}."
         )
         yield Advice("error", "edge step", text, numbers)
     elif both >= 1:
-        stable = "stable for every convex loss" if both < 2 else "stable only where lam L/(lam+L) < 2/edge_lr - gamma"
-        text = f"edge_lr*(lam+gamma) = {both:g}; below 1 is sufficient, not necessary: {stable}{_is(None if both < 2 else 2 / eta - a.gamma)}."
+        room = 2 / eta - a.gamma
+        where = "for every convex loss" if both < 2 else f"only where lam L/(lam+L) < 2/edge_lr - gamma = {room:.3g}"
+        text = f"edge_lr*(lam+gamma) = {both:g}; below 1 is sufficient, not necessary: the step is stable {where}."
         yield Advice("warning", "edge step", text, numbers)
 
 
@@ -439,8 +442,8 @@ def _permfl_server(a: PerMFL) -> Iterator[Advice]:
     else:
         verdict = f"here L < {largest:.3g}; beta <= {1 / a.gamma:.3g} makes it safe for every loss."
     text = (
-        f"beta*gamma = {a.beta:g}*{a.gamma:g} = {product:g}, so x is multiplied by 1 - beta*gamma = {1 - product:g} before the mean "
-        f"of w_i, which follows x, makes up for it. At most 1 is sufficient, not necessary: with inner loops run to the end it "
+        f"beta*gamma = {a.beta:g}*{a.gamma:g} = {product:g}, so x is multiplied by 1 - beta*gamma = {1 - product:g} before "
+        f"the mean of w_i, which follows x, makes up for it. At most 1 is sufficient, not necessary: with inner loops run to the end it "
         f"converges while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
     )
     yield Advice("warning", "server step", text, numbers)
@@ -483,9 +486,9 @@ def _permfl_loops(a: PerMFL, loss: _Loss, lr: float, eta: float) -> Iterator[Adv
         K, slope = math.log(_NU) / math.log1p(-edge), math.log1p(-edge) / math.log1p(-device)
         numbers = {"K": math.ceil(K), "L": math.ceil(slope * math.ceil(K)), "L per K": slope}
         text = (
-            f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for edge_rounds K >= {numbers['K']}"
+            f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for edge_rounds K >= {numbers['K']} "
+            f"(now {_most(a.edge_rounds):g}) and (58) for steps L >= {slope:.3g} K = {numbers['L']} (now {_most(a.steps):g})"
         )
-        text += f" (you have {_most(a.edge_rounds):g}) and (58) for steps L >= {slope:.3g} K = {numbers['L']} (you have {_most(a.steps):g})"
         if mu:
             strong = 1 / (1 / mu + 1 / a.lam + 1 / a.gamma)
             numbers["K per T"] = math.log1p(-min(a.beta * strong / 2, 0.999)) / math.log1p(-edge)

@@ -74,6 +74,11 @@ class Task:
         self._check()
 
     @property
+    def path(self) -> str:
+        """How gradients are made: "fused", "batched" or "vmap"."""
+        return "fused" if self._stack is not None else self.forward.path
+
+    @property
     def classifies(self) -> bool:
         """Whether accuracy means something."""
         return self.shards.classes is not None

@@ -45,25 +45,33 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
 
 def table(console: Console, summary: Summary) -> None:
     """Every model, then every link."""
-    models = Table(
-        title=f"{summary.rounds} rounds, {summary.seeds} seed{'s' if summary.seeds > 1 else ''}; rounds chosen on validation"
-    )
-    for name in ("model", "kept by", "test %", "worst tenth %", "last %", "best on test %", "non-zeros %"):
-        models.add_column(name, justify="left" if name in ("model", "kept by") else "right")
+    seeds = f"{summary.seeds} seed{'s' if summary.seeds > 1 else ''}"
+    console.print(f"\n{summary.rounds} rounds, {seeds}; test accuracy in %, in the round chosen on validation", highlight=False)
+    models = _columns("model", "kept by", "accuracy", "worst tenth", "last round", "best on test", "non-zeros")
     for m in summary.models:
         figures = (m.accuracy, m.worst_decile, m.last, m.best_on_test, m.nonzeros)
         models.add_row(m.model, m.tier, *(_percent(figure) for figure in figures))
     console.print(models)
-    links = Table(title="bytes of training, all rounds of one seed")
-    for name in ("link", "down MB", "up MB", "of dense", "non-zeros %", "formula: dense MB", "printed", "bitmap"):
-        links.add_column(name, justify="left" if name == "link" else "right")
+    if summary.links:
+        console.print("\nbytes of training, all rounds of one seed", highlight=False)
+        console.print(_links(summary))
+
+
+def _links(summary: Summary) -> Table:
+    links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zeros")
     for k in summary.links:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
-        ratio = f"{(k.down + k.up) / k.dense:.3f}" if k.dense else "-"
-        formulas = (f"{f / 1e6:.3f}" for f in (k.formula_dense, k.formula_paper, k.formula_bitmap))
-        links.add_row(k.link, f"{k.down / 1e6:.3f}", f"{k.up / 1e6:.3f}", ratio, share, *formulas)
-    if summary.links:
-        console.print(links)
+        ratios = [f"{a / b:.3f}" if b else "-" for a, b in ((k.down + k.up, k.dense), (k.formula_paper, k.formula_dense))]
+        links.add_row(k.link, "", f"{k.down / 1e6:.3f}", f"{k.up / 1e6:.3f}", *ratios, share)
+    return links
+
+
+def _columns(*names: str) -> Table:
+    """Two columns of words, then numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at, name in enumerate(names):
+        table.add_column(name, justify="left" if at < 2 else "right", no_wrap=True)
+    return table
 
 
 def _percent(figure: Figure | None) -> str:

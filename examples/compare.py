@@ -1,4 +1,4 @@
-"""Sparse sFedHP beside FedAvg on real digits, offline, in under a minute: a table and a picture (demo.png).
+"""Sparse sFedHP beside FedAvg on real digits, through the Python API: a table and a picture (compare.png).
 
 20 devices under 4 edges, each device with two of the ten digits. FedAvg learns one model; sFedHP one for every device, one for
 every edge and a global one, with most weights zero, so that its messages are short.
@@ -91,7 +91,7 @@ def main() -> None:
     print(f"{'method':8} {'model':12} {'kept by':7} {'test acc.':>8}   {'non-zeros':>8}   bytes / dense")
     table("FedAvg", histories["FedAvg"], histories["FedAvg"])
     table("sFedHP", histories["sFedHP"], histories["sFedHP, dense links"])
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "demo.png")
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "compare.png")
     picture(histories, path)
     print(f"\npicture: {path}")
 

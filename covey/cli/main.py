@@ -1,0 +1,242 @@
+"""The commands: run, advise, list, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from covey import advice
+from covey.advice import Advice
+from covey.cli import show
+from covey.cli.config import Config, load
+from covey.cli.folder import environment
+from covey.cli.play import Interrupted, resume, start
+from covey.cli.registry import REGISTRY
+from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
+from covey.run import Run
+
+EXIT_CODES = {
+    0: "all went well",
+    1: "an error nobody foresaw; please report it",
+    2: "the command, the file or a value in it is wrong; nothing was run",
+    3: "training diverged; the last good state is saved",
+    4: "something could not be read or written; what was saved before is untouched",
+    130: "stopped by Ctrl-C or SIGTERM; the state is saved",
+}
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+
+app = typer.Typer(
+    help="Personalized federated learning on trees of machines.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+What = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE.toml] [KEY=VALUE ...]", help="An experiment file (the demo if none), and changes to it."),
+]
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    algorithms = "algorithms"
+    data = "data"
+    models = "models"
+    codecs = "codecs"
+
+
+@app.command()
+def run(
+    what: What = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; it must be new or empty. Default: runs/NAME-N.")] = None,
+    resume_from: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a picture.
+
+    Examples:
+
+      covey run                                       the demo: sparse sFedHP on real digits
+
+      covey run examples/permfl.toml rounds=20        a file, with a change
+
+      covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five seeds
+
+      covey run --resume runs/demo-1 rounds=100       go on, for more rounds
+    """
+    console = Console(stderr=as_json, soft_wrap=True)
+    path, changes = _split(what)
+    if resume_from is not None:
+        if path is not None:
+            raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
+        folder, summary = resume(resume_from, changes, console, sys.argv)
+    else:
+        config = load(path, changes)
+        _refuse(console, advice.advise(config.experiment(config.seed).algorithm))
+        folder, summary = start(config, out, console, sys.argv)
+    if as_json:
+        print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
+        return
+    show.table(console, summary)
+    console.print(f"folder: {folder.path}   picture: {folder.path / 'plot.png'}", highlight=False)
+    console.print(f"repeat: covey run {folder.path / 'config.toml'}", highlight=False)
+
+
+@app.command()
+def advise(
+    what: What = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Estimate the smoothness L of the data loss by power iterations.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check step sizes and penalties against the theorems, without running anything.
+
+    Examples:
+
+      covey advise examples/permfl.toml
+
+      covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05 --measure
+    """
+    path, changes = _split(what)
+    config = load(path, changes)
+    experiment = config.experiment(config.seed)
+    level = advice.smoothness(experiment) if measure else None
+    found = advice.advise(experiment.algorithm, smoothness=level)
+    if as_json:
+        print(json.dumps({"smoothness": level, "advice": [asdict(item) for item in found]}))
+    else:
+        console = Console(soft_wrap=True)
+        if level is not None:
+            console.print(f"L of the data loss at the initial model, largest over devices: {level:.4g}", highlight=False)
+        _print_advice(console, found)
+    if any(item.level == "error" for item in found):
+        raise typer.Exit(2)
+
+
+@app.command(name="list")
+def list_(kind: Kind, as_json: AsJson = False) -> None:
+    """List what an experiment file can name.
+
+    Examples:
+
+      covey list algorithms
+
+      covey list codecs --json
+    """
+    entries = list(REGISTRY[kind].values())
+    rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry.make)} for entry in entries]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    console = Console()
+    for row in rows:
+        console.print(f"[bold]{row['name']:10}[/] {escape(row['about'])}", highlight=False)
+        for name in list(row)[2:]:
+            console.print(f"{'':10} [dim]{name}:[/] {escape(row[name])}", highlight=False)
+
+
+@app.command()
+def doctor(what: What = None, as_json: AsJson = False) -> None:
+    """Show what covey would run on: versions, threads, devices, the engine's path for a model, data, disk and memory.
+
+    Examples:
+
+      covey doctor
+
+      covey doctor examples/permfl.toml
+    """
+    path, changes = _split(what)
+    config = load(path, changes)
+    facts = _diagnose(config)
+    if as_json:
+        print(json.dumps(facts))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(name, escape(", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)))
+    Console().print(table)
+
+
+def main() -> None:
+    """The command, with covey's own errors as one line and an exit code."""
+    try:
+        app()
+    except (BrokenPipeError, Interrupted, CoveyError) as error:
+        code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+        if not isinstance(error, BrokenPipeError):
+            Console(stderr=True, soft_wrap=True).print(f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}", highlight=False)
+        sys.exit(code)
+
+
+_CODES: dict[type[BaseException], int] = {
+    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, CoveyError: 1,
+}  # fmt: skip
+_WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
+
+
+def _split(what: list[str] | None) -> tuple[Path | None, list[str]]:
+    """A file, if the first word is one, and changes."""
+    words = list(what or ())
+    path = Path(words.pop(0)) if words and "=" not in words[0] else None
+    return path, words
+
+
+def _refuse(console: Console, found: list[Advice]) -> None:
+    """Warnings are shown; what is certain to diverge is not started."""
+    _print_advice(console, [item for item in found if item.level == "warning"])
+    if errors := [item for item in found if item.level == "error"]:
+        raise ConfigError(" ".join(item.text for item in errors))
+
+
+def _print_advice(console: Console, found: list[Advice]) -> None:
+    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+    for item in found:
+        console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
+
+
+def _more(kind: Kind, make: Callable[..., Any]) -> dict[str, str]:
+    if kind != Kind.algorithms:
+        return {}
+    names = [tier for tier in ("server", "edge", "device") if hasattr(make, tier)]
+    return {"tiers": ", ".join(names) if len(names) > 1 else "any", "leaves the device": make.sends}  # type: ignore[attr-defined]
+
+
+def _diagnose(config: Config) -> dict[str, Any]:
+    facts = environment(sys.argv)
+    experiment = config.experiment(config.seed)
+    simulator = Run(experiment).simulator
+    disk = shutil.disk_usage(".")
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return {
+        "versions": facts["versions"],
+        "machine": facts["machine"],
+        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {simulator.tree}",
+        "engine": {"path": simulator.task.path, "parameters": simulator.task.space.width, "workers": simulator.workers},
+        "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
+        "data shipped": ", ".join(REGISTRY["data"]),
+        "disk free": f"{disk.free / 2**30:.1f} GiB",
+        "memory free": f"{pages / 2**30:.1f} GiB",
+    }
+
+
+if __name__ == "__main__":
+    main()

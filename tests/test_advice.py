@@ -1,0 +1,320 @@
+"""Advice against the papers' settings, and against runs: what is called an error diverges, what is not can converge."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import covey
+from covey import Algorithm, Experiment, Run, Tree, descend
+from covey.advice import Advice, advise, smoothness
+from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, Level, Local, Nested, PerMFL, PFedMe, SFedHP
+from covey.errors import ConfigError, DivergedError
+
+PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
+
+
+def experiment(algorithm: Algorithm, curvatures: Sequence[float], *, optimum: float = 0.0, rounds: int = 1) -> Experiment:
+    """One parameter; two devices, or four on two edges, each with loss sum over its examples of h/2 (x - optimum)^2."""
+    tree = Tree.grouped([2, 2]) if "edge" in algorithm.tiers() else Tree.flat(2)
+    pairs = [
+        (torch.tensor([[math.sqrt(h)]]).double(), torch.tensor([math.sqrt(h) * optimum]).double())
+        for h in list(curvatures) * (tree.devices // len(curvatures))
+    ]
+    return Experiment(
+        algorithm=algorithm, data=covey.data.own_parts(train=pairs), model=nn.Sequential(nn.Linear(1, 1, bias=False)), tree=tree,
+        rounds=rounds, loss="squared_error", score_every=rounds, parts=("train",), dtype=torch.float64, workers=1,
+    )  # fmt: skip
+
+
+def play(algorithm: Algorithm, *curvatures: float, optimum: float = 0.0, rounds: int = 1) -> Run:
+    """From w = 1."""
+    run = covey.run(experiment(algorithm, curvatures, optimum=optimum, rounds=rounds))
+    run.w = torch.ones_like(run.w)
+    for _ in run:
+        pass
+    return run
+
+
+def about(found: list[Advice], topic: str) -> Advice:
+    (only,) = [advice for advice in found if advice.about == topic]
+    return only
+
+
+def levels(found: list[Advice]) -> set[str]:
+    return {advice.level for advice in found}
+
+
+def test_permfl_defaults_of_the_command_line_get_a_warning_with_the_server_factor() -> None:
+    found = advise(PERMFL_CLI)
+    server = about(found, "server step")
+    assert server.level == "warning"
+    assert server.numbers["beta*gamma"] == pytest.approx(4.95)
+    assert server.numbers["server factor"] == pytest.approx(-3.95)
+    assert "4.95" in server.text
+    assert "-3.95" in server.text
+    assert "error" not in levels(found)
+
+
+def test_permfl_defaults_converge_on_flat_losses_and_not_on_steep_ones() -> None:
+    edge = about(advise(PERMFL_CLI), "one round").numbers["highest curvature"]
+    calm = PerMFL(**{**vars(PERMFL_CLI), "batch": None})
+    assert abs(float(play(calm, 0.5 * edge, rounds=40).w)) < 1e-3
+    assert abs(float(play(calm, 0.98 * edge, rounds=400).w)) < 1
+    assert abs(float(play(calm, 1.1 * edge, rounds=400).w)) > 1e3
+
+
+def test_pfedme_in_the_comparison_of_sfedhp_is_stable_only_below_ten() -> None:
+    found = advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))
+    inner = about(found, "inner step")
+    assert inner.numbers["largest L"] == pytest.approx(10)
+    assert "stable only for L < 2/personal_lr - lam = 10" in inner.text
+    steep = advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05), smoothness=12)
+    assert about(steep, "inner step").level == "warning"
+    assert about(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05), smoothness=12, exact=True), "inner step").level == "error"
+
+
+@pytest.mark.parametrize(("lam", "amplitude"), [(25, 5.3e-4), (30, 8.0e-4)])
+def test_sfedhp_figure_4_alternates_with_the_amplitude_said(lam: float, amplitude: float) -> None:
+    found = advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, lr1=0.05, lr2=0.05))
+    device, edge = (advice for advice in found if advice.about == "smooth l1")
+    assert device.level == edge.level == "warning"
+    assert device.numbers["amplitude"] == pytest.approx(amplitude, rel=0.01)
+    algorithm = SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008)
+    assert device.numbers["cut"] == pytest.approx(algorithm.cut("device"))
+    assert edge.numbers["cut"] == pytest.approx(algorithm.cut("edge"))
+    x = torch.full((1, 1), 1e-6, dtype=torch.float64)
+    for _ in range(2):  # an even and an odd number of steps end on opposite sides
+        ends = [
+            descend(x, torch.zeros_like, prox=(lam, torch.zeros_like(x)), l1=(0.008, 6e-5), steps=n, lr=0.05) for n in (500, 501)
+        ]
+        assert float(ends[0]) == pytest.approx(-float(ends[1]))
+        assert abs(float(ends[0])) == pytest.approx(device.numbers["amplitude"], rel=1e-3)
+    assert not [a for a in advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox")) if a.about == "smooth l1"]
+
+
+def test_sfedhp_theorem_1_asks_for_both_links_and_no_experiment_meets_them() -> None:
+    theorem = about(advise(SFedHP(gamma1=0.001, gamma2=0.001), smoothness=1), "Theorem 1 of sFedHP")
+    assert theorem.text.count("fails") == 2
+    wide = about(advise(SFedHP(lam1=40, lam2=81, gamma1=0.001, lr2=0.01), smoothness=1), "Theorem 1 of sFedHP")
+    assert wide.text.count("holds") == 2
+    assert about(advise(SFedHP()), "Theorem 3 of sFedHP").text.count("not given") == 1
+
+
+def test_fedmac_figure_6_moves_a_weight_by_two_in_one_step() -> None:
+    found = advise(FedMac(lr=2000, gamma_w=0.001, gamma=0.001))
+    penalty = about(found, "penalty step")
+    assert penalty.level == "warning"
+    assert penalty.numbers["lr*gamma_w"] == pytest.approx(2.0)
+    assert about(found, "smooth l1").numbers["amplitude"] == pytest.approx(2 / 1.8)
+    local = about(found, "correlation")
+    assert local.numbers["personal_lr*lam"] == pytest.approx(5e-6)
+    assert "error" not in levels(found)
+
+
+def test_fedmac_is_convex_only_below_mu() -> None:
+    assert about(advise(FedMac(), strong=1e-5), "Theorem 1 of FedMac").text.endswith("not convex: fails.")
+    best = about(advise(FedMac(), strong=1e9), "Theorem 1 of FedMac").numbers["largest lr"]
+    assert best == pytest.approx(1.8, rel=0.02)
+
+
+def test_pfedme_theorems_are_far_below_practice() -> None:
+    found = advise(PFedMe(lam=15, local_rounds=20, beta=1), strong=1e-3, smoothness=5)
+    assert about(found, "Theorem 1 of pFedMe").numbers["largest lr"] == pytest.approx(2.9e-10, rel=0.01)
+    assert about(found, "Theorem 2 of pFedMe").numbers["largest lr"] == pytest.approx(2e-7, rel=0.02)
+    assert about(found, "Theorem 2 of pFedMe").numbers["least lam"] == pytest.approx(math.sqrt(201))
+
+
+def test_permfl_theorem_1_bounds_the_rate_of_a_run() -> None:
+    algorithm = PerMFL(lam=3, gamma=2, beta=0.25, lr=0.2, steps=200, edge_lr=0.1, edge_rounds=200, batch=None)
+    theorem = about(advise(algorithm, smoothness=1, strong=1), "Theorem 1 of PerMFL")
+    assert "fails" not in theorem.text
+    assert theorem.numbers["mu_F"] == pytest.approx(6 / (3 + 2 + 6))
+    assert float(play(algorithm, 1.0, rounds=10).w) ** 2 <= 2 * theorem.numbers["rate"] ** 10
+
+
+def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
+    numbers = about(advise(PerMFL(), strong=0.01), "K and L of PerMFL (convex)").numbers
+    shrink = 1 - 0.03 * (0.5 * 0.01 / 0.51 + 1.5) / 2
+    assert shrink ** numbers["K"] <= 1e-3 < shrink ** (numbers["K"] - 1)
+    assert (1 - 0.01 * 0.51) ** numbers["L"] <= shrink ** numbers["K"]
+    nonconvex = about(advise(PerMFL(), smoothness=0.2), "K and L of PerMFL (nonconvex)").numbers
+    assert nonconvex["K per T"] == pytest.approx(2 * 0.6 * 1.5**2 / 0.03)
+    assert nonconvex["L per K"] == pytest.approx(0.25 * 0.03 / (0.02 * (1 - 0.0035) * 0.09))
+
+
+ROUNDS = [
+    PFedMe(lam=3, lr=0.2, personal_lr=0.15, beta=1.7, steps=2, local_rounds=3, weight_decay=0.1, batch=None),
+    FedMac(lam=0.4, lr=2.5, personal_lr=0.15, beta=0.8, steps=2, local_rounds=3, batch=None),
+    SFedHP(lam1=3, lam2=2, lr1=0.5, lr2=0.15, beta=1.3, steps=2, edge_rounds=3, batch=None),
+    PerMFL(lam=1.3, gamma=2.1, beta=0.7, lr=0.1, edge_lr=0.2, steps=3, edge_rounds=2, batch=None),
+]
+
+
+@pytest.mark.parametrize("curvature", [0.3, 2.0, 20.0])
+@pytest.mark.parametrize("algorithm", ROUNDS, ids=lambda a: type(a).__name__)
+def test_the_factor_of_a_round_is_that_of_a_run(algorithm: Algorithm, curvature: float) -> None:
+    said = about(advise(algorithm, smoothness=curvature, exact=True), "one round")
+    factor = float(play(algorithm, curvature).w)
+    assert said.numbers["factor at L"] == pytest.approx(factor, rel=1e-9)
+    assert (said.level == "error") == (abs(factor) > 1)
+
+
+@given(lam=st.floats(0.1, 20), speed=st.floats(0.05, 4), pull=st.floats(0.05, 4), rounds=st.integers(1, 4), h=st.floats(0.01, 30))
+@settings(max_examples=25, deadline=None)
+def test_an_exact_error_of_a_round_is_a_run_that_leaves_the_optimum(
+    lam: float, speed: float, pull: float, rounds: int, h: float
+) -> None:
+    algorithm = PFedMe(lam=lam, lr=pull / lam, personal_lr=speed / (lam + h), steps=2, local_rounds=rounds, batch=None)
+    wrong = [a for a in advise(algorithm, smoothness=h, exact=True) if a.about == "one round" and a.level == "error"]
+    factor = abs(float(play(algorithm, h).w))
+    assert bool(wrong) == (factor > 1 + 1e-9)
+
+
+CERTAIN = [
+    PerMFL(lam=0.5, gamma=2, beta=0.3, edge_lr=1.05, edge_rounds=10, batch=None),
+    PerMFL(lam=30, gamma=1, beta=0.3, lr=[0.01, 0.01, 0.01, 0.08], edge_lr=0.01, batch=None),
+    PFedMe(lam=30, personal_lr=0.08, lr=0.005, batch=None),
+    SFedHP(lam1=30, lam2=30, lr2=0.08, lr1=0.01, batch=None),
+    FedMac(lam=1, lr=3000, batch=None),
+    FedProx(mu=30, lr=0.08, batch=None),
+]
+
+
+@pytest.mark.parametrize("algorithm", CERTAIN, ids=lambda a: type(a).__name__)
+def test_what_is_an_error_whatever_the_loss_diverges_whatever_the_loss(algorithm: Algorithm) -> None:
+    assert "error" in levels(advise(algorithm))
+    for curvature in (0.05, 1.0, 10.0):
+        try:
+            assert not abs(float(play(algorithm, curvature, rounds=40).w)) < 1e3
+        except DivergedError:
+            continue
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), HierFAVG(lr=0.1), Local(lr=0.1), FineTune(lr=0.1), FedProx(lr=0.1)])
+def test_plain_steps_are_an_error_only_above_an_exact_l(algorithm: Algorithm) -> None:
+    assert levels(advise(algorithm)) == {"note"}
+    assert levels(advise(algorithm, smoothness=19)) == {"note"}
+    assert "warning" in levels(advise(algorithm, smoothness=21))
+    assert advise(algorithm, smoothness=21, exact=True)[0].level == "error"
+    run = play(type(algorithm)(lr=0.1, batch=None), 21.0, rounds=40)
+    left = run.rows("personal")[1] if isinstance(algorithm, Local) else run.w
+    assert float(left.abs().max()) > 1e3
+
+
+def test_sufficient_is_not_necessary_for_permfl() -> None:
+    both = PerMFL(lam=1, gamma=1.5, beta=1, lr=0.05, steps=100, edge_lr=0.6, edge_rounds=50, batch=None)
+    found = advise(both)
+    assert about(found, "edge step").numbers["edge_lr*(lam+gamma)"] == pytest.approx(1.5)
+    assert about(found, "server step").numbers["beta*gamma"] == pytest.approx(1.5)
+    assert {about(found, "edge step").level, about(found, "server step").level} == {"warning"}
+    assert "error" not in levels(found)
+    assert float(play(both, 0.5, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(3.0, abs=1e-6)
+
+
+def test_an_outer_product_above_two_is_no_certain_divergence() -> None:
+    algorithm = PFedMe(lam=10, lr=0.25, personal_lr=0.05, steps=20, local_rounds=2, batch=None)
+    found = advise(algorithm)
+    outer = about(found, "outer step")
+    assert outer.level == "warning"
+    assert outer.numbers == pytest.approx({"lr*lam": 2.5, "largest L": 40})
+    assert "error" not in levels(found)
+    assert float(play(algorithm, 1.0, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(3.0, abs=1e-6)
+    assert "error" in levels(advise(PFedMe(lam=10, lr=0.25, personal_lr=0.01, steps=20), smoothness=60, exact=True))
+
+
+@pytest.mark.parametrize("beta", [1.0, 4.0])
+def test_the_heuristic_for_beta(beta: float) -> None:
+    found = [a for a in advise(PFedMe(beta=beta, lr=0.05)) if a.about == "server step"]
+    assert [a.level for a in found] == (["warning"] if abs(1 - beta * (1 - 0.25**20)) >= 1 else [])
+
+
+def test_one_step_from_its_anchor_does_not_feel_the_penalty() -> None:
+    assert "error" not in levels(advise(FedProx(mu=30, lr=0.1, steps=1)))
+    assert abs(float(play(FedProx(mu=30, lr=0.1, steps=1, batch=None), 1.0, rounds=100).w)) < 1e-3
+
+
+def test_lists_are_checked_by_their_largest() -> None:
+    assert about(advise(PerMFL(lr=[0.01, 0.5], edge_lr=[0.1, 0.4])), "inner step").numbers["lr*lam"] == pytest.approx(0.25)
+    assert about(advise(PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])), "edge step").level == "error"
+
+
+def test_every_level_of_nested_is_checked() -> None:
+    levels_of = (
+        Level("server", lr=0.1),
+        Level("edge", name="edge", lam=1.5, lr=2.0, steps=5),
+        Level("device", name="personal", lam=0.5, lr=0.05, steps=5, gamma=0.01),
+    )
+    found = {advice.about: advice for advice in advise(Nested(levels_of), smoothness=3)}
+    assert found["edge: inner step"].level == "error"
+    assert found["server: inner step"].level == "note"
+    assert found["personal: inner step"].numbers["lr*(lam+L)"] == pytest.approx(0.05 * 3.5)
+    assert found["personal: smooth l1"].level == "warning"
+
+
+@pytest.mark.parametrize("algorithm", [*ROUNDS, *CERTAIN], ids=lambda a: type(a).__name__)
+def test_the_most_serious_comes_first_and_reads_as_a_sentence(algorithm: Algorithm) -> None:
+    found = advise(algorithm, smoothness=2, strong=0.1)
+    order = [("error", "warning", "note").index(a.level) for a in found]
+    assert order == sorted(order)
+    assert all(a.text.endswith(".") and a.numbers and str(a) == f"{a.level}: {a.about}: {a.text}" for a in found)
+
+
+@pytest.mark.parametrize("wrong", [{"smoothness": -1.0}, {"strong": math.nan}, {"smoothness": 1.0, "strong": 2.0}])
+def test_impossible_losses_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="strong|smoothness"):
+        advise(FedAvg(), **wrong)
+
+
+def test_an_unknown_algorithm_gets_a_note() -> None:
+    class Own(FedAvg):
+        pass
+
+    (note,) = advise(Own())
+    assert note.level == "note"
+    assert "Own" in note.text
+
+
+def linear(sizes: Sequence[int], width: int, *, l2: float = 0.0, dtype: torch.dtype = torch.float64) -> tuple[Experiment, float]:
+    """Least squares on random examples, and the largest eigenvalue of any device's X'X/m, plus l2."""
+    rng = np.random.default_rng(width)
+    xs = [rng.normal(size=(m, width)) * rng.uniform(0.5, 2, width) for m in sizes]
+    pairs = [(torch.from_numpy(x), torch.from_numpy(rng.normal(size=len(x)))) for x in xs]
+    built = Experiment(
+        algorithm=FedAvg(), data=covey.data.own_parts(train=pairs), model=nn.Sequential(nn.Linear(width, 1, bias=False)),
+        tree=Tree.flat(len(sizes)), rounds=1, loss="squared_error", l2=l2, dtype=dtype,
+    )  # fmt: skip
+    return built, max(float(np.linalg.eigvalsh(x.T @ x / len(x))[-1]) for x in xs) + l2
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.7])
+@pytest.mark.parametrize(("sizes", "width"), [([7, 300, 20], 5), ([40, 60], 30), ([9], 1), ([500, 300], 120)])
+def test_smoothness_of_least_squares_is_the_top_eigenvalue(sizes: list[int], width: int, l2: float) -> None:
+    built, top = linear(sizes, width, l2=l2)
+    assert smoothness(built) == pytest.approx(top, rel=1e-4)
+    assert smoothness(built) == smoothness(built)
+    assert smoothness(built, at=torch.full((width,), 5.0)) == pytest.approx(top, rel=1e-4)
+    assert smoothness(linear(sizes, width, l2=l2, dtype=torch.float32)[0]) == pytest.approx(top, rel=1e-4)
+
+
+def test_smoothness_of_a_network_is_that_of_its_hessian() -> None:
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(30, 3))), torch.from_numpy(rng.integers(0, 3, 30))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    data = covey.data.own_parts(train=[(x, y)])
+    built = Experiment(algorithm=FedAvg(), data=data, model=model, tree=Tree.flat(1), rounds=1, dtype=torch.float64)
+    row = covey.run(built).w[0]
+    shapes = [(3, 4), (4,), (4, 3), (3,)]  # linear weights lie [in, out] in a row
+
+    def loss(row: torch.Tensor) -> torch.Tensor:
+        a, b, c, d = (part.view(s) for part, s in zip(row.split([math.prod(s) for s in shapes]), shapes, strict=True))
+        return nn.functional.cross_entropy(torch.tanh(x @ a + b) @ c + d, y)
+
+    hessian = torch.autograd.functional.hessian(loss, row)
+    assert smoothness(built) == pytest.approx(float(torch.linalg.eigvalsh(hessian).abs().max()), rel=1e-4)
