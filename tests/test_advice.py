@@ -268,7 +268,7 @@ def test_the_most_serious_comes_first_and_reads_as_a_sentence(algorithm: Algorit
 
 @pytest.mark.parametrize("wrong", [{"smoothness": -1.0}, {"strong": math.nan}, {"smoothness": 1.0, "strong": 2.0}])
 def test_impossible_losses_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="strong|smoothness"):
+    with pytest.raises(ConfigError, match=r"strong|smoothness"):
         advise(FedAvg(), **wrong)
 
 

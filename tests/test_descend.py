@@ -247,7 +247,6 @@ def test_fresh_batches_are_fresh_and_one_batch_is_one() -> None:
     assert torch.equal(full(x), full(x))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the engine's loop starts a gradient's batches anew, the generic one goes on")
 def test_a_gradient_used_twice_draws_alike_on_both_paths() -> None:
     results = []
     for wrap in (False, True):

@@ -60,7 +60,6 @@ def test_other_models() -> None:
         select([])
 
 
-@pytest.mark.xfail(strict=True, reason="bug: with no validation example all rounds are -inf and round 0 is 'chosen' in silence")
 def test_nothing_to_choose_on_is_an_error() -> None:
     empty = Score(None, None, None, None, 0, None)
     with pytest.raises(ConfigError, match="validation"):

@@ -92,7 +92,6 @@ class Each(Algorithm):
         return w + value[:, None]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: reshape(0, -1) on no rows, so each= fails in every rehearsal")
 def test_each_child_gets_its_own_value() -> None:
     run = start(Each(), Tree.grouped([2, 3]))
     before = run.w.clone()
@@ -300,9 +299,6 @@ class OneForAll(Base):
         return w[:1]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="bug: the number of answers is not checked, so rows go to the wrong askers or an index fails"
-)
 def test_a_program_answers_one_row_per_node() -> None:
     with pytest.raises(ProgramError, match="1 rows for 3 nodes"):
         next(start(OneForAll(), Tree.flat(3)))
@@ -313,7 +309,6 @@ class Global(Base):
         return me.keep("global", w + 1)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: a kept 'global' takes the place of the global model in the scores")
 def test_the_name_global_is_taken() -> None:
     with pytest.raises(ProgramError, match="global"):
         start(Global(), Tree.flat(3))
@@ -324,7 +319,6 @@ class MaskedDown(Base):
         return me.ask(self.device, Masked(w, w > 0)).mean()  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: Masked is a Message, but sending one down is a bare TypeError")
 def test_masked_rows_go_up_only() -> None:
     with pytest.raises(ProgramError, match="Masked"):
         start(MaskedDown(), Tree.flat(3))

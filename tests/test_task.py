@@ -171,17 +171,7 @@ def test_cyclic_batches_walk_the_examples_in_order() -> None:
     assert apart.weight[0].tolist() == [1, 0, 0]
 
 
-def known(bugs: dict[str, str]) -> list[object]:
-    """All cases, those with a known bug expected to fail."""
-    marks = {name: pytest.mark.xfail(strict=True, reason=f"bug: {reason}") for name, reason in bugs.items()}
-    return [pytest.param(name, marks=marks[name]) if name in marks else name for name in CASES]
-
-
-one_column = "bmm with one output column has other bits for one row"
-tail = "torch's vectorised GELU and its scalar tail differ in the last bit"
-
-
-@pytest.mark.parametrize("name", known({"squared error of one": one_column, "gelu": tail}))
+@pytest.mark.parametrize("name", CASES)
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str) -> None:
     task, _, _, rows = made(name)
     full, tally, steps = (
@@ -219,7 +209,6 @@ def test_the_module_given_is_not_changed() -> None:
     assert next(module.parameters()).dtype == torch.float32
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the hand-written backward takes class numbers only")
 def test_soft_labels() -> None:
     g = random(6)
     pairs = [(torch.randn(5, 4, generator=g), torch.softmax(torch.randn(5, 3, generator=g), 1)) for _ in range(2)]
@@ -233,7 +222,6 @@ def test_soft_labels() -> None:
         torch.testing.assert_close(got[d], expected, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the batched path refuses what the module itself takes; vmap would do")
 def test_a_linear_layer_on_the_last_of_several_axes() -> None:
     module = nn.Sequential(nn.Linear(4, 2), nn.Flatten(), nn.Linear(10, 3))
     assert Task(module, labelled(features=(5, 4))).space.width == 4 * 2 + 2 + 10 * 3 + 3
@@ -247,14 +235,7 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
         (mlp(4, 3), labelled(), "hinge", ConfigError, "loss = 'hinge': choose one of cross_entropy, squared_error"),
         (mlp(4, 3), labelled(), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), targets(2), "squared_error", DataError, "the loss does not take outputs"),
-        pytest.param(
-            mlp(4, 3),
-            labelled(),
-            lambda out, y: F.cross_entropy(out, y),
-            ConfigError,
-            "per example",
-            marks=pytest.mark.xfail(strict=True, reason="bug: checked with one example, of which the mean is the same"),
-        ),
+        (mlp(4, 3), labelled(), lambda out, y: F.cross_entropy(out, y), ConfigError, "one number per example"),
         (mlp(4, 3), labelled(), lambda out, y: out, ConfigError, "loss"),
     ],
     ids=["inputs", "outputs", "unknown", "labels as targets", "targets", "a mean loss", "a loss with two axes"],

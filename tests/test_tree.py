@@ -88,7 +88,6 @@ def test_a_fraction_is_rounded_half_up_and_is_at_least_one(count: int, fraction:
     assert Tree.flat(count).picks("server", fraction).tolist() == [picks]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: picks multiplies in float32, and may even pick more than there are")
 @pytest.mark.parametrize("devices", [8_388_609, 16_777_217, 10**9 + 7])
 def test_a_fraction_of_very_many(devices: int) -> None:
     assert Tree.flat(devices).picks("server", 1.0).tolist() == [devices]
@@ -142,7 +141,6 @@ def test_malformed_shortcuts(make: object) -> None:
         make()  # type: ignore[operator]
 
 
-@pytest.mark.xfail(strict=True, reason="bug: Tree truncates 2.7 children to 2")
 def test_a_fraction_of_a_device_is_no_device() -> None:
     with pytest.raises((TreeError, TypeError)):
         Tree.flat(2.7)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             place = folder if config.seeds == 1 else folder.seed(seed)
             histories.append(_seed(config, seed, place, console))
     except KeyboardInterrupt as error:
-        raise Interrupted(f"stopped and saved; go on with: {again}") from error
+        raise Interrupted(f"the state is saved; go on with: {again}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{error} When that is mended, go on with: {again}") from error
     summary = summarise(histories, config.protocol)

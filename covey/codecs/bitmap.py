@@ -46,7 +46,7 @@ class Bitmap:
         values = torch.from_numpy(reader.values(int(sent.count_nonzero()), head.dtype))
         reader.end()
         row = torch.zeros(head.width, dtype=head.dtype)
-        row[sent] = values
+        patterns(row)[sent] = patterns(values)  # as integers: torch quiets a signalling NaN that it fills in alone
         return row, sent if head.tag == Tag.BITMAP_MASKED else None
 
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
