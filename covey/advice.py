@@ -100,16 +100,27 @@ def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | Non
     row = task.space.initial(e.seed) if at is None else at
     x = row.to(task.device, torch.float64).expand(len(ids), task.space.width)
     v = draws.normal(draws.key(e.seed, "smoothness"), ids, task.space.width).to(task.device)
-    with torch.no_grad():
+    with torch.enable_grad():
         inside = _lanczos(lambda v: _hessian_product(task, x, v, ids), v, min(iterations, task.space.width))
     return float((torch.linalg.eigvalsh(inside) + e.l2).abs().max())
 
 
 def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
-    """H v for unit rows v, by a central difference of the gradient; the step balances its two errors."""
-    step: Tensor = torch.finfo(x.dtype).eps ** (1 / 3) * x.norm(dim=1, keepdim=True).clamp(min=1)
-    difference = task.full_gradient(x + step * v, ids) - task.full_gradient(x - step * v, ids)
-    return difference / (2 * step)
+    """H v of each row's training loss, as the gradient of <gradient, v>.
+
+    Not as a difference of gradients: where one of a network's many ReLUs switches within the step, that is far too large.
+    """
+    out, counts = torch.zeros_like(x), task.counts("train", ids).to(x)
+    for rows, batch in task.blocks("train", ids):
+        here = torch.arange(len(ids), device=x.device) if rows is None else rows.to(x.device)
+        leaf = x[here].requires_grad_()
+        assert batch.weight is not None
+        losses = task.losses(task.forward([slot.view(leaf) for slot in task.space.slots], batch.x), batch.y)
+        total = ((losses * batch.weight).sum(1) / counts[here]).sum()
+        (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+        if gradient.requires_grad:  # a loss linear in the parameters has no curvature
+            out[here] += torch.autograd.grad(gradient, leaf, v[here])[0]
+    return out
 
 
 def _lanczos(product: Callable[[Rows], Rows], v: Rows, iterations: int) -> Tensor:
@@ -179,12 +190,12 @@ def _smooth_l1(
     if gamma == 0 or curvature <= 2 or lr * lam >= 2:
         return
     step, tie, penalty = names
-    amplitude = lr * gamma / (2 - lr * lam)
+    amplitude, divisor = lr * gamma / (2 - lr * lam), f"(2 - {step}*{tie})" if lam else "2"
     cut = max(3 * rho, 2 * amplitude)
     terms = "+".join([*([tie] if lam else []), f"{penalty}/rho", *(["L"] if L else [])])
     text = (
         f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but alternate in sign with amplitude "
-        f"{step}*{penalty}/(2 - {step}*{tie}) = {amplitude:.2g}. The cut at {cut:.2g} hides it; "
+        f"{step}*{penalty}/{divisor} = {amplitude:.2g}. The cut at {cut:.2g} hides it; "
         f'l1="prox", where there is one, reaches exact zeros, and {step} < {2 / (curvature / lr):.2g} would settle.'
     )
     yield Advice("warning", "smooth l1", text, {f"{step}*({terms})": curvature, "amplitude": amplitude, "cut": cut})
@@ -315,7 +326,7 @@ def _fedmac(a: FedMac, loss: _Loss) -> Iterator[Advice]:
     total = a.steps * a.local_rounds
     yield from _inner(a.personal_lr, 0.0, loss, steps=max(total, a.steps), curve=curve, names=("personal_lr", "lam"))
     if a.l1 == "smooth":
-        yield from _smooth_l1(a.personal_lr, 0.0, a.gamma, a.rho, L=loss.L, names=("personal_lr", "0", "gamma"))
+        yield from _smooth_l1(a.personal_lr, 0.0, a.gamma, a.rho, L=loss.L, names=("personal_lr", "lam", "gamma"))
         yield from _smooth_l1(a.lr, a.lam, a.gamma_w, a.rho, names=("lr", "lam", "gamma_w"))
     if a.gamma_w:
         far = a.lr * a.gamma_w
@@ -394,7 +405,7 @@ def _sfedhp_theorems(a: SFedHP, loss: _Loss, curve1: float, curve2: float) -> It
     lam, scale = a.lam1 * a.lam2 / math.hypot(a.lam1, a.lam2), a.beta * a.edge_rounds
     least = None if L is None else math.sqrt(16 * L**2 + 1)
     most = min(1 / (588 * smooth * lam**2), a.beta / (2 * smooth)) / scale
-    wide = (f"lam = {lam:g} >= sqrt(16 (L + gamma1/rho)^2 + 1){_is(least)}", None if least is None else lam >= least)
+    wide = (f"lam = {lam:.4g} >= sqrt(16 (L + gamma1/rho)^2 + 1){_is(least)}", None if least is None else lam >= least)
     yield _theorem("Theorem 3 of sFedHP", [wide, _at_most("lr1", a.lr1, most)], {"lam": lam, "largest lr1": most})
     if loss.mu:
         strong = 1 / (1 / loss.mu + 1 / a.lam1 + 1 / a.lam2)
@@ -442,9 +453,9 @@ def _permfl_server(a: PerMFL) -> Iterator[Advice]:
     else:
         verdict = f"here L < {largest:.3g}; beta <= {1 / a.gamma:.3g} makes it safe for every loss."
     text = (
-        f"beta*gamma = {a.beta:g}*{a.gamma:g} = {product:g}, so x is multiplied by 1 - beta*gamma = {1 - product:g} before "
-        f"the mean of w_i, which follows x, makes up for it. At most 1 is sufficient, not necessary: with inner loops run to the end it "
-        f"converges while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
+        f"beta*gamma = {a.beta:g}*{a.gamma:g} = {product:g}, so x is multiplied by 1 - beta*gamma = {1 - product:g}, which "
+        "the mean of w_i makes up for as it follows x. At most 1 is sufficient, not necessary: with inner loops run to the "
+        f"end it converges while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
     )
     yield Advice("warning", "server step", text, numbers)
 

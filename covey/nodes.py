@@ -260,7 +260,8 @@ class DataGradient:
         if self._batch is None:
             return None
         first = self._step
-        rows = self._task.descend(start, lambda step: self._next(first + step), terms)
+        one = self._batch if isinstance(self._batch, Batch) else None
+        rows = self._task.descend(start, lambda step: self._next(first + step), terms, one=one)
         if rows is not None:
             self._step += terms.longest
         return rows

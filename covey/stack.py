@@ -57,11 +57,17 @@ class Stack:
     layers: tuple[Layer, ...]
     derivative: Callable[[Tensor, Tensor], Tensor]
 
-    def factors(self, parameters: list[Tensor], x: Tensor, y: Tensor, weight: Tensor | None) -> list[Factors]:
-        """The gradient of each row's mean loss, as factors, all at the same parameters."""
+    def factors(
+        self, parameters: list[Tensor], x: Tensor, y: Tensor, weight: Tensor | None, *, inside: Tensor | None = None
+    ) -> list[Factors]:
+        """The gradient of each row's mean loss, as factors, the last layer's first, all at the same parameters.
+
+        `inside` gives x times the first weight, where the caller knows it already.
+        """
         inputs = [x.flatten(2)]
         for layer in self.layers:
-            inputs.append(_forward(layer, parameters, inputs[-1]))
+            inputs.append(_forward(layer, parameters, inputs[-1], inside))
+            inside = None
         share = 1 / y.shape[1] if weight is None else (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
         errors = self.derivative(inputs.pop(), y) * share
         out: list[Factors] = []
@@ -74,10 +80,11 @@ class Stack:
         return out
 
     @staticmethod
-    def add(parameters: list[Tensor], factors: list[Factors], *, scale: float, keep: float = 1.0) -> None:
-        """parameters <- keep * parameters + scale * gradient, in place."""
+    def add(parameters: list[Tensor], factors: list[Factors], *, scale: float, keep: float = 1.0, first: bool = True) -> None:
+        """parameters <- keep * parameters + scale * gradient, in place; without the first weight if `first` is False."""
         for f in factors:
-            rowwise.baddbmm_(parameters[f.layer.weight], f.inputs.transpose(1, 2), f.errors, keep=keep, scale=scale)
+            if first or f is not factors[-1]:
+                rowwise.baddbmm_(parameters[f.layer.weight], f.inputs.transpose(1, 2), f.errors, keep=keep, scale=scale)
             if f.layer.bias is not None:
                 total = f.errors.sum(1)
                 bias = parameters[f.layer.bias]
@@ -102,9 +109,13 @@ def stack(space: Space, loss: object, example: torch.Size) -> Stack | None:
     return Stack(tuple(found), derivative) if derivative and found and found[-1].activation is None else None
 
 
-def _forward(layer: Layer, parameters: list[Tensor], x: Tensor) -> Tensor:
+def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
     weight = parameters[layer.weight]
-    out = rowwise.bmm(x, weight) if layer.bias is None else rowwise.baddbmm(parameters[layer.bias].unsqueeze(1), x, weight)
+    bias = None if layer.bias is None else parameters[layer.bias].unsqueeze(1)
+    if inside is not None:
+        out = inside if bias is None else inside + bias
+    else:
+        out = rowwise.bmm(x, weight) if bias is None else rowwise.baddbmm(bias, x, weight)
     return out if layer.activation is None else layer.activation.run(out)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from covey import draws
+from covey import draws, gram
 from covey.data import Shards
 from covey.descend import Terms
 from covey.errors import ConfigError, DataError, ModelError
@@ -155,19 +155,24 @@ class Task:
             here = x if rows is None else x[where]
             outputs = self.forward(self._views(here), batch.x)
             assert batch.weight is not None
-            losses = self._losses(outputs, batch.y) * batch.weight
+            losses = self.losses(outputs, batch.y) * batch.weight
             loss[where] += losses.double().sum(1)
             if self.classifies:
                 right[where] += ((outputs.argmax(-1) == batch.y) * batch.weight).double().sum(1)
         return Tally(right, loss, self.counts(split, ids).double().to(self.device))
 
-    def descend(self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms) -> Rows | None:
-        """Plain steps on mini-batches, in place on one buffer of rows; None for what this path does not do."""
+    def descend(self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, one: Batch | None = None) -> Rows | None:
+        """Plain steps on mini-batches, in place on one buffer of rows; None for what this path does not do.
+
+        `one` is the batch where all steps use the same.
+        """
         if terms.method != "gradient" or terms.tol is not None or terms.mask is not None or terms.part is not None:
             return None
         lr, steps = terms.lr, terms.steps
         if isinstance(steps, Tensor) or isinstance(lr, Tensor) or (terms.prox and isinstance(terms.prox[0], Tensor)):
             return None
+        if one is not None and self._stack is not None and gram.pays(self._stack, self.space, terms, one.y.shape[1]):
+            return gram.descend(self._stack, self.space, start, one.x, one.y, one.weight, terms=terms, lr=lr, l2=self.l2)
         x = start.clone()
         views = self._views(x)
         for step in range(steps):
@@ -201,12 +206,12 @@ class Task:
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
-            losses = self._losses(self.forward(leaves, batch.x), batch.y)
+            losses = self.losses(self.forward(leaves, batch.x), batch.y)
             weight = torch.ones_like(losses) if batch.weight is None else batch.weight
             total = ((losses * weight).sum(1) / weight.sum(1)).sum()
             return torch.autograd.grad(total, leaves)
 
-    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
         n, size = y.shape[:2]
         losses = self._loss(outputs.flatten(0, 1), y.flatten(0, 1))
@@ -232,7 +237,7 @@ class Task:
         if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
             raise ModelError(f"the model has {outputs.shape[-1]} outputs, but the labels need {self.shards.classes}.")
         try:
-            losses = self._losses(outputs, self.y[None, :2])
+            losses = self.losses(outputs, self.y[None, :2])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise DataError(f"the loss does not take outputs {tuple(outputs.shape[2:])} and these targets: {error}") from error
         if losses.shape != (1, len(self.x[:2])):

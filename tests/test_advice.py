@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def experiment(algorithm: Algorithm, curvatures: Sequence[float], *, optimum: fl
     """One parameter; two devices, or four on two edges, each with loss sum over its examples of h/2 (x - optimum)^2."""
     tree = Tree.grouped([2, 2]) if "edge" in algorithm.tiers() else Tree.flat(2)
     pairs = [
-        (torch.tensor([[math.sqrt(h)]]).double(), torch.tensor([math.sqrt(h) * optimum]).double())
+        (torch.tensor([[math.sqrt(h)]], dtype=torch.float64), torch.tensor([math.sqrt(h) * optimum], dtype=torch.float64))
         for h in list(curvatures) * (tree.devices // len(curvatures))
     ]
     return Experiment(
@@ -64,10 +65,9 @@ def test_permfl_defaults_of_the_command_line_get_a_warning_with_the_server_facto
 
 def test_permfl_defaults_converge_on_flat_losses_and_not_on_steep_ones() -> None:
     edge = about(advise(PERMFL_CLI), "one round").numbers["highest curvature"]
-    calm = PerMFL(**{**vars(PERMFL_CLI), "batch": None})
-    assert abs(float(play(calm, 0.5 * edge, rounds=40).w)) < 1e-3
-    assert abs(float(play(calm, 0.98 * edge, rounds=400).w)) < 1
-    assert abs(float(play(calm, 1.1 * edge, rounds=400).w)) > 1e3
+    calm = replace(PERMFL_CLI, batch=None)
+    below, above = (abs(float(play(calm, share * edge, rounds=3).w)) for share in (0.9, 1.1))
+    assert below < 1 < above  # a round is linear here: what grows once grows for ever
 
 
 def test_pfedme_in_the_comparison_of_sfedhp_is_stable_only_below_ten() -> None:
@@ -132,11 +132,11 @@ def test_pfedme_theorems_are_far_below_practice() -> None:
 
 
 def test_permfl_theorem_1_bounds_the_rate_of_a_run() -> None:
-    algorithm = PerMFL(lam=3, gamma=2, beta=0.25, lr=0.2, steps=200, edge_lr=0.1, edge_rounds=200, batch=None)
+    algorithm = PerMFL(lam=3, gamma=2, beta=0.25, lr=0.2, steps=10, edge_lr=0.1, edge_rounds=40, batch=None)
     theorem = about(advise(algorithm, smoothness=1, strong=1), "Theorem 1 of PerMFL")
     assert "fails" not in theorem.text
     assert theorem.numbers["mu_F"] == pytest.approx(6 / (3 + 2 + 6))
-    assert float(play(algorithm, 1.0, rounds=10).w) ** 2 <= 2 * theorem.numbers["rate"] ** 10
+    assert float(play(algorithm, 1.0, rounds=6).w) ** 2 <= 2 * theorem.numbers["rate"] ** 6
 
 
 def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
@@ -178,7 +178,7 @@ def test_an_exact_error_of_a_round_is_a_run_that_leaves_the_optimum(
 
 
 CERTAIN = [
-    PerMFL(lam=0.5, gamma=2, beta=0.3, edge_lr=1.05, edge_rounds=10, batch=None),
+    PerMFL(lam=0.5, gamma=2, beta=0.3, edge_lr=1.5, edge_rounds=10, batch=None),
     PerMFL(lam=30, gamma=1, beta=0.3, lr=[0.01, 0.01, 0.01, 0.08], edge_lr=0.01, batch=None),
     PFedMe(lam=30, personal_lr=0.08, lr=0.005, batch=None),
     SFedHP(lam1=30, lam2=30, lr2=0.08, lr1=0.01, batch=None),
@@ -190,32 +190,33 @@ CERTAIN = [
 @pytest.mark.parametrize("algorithm", CERTAIN, ids=lambda a: type(a).__name__)
 def test_what_is_an_error_whatever_the_loss_diverges_whatever_the_loss(algorithm: Algorithm) -> None:
     assert "error" in levels(advise(algorithm))
-    for curvature in (0.05, 1.0, 10.0):
+    for curvature in (0.05, 2.0, 10.0):
         try:
-            assert not abs(float(play(algorithm, curvature, rounds=40).w)) < 1e3
+            once, thrice = (abs(float(play(algorithm, curvature, rounds=rounds).w)) for rounds in (1, 3))
         except DivergedError:
             continue
+        assert 1 < once < thrice
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), HierFAVG(lr=0.1), Local(lr=0.1), FineTune(lr=0.1), FedProx(lr=0.1)])
-def test_plain_steps_are_an_error_only_above_an_exact_l(algorithm: Algorithm) -> None:
+def test_plain_steps_are_an_error_only_above_an_exact_l(algorithm: Any) -> None:
     assert levels(advise(algorithm)) == {"note"}
     assert levels(advise(algorithm, smoothness=19)) == {"note"}
     assert "warning" in levels(advise(algorithm, smoothness=21))
     assert advise(algorithm, smoothness=21, exact=True)[0].level == "error"
-    run = play(type(algorithm)(lr=0.1, batch=None), 21.0, rounds=40)
+    run = play(replace(algorithm, batch=None), 21.0, rounds=5)
     left = run.rows("personal")[1] if isinstance(algorithm, Local) else run.w
     assert float(left.abs().max()) > 1e3
 
 
 def test_sufficient_is_not_necessary_for_permfl() -> None:
-    both = PerMFL(lam=1, gamma=1.5, beta=1, lr=0.05, steps=100, edge_lr=0.6, edge_rounds=50, batch=None)
+    both = PerMFL(lam=1, gamma=1.5, beta=1, lr=0.4, steps=10, edge_lr=0.6, edge_rounds=10, batch=None)
     found = advise(both)
     assert about(found, "edge step").numbers["edge_lr*(lam+gamma)"] == pytest.approx(1.5)
     assert about(found, "server step").numbers["beta*gamma"] == pytest.approx(1.5)
     assert {about(found, "edge step").level, about(found, "server step").level} == {"warning"}
     assert "error" not in levels(found)
-    assert float(play(both, 0.5, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(3.0, abs=1e-6)
+    assert float(play(both, 0.5, 2.0, optimum=3.0, rounds=60).w) == pytest.approx(3.0, abs=1e-6)
 
 
 def test_an_outer_product_above_two_is_no_certain_divergence() -> None:
@@ -298,23 +299,33 @@ def linear(sizes: Sequence[int], width: int, *, l2: float = 0.0, dtype: torch.dt
 def test_smoothness_of_least_squares_is_the_top_eigenvalue(sizes: list[int], width: int, l2: float) -> None:
     built, top = linear(sizes, width, l2=l2)
     assert smoothness(built) == pytest.approx(top, rel=1e-4)
-    assert smoothness(built) == smoothness(built)
+    with torch.no_grad():
+        assert smoothness(built) == smoothness(built)
     assert smoothness(built, at=torch.full((width,), 5.0)) == pytest.approx(top, rel=1e-4)
     assert smoothness(linear(sizes, width, l2=l2, dtype=torch.float32)[0]) == pytest.approx(top, rel=1e-4)
 
 
-def test_smoothness_of_a_network_is_that_of_its_hessian() -> None:
+@pytest.mark.parametrize("bend", [nn.Tanh(), nn.ReLU()], ids=["tanh", "relu"])
+def test_smoothness_of_a_network_is_that_of_its_hessian(bend: nn.Module) -> None:
     rng = np.random.default_rng(0)
-    x, y = torch.from_numpy(rng.normal(size=(30, 3))), torch.from_numpy(rng.integers(0, 3, 30))
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    data = covey.data.own_parts(train=[(x, y)])
-    built = Experiment(algorithm=FedAvg(), data=data, model=model, tree=Tree.flat(1), rounds=1, dtype=torch.float64)
+    x, y = torch.from_numpy(rng.normal(size=(600, 3))), torch.from_numpy(rng.integers(0, 3, 600))
+    model = nn.Sequential(nn.Linear(3, 4), bend, nn.Linear(4, 3)).double()
+    data = covey.data.own_parts(train=[(x, y), (x[:9], y[:9])])
+    built = Experiment(algorithm=FedAvg(), data=data, model=model, tree=Tree.flat(2), rounds=1, dtype=torch.float64)
     row = covey.run(built).w[0]
     shapes = [(3, 4), (4,), (4, 3), (3,)]  # linear weights lie [in, out] in a row
 
-    def loss(row: torch.Tensor) -> torch.Tensor:
-        a, b, c, d = (part.view(s) for part, s in zip(row.split([math.prod(s) for s in shapes]), shapes, strict=True))
-        return nn.functional.cross_entropy(torch.tanh(x @ a + b) @ c + d, y)
+    def loss(row: torch.Tensor, size: int) -> torch.Tensor:
+        a, b, c, d = (part.view(s) for part, s in zip(torch.split(row, [math.prod(s) for s in shapes]), shapes, strict=True))
+        return nn.functional.cross_entropy(bend(x[:size] @ a + b) @ c + d, y[:size])
 
-    hessian = torch.autograd.functional.hessian(loss, row)
-    assert smoothness(built) == pytest.approx(float(torch.linalg.eigvalsh(hessian).abs().max()), rel=1e-4)
+    hessian = torch.autograd.functional.hessian
+    hessians = [hessian(lambda row, size=size: loss(row, size), row) for size in (600, 9)]  # type: ignore[no-untyped-call]
+    assert smoothness(built) == pytest.approx(max(float(torch.linalg.eigvalsh(h).abs().max()) for h in hessians), rel=1e-4)
+
+
+def test_smoothness_does_not_see_relus_switch() -> None:
+    built = Experiment(
+        algorithm=FedAvg(), data=covey.data.digits(devices=4), model=covey.models.mlp(64, 100, 10), tree=Tree.flat(4), rounds=1
+    )
+    assert 1 < smoothness(built) < 4

@@ -50,7 +50,7 @@ class PFedMe(Algorithm):
         for _ in range(self.local_rounds):
             theta = descend(theta, me.grad(me.batch(self.batch)), prox=(self.lam, w), l1=(self.gamma, self.rho),
                             decay=self.weight_decay, steps=self.steps, lr=self.personal_lr)  # fmt: skip
-            w = w - self.lr * self.lam * (w - theta)
+            w = torch.lerp(w, theta, self.lr * self.lam)  # w - eta lambda (w - theta)
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
 

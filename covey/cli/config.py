@@ -5,6 +5,8 @@ TOML has no null: a value that may be None is written "none" (batch = "none" tak
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import difflib
 import inspect
 import json
@@ -22,6 +24,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from covey.cli.registry import REGISTRY
+from covey.data import Shards
 from covey.errors import ConfigError
 from covey.experiment import Experiment
 from covey.tree import Tree
@@ -46,6 +49,8 @@ class TreeConfig(BaseModel):
             raise ConfigError("tree.edges and tree.children are both given; keep one of them.")
         if self.children is not None:
             return Tree(tuple(map(tuple, self.children)), tuple(self.tiers or ()))
+        if self.tiers is not None:
+            raise ConfigError("tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers.")
         if self.edges is None:
             return Tree.flat(devices)
         return Tree.grouped(self.edges if isinstance(self.edges, list) else _even(devices, self.edges))
@@ -60,7 +65,7 @@ class Config(BaseModel):
     seed: int = 0
     seeds: int = Field(1, ge=1)
     loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
-    l2: float = Field(0.0, ge=0)
+    l2: float = Field(0.0, ge=0, allow_inf_nan=False)
     private: list[str] = []
     idle: Literal["skip", "train"] = "skip"
     codec: str | dict[str, str] = "dense"
@@ -81,6 +86,7 @@ class Config(BaseModel):
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
         shards = _make("data", self.data, seed=seed)
+        self._need_parts(shards)
         plain = ("rounds", "loss", "l2", "idle", "codec", "batches", "protocol", "score_every", "device", "workers", "memory")
         return Experiment(
             algorithm=_make("algorithm", self.algorithm),
@@ -93,6 +99,14 @@ class Config(BaseModel):
             dtype=_DTYPES[self.dtype],
             **{name: getattr(self, name) for name in plain},
         )
+
+    def _need_parts(self, shards: Shards) -> None:
+        """The summary takes the round from validation data and the figures from test data; paper runs use test alone."""
+        for part in ("test",) if self.protocol == "paper" else ("validation", "test"):
+            if part not in self.parts:
+                raise ConfigError(f"parts = {_spell(self.parts)} lacks {_spell(part)}, which the summary is made from; add it.")
+            if not shards.part(part).counts().sum():
+                raise ConfigError(f"no device has {part} examples, which the summary is made from; change data.split.")
 
     def resolved(self) -> dict[str, Any]:
         """Every value that decides a run, defaults filled in, as TOML can hold it."""
@@ -113,6 +127,9 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     table = _read(path)
     for change in changes:
         _apply(table, change)
+    _refuse_dates(table, "")
+    if isinstance(tree := table.get("tree"), dict):
+        table["tree"] = _check(TreeConfig, _with_null(tree, TreeConfig), "tree.").model_dump(exclude_none=True)
     config = _check(Config, _with_null(table, Config), "")
     for section in _SECTIONS:
         _values(section, getattr(config, section))
@@ -141,12 +158,21 @@ def _apply(table: dict[str, Any], change: str) -> None:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{change!r}: {parent} is a value, not a table.")
-    if last == "name" and parents and table.get("name") not in (None, value.strip()):
-        table.clear()  # another algorithm's fields would be unknown to this one
     try:
-        table[last] = tomllib.loads(f"x = {value}")["x"]
+        new = tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
-        table[last] = value.strip()
+        new = value.strip()
+    if last == "name" and parents and table.get("name") not in (None, new):
+        table.clear()  # another algorithm's fields would be unknown to this one
+    table[last] = new
+
+
+def _refuse_dates(value: Any, place: str) -> None:
+    """TOML has dates and times, which no field takes."""
+    if isinstance(value, datetime.date | datetime.time):
+        raise ConfigError(f"{place} = {value} is a date or a time, which no field takes; put text in quotes.")
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _refuse_dates(item, f"{place}.{key}".lstrip("."))
 
 
 def _make(section: str, table: Mapping[str, Any], **given: Any) -> Any:
@@ -161,7 +187,7 @@ def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
     """The fields of a named thing, checked; `name` says which."""
     entries = REGISTRY[_SECTIONS[section]]
     name = table.get("name")
-    if name not in entries:
+    if not isinstance(name, str) or name not in entries:
         listed = f"one of {', '.join(entries)}"
         if name is None:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
@@ -189,8 +215,6 @@ def _check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
             raise ConfigError(f"unknown key {prefix}{key}{_nearest(key, schema.model_fields, prefix)}; known are {known}.")
     try:
         return schema.model_validate_json(json.dumps(table))  # JSON mode: strict, yet a list may become a tuple
-    except TypeError as error:
-        raise ConfigError(f"{prefix.rstrip('.') or 'the file'} holds a value of a kind no field has: {error}.") from error
     except ValidationError as error:
         raise ConfigError(_explain(error, schema, prefix)) from error
 
@@ -199,20 +223,38 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     """The first wrong value with every rule it could have met, and the default as the fix."""
     key = error.errors()[0]["loc"][0]
     mine = [e for e in error.errors() if e["loc"][0] == key]
-    rules = dict.fromkeys(e["msg"].replace("Input should be ", "").replace("Field required", "given") for e in mine)
+    rules = dict.fromkeys(_rule(e["msg"]) for e in mine)
     place = ".".join(str(part) for part in mine[0]["loc"] if isinstance(part, int | str) and str(part) not in _NOISE)
-    default = schema.model_fields[str(key)].get_default(call_default_factory=True) if key in schema.model_fields else None
-    fix = f"; the default is {_spell(default)}" if _has_default(schema, key) else ""
+    field = schema.model_fields[str(key)]
+    default = field.get_default(call_default_factory=True)
+    fix = "" if field.is_required() or isinstance(default, dict | BaseModel) else f"; the default is {_spell(default)}"
+    if mine[0]["type"] == "unexpected_keyword_argument":
+        known = _fields_inside(field.annotation)
+        return f"unknown key {prefix}{place}{_nearest(str(mine[0]['loc'][-1]), known)}; known are {', '.join(known)}."
     if mine[0]["type"] == "missing":
         return f"{prefix}{place} is missing and has no default; add it to the file."
-    return f"{prefix}{place} = {_spell(mine[0]['input'])} must be {' or '.join(rules)}{fix}."
+    verb = ":" if mine[0]["type"] == "value_error" else " must be"
+    return f"{prefix}{place} = {_spell(mine[0]['input'])}{verb} {' or '.join(rules)}{fix}."
 
 
 _NOISE = {"int", "float", "str", "bool", "none", "constrained-str"}
+_WORDS = {
+    "Input should be ": "", "Value error, ": "", "String should match pattern": "text that matches",
+    "a valid array": "a list", "an object": "a table",
+}  # fmt: skip
 
 
-def _has_default(schema: type[BaseModel], key: object) -> bool:
-    return key in schema.model_fields and not schema.model_fields[str(key)].is_required()
+def _rule(message: str) -> str:
+    """A rule in the words of TOML, to follow "must be"."""
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
+    return message.rstrip(".")
+
+
+def _fields_inside(annotation: Any) -> list[str]:
+    """The fields of the dataclass that a list such as tuple[Level, ...] holds."""
+    kinds = [kind for kind in typing.get_args(annotation) if dataclasses.is_dataclass(kind)]
+    return [field.name for kind in kinds for field in dataclasses.fields(kind)]
 
 
 def _spell(value: Any) -> str:

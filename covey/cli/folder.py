@@ -26,6 +26,7 @@ from typing import Any
 import numpy
 import safetensors
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import covey
@@ -45,24 +46,34 @@ class Folder:
 
     def seed(self, seed: int) -> Folder:
         """The folder of one seed of several."""
-        folder = Folder(self.path / f"seed-{seed}")
-        _mkdir(folder.path)
-        return folder
+        return Folder(self.path / f"seed-{seed}")
+
+    def make(self) -> None:
+        """The folder itself, if it is not there."""
+        _mkdir(self.path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time writes here; the lock goes with the process, however it ends."""
-        with _refused(self.path / ".lock"), open(self.path / ".lock", "w") as file:
+        with refused(self.path / ".lock"):
+            file = open(self.path / ".lock", "w")  # noqa: SIM115
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise ConfigError(f"another run is writing to {self.path}; wait for it, or give another folder.") from error
             yield
 
+    def sweep(self) -> None:
+        """Remove what a killed run left half-written; only who holds the lock may."""
+        with refused(self.path):
+            for part in self.path.glob("**/.*.part"):
+                part.unlink(missing_ok=True)
+
     def write(self, name: str, text: str) -> None:
         """Replace a file in one step."""
         part = self.path / f".{name}.part"
-        with _refused(self.path / name):
+        with refused(self.path / name):
             try:
                 with open(part, "w") as file:
                     file.write(text)
@@ -82,7 +93,7 @@ class Folder:
 
     def append(self, record: Round) -> None:
         """One more line of metrics.jsonl."""
-        with _refused(self.path / "metrics.jsonl"), open(self.path / "metrics.jsonl", "a") as file:
+        with refused(self.path / "metrics.jsonl"), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def models(self, run: Run) -> None:
@@ -96,16 +107,16 @@ class Folder:
                 view = slot.view(rows)
                 tensors[slot.name] = (view.transpose(1, 2) if slot.transposed else view).contiguous()
             part = self.path / "models" / f".{name}.part"
-            with _refused(part):
+            with refused(part):
                 save_file(tensors, part, metadata={"model": name, "algorithm": type(run.experiment.algorithm).__name__})
                 os.replace(part, self.path / "models" / f"{name}.safetensors")
 
 
 def create(path: Path) -> Folder:
-    """A new run folder; one that holds anything already is refused."""
+    """A new run folder; one that holds anything already is refused, except what a run killed at its very start leaves."""
     _mkdir(path)
-    with _refused(path):
-        if any(entry.name != ".lock" for entry in path.iterdir()):
+    with refused(path):
+        if any(entry.name not in (".lock", ".config.toml.part") for entry in path.iterdir()):
             raise ConfigError(f"{path} is not empty; give another --out, or continue it with --resume {path}.")
     return Folder(path)
 
@@ -128,14 +139,14 @@ def environment(command: list[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def refused(path: Path) -> Iterator[None]:
     """Disk and permission errors as one kind, with the path and what remains."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write {path}: {error}; what was saved before is untouched.") from error
 
 
 def _mkdir(path: Path) -> None:
-    with _refused(path):
+    with refused(path):
         path.mkdir(parents=True, exist_ok=True)

@@ -61,7 +61,7 @@ class Kind(StrEnum):
     codecs = "codecs"
 
 
-@app.command()
+@app.command(epilog=_EPILOG)
 def run(
     what: What = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; it must be new or empty. Default: runs/NAME-N.")] = None,
@@ -100,7 +100,7 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}", highlight=False)
 
 
-@app.command()
+@app.command(epilog=_EPILOG)
 def advise(
     what: What = None,
     measure: Annotated[
@@ -132,7 +132,7 @@ def advise(
         raise typer.Exit(2)
 
 
-@app.command(name="list")
+@app.command(name="list", epilog=_EPILOG)
 def list_(kind: Kind, as_json: AsJson = False) -> None:
     """List what an experiment file can name.
 
@@ -154,7 +154,7 @@ def list_(kind: Kind, as_json: AsJson = False) -> None:
             console.print(f"{'':10} [dim]{name}:[/] {escape(row[name])}", highlight=False)
 
 
-@app.command()
+@app.command(epilog=_EPILOG)
 def doctor(what: What = None, as_json: AsJson = False) -> None:
     """Show what covey would run on: versions, threads, devices, the engine's path for a model, data, disk and memory.
 
@@ -179,7 +179,7 @@ def doctor(what: What = None, as_json: AsJson = False) -> None:
 def main() -> None:
     """The command, with covey's own errors as one line and an exit code."""
     try:
-        app()
+        app(prog_name="covey")  # as `python -m covey` too
     except (BrokenPipeError, Interrupted, CoveyError) as error:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         if not isinstance(error, BrokenPipeError):

@@ -1,0 +1,58 @@
+"""The command in this process, or in one of its own."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from covey.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
+DEMO = ROOT / "covey" / "cli" / "demo.toml"
+SMALL = (
+    "name=small", "rounds=4", "score_every=1", "checkpoint_every=2",
+    "data.devices=6", "tree.edges=2", "model.name=linear", "algorithm.edge_rounds=2",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def covey(*words: object) -> Result:
+    """`covey WORDS` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    arguments = ["covey", *map(str, words)]
+    with patch.object(sys, "argv", arguments), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+            code: Any = 0
+        except SystemExit as end:
+            code = end.code or 0
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def spawn(*words: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
+    """`covey WORDS` in a process of its own, one thread as in the tests."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "covey", *map(str, words)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe, preexec_fn=before)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file under a folder but the lock."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

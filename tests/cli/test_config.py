@@ -1,0 +1,208 @@
+"""Experiment files: every mistake is named with its place, its value, the rule and a fix; what is right survives a round trip."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import covey
+from covey.cli.config import load
+from covey.errors import ConfigError
+from tests.cli.command import DEMO, EXAMPLES
+from tests.cli.command import covey as command
+
+LEVELS = "algorithm.levels=[{tier='server'}, {tier='device', %s}]"
+
+
+def problem(path: Path | None, *changes: str) -> str:
+    """What is said about a file and changes, which must not be accepted."""
+    with pytest.raises(ConfigError) as caught:  # noqa: PT012
+        config = load(path, changes)
+        covey.run(config.experiment(config.seed))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("round=5", ["unknown key round", "did you mean rounds?", "known are name, rounds"]),
+        ("algorithm.lamb1=5", ["unknown key algorithm.lamb1", "did you mean algorithm.lam1?", "known are lam1, lam2"]),
+        ("data.device=5", ["unknown key data.device", "did you mean data.devices?"]),
+        ("tree.edgs=5", ["unknown key tree.edgs", "did you mean tree.edges?", "known are edges, children, tiers"]),
+        ("zzzzz=5", ["unknown key zzzzz;", "known are"]),
+        ("rounds=many", ['rounds = "many"', "must be a valid integer", "the default is 60"]),
+        ("rounds=1.5", ["rounds = 1.5", "must be a valid integer"]),
+        ("rounds=true", ["rounds = true", "must be a valid integer"]),
+        ("rounds=0", ["rounds = 0", "must be greater than or equal to 1", "the default is 60"]),
+        ("seeds=0", ["seeds = 0", "must be greater than or equal to 1", "the default is 1"]),
+        ("seed=-1", ["seed=-1", "give 0 or a positive whole number"]),
+        ("l2=-0.5", ["l2 = -0.5", "must be greater than or equal to 0", "the default is 0.0"]),
+        ("l2=nan", ["l2 = NaN", "must be a finite number"]),
+        ("l2=inf", ["l2 = Infinity", "must be a finite number"]),
+        ("idle=sleep", ['idle = "sleep"', "must be 'skip' or 'train'", 'the default is "skip"']),
+        ("loss=huber", ['loss = "huber"', "'cross_entropy' or 'squared_error'"]),
+        ("dtype=float16", ['dtype = "float16"', "'float32' or 'float64'"]),
+        ("device=tpuu", ["device = 'tpuu'", "use 'cpu' or 'cuda'"]),
+        ("name=a/b", ['name = "a/b"', "must be text that matches", "A-Za-z0-9"]),
+        ("parts=['tests']", ['parts.0 = "tests"', "'train', 'validation' or 'test'"]),
+        ("parts=['test']", ['parts = ["test"]', 'lacks "validation"', "add it"]),
+        ("parts=['validation']", ['parts = ["validation"]', 'lacks "test"', "add it"]),
+        ("private=['1.wait']", ["private pattern '1.wait' matches no parameter", "1.weight"]),
+        ("algorithm.lr1=-1.0", ["lr1 = -1.0", "must be above 0"]),
+        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.05"]),
+        ("algorithm.l1=soft", ['algorithm.l1 = "soft"', "'smooth' or 'prox'", 'the default is "smooth"']),
+        ("algorithm.lr1=none", ['algorithm.lr1 = "none"', "must be a valid number"]),
+        ("algorithm.sample=0", ["sample = 0", "give a number >= 1"]),
+        ("rounds=none", ['rounds = "none"', "must be a valid integer"]),
+        ("algorithm.name=sfedph", ["algorithm.name = 'sfedph'", "did you mean sfedhp?", "one of local, fedavg"]),
+        ("algorithm.name=[1]", ["algorithm.name = [1]", "one of local, fedavg"]),
+        ("data.name=digit", ["data.name = 'digit'", "did you mean digits?", "one of digits, synthetic"]),
+        ("model.name=mpl", ["model.name = 'mpl'", "did you mean mlp?", "one of linear, mlp"]),
+        ("algorithm={lam1=2.0}", ["[algorithm] needs a name", "one of local"]),
+        ("algorithm=5", ["algorithm = 5", "must be a table"]),
+        ("tree=5", ["tree = 5", "must be a table"]),
+        ("codec=zip", ["there is no codec 'zip'", "dense, bitmap"]),
+        ("codec={edge-phone='bitmap'}", ["'edge-phone'", "the links are server-edge, edge-device"]),
+        ("codec={server-edge='zip'}", ["there is no codec 'zip'"]),
+        ("codec={server-edge=3}", ['{"server-edge": 3}', "must be a valid string"]),
+        ("algorithm.name=nested", ["algorithm.levels is missing", "add it to the file"]),
+        ("model.hidden=100", ["model.hidden = 100", "must be a list", "the default is [100]"]),
+        ("model.hidden=[0]", ["mlp(64, 0, 10)", "each 1 or more"]),
+        ("data.labels=11", ["labels=11", "give 1 to 10"]),
+        ("data.devices=0", ["devices=0", "at least 1"]),
+        ("data.split=[0.8, 0.0, 0.2]", ["no device has validation examples", "change data.split"]),
+        ("tree.children=[[20]]", ["tree.edges and tree.children are both given", "keep one"]),
+        ("tree.tiers=['server', 'device']", ["tree.tiers", "tree.children", "leave out tree.tiers"]),
+        ("tree.edges=0", ["tree.edges = 0 for 20 devices", "give 1 to 20"]),
+        ("tree.edges=21", ["tree.edges = 21 for 20 devices", "give 1 to 20"]),
+        ("tree.edges=[1, 2]", ["the data has 20 devices, the tree 3"]),
+        ("tree.edges=none", ["SFedHP needs the tiers server, edge, device", "this tree has server, device"]),
+        ("rounds=2020-01-02", ["rounds = 2020-01-02", "is a date or a time", "put text in quotes"]),
+        ("model.hidden=[10, 07:30:00]", ["model.hidden.1 = 07:30:00", "is a date or a time"]),
+        ("rounds.most=5", ["'rounds.most=5'", "rounds is a value, not a table"]),
+        ("rounds", ["'rounds' is neither a file nor a change", "write changes as algorithm.lam1=15"]),
+        ("=5", ["'=5' is neither a file nor a change"]),
+    ],
+)
+def test_a_wrong_value(change: str, words: list[str]) -> None:
+    said = problem(None, change)
+    assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("lrr=1.0", ["unknown key algorithm.levels.1.lrr", "did you mean lr?", "known are tier, name, lam"]),
+        ("lr='x'", ['algorithm.levels.1.lr = "x"', "must be a valid number"]),
+        ("coupling='glue'", ['algorithm.levels.1.coupling = "glue"', "'prox' or 'correlation'"]),
+        ("warm=true", ["algorithm.levels.1 = {", "a warm level of tier device", "needs a name"]),
+    ],
+)
+def test_a_wrong_level(level: str, words: list[str]) -> None:
+    said = problem(None, "algorithm.name=nested", LEVELS % level)
+    assert [word for word in words if word not in said] == [], said
+
+
+def test_a_level_without_its_tier() -> None:
+    said = problem(None, "algorithm.name=nested", "algorithm.levels=[{lr=1.0}, {tier='device'}]")
+    assert said == "algorithm.levels.0.tier is missing and has no default; add it to the file."
+
+
+def test_what_is_not_toml_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("rounds = 3\nseed =\n")
+    assert problem(path) == f"{path} is not TOML: Invalid value (at line 2, column 7)."
+
+
+def test_a_key_given_twice(tmp_path: Path) -> None:
+    path = tmp_path / "twice.toml"
+    path.write_text("rounds = 3\nrounds = 4\n")
+    assert "line 2" in problem(path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert f"there is no file {tmp_path / 'no.toml'}" in problem(tmp_path / "no.toml")
+    assert f"cannot read {tmp_path}: " in problem(tmp_path)
+    (tmp_path / "latin.toml").write_bytes('name = "Zürich"'.encode("latin-1"))
+    assert f"cannot read {tmp_path / 'latin.toml'}: " in problem(tmp_path / "latin.toml")
+
+
+def test_an_empty_file_needs_an_algorithm(tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    assert problem(tmp_path / "empty.toml").startswith("[algorithm] needs a name: one of local")
+
+
+def test_the_command_says_it_in_one_line_and_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for change in ("round=5", "codec=zip", "algorithm.sample=0", "private=['x']", "parts=['test']", "tree.edges=none"):
+        ended = command("run", change, "--out", "folder")
+        assert ended.code == 2
+        assert ended.out == ""
+        assert ended.err.startswith("error: ")
+        assert ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_algorithm_drops_the_fields_of_the_old() -> None:
+    config = load(None, ["algorithm.name=pfedme", "algorithm.lam=3.0"])
+    assert config.algorithm == {"name": "pfedme", "lam": 3.0}
+    assert config.data["devices"] == 20
+
+
+@pytest.mark.parametrize("name", ["sfedhp", '"sfedhp"', "'sfedhp'", " sfedhp "])
+def test_the_same_algorithm_keeps_its_fields(name: str) -> None:
+    assert load(None, [f"algorithm.name={name}"]).algorithm == load(None).algorithm
+
+
+def test_changes_are_toml_or_else_text() -> None:
+    config = load(None, ["model.hidden=[8, 9]", "codec=dense", 'idle="train"', "algorithm.batch=none", " rounds = 7 "])
+    assert config.model["hidden"] == [8, 9]
+    assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
+    assert config.experiment(0).algorithm.batch is None  # type: ignore[attr-defined]
+
+
+def test_later_changes_win() -> None:
+    assert load(None, ["rounds=3", "rounds=4"]).rounds == 4
+
+
+CHANGES = {
+    "as it is": [],
+    "one codec per link": ["codec={server-edge='bitmap'}"],
+    "full batches": ["algorithm.batch=none", "data.labels=none"],
+    "numbers in words": ["algorithm.sample=2", "dtype=float64", "l2=1e-9", "workers=1"],
+}
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, DEMO], ids=lambda path: path.stem)
+def test_the_resolved_file_is_the_same_experiment(path: Path, tmp_path: Path) -> None:
+    _round_trip(path, [], tmp_path)
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_changes_survive_the_resolved_file(changes: list[str], tmp_path: Path) -> None:
+    _round_trip(None, changes, tmp_path)
+
+
+def test_levels_with_everything_in_them_survive_the_resolved_file(tmp_path: Path) -> None:
+    device = "name='own', lam=0.5, steps=2, lr=0.1, batch=5, fresh=false, warm=true, method='nesterov', tol=1e-3"
+    server = "{tier='server', pull=0.25, sample=3}"
+    levels = f"algorithm.levels=[{server}, {{tier='device', {device}}}]"
+    _round_trip(None, ["algorithm.name=nested", levels, "tree.edges=none"], tmp_path)
+
+
+def _round_trip(path: Path | None, changes: list[str], place: Path) -> None:
+    first = load(path, changes)
+    (place / "config.toml").write_text(first.text())
+    second = load(place / "config.toml")
+    assert second.resolved() == first.resolved()
+    assert second.text() == first.text()
+    assert second.experiment(3).fingerprint() == first.experiment(3).fingerprint()
+
+
+def test_the_resolved_file_names_every_field() -> None:
+    table = tomllib.loads(load(None).text())
+    assert table["algorithm"]["lr1"] == 0.4
+    assert table["algorithm"]["sample"] == "none"
+    assert table["data"]["alpha"] == "none"
+    assert table["seeds"] == 1
+    assert table["tree"] == {"edges": 4}

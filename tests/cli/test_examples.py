@@ -1,0 +1,87 @@
+"""Every example file runs, leaves what a run folder promises, and can be repeated from it to the last bit."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import covey
+from covey.cli.config import load
+from experiments.kills.run import difference
+from tests.cli.command import DEMO, EXAMPLES
+from tests.cli.command import covey as command
+
+FILES = {
+    "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "models", "summary.json",
+    "plot.png", ".lock",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[*EXAMPLES, DEMO], ids=lambda path: path.stem)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two rounds of an example."""
+    place = tmp_path_factory.mktemp(request.param.stem) / "a run"
+    ended = command("run", request.param, "rounds=2", "score_every=1", "--out", place)
+    assert ended.code == 0, ended.err
+    return place
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 6
+
+
+def test_the_folder_holds_what_it_promises(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == FILES
+    config = load(folder / "config.toml")
+    assert (config.rounds, config.score_every) == (2, 1)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in records] == [0, 1]
+    assert [record.as_dict() for record in covey.history(folder / "checkpoint.safetensors")] == records
+    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"] == torch.__version__
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [model["model"] for model in summary["models"]] == list(records[-1]["models"])
+    assert {path.stem for path in (folder / "models").iterdir()} == set(records[-1]["models"])
+
+
+def test_models_hold_the_parameters_by_their_names(folder: Path) -> None:
+    experiment = load(folder / "config.toml").experiment(0)
+    shapes = {name: tuple(parameter.shape) for name, parameter in experiment.model.named_parameters()}
+    models = covey.history(folder / "checkpoint.safetensors")[-1].models
+    for path in (folder / "models").iterdir():
+        tensors = load_file(path)
+        ids = tensors.pop("ids")
+        assert len(ids) == models[path.stem].holders
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+            name: (len(ids), *shape) for name, shape in shapes.items()
+        }
+
+
+def test_the_global_model_has_the_accuracy_of_the_last_round(folder: Path) -> None:
+    experiment = load(folder / "config.toml").experiment(0)
+    tensors = load_file(folder / "models" / "global.safetensors")
+    experiment.model.load_state_dict({name: tensor[0] for name, tensor in tensors.items() if name != "ids"})
+    index = experiment.data.test.index
+    right = experiment.model(experiment.data.x[index]).argmax(1) == experiment.data.y[index]
+    accuracy = covey.history(folder / "checkpoint.safetensors")[-1].accuracy()
+    assert accuracy is not None
+    assert abs(right.float().mean().item() - accuracy) <= 1.01 / len(index)  # one tie may fall the other way
+
+
+def test_its_own_line_repeats_a_run_to_the_last_bit(folder: Path, tmp_path: Path) -> None:
+    repeat, again = (folder / "repeat.txt").read_text().splitlines()
+    program, *words = shlex.split(repeat)
+    assert program == "covey"
+    assert command(*words, "--out", tmp_path / "again").code == 0
+    assert difference(folder, tmp_path / "again") is None
+    assert shlex.split(again) == ["covey", "run", "--resume", str(folder), "rounds=12"]
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        assert command("run", DEMO, "rounds=1", f"seed={seed}", "--out", tmp_path / str(seed)).code == 0
+    assert difference(tmp_path / "0", tmp_path / "1") == "config.toml"
+    metrics = [(tmp_path / seed / "summary.json").read_text() for seed in "01"]
+    assert json.loads(metrics[0])["models"] != json.loads(metrics[1])["models"]

@@ -1,0 +1,191 @@
+"""Run folders: never overwritten, never shared, never half-written; what is foreign or damaged is refused by name."""
+
+import fcntl
+import os
+import resource
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from covey import checkpoint
+from experiments.kills.run import difference
+from tests.cli.command import SMALL, contents, covey, spawn
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four rounds, undisturbed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert covey("run", *SMALL, "--out", folder).code == 0
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy that may be spoilt."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    ended = covey("run", *SMALL, "--out", tmp_path)
+    assert ended.code == 2
+    assert f"{tmp_path} is not empty; give another --out, or continue it with --resume {tmp_path}." in ended.err
+    assert contents(tmp_path) == {"mine.txt": b"precious"}
+
+
+def test_an_empty_folder_will_do_and_so_will_one_killed_at_its_very_start(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".config.toml.part").write_text("rou")
+    assert covey("run", *SMALL, "rounds=1", "--out", tmp_path).code == 0
+    assert not (tmp_path / ".config.toml.part").exists()
+
+
+def test_without_a_folder_the_next_free_number_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert covey("run", *SMALL, "rounds=1").code == 0
+    assert sorted(os.listdir("runs")) == ["small-1", "small-2"]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_one_process_at_a_time(folder: Path, tmp_path: Path, resumed: bool) -> None:
+    place = folder if resumed else tmp_path / "new"
+    place.mkdir(exist_ok=True)
+    before = contents(place)
+    with open(place / ".lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ended = covey("run", *(["--resume", place, "rounds=9"] if resumed else [*SMALL, "--out", place]))
+    assert ended.code == 2
+    assert f"another run is writing to {place}; wait for it, or give another folder." in ended.err
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("below", ["file", "file/deep/er"])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("a file")
+    ended = covey("run", *SMALL, "--out", tmp_path / below)
+    assert ended.code == 4
+    assert f"cannot write {tmp_path / below}: " in ended.err
+    assert contents(tmp_path) == {"file": b"a file"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    ended = covey("run", *SMALL, "--out", tmp_path / "new")
+    tmp_path.chmod(stat.S_IRWXU)
+    assert ended.code == 4
+    assert f"cannot write {tmp_path / 'new'}: " in ended.err
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(finished: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the checkpoint grows with every round that it records."""
+    folder = tmp_path / "run"
+    assert covey("run", *SMALL, "rounds=2", "--out", folder).code == 0
+    saved = folder / "checkpoint.safetensors"
+    before, size = saved.read_bytes(), saved.stat().st_size
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+
+    process = spawn("run", "--resume", folder, "rounds=4", before=limit)
+    _, err = process.communicate()
+    assert process.returncode == 4
+    assert f"cannot write {saved}: " in err
+    assert "older checkpoint there is untouched" in err
+    assert f"go on with: covey run --resume {folder}" in err
+    assert saved.read_bytes() == before
+    assert not list(folder.rglob("*.part"))
+    assert checkpoint.read(saved).facts["round"] == 2
+    assert covey("run", "--resume", folder).code == 0
+    assert difference(finished, folder) is None
+
+
+@pytest.mark.parametrize("name", ["models", "plot.png", "summary.json"])
+def test_a_file_that_cannot_be_written_at_the_end(finished: Path, tmp_path: Path, name: str) -> None:
+    """A folder stands where the file should be, or a file where the folder should."""
+    folder = tmp_path / "run"
+    assert covey("run", *SMALL, "rounds=3", "--out", folder).code == 0
+    if name == "models":
+        shutil.rmtree(folder / name)
+        (folder / name).write_text("in the way")
+    else:
+        (folder / name).unlink()
+        (folder / name / "in the way").mkdir(parents=True)
+    ended = covey("run", "--resume", folder, "rounds=4")
+    assert ended.code == 4
+    assert f"cannot write {folder / name}" in ended.err
+    assert f"go on with: covey run --resume {folder}" in ended.err
+    (folder / name).unlink() if name == "models" else shutil.rmtree(folder / name)
+    assert covey("run", "--resume", folder).code == 0
+    assert difference(finished, folder) is None
+    assert (folder / "plot.png").is_file()
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def _other_version(path: Path) -> None:
+    save_file(load_file(path), path, metadata=_metadata(path) | {"format": "covey-checkpoint-0"})
+
+
+def _flip_the_last_byte(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+def _cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("rounds", [4, 9], ids=["finished", "to go on"])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_other_version, "is not a checkpoint of this version: its format is covey-checkpoint-0"),
+        (_flip_the_last_byte, "is damaged: its checksum"),
+        (_cut_in_half, "is damaged or not a checkpoint"),
+    ],
+)
+def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: object, words: str) -> None:
+    saved = folder / "checkpoint.safetensors"
+    spoil(saved)  # type: ignore[operator]
+    before = saved.read_bytes()
+    ended = covey("run", "--resume", folder, f"rounds={rounds}")
+    assert ended.code == 4
+    assert f"{saved} {words}" in ended.err
+    assert saved.read_bytes() == before
+
+
+@pytest.mark.parametrize("rounds", [4, 9], ids=["finished", "to go on"])
+def test_a_checkpoint_of_another_experiment(folder: Path, tmp_path: Path, rounds: int) -> None:
+    assert covey("run", *SMALL, "algorithm.lr1=0.3", "--out", tmp_path / "other").code == 0
+    shutil.copy(tmp_path / "other" / "checkpoint.safetensors", folder)
+    ended = covey("run", "--resume", folder, f"rounds={rounds}")
+    assert ended.code == 4
+    assert "is of another experiment: its algorithm is" in ended.err
+    assert "lr1=0.3" in ended.err
+    assert "lr1=0.4" in ended.err
+
+
+def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
+    ended = covey("run", "--resume", tmp_path)
+    assert ended.code == 2
+    assert f"{tmp_path} is not a run folder: it has no config.toml." in ended.err
+    assert contents(tmp_path) == {}
+
+
+def test_what_a_killed_run_left_half_written_is_swept_up(folder: Path) -> None:
+    left = [folder / ".checkpoint.safetensors.123.part", folder / ".metrics.jsonl.part", folder / "models" / ".edge.part"]
+    for part in left:
+        part.write_text("half")
+    assert covey("run", "--resume", folder, "rounds=5").code == 0
+    assert not any(part.exists() for part in left)

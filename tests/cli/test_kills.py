@@ -1,0 +1,31 @@
+"""A run killed outright and resumed ends in the same bits; `python -m experiments.kills.run` does it a hundred times."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.kills.run import CHANGES, campaign, difference
+from tests.cli.command import covey
+
+
+def test_four_kills(tmp_path: Path) -> None:
+    kills, outcomes = campaign(tmp_path, wanted=4, rounds=12, processes=1, seed=1)
+    assert sum(kills.fell.values()) == 4
+    assert outcomes == [None] * len(outcomes)
+    assert outcomes
+
+
+@pytest.mark.parametrize(("change", "found"), [("seed=1", "config.toml"), ("rounds=2", "config.toml"), (None, None)])
+def test_differences_are_seen(tmp_path: Path, change: str | None, found: str | None) -> None:
+    for name, changes in (("a", ()), ("b", (change,) if change else ())):
+        assert covey("run", *CHANGES, "rounds=1", *changes, "--out", tmp_path / name).code == 0
+    assert difference(tmp_path / "a", tmp_path / "b") == found
+    if change is None:
+        return
+    (tmp_path / "b" / "config.toml").write_text((tmp_path / "a" / "config.toml").read_text())
+    assert difference(tmp_path / "a", tmp_path / "b") == "metrics.jsonl"
+    (tmp_path / "b" / "metrics.jsonl").write_text((tmp_path / "a" / "metrics.jsonl").read_text())
+    (tmp_path / "b" / "summary.json").write_text((tmp_path / "a" / "summary.json").read_text())
+    assert difference(tmp_path / "a", tmp_path / "b") == "the facts of checkpoint.safetensors"
+    (tmp_path / "b" / "checkpoint.safetensors").write_bytes((tmp_path / "a" / "checkpoint.safetensors").read_bytes())
+    assert str(difference(tmp_path / "a", tmp_path / "b")).startswith("models/")

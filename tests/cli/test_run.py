@@ -1,0 +1,290 @@
+"""What the command prints, how it ends, and that a run stopped and resumed is the run that was never stopped."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey import checkpoint
+from covey.cli.folder import Folder
+from covey.cli.main import EXIT_CODES
+from experiments.kills.run import difference
+from tests.cli.command import SMALL, Result, contents, covey, spawn
+
+LONG = (*SMALL, "rounds=60", "checkpoint_every=1000")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert covey("run", *SMALL, "--out", folder).code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long") / "run"
+    assert covey("run", *LONG, "--out", folder).code == 0
+    return folder
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
+    ended = covey("run", *SMALL, "--json", "--out", tmp_path / "run")
+    assert ended.code == 0
+    assert ended.out.count("\n") == 1
+    found = json.loads(ended.out)
+    assert found["folder"] == str(tmp_path / "run")
+    assert found["rounds"] == 4
+    written = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert {key: value for key, value in found.items() if key != "folder"} == written
+    assert "round 4/4" in ended.err
+
+
+def test_without_a_terminal_every_round_is_a_plain_line(tmp_path: Path) -> None:
+    ended = covey("run", *SMALL, "--out", tmp_path / "run")
+    lines = [line for line in ended.out.splitlines() if line.startswith("round ")]
+    number, unit = r"\d+\.\d+", r"  \d+\.\d MB  \d+\.\d\d s"
+    assert len(lines) == 4
+    for at, line in enumerate(lines):
+        assert re.fullmatch(rf"round {at + 1}/4  global {number}%  edge {number}%.*  personal {number}%{unit}", line), line
+    assert "\x1b" not in ended.out
+    assert f"repeat: covey run {tmp_path / 'run' / 'config.toml'}" in ended.out
+    assert ended.err == ""
+
+
+def test_the_table_shows_what_the_summary_holds(undisturbed: Path) -> None:
+    out = covey("run", "--resume", undisturbed).out
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    for model in summary["models"]:
+        assert rows[model["model"]][1:3] == [model["tier"], f"{100 * model['accuracy']['mean']:.2f}"]
+    for link in summary["links"]:
+        assert rows[link["link"]][1:3] == [f"{link['down'] / 1e6:.3f}", f"{link['up'] / 1e6:.3f}"]
+    assert len(summary["links"]) == 2
+
+
+def test_colour_only_where_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1;31merror" in covey("run", "round=1").err
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", covey("run", "round=1").err)
+    monkeypatch.delenv("FORCE_COLOR")
+    assert covey("run", "round=1").err.startswith("error: unknown key round")
+
+
+def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    ended = covey("run", *SMALL, "--out", tmp_path / "run")
+    assert ended.code == 0
+    assert "━" in ended.out
+    assert "4/4" in ended.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "run"
+    process = spawn("run", *LONG, "--out", folder)
+    assert process.stdout is not None
+    seen = [process.stdout.readline() for _ in range(3)]
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == 130, err
+    assert seen[2].startswith("round 3/60 ")
+    assert err == f"stopped: the state is saved; go on with: covey run --resume {folder}\n"
+    assert "\x1b" not in out
+    rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
+    assert 3 <= rounds < 60
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
+    ended = covey("run", "--resume", folder)
+    assert ended.code == 0
+    assert ended.out.startswith(f"round {rounds + 1}/60 ")
+    assert difference(long, folder) is None
+
+
+def _interrupt(monkeypatch: pytest.MonkeyPatch, method: str, call: int) -> None:
+    """A Ctrl-C in the given call of a method of the folder, before it has done anything."""
+    whole, calls = getattr(Folder, method), []
+
+    def stop(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(Folder, method, stop)
+
+
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [("append", 1), ("append", 3), ("append", 4), ("models", 1), ("metrics", 1), ("metrics", 2), ("write", 3), ("write_json", 2)],
+)
+def test_wherever_it_is_stopped_it_ends_the_same(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        _interrupt(patch, method, call)
+        ended = covey("run", *SMALL, "--out", folder)
+    assert ended.code == 130
+    assert f"go on with: covey run --resume {folder}" in ended.err
+    assert covey("run", "--resume", folder).code == 0
+    assert difference(undisturbed, folder) is None
+    assert (folder / "plot.png").exists()
+
+
+def test_more_rounds(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert covey("run", *SMALL, "rounds=2", "--out", folder).code == 0
+    assert covey("run", "--resume", folder, "rounds=4").code == 0
+    assert difference(undisturbed, folder) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm.lr1=0.1"], "'algorithm.lr1=0.1': a resumed run may only get more rounds"),
+        (["rounds=9", "seed=3"], "'seed=3': a resumed run may only get more rounds"),
+        (["rounds=3"], "rounds = 3, but {}/checkpoint.safetensors has run 4 already; give more rounds"),
+        (["rounds=x"], 'rounds = "x" must be a valid integer'),
+        (["other.toml"], "--resume {} brings its own file; leave out other.toml"),
+    ],
+)
+def test_what_a_resumed_run_refuses_changes_nothing(undisturbed: Path, words: list[str], said: str) -> None:
+    before = contents(undisturbed)
+    ended = covey("run", "--resume", undisturbed, *words)
+    assert ended.code == 2
+    assert said.format(undisturbed) in ended.err
+    assert contents(undisturbed) == before
+
+
+def test_a_finished_run_says_so_and_shows_its_table(undisturbed: Path) -> None:
+    ended = covey("run", "--resume", undisturbed)
+    assert ended.code == 0
+    assert ended.out.startswith("note: all 4 rounds were run before; for more, add rounds=14\n")
+    assert "4 rounds, 1 seed; test accuracy" in ended.out
+
+
+def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, halted = tmp_path / "both", tmp_path / "halted"
+    ended = covey("run", *SMALL, "seeds=2", "--out", both)
+    assert ended.code == 0
+    assert sum(line.startswith("seed 1  round ") for line in ended.out.splitlines()) == 4
+    saved = [checkpoint.read(both / name / "checkpoint.safetensors") for name in ("seed-0", "seed-1")]
+    assert not saved[0].tensors["server"].equal(saved[1].tensors["server"])
+    assert saved[0].tensors["server"].equal(checkpoint.read(undisturbed / "checkpoint.safetensors").tensors["server"])
+    summary = json.loads((both / "summary.json").read_text())
+    last = [record["history"][-1]["models"]["global"]["scores"]["test"]["accuracy"] for record in (s.facts for s in saved)]
+    figure = summary["models"][0]["last"]
+    assert figure["mean"] == pytest.approx((last[0] + last[1]) / 2)
+    assert figure["deviation"] == pytest.approx(abs(last[0] - last[1]) / 2**0.5)
+    assert (both / "plot.png").exists()
+    with monkeypatch.context() as patch:
+        _interrupt(patch, "append", 6)
+        assert covey("run", *SMALL, "seeds=2", "--out", halted).code == 130
+    assert not (halted / "summary.json").exists()
+    ended = covey("run", "--resume", halted)
+    assert ended.code == 0
+    assert ended.out.startswith("note: seed 0  all 4 rounds were run before\nseed 1  round 3/4 ")
+    assert _without_seconds(halted) == _without_seconds(both)
+    for name in ("seed-0", "seed-1"):
+        for folder in (both, halted):
+            shutil.copy(folder / "config.toml", folder / name)
+            shutil.copy(folder / "summary.json", folder / name)
+        assert difference(both / name, halted / name) is None
+
+
+def _without_seconds(folder: Path) -> Any:
+    return {key: value for key, value in json.loads((folder / "summary.json").read_text()).items() if key != "seconds"}
+
+
+def test_a_diverged_run_leaves_its_last_good_state(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = covey("run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "--out", folder)
+    assert ended.code == 3
+    assert ended.err.startswith("diverged: round ")
+    assert "Lower the step sizes" in ended.err
+    saved = checkpoint.read(folder / "checkpoint.safetensors")
+    assert saved.tensors["server"].isfinite().all()
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == saved.facts["round"]
+    assert covey("run", "--resume", folder).code == 3
+
+
+def test_what_is_certain_to_diverge_is_not_started(tmp_path: Path) -> None:
+    ended = covey("run", "algorithm.lam1=1e6", "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert "lower lr2 or lam1" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_has_examples_and_exit_codes() -> None:
+    for words in (["run"], ["advise"], ["list"], ["doctor"]):
+        said = _flat(covey(*words, "--help"))
+        assert f"Examples: covey {words[0]}" in said
+        for code, meaning in EXIT_CODES.items():
+            assert f"{code} {meaning}" in said
+    said = _flat(covey("-h"))
+    assert all(command in said for command in ("run", "advise", "list", "doctor", "Exit codes"))
+
+
+def _flat(ended: Result) -> str:
+    assert ended.code == 0
+    return " ".join(ended.out.split())
+
+
+def test_an_option_that_does_not_exist() -> None:
+    ended = covey("run", "--rounds", "3")
+    assert ended.code == 2
+    assert "--rounds" in ended.err
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "data", "models", "codecs"])
+def test_list(kind: str) -> None:
+    rows = json.loads(covey("list", kind, "--json").out)
+    plain = covey("list", kind)
+    assert plain.code == 0
+    assert rows
+    for row in rows:
+        assert row["about"]
+        assert re.search(rf"^{row['name']} ", plain.out, re.M)
+
+
+def test_list_says_what_leaves_the_device() -> None:
+    rows = {row["name"]: row for row in json.loads(covey("list", "algorithms", "--json").out)}
+    assert rows["local"]["leaves the device"] == "nothing"
+    assert rows["sfedhp"]["tiers"] == "server, edge, device"
+    assert rows["nested"]["tiers"] == "any"
+
+
+def test_doctor() -> None:
+    facts = json.loads(covey("doctor", *SMALL, "--json").out)
+    assert facts["engine"]["parameters"] == 650
+    assert facts["data"] == "digits: 1797 examples, 6 devices"
+    plain = covey("doctor", *SMALL)
+    assert plain.code == 0
+    assert "parameters 650" in plain.out
+
+
+def test_advise() -> None:
+    good = covey("advise", *SMALL, "--json")
+    assert good.code == 0
+    assert {"level", "about", "text", "numbers"} == set(json.loads(good.out)["advice"][0])
+    bad = covey("advise", "algorithm.name=pfedme", "algorithm.lam=30", "algorithm.personal_lr=0.09", "--json")
+    assert bad.code == 2
+    assert json.loads(bad.out)["advice"][0]["level"] == "error"
+    measured = covey("advise", *SMALL, "--measure", "--json")
+    assert json.loads(measured.out)["smoothness"] > 0
+    assert "personal_lr*lam" in covey("advise", "algorithm.name=pfedme", "algorithm.lam=30", "algorithm.personal_lr=0.09").out
+
+
+def test_completion_for_bash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    ended = covey("--show-completion", "bash")
+    assert ended.code == 0
+    assert "complete -o default -F _covey_completion covey" in ended.out

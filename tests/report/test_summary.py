@@ -1,0 +1,116 @@
+"""The figures a run ends with, against numbers worked out by hand."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from covey.cli import show
+from covey.meter import Traffic
+from covey.report.summary import Figure, summarise
+from covey.run import Round
+from tests.report.rounds import link, record
+
+# Validation chooses round 1 of the first seed and round 0 of the second; test is best in rounds 2 and 1.
+FIRST = [
+    record(0, validation=0.5, test=0.4, nonzeros=1.0),
+    record(1, validation=0.8, test=0.6, nonzeros=0.5),
+    record(2, validation=0.7, test=0.9, nonzeros=0.25),
+]
+SECOND = [
+    record(0, validation=0.9, test=0.8, nonzeros=0.75),
+    record(1, validation=0.9, test=0.85, nonzeros=0.5),
+    record(2, validation=0.1, test=0.2, nonzeros=0.25),
+]
+
+
+def test_one_seed() -> None:
+    summary = summarise([FIRST])
+    (model,) = summary.models
+    assert (summary.rounds, summary.seeds, summary.seconds) == (3, 1, 1.5)
+    assert (model.model, model.tier, model.chosen_round) == ("global", "server", [1])
+    assert model.accuracy == Figure(0.6, None)
+    assert model.last == Figure(0.9, None)
+    assert model.best_on_test == Figure(0.9, None)
+    assert model.worst_decile == Figure(0.3, None)
+    assert model.loss == Figure(0.4, None)
+    assert model.nonzeros == Figure(0.5, None)
+
+
+def test_two_seeds() -> None:
+    """The deviation is that of a sample: |a - b| / sqrt(2) for two."""
+    summary = summarise([FIRST, SECOND])
+    (model,) = summary.models
+    assert (summary.seeds, summary.seconds) == (2, 3.0)
+    assert model.chosen_round == [1, 0]
+    for figure, a, b in (
+        (model.accuracy, 0.6, 0.8),
+        (model.last, 0.9, 0.2),
+        (model.best_on_test, 0.9, 0.85),
+        (model.worst_decile, 0.3, 0.4),
+        (model.nonzeros, 0.5, 0.75),
+    ):
+        assert figure is not None
+        assert figure.mean == pytest.approx((a + b) / 2)
+        assert figure.deviation == pytest.approx(abs(a - b) / 2**0.5)
+
+
+def test_the_papers_choose_on_test() -> None:
+    (model,) = summarise([FIRST, SECOND], "paper").models
+    assert model.chosen_round == [2, 1]
+    assert model.accuracy == model.best_on_test
+
+
+def test_rounds_that_were_not_scored_count_only_as_rounds() -> None:
+    unscored = Round(3, {}, {}, {}, 0.5)
+    summary = summarise([[*FIRST, unscored]])
+    assert summary.rounds == 4
+    assert summary.models == summarise([FIRST]).models
+
+
+def test_links_are_summed_over_rounds_and_weighed_by_the_formulas() -> None:
+    down, up = Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200), Traffic(40, 1, 50, 10, 200)
+    history = [record(k, validation=0.5, test=0.5, traffic=link(down, up)) for k in range(2)]
+    summary = summarise([history, SECOND])
+    (edge,) = summary.links
+    assert (edge.link, edge.down, edge.up, edge.dense) == ("server-device", 200, 80, 800)
+    assert edge.nonzeros == 60 / 200
+    assert edge.formula_dense == 64 * 200 / 8
+    assert edge.formula_paper == (64 * 60 + 140 + 100) / 8
+    assert edge.formula_bitmap == (64 * 60 + 200) / 8
+
+
+def test_what_scoring_sends_is_not_training() -> None:
+    traffic = {("server-device", "down", "score"): Traffic(bytes=999, values=9)}
+    assert summarise([[record(0, validation=0.5, test=0.5, traffic=traffic)]]).links == []
+
+
+def test_regression_has_a_loss_and_no_accuracy() -> None:
+    history = [record(k, validation=None, test=None, loss=loss) for k, loss in enumerate((3.0, 1.0, 2.0))]
+    (model,) = summarise([history]).models
+    assert model.chosen_round == [1]
+    assert model.accuracy is None
+    assert model.worst_decile is None
+    assert model.loss == Figure(1.0, None)
+
+
+def test_figures_as_text() -> None:
+    assert Figure(0.98404, 0.0031).percent() == "98.40 ± 0.31"
+    assert Figure(0.98404, None).percent() == "98.40"
+    assert str(Figure(0.98404, 0.0031)) == "0.984 ± 0.0031"
+
+
+def test_the_table_has_a_row_for_every_model_and_link() -> None:
+    out = io.StringIO()
+    traffic = link(Traffic(2_000_000, 1, 50, 20, 4_000_000), Traffic(1_000_000, 1, 50, 10, 4_000_000))
+    first = [record(0, validation=0.5, test=0.6, traffic=traffic)]
+    show.table(Console(file=out, width=200), summarise([first, SECOND]))
+    rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "global server 70.00 ± 14.14 35.00 ± 7.07 40.00 ± 28.28 72.50 ± 17.68 62.50 ± 17.68" in rows
+    assert "server-device 2.000 1.000 0.375 0.319 30.0" in rows
+
+
+def test_the_table_of_regression_has_dashes() -> None:
+    out = io.StringIO()
+    show.table(Console(file=out, width=200), summarise([[record(0, validation=None, test=None, loss=1.0)]]))
+    assert "global  server          -" in out.getvalue()
