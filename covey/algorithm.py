@@ -54,7 +54,8 @@ class Algorithm(ABC):
             note = f"{name} has two tiers: its {flat.devices} devices run directly under the server, not in {tree}."
             return flat, note
         if tree.depth < len(want):
-            fix = f"put the devices under edges, for instance Tree.grouped([{tree.devices // 2 or 1}, ...])"
+            half = tree.devices // 2 or 1
+            fix = f"put the devices under edges, for instance Tree.grouped([{half}, ...]); in a file, tree.edges = 2"
         else:
             fix = "use a tree with these tiers, or `Nested`, which takes any depth"
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
@@ -68,7 +69,8 @@ def require(algorithm: object, **bounds: tuple[float, float] | None) -> None:
     hints = typing.get_type_hints(type(algorithm))
     for field in fields(algorithm):  # type: ignore[arg-type]
         if not _fits(getattr(algorithm, field.name), hints[field.name]):
-            value, kind = getattr(algorithm, field.name), str(field.type).replace("typing.", "")
+            value, hint = getattr(algorithm, field.name), hints[field.name]
+            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
             raise ConfigError(f"{type(algorithm).__name__}: {field.name} = {value!r} must be {kind}.")
     for name, bound in bounds.items():
         value = getattr(algorithm, name)

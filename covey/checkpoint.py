@@ -32,7 +32,8 @@ def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     target = Path(path)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()}
-    metadata = {"format": FORMAT, "facts": json.dumps(checkpoint.facts), "sum": _sum(tensors)}
+    facts = json.dumps(checkpoint.facts)
+    metadata = {"format": FORMAT, "facts": facts, "facts_sum": _digest(facts.encode()), "sum": _sum(tensors)}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -54,6 +55,8 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
             if metadata.get("format") != FORMAT:
                 has = metadata.get("format", "none")
                 raise CheckpointError(f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}.")
+            if _digest(metadata["facts"].encode()) != metadata["facts_sum"]:
+                raise CheckpointError(f"{path} is damaged: its facts are not what was written; use an older one.")
             found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
             if tensors and _sum(found) != metadata["sum"]:
                 raise CheckpointError(f"{path} is damaged: its checksum is not that of its contents; use an older one.")
@@ -91,6 +94,10 @@ def _sum(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].numpy().tobytes())
     return digest.hexdigest()
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 def _sync(path: str | os.PathLike[str]) -> None:

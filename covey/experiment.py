@@ -28,7 +28,8 @@ class Experiment:
     `score_every` rounds every kept model is scored on `parts` of the data; the last round always is. `idle` says what devices
     that are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
     {"server-edge": "bitmap", "edge-device": "dense"}. `protocol="paper"` trains on the validation part too and reports the round
-    that was best on test. `workers` and `memory` (bytes for rows in training) change speed, never a result.
+    that was best on test. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for rows in
+    training) change speed, never a result.
     """
 
     algorithm: Algorithm
@@ -53,7 +54,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name, kind, example in _KINDS:
-            if not isinstance(getattr(self, name), kind):
+            if not isinstance(getattr(self, name), kind) or isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give {example}.")
         object.__setattr__(self, "private", tuple(self.private))
         object.__setattr__(self, "parts", tuple(self.parts))

@@ -16,7 +16,6 @@ from covey.replies import Rows
 from covey.space import Space
 from covey.stack import Stack
 
-
 _LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
 
 
@@ -33,7 +32,7 @@ def descend(
     """The rows after `terms.steps` plain steps on one batch."""
     slot = space.slots[stack.layers[0].weight]
     lam, anchor = terms.prox if terms.prox is not None else (0.0, start)
-    assert isinstance(lam, float)
+    assert not isinstance(lam, Tensor)
     shrink = 1 - lr * (lam + terms.decay + l2)
     x = x.flatten(2)
     out = _all_but(slot.start, slot.stop, start)
@@ -41,16 +40,16 @@ def descend(
     pulls = [s.view(anchor) for s in space.slots]
     first, gram = rowwise.bmm(x, slot.view(start)), rowwise.bmm(x, x.transpose(1, 2))
     pulled = first if anchor is start else rowwise.bmm(x, slot.view(anchor))
-    a, b, c = 1.0, 0.0, torch.zeros_like(first)
+    a, b, c = torch.ones((), dtype=x.dtype), torch.zeros((), dtype=x.dtype), torch.zeros_like(first)  # they may overflow
     for _ in range(terms.longest):
-        inside = torch.baddbmm(a * first + b * pulled, gram, c)
+        inside = rowwise.baddbmm(a * first + b * pulled, gram, c)
         factors = stack.factors(views, x, y, weight, inside=inside)
         for i, view in enumerate(views):
             if i != stack.layers[0].weight:
                 view.mul_(shrink).add_(pulls[i], alpha=lr * lam)
         stack.add(views, factors, scale=-lr, first=False)
         a, b, c = shrink * a, shrink * b + lr * lam, torch.add(shrink * c, factors[-1].errors, alpha=-lr)
-    torch.add(a * slot.view(start), slot.view(anchor), alpha=b, out=views[stack.layers[0].weight])
+    torch.add(a * slot.view(start), b * slot.view(anchor), out=views[stack.layers[0].weight])
     rowwise.baddbmm_(views[stack.layers[0].weight], x.transpose(1, 2), c, keep=1.0, scale=1.0)
     return out
 

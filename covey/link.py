@@ -33,7 +33,7 @@ class Link:
         rows, mask = (message.rows, message.mask) if isinstance(message, Masked) else (message, None)
         rows = self.codec.roundtrip(smooth_l1.cut(rows, cut))
         if mask is not None:
-            rows = rows * mask
+            rows = rows.masked_fill(~mask, 0)
         sizes, dense = self.codec.nbytes(rows, mask), CODECS["dense"].nbytes(rows, mask)
         self._count(sizes, dense, rows if mask is None else mask, copies, direction, lane)
         return rows if mask is None else Masked(rows, mask)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.task import Task
 from covey.tree import Tree
+
+_GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,15 @@ class Round:
         return f"round {self.round:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s"
 
 
+@dataclass(frozen=True, eq=False)
+class State:
+    """Where a run stands between two rounds; one assignment moves it from one to the next."""
+
+    w: Tensor
+    round: int
+    history: tuple[Round, ...]
+
+
 class Run(Iterator[Round]):
     """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
 
@@ -68,9 +79,7 @@ class Run(Iterator[Round]):
         self.experiment = experiment
         self.notes: list[str] = []
         self.simulator = self._build()
-        self.history: list[Round] = []
-        self.round = 0
-        self.w = self.simulator.initial()[None].clone()
+        self._state = State(self.simulator.initial()[None].clone(), 0, ())
         self._fingerprint = experiment.fingerprint()
         self._rehearse()
         if resume is not None:
@@ -81,22 +90,43 @@ class Run(Iterator[Round]):
     def __next__(self) -> Round:
         if self.round >= self.experiment.rounds:
             raise StopIteration
-        began, before = time.perf_counter(), self.simulator.meter.copy()
-        self.simulator.cohorts.clear()
+        state, meter = self._state, self.simulator.meter.copy()
+        self.simulator.store.commit()  # what the round before kept
         try:
-            new = self.simulator.play(self.experiment.algorithm.server, self.w, round=self.round)
-            models = self._score(new) if self._due() else {}
-        except BaseException:  # a Ctrl-C too: the round has happened as a whole or not at all
-            self._undo(before)
+            self._play(meter)
+        except BaseException:  # a Ctrl-C too: the round has happened as a whole or, if the state is still the old one, not at all
+            if self._state is state:
+                self._undo(meter)
             raise
-        self.w = new
-        self.simulator.store.commit()
+        return self._state.history[-1]
+
+    def _play(self, meter: Meter) -> None:
+        began, round = time.perf_counter(), self.round
+        self.simulator.cohorts.clear()
+        w = self.simulator.play(self.experiment.algorithm.server, self.w, round=round)
+        models = self._score(w) if self._due() else {}
         cohorts = {tier: np.unique(torch.cat(ids).numpy()).tolist() for tier, ids in self.simulator.cohorts.items()}
-        traffic = self.simulator.meter.since(before)
-        record = Round(self.round, cohorts, traffic, models, time.perf_counter() - began)
-        self.history.append(record)
-        self.round += 1
-        return record
+        record = Round(round, cohorts, self.simulator.meter.since(meter), models, time.perf_counter() - began)
+        self._state = State(w, round + 1, (*self._state.history, record))
+
+    @property
+    def w(self) -> Tensor:
+        """The global rows, [1, P]."""
+        return self._state.w
+
+    @w.setter
+    def w(self, rows: Tensor) -> None:
+        self._state = replace(self._state, w=rows)
+
+    @property
+    def round(self) -> int:
+        """The round that comes next."""
+        return self._state.round
+
+    @property
+    def history(self) -> tuple[Round, ...]:
+        """The records so far, also of what was run before a resume."""
+        return self._state.history
 
     def rows(self, model: str = "global") -> tuple[Tensor, Tensor]:
         """(ids, rows) of a kept model; the global one has the id 0."""
@@ -142,7 +172,8 @@ class Run(Iterator[Round]):
         shards = e.data.paper() if e.protocol == "paper" else e.data
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
         workers = e.workers or (torch.get_num_threads() if task.device.type == "cpu" else 1)
-        return Simulator(e.algorithm, tree, task, _codecs(e, tree), e.seed, e.idle, e.batches, workers, e.memory)
+        grain = 1 if e.workers else _GRAIN
+        return Simulator(e.algorithm, tree, task, _codecs(e, tree), e.seed, e.idle, e.batches, workers, e.memory, grain)
 
     def _rehearse(self) -> None:
         """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
@@ -187,8 +218,7 @@ class Run(Iterator[Round]):
             ids, rounds, rows = (saved.tensors[f"{at}.{part}"] for part in ("ids", "rounds", "rows"))
             self.simulator.store.load(tier, name, ids, rounds, rows.to(task.device) if rows.is_floating_point() else rows)
         self.simulator.meter.totals = Meter.from_state(facts["meter"]).totals
-        self.history = [_record(record) for record in facts["history"]]
-        self.w, self.round = w.to(task.device), facts["round"]
+        self._state = State(w.to(task.device), facts["round"], tuple(_record(record) for record in facts["history"]))
 
 
 def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> Run:
@@ -198,7 +228,11 @@ def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None)
 
 def history(path: str | os.PathLike[str]) -> list[Round]:
     """The records of a saved run."""
-    return [_record(facts) for facts in checkpoint.read(path, tensors=False).facts["history"]]
+    facts = checkpoint.read(path, tensors=False).facts
+    try:
+        return [_record(record) for record in facts["history"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}); use an older one.") from error
 
 
 def _codecs(experiment: Experiment, tree: Tree) -> dict[str, Codec]:

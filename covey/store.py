@@ -54,16 +54,19 @@ class Column:
 
     def commit(self) -> None:
         """What was put since the last commit becomes the good state."""
-        self._release(self._good[0], self.slot)
         self._good = (self.slot.clone(), self.round.clone())
+        self._free = self._unused()
 
     def rollback(self) -> None:
         """Back to the last commit."""
-        self._release(self.slot, self._good[0])
         self.slot, self.round = self._good[0].clone(), self._good[1].clone()
+        self._free = self._unused()
 
-    def _release(self, old: Tensor, new: Tensor) -> None:
-        self._free = torch.cat([self._free, old[(old != new) & (old != NEVER)]])
+    def _unused(self) -> Tensor:
+        """The slots that no good row lies in."""
+        used = torch.zeros(len(self.rows), dtype=torch.bool)
+        used[self._good[0][self._good[0] != NEVER]] = True
+        return (~used).nonzero()[:, 0]
 
     def _take(self, count: int) -> Tensor:
         if len(self._free) < count:

@@ -116,7 +116,8 @@ class Tree:
             or not sample > 0
             or (isinstance(sample, float) and sample > 1)
         ):
-            raise TreeError(f"sample = {sample!r} at the {tier}: give a number >= 1, a fraction in (0, 1], or None for all.")
+            rule = "give a number >= 1, a fraction in (0, 1], or None for all ('none' in a file)"
+            raise TreeError(f"sample = {sample!r} at the {tier}: {rule}.")
         if isinstance(sample, float):
             return (counts.double() * sample + 0.5).long().clamp(min=1)
         if int(counts.min()) < sample:

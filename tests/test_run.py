@@ -44,7 +44,7 @@ def test_it_is_an_iterator_of_rounds() -> None:
     assert (first.round, run.round) == (0, 1)
     rest = list(run)
     assert [record.round for record in rest] == [1, 2, 3]
-    assert run.history == [first, *rest]
+    assert run.history == (first, *rest)
     assert list(run) == []
     with pytest.raises(StopIteration):
         next(run)
@@ -138,7 +138,7 @@ def test_the_records_of_a_saved_run(tmp_path: Path) -> None:
     for _ in range(3):
         next(run)
     run.save(tmp_path / "run")
-    assert covey.history(tmp_path / "run") == run.history
+    assert covey.history(tmp_path / "run") == list(run.history)
 
 
 def test_saved_before_the_first_round(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(monkeypatch: p
     monkeypatch.setattr(run, "_score", score)
     with pytest.raises(KeyboardInterrupt):
         next(run)
-    assert (run.round, run.history) == (0, [])
+    assert (run.round, run.history) == (0, ())
     list(run), list(whole)
     equal(run, whole)
 
@@ -316,3 +316,29 @@ def test_a_program_that_writes_in_place_and_fails_leaves_the_rows() -> None:
     with pytest.raises(ZeroDivisionError):
         next(run)
     assert torch.equal(run.w, before)
+
+
+@pytest.mark.parametrize("at", ["commit", "after the state"])
+def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = covey.run(experiment())
+    list(whole)
+    run = covey.run(experiment())
+    next(run)
+
+    def torn(*given: Any) -> None:
+        original(*given)
+        raise KeyboardInterrupt
+
+    owner, name = (type(run.simulator.store), "commit") if at == "commit" else (type(run), "_play")
+    original = getattr(owner, name)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, torn)
+        next(run)
+    assert run.round == (1 if at == "commit" else 2)
+    run.save(tmp_path / "run")
+    again = covey.run(experiment(), resume=tmp_path / "run")
+    list(again)
+    assert torch.equal(again.w, whole.w)
+    assert torch.equal(again.rows("personal")[1], whole.rows("personal")[1])

@@ -94,7 +94,7 @@ def _seed(config: Config, seed: int, folder: Folder, console: Console) -> list[R
                 _save(run, folder)
             raise
     _save(run, folder)
-    return run.history
+    return list(run.history)
 
 
 def _save(run: Run, folder: Folder) -> None:

@@ -26,7 +26,7 @@ from covey.tree import Sample, Tree
 
 @dataclass
 class Simulator:
-    """One process that plays every node of the tree."""
+    """One process that plays every node of the tree; a chunk for a worker holds at least `grain` values of rows."""
 
     algorithm: Algorithm
     tree: Tree
@@ -37,6 +37,7 @@ class Simulator:
     batches: Batches = "uniform"
     workers: int = 1
     memory: int = 2**31
+    grain: int = 1
     meter: Meter = field(default_factory=Meter)
     lane: str = "train"
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -130,7 +131,8 @@ class Simulator:
     def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
         """Leaves in chunks over the workers, other tiers at once; results in id order."""
         room = max(1, self.memory // self.workers // self.task.row_bytes())
-        size = max(1, min(room, -(-count // self.workers))) if leaf else max(1, count)
+        least = -(-self.grain // self.task.space.width)
+        size = max(1, min(room, max(least, -(-count // self.workers)))) if leaf else max(1, count)
         parts = [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
         if self.workers == 1 or len(parts) == 1:
             return map(run, parts)
