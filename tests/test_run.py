@@ -333,9 +333,10 @@ def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
 
     owner, name = (type(run.simulator.store), "commit") if at == "commit" else (type(run), "_play")
     original = getattr(owner, name)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(owner, name, torn)
-        next(run)
+        with pytest.raises(KeyboardInterrupt):
+            next(run)
     assert run.round == (1 if at == "commit" else 2)
     run.save(tmp_path / "run")
     again = covey.run(experiment(), resume=tmp_path / "run")
