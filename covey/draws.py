@@ -38,15 +38,15 @@ def path(parent: int, ask: int) -> int:
     return 0 if parent == 0 and ask == 0 else key(parent, ask)
 
 
-def bits(address: int, ids: Tensor, width: int) -> Tensor:
-    """64 random bits for each id and slot, as int64 [n, width]."""
-    slots = torch.arange(width, dtype=torch.int64, device=ids.device) * _signed(_GOLDEN)
+def bits(address: int, ids: Tensor, width: int, start: int = 0) -> Tensor:
+    """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
+    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device) * _signed(_GOLDEN)
     return _finalise_rows(_finalise_rows(ids[:, None] + _signed(address)) + slots)
 
 
-def integers(address: int, ids: Tensor, width: int, *, below: Tensor) -> Tensor:
+def integers(address: int, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
     """Integers in [0, below) for each id and slot; `below` is [n]. The bias of the modulo is under below / 2**63."""
-    return (bits(address, ids, width) & (_MASK >> 1)) % below[:, None].clamp(min=1)
+    return (bits(address, ids, width, start) & (_MASK >> 1)) % below[:, None].clamp(min=1)
 
 
 def uniform(address: int, ids: Tensor, width: int) -> Tensor:

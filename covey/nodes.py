@@ -94,7 +94,7 @@ class Nodes:
 
     def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
         """`size` training examples of each node's own; None means all of them, at every step."""
-        return None if size is None else self._draw(size, stream, step=0, call=self._call(stream))
+        return None if size is None else self.grad(size, stream).batch(0)
 
     def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
         """The gradient of the data loss: of one batch at every step, of a fresh batch of that size per step, or of all data."""
@@ -229,14 +229,15 @@ class Nodes:
         out: Tensor = draw(self.address(stream, self._call(stream)), self.ids.to(task.device), width)
         return out.to(task.dtype)
 
-    def _draw(self, size: int, stream: str, *, step: int, call: int) -> Batch:
-        task = self._runtime.task
-        if self._runtime.batches == "uniform":
-            return task.batch(self.address(stream, call, step), self.ids, size)
+    def _cyclic(self, size: int, stream: str) -> Batch:
+        """The next batch of an endless walk; the counter is an ordinary kept row."""
         name = f"_{stream}_turn"
         turn = self.recall(name, default=torch.zeros(len(self), 1, dtype=torch.int64))
         self.keep(name, turn + 1)
-        return task.cyclic(self.ids, size, turn[:, 0])
+        return self._runtime.task.cyclic(self.ids, size, turn[:, 0])
+
+
+_AHEAD = 8  # steps whose batches are drawn together
 
 
 class DataGradient:
@@ -245,13 +246,14 @@ class DataGradient:
     def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
         self._me, self._batch, self._stream, self._call = me, batch, stream, call
         self._step = 0
+        self._ahead: dict[int, Tensor] = {}
         self._task = me._runtime.task
 
     def __call__(self, x: Rows) -> Rows:
         if self._batch is None:
             data = self._task.full_gradient(x, self._me.ids)
         else:
-            data = self._task.gradient(x, self._next(self._step))
+            data = self._task.gradient(x, self.batch(self._step))
         self._step += 1
         return data + self._task.l2 * x if self._task.l2 else data
 
@@ -261,13 +263,21 @@ class DataGradient:
             return None
         first = self._step
         one = self._batch if isinstance(self._batch, Batch) else None
-        rows = self._task.descend(start, lambda step: self._next(first + step), terms, one=one)
+        rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
         if rows is not None:
             self._step += terms.longest
         return rows
 
-    def _next(self, step: int) -> Batch:
+    def batch(self, step: int) -> Batch:
+        """The batch of a step; of uniform ones, any step may be asked for."""
         if isinstance(self._batch, Batch):
             return self._batch
         assert self._batch is not None
-        return self._me._draw(self._batch, self._stream, step=step, call=self._call)
+        me = self._me
+        if me._runtime.batches == "cyclic":
+            return me._cyclic(self._batch, self._stream)
+        if step not in self._ahead:
+            steps = range(step, step + _AHEAD)
+            chosen = self._task.draw(me.address(self._stream, self._call), me.ids, self._batch, steps)
+            self._ahead = dict(zip(steps, chosen, strict=True))
+        return self._task.batch(me.ids, self._ahead[step])

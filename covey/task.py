@@ -88,11 +88,19 @@ class Task:
         offset = self._offset[split]
         return offset[ids + 1] - offset[ids]
 
-    def batch(self, address: int, ids: Ids, size: int) -> Batch:
-        """`size` training examples per device, uniform with replacement, by address."""
-        ids_here = ids.to(self.device)
+    def draw(self, address: int, ids: Ids, size: int, steps: range = range(1)) -> list[Tensor]:
+        """For each step, which `size` of its training examples each device takes, [n, size]: uniform with replacement.
+
+        Step s has the slots from s * size on, so that many steps are drawn at the price of one and none depends on the others.
+        """
         counts = self.counts("train", ids).to(self.device)
-        return self._take("train", ids, draws.integers(address, ids_here, size, below=counts), None)
+        width, start = size * len(steps), size * steps.start
+        chosen = draws.integers(address, ids.to(self.device), width, below=counts, start=start)
+        return list(torch.split(chosen, size, dim=1))
+
+    def batch(self, ids: Ids, chosen: Tensor) -> Batch:
+        """These training examples, [n, size] among each device's own."""
+        return self._take("train", ids, chosen, None)
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order; the last of a lap is short."""

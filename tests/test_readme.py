@@ -1,4 +1,4 @@
-"""The programs in README.md run as they stand."""
+"""The programs in README.md and docs/ run as they stand."""
 
 import re
 from pathlib import Path
@@ -9,21 +9,26 @@ from rich.console import Console
 from covey.cli.config import load
 from covey.cli.play import start
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parent.parent / "README.md").read_text(), re.S)
+ROOT = Path(__file__).parent.parent
+BLOCKS = [
+    block
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_program_of_the_readme_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, "README.md", "exec"), {})
+def test_a_program_of_the_pages_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "a page", "exec"), {"__name__": "a_page"})
     assert "round" in capsys.readouterr().out
 
 
 def test_the_shortest_file_of_the_readme_runs(tmp_path: Path) -> None:
-    text = (Path(__file__).parent.parent / "README.md").read_text()
+    text = (ROOT / "README.md").read_text()
     (file := tmp_path / "file.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1])  # type: ignore[index]
     start(load(file, ["rounds=1"]), tmp_path / "out", Console(), [])
     assert (tmp_path / "out" / "plot.png").exists()
 
 
-def test_the_readme_has_the_shortest_program_and_one_with_own_data() -> None:
-    assert len(BLOCKS) == 2
+def test_the_pages_have_programs() -> None:
+    assert len(BLOCKS) == 3  # the shortest, own data and model, own algorithm

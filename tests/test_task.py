@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from covey.data import Shards, own_parts
+from covey.data import Shards, own_parts, synthetic
 from covey.errors import ConfigError, DataError, ModelError
 from covey.models import linear, mlp
-from covey.task import Task
+from covey.task import Batch, Task
 
 SIZES = (1, 3, 300, 700)  # one block holds 256
 IDS = torch.arange(len(SIZES))
@@ -111,7 +111,7 @@ def test_full_gradient_of_ragged_devices(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradient_of_a_batch(name: str) -> None:
     task, shards, loss, rows = made(name)
-    batch = task.batch(7, IDS, 9)
+    batch = drawn(task, 7, IDS, 9)
     before = rows.clone()
     got = task.gradient(rows, batch)
     assert torch.equal(rows, before)
@@ -119,9 +119,9 @@ def test_gradient_of_a_batch(name: str) -> None:
         torch.testing.assert_close(got[d], gradient_alone(task, rows[d], batch.x[d], batch.y[d], loss), atol=1e-12, rtol=1e-10)
         own = {tuple(example.flatten().tolist()) for example in shards.x[shards.train.held(d)]}
         assert {tuple(example.flatten().tolist()) for example in batch.x[d]} <= own
-    some = task.batch(7, IDS[[2]], 9)
+    some = drawn(task, 7, IDS[[2]], 9)
     assert torch.equal(some.x[0], batch.x[2])
-    assert not torch.equal(task.batch(8, IDS, 9).x, batch.x)
+    assert not torch.equal(drawn(task, 8, IDS, 9).x, batch.x)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -177,19 +177,19 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str) -> None:
     full, tally, steps = (
         task.full_gradient(rows, IDS),
         task.evaluate(rows, "test", IDS),
-        task.gradient(rows, task.batch(1, IDS, 8)),
+        task.gradient(rows, drawn(task, 1, IDS, 8)),
     )
     for chosen in ([0], [1], [2], [3], [3, 0], [1, 2, 3]):
         some = IDS[chosen]
         assert torch.equal(task.full_gradient(rows[chosen], some), full[chosen])
         assert torch.equal(task.evaluate(rows[chosen], "test", some).loss, tally.loss[chosen])
-        assert torch.equal(task.gradient(rows[chosen], task.batch(1, some, 8)), steps[chosen])
+        assert torch.equal(task.gradient(rows[chosen], drawn(task, 1, some, 8)), steps[chosen])
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_rows_at_all(name: str) -> None:
     task, _, _, rows = made(name)
-    assert task.gradient(rows[:0], task.batch(7, IDS[:0], 9)).shape == (0, task.space.width)
+    assert task.gradient(rows[:0], drawn(task, 7, IDS[:0], 9)).shape == (0, task.space.width)
     assert task.full_gradient(rows[:0], IDS[:0]).shape == (0, task.space.width)
     assert task.evaluate(rows[:0], "test", IDS[:0]).loss.shape == (0,)
 
@@ -198,7 +198,7 @@ def test_no_rows_at_all(name: str) -> None:
 def test_everything_is_of_the_wanted_type(dtype: torch.dtype) -> None:
     task = Task(mlp(4, 3), labelled(), dtype=dtype)
     rows = torch.zeros(len(SIZES), task.space.width, dtype=dtype)
-    assert task.x.dtype == task.full_gradient(rows, IDS).dtype == task.gradient(rows, task.batch(0, IDS, 2)).dtype == dtype
+    assert task.x.dtype == task.full_gradient(rows, IDS).dtype == task.gradient(rows, drawn(task, 0, IDS, 2)).dtype == dtype
     assert task.y.dtype == torch.int64
     assert task.counts("train", IDS).tolist() == list(SIZES)
 
@@ -245,3 +245,15 @@ def test_what_does_not_fit_is_said_at_once(
 ) -> None:
     with pytest.raises(error, match=words):
         Task(module, shards, loss=loss)  # type: ignore[arg-type]
+
+
+def drawn(task: Task, address: int, ids: torch.Tensor, size: int) -> Batch:
+    return task.batch(ids, task.draw(address, ids, size)[0])
+
+
+def test_a_step_is_drawn_alike_alone_and_among_others() -> None:
+    task = Task(mlp(60, 4, 10), synthetic(devices=3, sizes=[20, 30, 40]))
+    ids = torch.arange(3)
+    together, alone = task.draw(5, ids, 7, range(4, 9)), task.draw(5, ids, 7, range(6, 7))
+    assert torch.equal(together[2], alone[0])
+    assert not torch.equal(together[2], together[3])
