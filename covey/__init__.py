@@ -1,7 +1,7 @@
 """covey: personalized federated learning on trees of machines."""
 
 from covey import algorithms, data, models
-from covey.algorithm import Algorithm
+from covey.algorithm import Algorithm, require
 from covey.descend import descend
 from covey.errors import CoveyError
 from covey.experiment import Experiment
@@ -29,5 +29,6 @@ __all__ = [
     "exact",
     "history",
     "models",
+    "require",
     "run",
 ]

@@ -31,6 +31,8 @@ class Algorithm(ABC):
 
     sends: ClassVar[str]
     """What leaves a device, in words."""
+    splits: ClassVar[bool] = False
+    """Whether its programs keep `me.private` layers on the device."""
 
     @abstractmethod
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -40,9 +42,13 @@ class Algorithm(ABC):
         """The tiers this algorithm has programs for, from the top."""
         return tuple(tier for tier in ("server", "edge", "device") if hasattr(type(self), tier))
 
-    def cut(self, tier: str) -> float | None:
-        """Entries of rows sent by this tier at or below this size are sent as zeros; None: nothing is cut."""
+    def cut(self, tier: str, round: int = 0) -> float | None:
+        """Entries of rows sent by this tier in a round, at or below this size, are sent as zeros; None: nothing is cut."""
         return None
+
+    def zero(self, tier: str, model: str) -> float | None:
+        """Up to which size an entry of a kept model counts as zero; by default the cut of the tier that keeps it."""
+        return self.cut(tier)
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,14 @@ def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
     return before + had[start:stop] + "..." * (len(had) > stop), before + want[start:stop] + "..." * (len(want) > stop)
 
 
+@cache
 def versions() -> dict[str, str]:
-    """What may change the last bits between machines."""
-    return {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+    """What may change the last bits: torch, and the files of covey itself."""
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in files if "cli" not in file.parts and "report" not in file.parts)
+    )
+    return {"torch": torch.__version__, "covey": digest.hexdigest()[:16]}
 
 
 def _sum(tensors: dict[str, Tensor]) -> str:

@@ -112,6 +112,8 @@ def descend(
         l1 = None
     lr = lr if isinstance(lr, Tensor) else float(lr)
     terms = Terms(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
+    if not isinstance(steps, int | Tensor):
+        raise ProgramError(f"descend with steps = {steps!r}: give a whole number, or one per row [n].")
     if terms.longest < 0 or (tol is not None and tol < 0):
         raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
     fused = getattr(gradient, "descend", None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
@@ -25,11 +27,12 @@ _PARTS = ("train", "validation", "test")
 class Experiment:
     """What to run. Only the first five have no default; `covey.run(experiment)` runs it.
 
-    `score_every` rounds every kept model is scored on `parts` of the data; the last round always is. `idle` says what devices
-    that are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
-    {"server-edge": "bitmap", "edge-device": "dense"}. `protocol="paper"` trains on the validation part too and reports the round
-    that was best on test. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for rows in
-    training) change speed, never a result.
+    Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the data. `idle` says what devices that
+    are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
+    {"server-edge": "bitmap", "edge-device": "dense"}. `protocol="paper"` trains on the validation part too and reports the
+    round that was best on test. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the
+    module came with, for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and
+    `memory` (bytes for rows in training) change speed, never a result.
     """
 
     algorithm: Algorithm
@@ -45,6 +48,7 @@ class Experiment:
     codec: str | Mapping[str, str] = "dense"
     batches: Batches = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
+    start: Literal["seed", "module"] = "seed"
     score_every: int = 1
     parts: tuple[str, ...] = ("validation", "test")
     dtype: torch.dtype = torch.float32
@@ -69,6 +73,9 @@ class Experiment:
             raise ConfigError(f"l2 = {self.l2!r} must be a number of 0 or more.")
         if not self.parts or set(self.parts) - set(_PARTS):
             raise ConfigError(f"parts = {self.parts!r}: give one or more of {', '.join(_PARTS)}.")
+        if self.private and not self.algorithm.splits:
+            name = type(self.algorithm).__name__
+            raise ConfigError(f"private = {self.private!r}, but {name} shares all layers, so they would be sent; leave it out.")
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         try:
@@ -81,17 +88,27 @@ class Experiment:
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
         codec = self.codec if isinstance(self.codec, str) else str(sorted(self.codec.items()))
-        out = {"algorithm": describe(self.algorithm), "model": self._model(), "loss": _name(self.loss), "codec": codec}
+        out = {
+            "algorithm": describe(self.algorithm),
+            "code": _source(type(self.algorithm)),
+            "model": self._model(),
+            "loss": _name(self.loss),
+            "codec": codec,
+        }
         out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
-        plain = ("l2", "private", "seed", "idle", "batches", "protocol", "dtype")
+        plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype")
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
+
+    def initial(self, space: Space) -> torch.Tensor:
+        """The row everybody starts from, [P]."""
+        return space.initial(self.seed) if self.start == "seed" else space.row(self.model)
 
     def _model(self) -> str:
         """The module's layers, and what it starts from: the seed's own row, frozen parameters, buffers."""
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
         digest = hashlib.sha256()
-        for tensor in (space.initial(self.seed), *fixed):
+        for tensor in (self.initial(space), *fixed):
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {digest.hexdigest()}"
 
@@ -107,8 +124,18 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "idle": ("skip", "train"),
     "batches": ("uniform", "cyclic"),
     "protocol": ("honest", "paper"),
+    "start": ("seed", "module"),
     "dtype": (torch.float32, torch.float64),
 }
+
+
+def _source(algorithm: type) -> str:
+    """The algorithm's file by name and hash; by name alone where there is no file."""
+    try:
+        text = inspect.getsource(sys.modules[algorithm.__module__])
+    except (OSError, TypeError, KeyError):
+        text = ""
+    return f"{algorithm.__module__}.{algorithm.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _name(loss: Loss) -> str:

@@ -25,7 +25,7 @@ Idle = Literal["skip", "train"]
 
 
 class Runtime(Protocol):
-    """What a program's nodes stand on: the simulator now, shards and real machines with the same four things."""
+    """What a program's nodes stand on: the simulator now, shards and real machines with the same few things."""
 
     tree: Tree
     task: Task
@@ -94,7 +94,7 @@ class Nodes:
 
     def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
         """`size` training examples of each node's own; None means all of them, at every step."""
-        return None if size is None else self.grad(size, stream).batch(0)
+        return None if size is None else self.grad(size, stream).batch(0, ahead=1)
 
     def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
         """The gradient of the data loss: of one batch at every step, of a fresh batch of that size per step, or of all data."""
@@ -201,6 +201,11 @@ class Nodes:
         Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
         `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
         """
+        owner = type(getattr(program, "__self__", None))
+        if getattr(owner, program.__name__, None) is not getattr(program, "__func__", program):
+            raise ProgramError(
+                f"{self.tier}: ask({program.__name__}): ask for a method of the algorithm; only its name can travel."
+            )
         for row in rows:
             if isinstance(row, Masked):
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got Masked rows; masks travel up, send rows down.")
@@ -261,6 +266,11 @@ class DataGradient:
         """The whole loop in the engine, where it can."""
         if self._batch is None:
             return None
+        uneven = isinstance(terms.steps, Tensor) or terms.tol is not None
+        if uneven and isinstance(self._batch, int) and self._me._runtime.batches == "cyclic":
+            raise ConfigError(
+                'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
+            )
         first = self._step
         one = self._batch if isinstance(self._batch, Batch) else None
         rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
@@ -268,8 +278,8 @@ class DataGradient:
             self._step += terms.longest
         return rows
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a step; of uniform ones, any step may be asked for."""
+    def batch(self, step: int, ahead: int = _AHEAD) -> Batch:
+        """The batch of a step; uniform ones are drawn for `ahead` steps at a time, and any step may be asked for."""
         if isinstance(self._batch, Batch):
             return self._batch
         assert self._batch is not None
@@ -277,7 +287,7 @@ class DataGradient:
         if me._runtime.batches == "cyclic":
             return me._cyclic(self._batch, self._stream)
         if step not in self._ahead:
-            steps = range(step, step + _AHEAD)
+            steps = range(step, step + ahead)
             chosen = self._task.draw(me.address(self._stream, self._call), me.ids, self._batch, steps)
             self._ahead = dict(zip(steps, chosen, strict=True))
         return self._task.batch(me.ids, self._ahead[step])

@@ -34,7 +34,7 @@ _GRAIN = 200_000  # values of rows below which a second thread waits for Python'
 class Round:
     """What happened in one round."""
 
-    round: int
+    round: int  # counted from 0; what is printed counts from 1
     cohorts: dict[str, list[int]]  # who was asked, by tier
     traffic: dict[tuple[str, str, str], Traffic]  # by link, direction ("down", "up") and lane ("train", "score")
     models: dict[str, Model]  # every kept model by name, "global" first; empty in a round that is not scored
@@ -60,7 +60,7 @@ class Round:
             score = model.scores.get("test") or next(iter(model.scores.values()))
             figure = f"{score.accuracy:.4f}" if score.accuracy is not None else f"loss {score.loss}"
             scores.append(f"{name} {figure}")
-        return f"round {self.round:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s"
+        return f"round {self.round + 1:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s"
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,8 @@ class Run(Iterator[Round]):
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
         workers = e.workers or (torch.get_num_threads() if task.device.type == "cpu" else 1)
         grain = 1 if e.workers else _GRAIN
-        return Simulator(e.algorithm, tree, task, _codecs(e, tree), e.seed, e.idle, e.batches, workers, e.memory, grain)
+        start, links = e.initial(task.space), _codecs(e, tree)
+        return Simulator(e.algorithm, tree, task, links, e.seed, e.idle, e.batches, workers, e.memory, grain, start)
 
     def _rehearse(self) -> None:
         """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
@@ -206,6 +207,9 @@ class Run(Iterator[Round]):
         try:
             checkpoint.same_experiment(path, saved.facts["experiment"], self._fingerprint)
             self._load(saved)
+            if saved.facts["versions"] != checkpoint.versions():
+                here, there = checkpoint.versions(), saved.facts["versions"]
+                self.notes.append(f"{path} was written by {there}, this is {here}; the last bits may differ.")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ProgramError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}; use an older one.") from error
 

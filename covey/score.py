@@ -60,7 +60,7 @@ class Scorer:
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
         held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
-        return self._sums_of(me, [w, held], [self._facts(me, w, held, torch.zeros_like(held))])
+        return self._sums_of(me, [w, held], [self._facts(me, "global", w, held, torch.zeros_like(held))])
 
     def node(self, me: Nodes, *above: Rows) -> Exact:
         """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each model of the tiers above."""
@@ -79,7 +79,8 @@ class Scorer:
                 start = (at * len(self.parts) + k) * _SUMS
                 scores[part] = _score(values[start : start + _SUMS], self.classifies)
             some = max(holders, 1)
-            out[name] = Model(tier, int(holders), age / some, nonzeros / some, self.algorithm.cut(tier) or 0.0, scores)
+            zero = self.algorithm.zero(tier, name) or 0.0
+            out[name] = Model(tier, int(holders), age / some, nonzeros / some, zero, scores)
         return out
 
     def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
@@ -99,7 +100,7 @@ class Scorer:
                 age = me.age(name).to(w.device)
                 held = (age >= 0).double()
                 models += [me.recall(name, default=w), held]
-                facts.append(self._facts(me, models[-2], held, age))
+                facts.append(self._facts(me, name, models[-2], held, age))
         return torch.cat([self._under(me, models), *facts], dim=1)
 
     def _under(self, me: Nodes, models: list[Rows]) -> Rows:
@@ -117,8 +118,8 @@ class Scorer:
         everybody = torch.stack([tally.right, tally.count], dim=1)
         return torch.cat([held * figures, held * bins, everybody], dim=1)
 
-    def _facts(self, me: Nodes, rows: Rows, held: Rows, age: Rows) -> Rows:
-        share = smooth_l1.nonzeros(rows, self.algorithm.cut(me.tier)).double()[:, None]
+    def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
+        share = smooth_l1.nonzeros(rows, self.algorithm.zero(me.tier, name)).double()[:, None]
         return torch.cat([held, held * age, held * share], dim=1)
 
 

@@ -33,11 +33,14 @@ def select(history: Sequence[Round], model: str = "global", protocol: Literal["h
 
 
 def _quality(record: Round, model: str, part: str) -> float:
-    """Accuracy, or minus the loss where there is none; the first of equal rounds wins."""
+    """Accuracy over all devices, or minus the loss where there is none; the first of equal rounds wins.
+
+    Devices that hold no such model yet count with the global one: else a round in which two lucky devices hold one would win.
+    """
     scores = record.models[model].scores
     if part not in scores:
         raise ConfigError(f"round {record.round} was not scored on {part!r}; add it to the experiment's parts.")
     score = scores[part]
-    if score.accuracy is not None:
-        return score.accuracy
+    if score.accuracy_fallback is not None:
+        return score.accuracy_fallback
     return -score.loss if score.loss is not None else float("-inf")

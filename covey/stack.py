@@ -81,7 +81,7 @@ class Stack:
 
     @staticmethod
     def add(parameters: list[Tensor], factors: list[Factors], *, scale: float, keep: float = 1.0, first: bool = True) -> None:
-        """parameters <- keep * parameters + scale * gradient, in place; without the first weight if `first` is False."""
+        """parameters <- keep * parameters + scale * gradient, in place; keep is 0 or 1; no first weight if `first` is False."""
         for f in factors:
             if first or f is not factors[-1]:
                 rowwise.baddbmm_(parameters[f.layer.weight], f.inputs.transpose(1, 2), f.errors, keep=keep, scale=scale)

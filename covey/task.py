@@ -240,6 +240,8 @@ class Task:
             with torch.no_grad():
                 outputs = self.forward(self._views(row), self.x[None, :2])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if "random" in str(error):
+                raise ModelError("the model's forward draws at random, which no address decides; leave out dropout.") from error
             shape = tuple(self.x.shape[1:])
             raise ModelError(f"the model does not take examples of shape {shape}: {error}") from error
         if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:

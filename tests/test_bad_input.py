@@ -134,7 +134,7 @@ CASES: dict[str, Case] = {
     "Dropout": (lambda: start(model=nn.Sequential(nn.Linear(60, 10), nn.Dropout(0.3))), ModelError, ["p = 0.3", "set p = 0"]),
     "a wrong input width": (lambda: start(model=mlp(61, 10)), ModelError, ["(60,)", "does not take"]),
     "too few outputs": (lambda: start(model=linear(60, 7)), ModelError, ["7 outputs", "need 10"]),
-    "a private pattern of nothing": (lambda: start(private=("head.*",)), ModelError, ["'head.*'", "1.weight"]),
+    "a private pattern of nothing": (lambda: start(private=("head.*",)), ConfigError, ["'head.*'", "shares all layers"]),
     "a loss with two axes": (lambda: start(loss=three_numbers), ConfigError, ["loss"]),
     "a loss that is already a mean": (lambda: start(loss=mean_loss), ConfigError, ["one number per example", "reduction='none'"]),
     # the algorithm
@@ -201,7 +201,7 @@ def test_nothing_is_trained_before_it_is_refused(monkeypatch: pytest.MonkeyPatch
     seen = []
     real = covey.run.__globals__["Task"].batch
     monkeypatch.setattr(
-        covey.run.__globals__["Task"], "batch", lambda self, a, ids, size: seen.append(len(ids)) or real(self, a, ids, size)
+        covey.run.__globals__["Task"], "batch", lambda self, ids, chosen: seen.append(len(ids)) or real(self, ids, chosen)
     )
     run = start()
     assert set(seen) == {0}

@@ -11,7 +11,7 @@ from covey.algorithm import Algorithm
 from covey.codecs import CODECS
 from covey.data import own_parts
 from covey.descend import descend
-from covey.errors import ProgramError
+from covey.errors import ConfigError, ProgramError
 from covey.models import mlp
 from covey.nodes import Nodes
 from covey.runtimes.simulator import Simulator
@@ -228,6 +228,10 @@ def test_the_engines_loop_is_the_generic_one(name: str, l2: float, batch: str, b
         return me.grad({"one": lambda: me.batch(6), "fresh": lambda: 6, "all": lambda: None}[batch]())
 
     fused, plain = gradient(), gradient()
+    if batches == "cyclic" and batch == "fresh" and name in ("steps by row", "tol"):
+        with pytest.raises(ConfigError, match="same number of steps"):  # the counter of a row would depend on its neighbours
+            descend(start, fused, **given)
+        return
     kept = start.clone()
     got = descend(start, fused, **given)
     assert torch.equal(start, kept)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch.nn import functional as F
 
 import covey
 from covey import Experiment, Tree
-from covey.algorithms import FedAvg, SFedHP
+from covey.algorithms import FedAvg, Local, SFedHP
 from covey.data import synthetic
+from covey.errors import ConfigError
 from covey.experiment import describe
 from covey.models import mlp
 
@@ -32,7 +34,7 @@ def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
     ("name", "value"),
     [
         ("algorithm", FedAvg(lr=0.03)), ("data", synthetic(devices=4, sizes=[13] * 4)), ("model", mlp(60, 4, 10)),
-        ("tree", Tree.grouped([2, 2])), ("loss", own_loss), ("l2", 0.1), ("private", ("1.*",)), ("seed", 3), ("idle", "train"),
+        ("tree", Tree.grouped([2, 2])), ("loss", own_loss), ("l2", 0.1), ("seed", 3), ("idle", "train"),
         ("codec", "bitmap"), ("batches", "cyclic"), ("protocol", "paper"), ("dtype", torch.float64),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -41,6 +43,32 @@ def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> N
     one, two = experiment().fingerprint(), experiment(**{name: value}).fingerprint()
     also = ["model"] if name == "seed" else []  # the row it starts from
     assert [key for key in one if one[key] != two[key]] == [name, *also]
+
+
+@dataclass(frozen=True)
+class Splitting(Local):
+    splits: ClassVar[bool] = True
+
+
+def test_private_layers_are_for_algorithms_that_split_and_decide_the_bits() -> None:
+    with pytest.raises(ConfigError, match="FedAvg shares all layers, so they would be sent"):
+        experiment(algorithm=FedAvg(), private=("1.*",))
+    one, two = (experiment(algorithm=Splitting(), private=private).fingerprint() for private in ((), ("1.*",)))
+    assert one["private"] != two["private"]
+
+
+def test_another_algorithm_of_the_same_name_is_another_experiment() -> None:
+    one, two = experiment(algorithm=Local()).fingerprint(), experiment(algorithm=Splitting()).fingerprint()
+    assert one["code"] != two["code"]
+
+
+def test_a_run_may_start_from_the_module_it_is_given() -> None:
+    model = mlp(60, 10)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.125)
+    assert covey.run(experiment(model=model, start="module")).w.eq(0.125).all()
+    assert not covey.run(experiment(model=model)).w.eq(0.125).any()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Keeper(Algorithm):
         me.keep("narrow", w[:, :2])
         return me.keep("personal", w + me.normal("noise", w.shape[1]) * (me.uniform("coin", w.shape[1]) < 0.7))
 
-    def cut(self, tier: str) -> float | None:
+    def cut(self, tier: str, round: int = 0) -> float | None:
         return CUT if tier == "device" else None
 
 

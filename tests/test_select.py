@@ -64,3 +64,9 @@ def test_nothing_to_choose_on_is_an_error() -> None:
     empty = Score(None, None, None, None, 0, None)
     with pytest.raises(ConfigError, match="validation"):
         select(history((empty, score(0.1)), (empty, score(0.9))))
+
+
+def test_a_round_in_which_few_hold_the_model_does_not_win_by_luck() -> None:
+    lucky = Score(1.0, 1.0, 1.0, 0.0, devices=2, accuracy_fallback=0.2)
+    settled = Score(0.7, 0.7, 0.5, 1.0, devices=40, accuracy_fallback=0.7)
+    assert select(history((lucky, lucky), (settled, settled))).chosen.round == 1

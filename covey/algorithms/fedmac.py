@@ -23,7 +23,8 @@ class FedMac(Algorithm):
     """theta descends f + gamma phi_rho - lam <theta, w_i>; w_i steps on lam (w_i - theta) + gamma_w tanh(w_i / rho); w follows.
 
     `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. `floor`: a device whose share of non-zeros is
-    below it trains with `gamma_low`; `gamma_w` is off from round `gamma_w_until` on.
+    below it trains with `gamma_low`; `gamma_w` is off from round `gamma_w_until` on, and `cut_after` says whether its larger
+    cut stays ("keep") or goes with it ("off").
     """
 
     lam: float = 1e-4
@@ -41,7 +42,8 @@ class FedMac(Algorithm):
     l1: Literal["smooth", "prox"] = "smooth"
     floor: float | None = None
     gamma_low: float = 0.0
-    gamma_w_until: int | None = None
+    gamma_w_until: int | None = 100
+    cut_after: Literal["keep", "off"] = "keep"
 
     sends: ClassVar[str] = "its local model w_i, cut to zeros, never the personal one"
 
@@ -77,7 +79,12 @@ class FedMac(Algorithm):
     def threshold(self) -> float | None:
         return smooth_l1.threshold(rho=self.rho, lr=self.personal_lr, gamma=self.gamma)
 
-    def cut(self, tier: str) -> float | None:
+    def cut(self, tier: str, round: int = 0) -> float | None:
         """What travels is w_i: its own threshold, or that of the thetas it averages where it has no penalty itself."""
+        if self.cut_after == "off" and self.gamma_w and self.upper(round) == 0:
+            return self.threshold()
         own = smooth_l1.threshold(rho=self.rho, lr=self.lr, gamma=self.gamma_w, lam=self.lam)
         return own if own is not None else self.threshold()
+
+    def zero(self, tier: str, model: str) -> float | None:
+        return self.threshold() if model == "personal" else self.cut(tier)

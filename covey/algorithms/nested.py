@@ -77,6 +77,21 @@ class Nested(Algorithm):
             )
         return tree, None
 
+    def cut(self, tier: str, round: int = 0) -> float | None:
+        """The largest threshold of the levels of a tier."""
+        found = [self.threshold(at) for at, level in enumerate(self.levels) if level.tier == tier]
+        return max((cut for cut in found if cut is not None), default=None)
+
+    def threshold(self, at: int) -> float | None:
+        level = self.levels[at]
+        pull = 0.0 if at + 1 == len(self.levels) else self.pull(at)
+        return smooth_l1.threshold(rho=level.rho, lr=level.lr, gamma=level.gamma, lam=level.lam + level.ridge + pull)
+
+    def pull(self, at: int) -> float:
+        """The weight of the next level's answer."""
+        pull = self.levels[at].pull
+        return self.levels[at + 1].lam if pull is None else pull
+
     def server(self, me: Nodes, x: Rows) -> Rows:
         return self.solve(me, 0, x)
 
@@ -99,7 +114,7 @@ class Nested(Algorithm):
         level, child = self.levels[at], self.levels[at + 1]
         near = child.tier == level.tier
         answer = self.solve(me, at + 1, x) if near else me.ask(self.below, x, sample=level.sample).mean()
-        pull = child.lam if level.pull is None else level.pull
+        pull = self.pull(at)
         return pull * (x - answer) if child.coupling == "prox" else -pull * answer
 
     def descend_data(self, me: Nodes, level: Level, x: Rows, anchor: Rows) -> Rows:

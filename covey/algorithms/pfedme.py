@@ -54,5 +54,5 @@ class PFedMe(Algorithm):
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
 
-    def cut(self, tier: str) -> float | None:
+    def cut(self, tier: str, round: int = 0) -> float | None:
         return smooth_l1.threshold(rho=self.rho, lr=self.personal_lr, gamma=self.gamma, lam=self.lam)

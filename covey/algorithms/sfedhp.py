@@ -22,7 +22,8 @@ class SFedHP(Algorithm):
     """theta descends f + gamma1 phi_rho + lam1/2 |theta - phi|^2; phi is (10); w_i follows (11).
 
     `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. `floor`: a device whose share of non-zeros is
-    below it trains with `gamma_low`; `gamma2` is off from round `gamma2_until` on.
+    below it trains with `gamma_low`; `gamma2` is off from round `gamma2_until` on, and `cut_after` says whether w and phi are
+    still cut when they travel then. "keep" holds the sparsity that gamma2 has made; "off" lets it go.
     """
 
     lam1: float = 25.0
@@ -42,6 +43,7 @@ class SFedHP(Algorithm):
     floor: float | None = None
     gamma_low: float = 0.0
     gamma2_until: int | None = 100
+    cut_after: Literal["keep", "off"] = "keep"
 
     sends: ClassVar[str] = "its personal model, cut to zeros, to its edge only"
 
@@ -56,7 +58,7 @@ class SFedHP(Algorithm):
 
     def edge(self, me: Nodes, w: Rows) -> Rows:
         phi = w
-        gamma2 = 0.0 if self.gamma2_until is not None and me.round >= self.gamma2_until else self.gamma2
+        gamma2 = self.upper(me.round)
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample).mean()
             phi = (self.lam1 * theta + self.lam2 * w) / (self.lam1 + self.lam2)
@@ -78,13 +80,19 @@ class SFedHP(Algorithm):
         now = smooth_l1.floored(self.gamma1, last, threshold=cut, floor=self.floor, low=self.gamma_low)
         return me.keep("_gamma1", me.recall("_gamma1", default=now, since=me.round))
 
+    def upper(self, round: int) -> float:
+        """gamma2, which ends with its rounds."""
+        return 0.0 if self.gamma2_until is not None and round >= self.gamma2_until else self.gamma2
+
     @property
     def width(self) -> float:
         """The rho of `descend`, where 0 means a soft threshold."""
         return self.rho if self.l1 == "smooth" else 0.0
 
-    def cut(self, tier: str) -> float | None:
+    def cut(self, tier: str, round: int = 0) -> float | None:
         if tier == "device":
             return smooth_l1.threshold(rho=self.rho, lr=self.lr2, gamma=self.gamma1, lam=self.lam1)
+        if self.cut_after == "off" and self.upper(round) == 0:
+            return None
         lam = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
         return smooth_l1.threshold(rho=self.rho, lr=self.lr1, gamma=self.gamma2, lam=lam)

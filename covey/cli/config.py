@@ -71,6 +71,7 @@ class Config(BaseModel):
     codec: str | dict[str, str] = "dense"
     batches: Literal["uniform", "cyclic"] = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
+    start: Literal["seed", "module"] = "seed"
     score_every: int = Field(1, ge=1)
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
@@ -87,7 +88,20 @@ class Config(BaseModel):
         """The experiment of one seed: its own initial weights, partition and draws."""
         shards = _make("data", self.data, seed=seed)
         self._need_parts(shards)
-        plain = ("rounds", "loss", "l2", "idle", "codec", "batches", "protocol", "score_every", "device", "workers", "memory")
+        plain = (
+            "rounds",
+            "loss",
+            "l2",
+            "idle",
+            "codec",
+            "batches",
+            "protocol",
+            "start",
+            "score_every",
+            "device",
+            "workers",
+            "memory",
+        )
         return Experiment(
             algorithm=_make("algorithm", self.algorithm),
             data=shards,
@@ -125,7 +139,9 @@ class Config(BaseModel):
 def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked."""
     table = _read(path)
-    for change in changes:
+    for change in sorted(
+        changes, key=lambda change: ".name=" not in change.replace(" ", "")
+    ):  # a name drops the fields of another
         _apply(table, change)
     _refuse_dates(table, "")
     if isinstance(tree := table.get("tree"), dict):
@@ -134,6 +150,20 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     for section in _SECTIONS:
         _values(section, getattr(config, section))
     return config
+
+
+SECTIONS = {kind: section for section, kind in _SECTIONS.items()}
+"""The table of a file in which something of this kind stands."""
+
+
+def defaults(kind: str, name: str) -> dict[str, Any]:
+    """Everything a file may say of a named thing, with the defaults; what has none is "..."."""
+    entries = REGISTRY[kind]
+    if name not in entries:
+        raise ConfigError(f"{name!r} is not among the {kind}{_nearest(name, entries)}; one of {', '.join(entries)}.")
+    fields = _schema(entries[name].make).model_fields if kind in SECTIONS else {}
+    values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
+    return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
 
 
 def _read(path: Path | None) -> dict[str, Any]:

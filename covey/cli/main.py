@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import tomli_w
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -20,7 +21,7 @@ from rich.table import Table
 from covey import advice
 from covey.advice import Advice
 from covey.cli import show
-from covey.cli.config import Config, load
+from covey.cli.config import SECTIONS, Config, defaults, load
 from covey.cli.folder import environment
 from covey.cli.play import Interrupted, resume, start
 from covey.cli.registry import REGISTRY
@@ -85,6 +86,8 @@ def run(
     console = Console(stderr=as_json, soft_wrap=True)
     path, changes = _split(what)
     if resume_from is not None:
+        if out is not None:
+            raise ConfigError(f"--resume {resume_from} goes on in its own folder; leave out --out {out}.")
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
         folder, summary = resume(resume_from, changes, console, sys.argv)
@@ -103,9 +106,7 @@ def run(
 @app.command(epilog=_EPILOG)
 def advise(
     what: What = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Estimate the smoothness L of the data loss by power iterations.")
-    ] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Estimate the smoothness L of the data loss (Lanczos).")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check step sizes and penalties against the theorems, without running anything.
@@ -133,21 +134,31 @@ def advise(
 
 
 @app.command(name="list", epilog=_EPILOG)
-def list_(kind: Kind, as_json: AsJson = False) -> None:
-    """List what an experiment file can name.
+def list_(
+    kind: Kind,
+    name: Annotated[str | None, typer.Argument(help="One of them: its table, with the defaults.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what an experiment file can name, or show one's table with every field and its default.
 
     Examples:
 
       covey list algorithms
 
+      covey list algorithms pfedme
+
       covey list codecs --json
     """
+    if name is not None:
+        fields = defaults(kind, name)
+        print(json.dumps(fields) if as_json else tomli_w.dumps({SECTIONS.get(kind, kind): fields}), end="\n" if as_json else "")
+        return
     entries = list(REGISTRY[kind].values())
     rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry.make)} for entry in entries]
     if as_json:
         print(json.dumps(rows))
         return
-    console = Console()
+    console = Console(soft_wrap=True)
     for row in rows:
         console.print(f"[bold]{row['name']:10}[/] {escape(row['about'])}", highlight=False)
         for name in list(row)[2:]:
@@ -194,10 +205,11 @@ _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 
 
 def _split(what: list[str] | None) -> tuple[Path | None, list[str]]:
-    """A file, if the first word is one, and changes."""
-    words = list(what or ())
-    path = Path(words.pop(0)) if words and "=" not in words[0] else None
-    return path, words
+    """The one word that is a file, if any, and the changes."""
+    files = [word for word in what or () if "=" not in word or Path(word).is_file()]
+    if len(files) > 1:
+        raise ConfigError(f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15.")
+    return Path(files[0]) if files else None, [word for word in what or () if word not in files]
 
 
 def _refuse(console: Console, found: list[Advice]) -> None:

@@ -46,19 +46,27 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
 def table(console: Console, summary: Summary) -> None:
     """Every model, then every link."""
     seeds = f"{summary.seeds} seed{'s' if summary.seeds > 1 else ''}"
-    console.print(f"\n{summary.rounds} rounds, {seeds}; test accuracy in %, in the round chosen on validation", highlight=False)
-    models = _columns("model", "kept by", "accuracy", "worst tenth", "last round", "best on test", "non-zeros")
+    part = "validation" if summary.protocol == "honest" else "TEST data, as the papers do"
+    console.print(
+        f"\n{summary.rounds} rounds, {seeds}; test accuracy in %, each model in the round chosen on {part}:", highlight=False
+    )
+    console.print("all devices, those that hold the model, their worst tenth; last round; best on test", highlight=False)
+    models = _columns("model", "kept by", "all", "holders", "worst", "last", "best", "non-zero")
     for m in summary.models:
-        figures = (m.accuracy, m.worst_decile, m.last, m.best_on_test, m.nonzeros)
-        models.add_row(m.model, m.tier, *(_percent(figure) for figure in figures))
+        kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
+        figures = (m.accuracy, m.accuracy_holders, m.worst_decile, m.last, m.best_on_test, m.nonzeros)
+        models.add_row(m.model, kept, *(_percent(figure) for figure in figures))
     console.print(models)
+    cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
+    if cuts:
+        console.print(f"non-zero means larger than the cut: {', '.join(cuts)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
         console.print(_links(summary))
 
 
 def _links(summary: Summary) -> Table:
-    links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zeros")
+    links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zero")
     for k in summary.links:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
         ratios = [f"{a / b:.3f}" if b else "-" for a, b in ((k.down + k.up, k.dense), (k.formula_paper, k.formula_dense))]

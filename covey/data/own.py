@@ -1,7 +1,7 @@
 """A user's own arrays, one pair (x, y) per device, as shards.
 
 Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Float features in numpy become
-float32, because numpy makes float64 unasked; a torch tensor keeps its type, so a float64 tensor trains in float64.
+float32, because numpy makes float64 unasked; a torch tensor keeps its type. An experiment trains in its own `dtype`.
 """
 
 from __future__ import annotations

@@ -34,8 +34,11 @@ class ModelFigures:
 
     model: str
     tier: str
-    chosen_round: list[int]
-    accuracy: Figure | None
+    chosen_round: list[int]  # of each seed, counted from 0
+    holders: Figure  # nodes that keep one
+    age: Figure  # mean rounds since they kept it
+    accuracy: Figure | None  # over all devices, the global model standing in where none is kept
+    accuracy_holders: Figure | None
     last: Figure | None
     best_on_test: Figure | None
     worst_decile: Figure | None
@@ -67,6 +70,7 @@ class Summary:
     seconds: float
     models: list[ModelFigures]
     links: list[LinkFigures]
+    protocol: Literal["honest", "paper"] = "honest"
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -79,7 +83,7 @@ def summarise(histories: Sequence[Sequence[Round]], protocol: Literal["honest", 
     names = list(scored[0][-1].models) if scored and scored[0] else []
     models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
     seconds = sum(record.seconds for history in histories for record in history)
-    return Summary(len(histories[0]), len(histories), seconds, models, _links(histories[0]))
+    return Summary(len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
 
 
 def _model(name: str, chosen: list[Selection]) -> ModelFigures:
@@ -88,9 +92,12 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         model=name,
         tier=first.tier,
         chosen_round=[c.chosen.round for c in chosen],
-        accuracy=_figure(chosen, lambda c: c.chosen.accuracy(name)),
-        last=_figure(chosen, lambda c: c.last.accuracy(name)),
-        best_on_test=_figure(chosen, lambda c: c.best_on_test.accuracy(name)),
+        holders=_figure(chosen, lambda c: c.chosen.models[name].holders) or Figure(0.0, None),
+        age=_figure(chosen, lambda c: c.chosen.models[name].age) or Figure(0.0, None),
+        accuracy=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_fallback),
+        accuracy_holders=_figure(chosen, lambda c: c.chosen.accuracy(name)),
+        last=_figure(chosen, lambda c: c.last.models[name].scores["test"].accuracy_fallback),
+        best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].accuracy_fallback),
         worst_decile=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].worst_decile),
         loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
         nonzeros=_figure(chosen, lambda c: c.chosen.models[name].nonzeros) or Figure(0.0, None),

@@ -26,7 +26,10 @@ from covey.tree import Sample, Tree
 
 @dataclass
 class Simulator:
-    """One process that plays every node of the tree; a chunk for a worker holds at least `grain` values of rows."""
+    """One process that plays every node of the tree.
+
+    A chunk for a worker holds at least `grain` values of rows; `start` is the initial row, None for the seed's.
+    """
 
     algorithm: Algorithm
     tree: Tree
@@ -38,14 +41,17 @@ class Simulator:
     workers: int = 1
     memory: int = 2**31
     grain: int = 1
+    start: Tensor | None = None
     meter: Meter = field(default_factory=Meter)
     lane: str = "train"
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
-        self._initial = self.task.space.initial(self.seed).to(self.task.device, self.task.dtype)
+        start = self.task.space.initial(self.seed) if self.start is None else self.start
+        self._initial = start.to(self.task.device, self.task.dtype)
         self._pool: ThreadPoolExecutor | None = None
+        self._round = 0
 
     def initial(self) -> Tensor:
         """The common initial row, [P]."""
@@ -53,6 +59,7 @@ class Simulator:
 
     def play(self, program: Program, rows: Rows, *, round: int) -> Any:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
+        self._round = round
         with _one_thread(), torch.no_grad():
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
             answer = program(me, rows.clone())
@@ -100,8 +107,11 @@ class Simulator:
 
         def reply(message: Message) -> Replies:
             rows = _rows(message)
-            if rows is not None and len(rows) != len(ids):
-                raise ProgramError(f"{tier}: {program.__name__} answered {len(rows)} rows for {len(ids)} nodes; give one each.")
+            if rows is not None and (rows.ndim != 2 or len(rows) != len(ids) or not rows.is_floating_point()):
+                got = f"{rows.dtype} of shape {tuple(rows.shape)}"
+                raise ProgramError(
+                    f"{tier}: {program.__name__} answered {got} for {len(ids)} nodes; give floating rows [n, width]."
+                )
             self._finite(tier, f"the answer of {program.__name__}", rows, ids, me.round)
             up = self._send(_select(message, answers), torch.ones_like(child), tier, (me.tier, tier), "up")
             mask = up.mask if isinstance(up, Masked) else None
@@ -148,7 +158,7 @@ class Simulator:
 
     def _send(self, message: Message, copies: Tensor, sender: str, ends: tuple[str, str], direction: str) -> Any:
         link = Link("-".join(ends), self.codecs["-".join(ends)], self.meter)
-        cut = self.algorithm.cut(sender) if self.lane == "train" else None
+        cut = self.algorithm.cut(sender, self._round) if self.lane == "train" else None
         out = link.send(message, copies=copies, cut=cut, direction=direction, lane=self.lane)
         return out.rows if isinstance(out, Exact) else out
 

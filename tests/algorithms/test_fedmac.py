@@ -209,3 +209,10 @@ def test_the_inner_error_is_within_the_bound_of_lemma_1(size: int) -> None:
     half = MU * y.var() / size / MU**2
     assert abs(errors.mean() - half) <= 4 * errors.std() / np.sqrt(2000)
     assert 0.9 * half < errors.mean() < 1.1 * half
+
+
+def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
+    algorithm = FedMac(gamma=0.001, gamma_w=0.0001)
+    assert algorithm.zero("device", "personal") == pytest.approx(max(3 * 6e-5, 0.05 * 0.001))
+    assert algorithm.zero("device", "local") == algorithm.cut("device") > 0.3
+    assert FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off").cut("server", 100) == algorithm.zero("device", "personal")

@@ -91,7 +91,7 @@ def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(fs: li
         Level("server", lr=0.7),
         Level("edge1", name="upper", lam=0.6, steps=2, lr=0.5),
         Level("edge2", name="lower", lam=0.8, steps=2, lr=0.4, warm=True),
-        Level("device", name="bottom", lam=0.9, steps=2, lr=0.1, gamma=0.3, rho=0.2, warm=True, batch=batch),
+        Level("device", name="bottom", lam=0.9, steps=2, lr=0.1, gamma=0.3, rho=0.02, warm=True, batch=batch),
     )
     run, x = play(Nested(description), fs, tree, w=W), W
     for _ in range(2):
@@ -105,10 +105,10 @@ def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(fs: li
                     for j in group:
                         theta = bottom.get(j, anchor)
                         for _ in range(2):
-                            g = fs[j].grad(theta) + 0.9 * (theta - anchor) + 0.3 * np.tanh(theta / 0.2)
+                            g = fs[j].grad(theta) + 0.9 * (theta - anchor) + 0.3 * np.tanh(theta / 0.02)
                             theta = theta - 0.1 * g
                         bottom[j] = theta
-                    answer = mean([bottom[j] for j in group])
+                    answer = mean([np.where(np.abs(bottom[j]) <= 0.06, 0.0, bottom[j]) for j in group])  # cut at 3 rho
                     lower = lower - 0.4 * (0.9 * (lower - answer) + 0.8 * (lower - upper))
                 upper = upper - 0.5 * (0.8 * (upper - lower) + 0.6 * (upper - x))
             uppers.append(upper)

@@ -205,3 +205,10 @@ def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float
     if gamma1 == 0:
         assert abs(errors.mean() - bound / 2) <= 4 * errors.std() / np.sqrt(2000)
     assert 0.1 * bound < errors.mean() <= 0.55 * bound
+
+
+def test_the_upper_cut_ends_with_its_penalty_only_if_told_to() -> None:
+    kept, off = (SFedHP(gamma1=0.01, gamma2=0.01, gamma2_until=3, cut_after=after) for after in ("keep", "off"))
+    assert [kept.cut("edge", 2), kept.cut("edge", 3)] == [off.cut("edge", 2)] * 2
+    assert off.cut("edge", 3) is None
+    assert off.cut("device", 3) == kept.cut("device") is not None

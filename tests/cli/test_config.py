@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.cli.config import load
+from covey.cli.config import defaults, load
 from covey.errors import ConfigError
 from tests.cli.command import DEMO, EXAMPLES
 from tests.cli.command import covey as command
@@ -47,7 +47,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("parts=['tests']", ['parts.0 = "tests"', "'train', 'validation' or 'test'"]),
         ("parts=['test']", ['parts = ["test"]', 'lacks "validation"', "add it"]),
         ("parts=['validation']", ['parts = ["validation"]', 'lacks "test"', "add it"]),
-        ("private=['1.wait']", ["private pattern '1.wait' matches no parameter", "1.weight"]),
+        ("private=['1.wait']", ["1.wait", "SFedHP shares all layers"]),
         ("algorithm.lr1=-1.0", ["lr1 = -1.0", "must be above 0"]),
         ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.05"]),
         ("algorithm.l1=soft", ['algorithm.l1 = "soft"', "'smooth' or 'prox'", 'the default is "smooth"']),
@@ -206,3 +206,16 @@ def test_the_resolved_file_names_every_field() -> None:
     assert table["data"]["alpha"] == "none"
     assert table["seeds"] == 1
     assert table["tree"] == {"edges": 4}
+
+
+def test_a_new_name_does_not_drop_changes_given_before_it() -> None:
+    fields = load(None, ["algorithm.lam=30", "algorithm.name=pfedme"]).algorithm
+    assert fields == {"name": "pfedme", "lam": 30}
+
+
+def test_the_defaults_of_a_name_are_a_table_that_loads() -> None:
+    assert (
+        load(None, [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()]).algorithm["lam"] == 15
+    )
+    with pytest.raises(ConfigError, match="did you mean pfedme"):
+        defaults("algorithms", "pfedne")

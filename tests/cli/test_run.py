@@ -61,7 +61,8 @@ def test_the_table_shows_what_the_summary_holds(undisturbed: Path) -> None:
     summary = json.loads((undisturbed / "summary.json").read_text())
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     for model in summary["models"]:
-        assert rows[model["model"]][1:3] == [model["tier"], f"{100 * model['accuracy']['mean']:.2f}"]
+        assert rows[model["model"]][2].rstrip("s") == model["tier"]
+        assert rows[model["model"]][3] == f"{100 * model['accuracy']['mean']:.2f}"
     for link in summary["links"]:
         assert rows[link["link"]][1:3] == [f"{link['down'] / 1e6:.3f}", f"{link['up'] / 1e6:.3f}"]
     assert len(summary["links"]) == 2
@@ -288,3 +289,10 @@ def test_completion_for_bash(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = covey("--show-completion", "bash")
     assert ended.code == 0
     assert "complete -o default -F _covey_completion covey" in ended.out
+
+
+def test_a_file_may_stand_anywhere_and_a_resume_has_its_own_folder(tmp_path: Path) -> None:
+    (file := tmp_path / "a.toml").write_text('[algorithm]\nname = "local"\n[data]\nname = "digits"\n[model]\nname = "linear"\n')
+    assert "Local" in covey("doctor", "seed=3", file).out
+    refused = covey("run", "--resume", tmp_path, "--out", tmp_path / "b")
+    assert (refused.code, "leave out --out" in refused.err) == (2, True)

@@ -19,7 +19,7 @@ class CutLike(Nested):
 
     other: Algorithm | None = None
 
-    def cut(self, tier: str) -> float | None:
+    def cut(self, tier: str, round: int = 0) -> float | None:
         return None if self.other is None else self.other.cut(tier)
 
 
