@@ -54,8 +54,9 @@ class Runtime(Protocol):
 class Nodes:
     """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
 
-    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int) -> None:
+    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
         self.tier, self.ids, self.round = tier, ids, round
+        self.idle = idle  # [n] bool: who was not asked and trains nevertheless; None: nobody
         self._runtime, self._path = runtime, path
         self._asks = 0
         self._calls: dict[str, int] = {}

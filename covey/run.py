@@ -222,7 +222,10 @@ class Run(Iterator[Round]):
             ids, rounds, rows = (saved.tensors[f"{at}.{part}"] for part in ("ids", "rounds", "rows"))
             self.simulator.store.load(tier, name, ids, rounds, rows.to(task.device) if rows.is_floating_point() else rows)
         self.simulator.meter.totals = Meter.from_state(facts["meter"]).totals
-        self._state = State(w.to(task.device), facts["round"], tuple(_record(record) for record in facts["history"]))
+        history = [_record(record) for record in facts["history"]]
+        if history and facts["round"] % self.experiment.score_every and facts["round"] < self.experiment.rounds:
+            history[-1] = replace(history[-1], models={})  # it was scored for being the last, which it is no more
+        self._state = State(w.to(task.device), facts["round"], tuple(history))
 
 
 def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> Run:

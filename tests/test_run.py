@@ -342,3 +342,11 @@ def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
     list(again)
     assert torch.equal(again.w, whole.w)
     assert torch.equal(again.rows("personal")[1], whole.rows("personal")[1])
+
+
+def test_more_rounds_score_what_an_undisturbed_run_scores(tmp_path: Path) -> None:
+    short = covey.run(experiment(rounds=2, score_every=3))
+    list(short)
+    short.save(tmp_path / "run")
+    longer = covey.run(experiment(rounds=6, score_every=3), resume=tmp_path / "run")
+    assert [record.round for record in (*longer, *longer.history[:2]) if record.models] == [2, 5]

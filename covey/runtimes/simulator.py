@@ -89,14 +89,16 @@ class Simulator:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
         path, tier = me.next_ask(), self._below(me, program)
         asking = torch.arange(len(me)) if where is None else where.reshape(-1).nonzero()[:, 0].cpu()
-        position, ids, answers = self._cohort(me.tier, tier, me.ids[asking], sample, draws.key(self.seed, me.round, path, tier))
+        position, ids, answers = self._cohort(me, tier, asking, sample, draws.key(self.seed, me.round, path, tier))
         asker = asking[position]
         copies = torch.bincount(asker, minlength=len(me))
         down = [self._send(row, copies, me.tier, (me.tier, tier), "down") for row in rows]
         down_each = [self._send_each(me, tier, value, asker, ids) for value in each]
 
+        idle = self._idle(me, asker, len(ids), answers)
+
         def run(part: slice) -> tuple[Nodes, Any]:
-            nodes = Nodes(self, tier, ids[part], round=me.round, path=path)
+            nodes = Nodes(self, tier, ids[part], round=me.round, path=path, idle=None if idle is None else idle[part])
             here = asker[part].to(self.task.device)
             with torch.no_grad():
                 return nodes, program(nodes, *(row[here] for row in down), *(value[part] for value in down_each))
@@ -126,17 +128,27 @@ class Simulator:
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         return tier
 
-    def _cohort(self, above: str, tier: str, askers: Tensor, sample: Sample, address: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _cohort(self, me: Nodes, tier: str, asking: Tensor, sample: Sample, address: int) -> tuple[Tensor, Tensor, Tensor]:
         """Who runs, as (position of the asker, child id), and which of them answer."""
         if sample is not None:
-            self.tree.picks(above, sample)  # also when nobody asks, so that a wrong number shows before the first round
-        position, ids = self.tree.cohort(above, askers, sample=sample, address=address)
+            self.tree.picks(me.tier, sample)  # also when nobody asks, so that a wrong number shows before the first round
+        askers = me.ids[asking]
+        position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
         if self.lane == "train":
-            self.cohorts.setdefault(tier, []).append(ids)
+            asked = ids if me.idle is None else ids[~me.idle[asking][position]]
+            self.cohorts.setdefault(tier, []).append(asked)
         if sample is None or self.idle == "skip":
             return position, ids, torch.arange(len(ids))
-        position, everyone = self.tree.cohort(above, askers, sample=None, address=address)
+        position, everyone = self.tree.cohort(me.tier, askers, sample=None, address=address)
         return position, everyone, torch.isin(everyone, ids).nonzero()[:, 0]
+
+    def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
+        """Who of those that run was not asked, or stands under one that was not."""
+        if self.idle == "skip":
+            return None
+        idle = torch.ones(count, dtype=torch.bool)
+        idle[answers] = False
+        return idle if me.idle is None else idle | me.idle[asker]
 
     def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
         """Leaves in chunks over the workers, other tiers at once; results in id order."""

@@ -5,6 +5,7 @@ from dataclasses import fields
 import torch
 
 import covey
+from covey.algorithms import PerMFL
 from covey.algorithms.nested import Nested
 from tests.laws.cases import CASES, Case, assert_moved, every, experiment, finished
 
@@ -49,3 +50,10 @@ def first_sampled_link(case: Case) -> str:
     tiers = case.algorithm.tiers()
     top = case.algorithm.levels[0].sample if isinstance(case.algorithm, Nested) else getattr(case.algorithm, "sample", None)
     return "-".join(tiers[:2] if top is not None else tiers[1:3])
+
+
+def test_nobody_under_an_idle_edge_is_in_the_cohort() -> None:
+    case = Case("idle edges", PerMFL(sample=1, edge_rounds=1, steps=1))
+    skipped, trained = (next(covey.run(experiment(case, idle=idle))).cohorts for idle in ("skip", "train"))
+    assert skipped == trained
+    assert len(trained["device"]) < 8
