@@ -49,7 +49,10 @@ def descend(
                 view.mul_(shrink).add_(pulls[i], alpha=lr * lam)
         stack.add(views, factors, scale=-lr, first=False)
         a, b, c = shrink * a, shrink * b + lr * lam, torch.add(shrink * c, factors[-1].errors, alpha=-lr)
-    torch.add(a * slot.view(start), b * slot.view(anchor), out=views[stack.layers[0].weight])
+    if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
+        torch.lerp(slot.view(start), slot.view(anchor), b.to(x.device), out=views[stack.layers[0].weight])
+    else:
+        torch.add(a * slot.view(start), b * slot.view(anchor), out=views[stack.layers[0].weight])
     rowwise.baddbmm_(views[stack.layers[0].weight], x.transpose(1, 2), c, keep=1.0, scale=1.0)
     return out
 
