@@ -25,8 +25,9 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
         nonlocal total, scores
         total += record.bytes()
         if record.models:
-            scores = "  ".join(f"{name} {_score(record, name)}" for name in record.models)
-        return f"{scores}  {total / 1e6:.1f} MB"
+            names = _one_per_tier(record) if console.is_terminal else list(record.models)
+            scores = " ".join(f"{name} {_score(record, name)}" for name in names)
+        return f"{scores} {total / 1e6:.1f} MB"
 
     if not console.is_terminal:
 
@@ -37,7 +38,7 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=8), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"{label}round", total=rounds, completed=done, note="")
         yield lambda record: bar.update(task, advance=1, note=note(record))
@@ -80,6 +81,15 @@ def _columns(*names: str) -> Table:
     for at, name in enumerate(names):
         table.add_column(name, justify="left" if at < 2 else "right", no_wrap=True)
     return table
+
+
+def _one_per_tier(record: Round) -> list[str]:
+    """The model of each tier that a bar of one line has room for: the personal one of the devices, the first of the others."""
+    found: dict[str, str] = {}
+    for name, model in record.models.items():
+        if model.tier not in found or name == "personal":
+            found[model.tier] = name
+    return list(found.values())
 
 
 def _percent(figure: Figure | None) -> str:

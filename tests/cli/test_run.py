@@ -47,10 +47,10 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
 def test_without_a_terminal_every_round_is_a_plain_line(tmp_path: Path) -> None:
     ended = covey("run", *SMALL, "--out", tmp_path / "run")
     lines = [line for line in ended.out.splitlines() if line.startswith("round ")]
-    number, unit = r"\d+\.\d+", r"  \d+\.\d MB  \d+\.\d\d s"
+    number, unit = r"\d+\.\d+", r" \d+\.\d MB  \d+\.\d\d s"
     assert len(lines) == 4
     for at, line in enumerate(lines):
-        assert re.fullmatch(rf"round {at + 1}/4  global {number}%  edge {number}%.*  personal {number}%{unit}", line), line
+        assert re.fullmatch(rf"round {at + 1}/4  global {number}% edge {number}%.* personal {number}%{unit}", line), line
     assert "\x1b" not in ended.out
     assert f"repeat: covey run {tmp_path / 'run' / 'config.toml'}" in ended.out
     assert ended.err == ""
