@@ -167,7 +167,7 @@ def test_the_factor_of_a_round_is_that_of_a_run(algorithm: Algorithm, curvature:
 
 
 @given(lam=st.floats(0.1, 20), speed=st.floats(0.05, 4), pull=st.floats(0.05, 4), rounds=st.integers(1, 4), h=st.floats(0.01, 30))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_an_exact_error_of_a_round_is_a_run_that_leaves_the_optimum(
     lam: float, speed: float, pull: float, rounds: int, h: float
 ) -> None:

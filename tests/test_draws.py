@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from covey import draws
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=60)
 addresses = st.integers(0, 2**64 - 1)
 
 
@@ -80,7 +80,7 @@ def test_integers_are_uniform_and_an_empty_range_gives_zero() -> None:
     assert draws.integers(1, torch.arange(2), 3, below=torch.tensor([0, 1])).tolist() == [[0] * 3] * 2
 
 
-@settings(max_examples=25, deadline=None, database=None)
+@settings(max_examples=25)
 @given(address=addresses, data=st.data())
 def test_choose_gives_distinct_sorted_numbers_in_range(address: int, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))

@@ -9,7 +9,7 @@ from torch import Tensor
 from covey.errors import ProgramError
 from covey.replies import Exact, Replies, exact
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=60)
 
 
 @st.composite

@@ -12,7 +12,7 @@ from covey import smooth_l1
 from covey.errors import ConfigError
 
 RHO = 6e-5
-quick = settings(max_examples=200, deadline=None, database=None)
+quick = settings(max_examples=200)
 numbers = st.floats(-1e3, 1e3, allow_nan=False)
 rhos = st.floats(1e-5, 10.0)
 

@@ -19,7 +19,7 @@ def ids_of(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
     store = Store({"device": NODES})

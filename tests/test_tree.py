@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from covey import Tree
 from covey.errors import TreeError
 
-quick = settings(max_examples=60, deadline=None, database=None)
+quick = settings(max_examples=60)
 
 
 @st.composite

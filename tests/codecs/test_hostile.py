@@ -14,7 +14,7 @@ from covey.errors import DecodeError
 
 LIMIT = 100
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-many = settings(max_examples=400, deadline=None, database=None)
+many = settings(max_examples=400)
 ROW = torch.tensor([0.0, 1.5, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
 MASK = ROW > 0
 GOOD = [codec.encode(ROW, mask) for codec in CODECS.values() for mask in (None, MASK)]

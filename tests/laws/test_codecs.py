@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.codecs import CODECS, Codec
 
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-quick = settings(max_examples=150, deadline=None, database=None)
+quick = settings(max_examples=150)
 SPECIAL = {  # -0.0, infinity, a signalling NaN, the smallest subnormal
     32: [0x80000000, 0x7F800000, 0x7F800001, 1],
     64: [0x8000000000000000, 0x7FF0000000000000, 0x7FF0000000000001, 1],
