@@ -14,6 +14,8 @@ from covey.replies import Rows
 from covey.tree import Tree
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from covey.nodes import Nodes
 
 Program = Callable[..., Any]
@@ -67,13 +69,13 @@ class Algorithm(ABC):
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
 
 
-def require(algorithm: object, **bounds: tuple[float, float] | None) -> None:
+def require(algorithm: DataclassInstance, **bounds: tuple[float, float] | None) -> None:
     """Raise unless all fields are of their types and each named one, or each entry of it, lies in [low, high]; None: above 0.
 
     Called from `__post_init__`, so that a wrong number is refused where it is written.
     """
     hints = typing.get_type_hints(type(algorithm))
-    for field in fields(algorithm):  # type: ignore[arg-type]
+    for field in fields(algorithm):
         if not _fits(getattr(algorithm, field.name), hints[field.name]):
             value, hint = getattr(algorithm, field.name), hints[field.name]
             kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")

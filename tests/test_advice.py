@@ -320,7 +320,7 @@ def test_smoothness_of_a_network_is_that_of_its_hessian(bend: nn.Module) -> None
         return nn.functional.cross_entropy(bend(x[:size] @ a + b) @ c + d, y[:size])
 
     hessian = torch.autograd.functional.hessian
-    hessians = [hessian(lambda row, size=size: loss(row, size), row) for size in (600, 9)]  # type: ignore[no-untyped-call]
+    hessians = [hessian(lambda row, size=size: loss(row, size), row) for size in (600, 9)]
     assert smoothness(built) == pytest.approx(max(float(torch.linalg.eigvalsh(h).abs().max()) for h in hessians), rel=1e-4)
 
 

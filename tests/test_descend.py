@@ -164,7 +164,7 @@ def test_wrong_numbers(bad: dict[str, Any]) -> None:
 
 def test_an_unknown_method() -> None:
     with pytest.raises(ProgramError, match="method = 'sgd': choose one of gradient, nesterov, adam"):
-        descend(ZERO, quadratic, steps=1, lr=0.1, method="sgd")  # type: ignore[arg-type]
+        descend(ZERO, quadratic, steps=1, lr=0.1, method="sgd")
 
 
 # The engine's loop

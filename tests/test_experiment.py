@@ -106,7 +106,7 @@ def test_a_loss_may_be_any_callable(loss: Any) -> None:
 
 def test_an_experiment_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        experiment().rounds = 3  # type: ignore[misc]
+        experiment().rounds = 3
 
 
 def test_describe_shows_every_field() -> None:

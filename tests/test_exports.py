@@ -47,7 +47,7 @@ def test_every_algorithm_file_is_exported(path: Path) -> None:
     assert algorithm.__name__ in algorithms.__all__
     assert algorithm.__name__.lower() == path.stem
     assert dataclasses.is_dataclass(algorithm)
-    assert algorithm.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert algorithm.__dataclass_params__.frozen
     assert algorithm.__doc__
     assert module.__doc__
 

@@ -31,7 +31,7 @@ def simulator(batches: str = "uniform", seed: int = 0) -> Simulator:
     pairs = [(torch.arange(float(n))[:, None] + 100 * n, torch.zeros(n, dtype=torch.int64)) for n in (2, 3, 4, 5, 6)]
     task = Task(mlp(1, 2, 2), own_parts(train=pairs, classes=2), private=("3.*",), dtype=torch.float64)
     links = dict.fromkeys(("server-edge", "edge-device"), CODECS["dense"])
-    return Simulator(Nobody(), Tree.grouped([2, 3]), task, links, seed=seed, batches=batches)  # type: ignore[arg-type]
+    return Simulator(Nobody(), Tree.grouped([2, 3]), task, links, seed=seed, batches=batches)
 
 
 def nodes(ids: list[int], *, tier: str = "device", round: int = 0, path: int = 0, on: Simulator | None = None) -> Nodes:
@@ -119,7 +119,7 @@ def test_a_number_for_all_or_one_for_each() -> None:
     column = me.own([0.1, 0.2, 0.3, 0.4, 0.5])
     assert isinstance(column, Tensor)
     assert column.tolist() == [[0.5], [0.1]]
-    assert nodes([1], tier="edge").own([1.0, 2.0]).tolist() == [[2.0]]  # type: ignore[union-attr]
+    assert nodes([1], tier="edge").own([1.0, 2.0]).tolist() == [[2.0]]
     with pytest.raises(ConfigError, match=r"a list of 2 values for 5 nodes of tier device: \[1, 2\]"):
         me.own([1, 2])
 

@@ -25,7 +25,7 @@ def test_a_program_of_the_pages_runs(block: str, capsys: pytest.CaptureFixture[s
 
 def test_the_shortest_file_of_the_readme_runs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
-    (file := tmp_path / "file.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1])  # type: ignore[index]
+    (file := tmp_path / "file.toml").write_text(re.search(r"```toml\n(.*?)```", text, re.S)[1])
     start(load(file, ["rounds=1"]), tmp_path / "out", Console(), [])
     assert (tmp_path / "out" / "plot.png").exists()
 

@@ -62,7 +62,7 @@ def started(regression: bool = False, **more: object) -> Run:
     data = shards(regression)
     model = linear(2, 1 if regression else 3)
     given = {"rounds": 2, "loss": "squared_error" if regression else "cross_entropy", "dtype": torch.float64, **more}
-    return covey.run(Experiment(Keeper(), data, model, TREE, **given))  # type: ignore[arg-type]
+    return covey.run(Experiment(Keeper(), data, model, TREE, **given))
 
 
 def edge_of(device: int) -> int:

@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_said_at_once(
     module: nn.Module, shards: Shards, loss: object, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        Task(module, shards, loss=loss)  # type: ignore[arg-type]
+        Task(module, shards, loss=loss)
 
 
 def drawn(task: Task, address: int, ids: torch.Tensor, size: int) -> Batch:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -225,11 +224,11 @@ def _print_advice(console: Console, found: list[Advice]) -> None:
         console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
 
 
-def _more(kind: Kind, make: Callable[..., Any]) -> dict[str, str]:
+def _more(kind: Kind, make: Any) -> dict[str, str]:
     if kind != Kind.algorithms:
         return {}
     names = [tier for tier in ("server", "edge", "device") if hasattr(make, tier)]
-    return {"tiers": ", ".join(names) if len(names) > 1 else "any", "leaves the device": make.sends}  # type: ignore[attr-defined]
+    return {"tiers": ", ".join(names) if len(names) > 1 else "any", "leaves the device": make.sends}
 
 
 def _diagnose(config: Config) -> dict[str, Any]:

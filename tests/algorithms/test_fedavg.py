@@ -23,7 +23,7 @@ def fedavg(devices: Sequence[Device], w: Vector, *, steps: int, lr: float, weigh
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
 def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: str) -> None:
-    run = play(FedAvg(steps=3, lr=0.1, batch=batch, weight=weight), fs, w=W)  # type: ignore[arg-type]
+    run = play(FedAvg(steps=3, lr=0.1, batch=batch, weight=weight), fs, w=W)
     w = W
     for _ in range(2):
         w = fedavg(fs, w, steps=3, lr=0.1, weighted=weight == "samples")
@@ -43,7 +43,7 @@ def test_two_rounds_by_hand_with_l2(fs: list[Device], batch: int | None) -> None
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 def test_only_those_asked_are_averaged(weight: str) -> None:
-    run, w = start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4), W  # type: ignore[arg-type]
+    run, w = start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4), W
     asked = []
     for record in run:
         asked.append(tuple(record.cohorts["device"]))

@@ -13,7 +13,7 @@ TREE = Tree.grouped([1, 3])
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
 def test_two_rounds_by_hand_on_uneven_groups(fs: list[Device], batch: int | None, weight: str) -> None:
-    run = play(HierFAVG(edge_rounds=3, steps=2, lr=0.1, batch=batch, weight=weight), fs, TREE, w=W)  # type: ignore[arg-type]
+    run = play(HierFAVG(edge_rounds=3, steps=2, lr=0.1, batch=batch, weight=weight), fs, TREE, w=W)
     w = W
     for _ in range(2):
         edges, samples = [], []

@@ -158,7 +158,7 @@ def test_changes_are_toml_or_else_text() -> None:
     config = load(None, ["model.hidden=[8, 9]", "codec=dense", 'idle="train"', "algorithm.batch=none", " rounds = 7 "])
     assert config.model["hidden"] == [8, 9]
     assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
-    assert config.experiment(0).algorithm.batch is None  # type: ignore[attr-defined]
+    assert config.experiment(0).algorithm.batch is None
 
 
 def test_later_changes_win() -> None:

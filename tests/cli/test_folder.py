@@ -157,7 +157,7 @@ def _cut_in_half(path: Path) -> None:
 )
 def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: object, words: str) -> None:
     saved = folder / "checkpoint.safetensors"
-    spoil(saved)  # type: ignore[operator]
+    spoil(saved)
     before = saved.read_bytes()
     ended = covey("run", "--resume", folder, f"rounds={rounds}")
     assert ended.code == 4

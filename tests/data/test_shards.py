@@ -181,5 +181,5 @@ def test_refuses_an_index_out_of_range(number: int) -> None:
 
 def test_is_frozen_and_can_be_replaced() -> None:
     with pytest.raises(AttributeError):
-        shards().name = "other"  # type: ignore[misc]
+        shards().name = "other"
     assert replace(shards(), name="other").name == "other"

@@ -1,5 +1,6 @@
 """`Nested` is the oracle: with the right levels it is every tree algorithm of the papers, which it does not call."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -117,7 +118,9 @@ PAIRS = (fedavg, fedprox, pfedme, sparse_pfedme, fedmac, sparse_fedmac, hierfavg
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("batch", [None, 6], ids=["full", "mini-batch"])
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.__name__)
-def test_the_right_levels_are_the_hand_written_algorithm(pair, batch: int | None, world: str) -> None:  # type: ignore[no-untyped-def]
+def test_the_right_levels_are_the_hand_written_algorithm(
+    pair: Callable[[int | None], Pair], batch: int | None, world: str
+) -> None:
     here: Pair = pair(batch)
     by_hand, run = trajectory(here.algorithm, world, here.tree)
     by_levels, oracle = trajectory(CutLike(here.levels, here.algorithm), world, here.tree)

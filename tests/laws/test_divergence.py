@@ -16,7 +16,7 @@ from tests.laws.cases import PLAIN, Case, assert_moved, differences, every_algor
 def wild(algorithm: Algorithm) -> Any:
     """The same with steps that no float32 survives."""
     part = algorithm.levels[-1] if isinstance(algorithm, Nested) else algorithm
-    names = [f.name for f in fields(part) if f.name.startswith("lr") or f.name.endswith("_lr")]  # type: ignore[arg-type]
+    names = [f.name for f in fields(part) if f.name.startswith("lr") or f.name.endswith("_lr")]
     return with_fields(algorithm, **dict.fromkeys(names, 1e30))
 
 

@@ -24,7 +24,7 @@ def correlation(case: Case) -> float:
     if isinstance(case.algorithm, Nested):
         last = case.algorithm.levels[-1]
         return last.lam if last.coupling == "correlation" else 0.0
-    return case.algorithm.lam if type(case.algorithm).__name__ == "FedMac" else 0.0  # type: ignore[attr-defined, no-any-return]
+    return case.algorithm.lam if type(case.algorithm).__name__ == "FedMac" else 0.0
 
 
 def fixed_point(case: Case) -> Tensor:
