@@ -14,8 +14,6 @@ from covey.replies import Rows
 from covey.tree import Tree
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from covey.nodes import Nodes
 
 Program = Callable[..., Any]
@@ -69,7 +67,7 @@ class Algorithm(ABC):
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
 
 
-def require(algorithm: DataclassInstance, **bounds: tuple[float, float] | None) -> None:
+def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
     """Raise unless all fields are of their types and each named one, or each entry of it, lies in [low, high]; None: above 0.
 
     Called from `__post_init__`, so that a wrong number is refused where it is written.
