@@ -1,112 +1,78 @@
-"""One forward pass for many models at once: rows [n, P] and inputs [n, B, ...] to outputs [n, B, ...].
+"""One forward pass for many models: rows [n, P] and inputs [n, B, ...] to outputs [n, B, ...], and which way is fastest.
 
-Stacks of linear layers run as batched products on views of the rows; any other module runs through vmap.
+"batched": the usual layers as batched products and grouped convolutions. "each": one row after the other, which on a CPU beats a
+grouped convolution. "vmap": any other module.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey import rowwise
+from covey.batched import Step, chain
 from covey.space import Space
-
-Step = Callable[[list[Tensor], Tensor], Tensor]
-
-_STEADY = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Tanh, nn.Identity, nn.Dropout)  # the same bits in a vector's tail
-_ELEMENTWISE = (*_STEADY, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Hardswish)
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The pass and how it runs: `path` is "batched" or "vmap"."""
+    """The pass and how it runs: `path` is "batched", "each" or "vmap"."""
 
     path: str
     apply: Step
 
     def __call__(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]; `parameters` are the slots' views, in the order of the space."""
-        return self.apply(parameters, x)
+        if len(x):
+            return self.apply(parameters, x)
+        one = self.apply([p.new_zeros(1, *p.shape[1:]) for p in parameters], x.new_zeros(1, *x.shape[1:]))
+        return one[:0]  # neither vmap nor a convolution takes no rows; one of zeros tells the shape
 
 
-def forward(space: Space, example: torch.Size) -> Forward:
-    """The fastest pass that is exact for this module on examples of this shape."""
-    steps = _batched(space, len(example))
-    return Forward("vmap", _vmapped(space)) if steps is None else Forward("batched", _chain(steps))
+def forward(space: Space, example: torch.Size, device: str = "cpu") -> Forward:
+    """The fastest pass that is exact for this module on examples of this shape, on this type of device."""
+    each = device == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in space.module.modules())
+    steps = chain(space, len(example), alone=each)
+    if each:
+        return Forward("each", _each(_alone(space) if steps is None else steps))
+    return Forward("vmap", _vmapped(space)) if steps is None else Forward("batched", steps)
 
 
-def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials in the order they run, with the prefix of their parameters' names.
+def _each(one: Step) -> Step:
+    """Row by row, so that no row's bits can depend on its neighbours."""
 
-    A layer that stands twice is listed twice, which `named_children` would not do; its parameters carry the first name only.
-    """
-    if type(module) is nn.Sequential:
-        return [
-            pair for name, child in module._modules.items() if child is not None for pair in layers(child, f"{prefix}{name}.")
-        ]
-    return [(prefix, module)]
-
-
-def _chain(steps: list[Step]) -> Step:
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        for step in steps:
-            x = step(parameters, x)
-        return x
+        if len(x) == 1:
+            return one(parameters, x).contiguous()  # its layout decides the kernels of the way back
+        rows = zip(*(torch.split(p, 1) for p in parameters), strict=True)
+        return torch.cat([one(list(row), own).contiguous() for row, own in zip(rows, torch.split(x, 1), strict=True)])
 
     return apply
 
 
-def _batched(space: Space, axes: int) -> list[Step] | None:
-    """The steps of a plain stack, or None if some layer, or a linear layer on several axes, is not known to this path."""
-    names = {slot.name: i for i, slot in enumerate(space.slots)}
-    steps: list[Step] = []
-    for name, layer in layers(space.module):
-        step = _step(layer, names.get(f"{name}weight"), names.get(f"{name}bias"))
-        if step is None or (isinstance(layer, nn.Linear) and axes != 1):
-            return None
-        axes = 1 if isinstance(layer, nn.Flatten) else axes
-        steps.append(step)
-    return steps
-
-
-def _step(layer: nn.Module, weight: int | None, bias: int | None) -> Step | None:
-    if type(layer) is nn.Linear and weight is not None and (bias is not None or layer.bias is None):
-        return _linear(weight, bias)
-    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
-        return lambda parameters, x: x.flatten(2)
-    if type(layer) in _ELEMENTWISE and not getattr(layer, "inplace", False):
-        activation = layer if type(layer) in _STEADY else rowwise.elementwise(layer)
-        return lambda parameters, x: activation(x)
-    return None
-
-
-def _linear(weight: int, bias: int | None) -> Step:
-    if bias is None:
-        return lambda parameters, x: rowwise.bmm(x, parameters[weight])
-    return lambda parameters, x: rowwise.baddbmm(parameters[bias].unsqueeze(1), x, parameters[weight])
+def _alone(space: Space) -> Step:
+    call = _call(space)
+    return lambda parameters, x: call([p.squeeze(0) for p in parameters], x.squeeze(0)).unsqueeze(0)
 
 
 def _vmapped(space: Space) -> Step:
-    slots = space.slots
+    call = _call(space)
+    return lambda parameters, x: vmap(call)(parameters, x)
+
+
+def _call(space: Space) -> Step:
+    """The module itself on one model's parameters and inputs [B, ...]."""
     mine = threading.local()
 
-    def one(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def call(parameters: list[Tensor], x: Tensor) -> Tensor:
         if not hasattr(mine, "module"):  # functional_call swaps parameters in place, so every worker has a module of its own
             mine.module = copy.deepcopy(space.module)
-        named = {s.name: p.t() if s.transposed else p for s, p in zip(slots, parameters, strict=True)}
+        named = {s.name: p.t() if s.transposed else p for s, p in zip(space.slots, parameters, strict=True)}
         out: Tensor = functional_call(mine.module, named, (x,))
         return out
 
-    return lambda parameters, x: vmap(one)(parameters, x) if len(x) else _empty(one, parameters, x)
-
-
-def _empty(one: Step, parameters: list[Tensor], x: Tensor) -> Tensor:
-    """vmap refuses zero rows; one row of zeros tells the width."""
-    like = one([p.new_zeros(p.shape[1:]) for p in parameters], x.new_zeros(x.shape[1:]))
-    return like.new_zeros((0, *like.shape))
+    return call

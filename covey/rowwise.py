@@ -36,6 +36,8 @@ def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     """The function on whole vectors only, so that no value ever falls into a tail."""
 
     def apply(x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return function(x)
         missing = -x.numel() % _LANES
         return function(torch.nn.functional.pad(x.reshape(-1), (0, missing)))[: x.numel()].view_as(x)
 

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,21 @@ def mlp(shards: Shards, *, hidden: Sequence[int] = (100,)) -> nn.Module:
     return models.mlp(_inputs(shards), *hidden, _outputs(shards))
 
 
+def cnn(
+    shards: Shards,
+    *,
+    shape: Sequence[int] | None = None,
+    channels: Sequence[int] = (32, 64),
+    hidden: int = 512,
+    kernel: int = 5,
+) -> nn.Module:
+    """Convolutions with pooling, then two linear layers; flat examples are images of this `shape`, or square and grey."""
+    own = tuple(shards.x.shape[1:])
+    side = isqrt(_inputs(shards))
+    image = shape or (own if len(own) == 3 else (1, *own) if len(own) == 2 else (1, side, side))
+    return models.cnn(image, channels=channels, hidden=hidden, classes=_outputs(shards), kernel=kernel)
+
+
 def _inputs(shards: Shards) -> int:
     return shards.x[0].numel()
 
@@ -56,6 +72,6 @@ def _entries(things: dict[str, Any]) -> dict[str, Entry]:
 REGISTRY: dict[str, dict[str, Entry]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
     "data": _entries({"digits": data.digits, "synthetic": data.synthetic}),
-    "models": _entries({"linear": linear, "mlp": mlp}),
+    "models": _entries({"linear": linear, "mlp": mlp, "cnn": cnn}),
     "codecs": {name: Entry(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
 }

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from covey.errors import ModelError
-from covey.models import linear, mlp
+from covey.models import cnn, linear, mlp
 
 
 def parameters(model: nn.Module) -> int:
@@ -52,3 +52,27 @@ def test_mlp_refuses_impossible_sizes(sizes: tuple[int, ...]) -> None:
 def test_linear_refuses_impossible_sizes(sizes: tuple[int, int]) -> None:
     with pytest.raises(ModelError, match=rf"linear\({sizes[0]}, {sizes[1]}\).*each 1 or more"):
         linear(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [(cnn(), 1_663_370), (cnn((3, 32, 32)), 2_156_490), (cnn((1, 8, 8), channels=(4,), hidden=6, classes=3, kernel=3), 451)],
+)
+def test_cnn_has_the_papers_parameters(model: nn.Module, count: int) -> None:
+    assert parameters(model) == count
+
+
+def test_cnn_takes_images_flat_or_not() -> None:
+    model = cnn((2, 6, 7), channels=(3,), hidden=5, classes=4, kernel=3)
+    images = torch.rand(5, 2, 6, 7)
+    assert model(images).shape == (5, 4)
+    assert torch.equal(model(images), model(images.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((28, 28), "give .channels, height, width."), ((0, 8, 8), "each 1 or more"), ((1, 3, 8), "leave nothing")],
+)
+def test_cnn_refuses_impossible_sizes(shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        cnn(shape)
