@@ -23,11 +23,11 @@ bench: .venv/ready
 	$(BIN)/python -m benchmarks.loop
 
 # torch first and by its exact version, so that no newer build is looked for.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt setup.py covey/native/rows.c covey/native/rows.h
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info covey/native/*.so .mypy_cache .ruff_cache .hypothesis

@@ -1,103 +1,162 @@
-"""covey against the plain per-device loop on the same work, both on all cores, in one process: `make bench`.
+"""covey against the plain per-device loop on the same work, in one process: `make bench`.
 
-W1 is pFedMe's MNIST run: 20 devices, 784-100-10, R = 20 local rounds of K = 5 steps on one batch of 20. W2 is FedAvg on the same
-devices, 20 steps. The loop is what a careful author writes by hand: one module, one autograd pass per step, updates in place,
-no DataLoader, no copies of the model. Its intra-op threads are tried at one and at all cores; the faster one counts.
+The loop is what a careful author writes by hand: one module, one autograd pass per step, updates in place, no DataLoader, no
+copies of the model. Its intra-op threads are tried at one and at all cores; the faster one counts. `--measure` also times the
+machine itself, so that each work has its fraction of what the processor could do.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import covey
-from covey.algorithms import FedAvg, PFedMe
-from covey.data import own
+from benchmarks.works import WORKS, Work
 
-DEVICES, EXAMPLES, BATCH = 20, 200, 20
-
-
-def data() -> covey.data.Shards:
-    """Random images; speed does not depend on what they show."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(DEVICES, EXAMPLES, 784, generator=generator)
-    y = torch.randint(10, (DEVICES, EXAMPLES), generator=generator)
-    return own([(x[d], y[d]) for d in range(DEVICES)])
+Weights = list[Tensor]
 
 
 class Loop:
-    """The yardstick: device after device, step after step."""
+    """The yardstick: device after device, step after step. One method per algorithm, one call per round."""
 
-    def __init__(self, shards: covey.data.Shards) -> None:
-        self.model = covey.models.mlp(784, 100, 10)
+    def __init__(self, work: Work, shards: covey.data.Shards) -> None:
+        self.work, self.shards, self.algorithm = work, shards, work.algorithm
+        self.model = work.model()
         self.parameters = list(self.model.parameters())
         self.loss = nn.CrossEntropyLoss()
-        self.shards = shards
-        self.w = [p.detach().clone() for p in self.parameters]
+        self.w = self.weights()
+        self.personal: dict[int, Weights] = {}
+
+    def weights(self) -> Weights:
+        return [p.detach().clone() for p in self.parameters]
+
+    def start(self, w: Weights) -> None:
+        with torch.no_grad():
+            for p, value in zip(self.parameters, w, strict=True):
+                p.copy_(value)
 
     def batch(self, device: int) -> tuple[Tensor, Tensor]:
         held = self.shards.train.held(device)
-        pick = held[torch.randint(len(held), (BATCH,))]
+        pick = held[torch.randint(len(held), (self.work.batch,))]
         return self.shards.x[pick], self.shards.y[pick]
 
     def gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(self.loss(self.model(x), y), self.parameters)
 
-    def start(self) -> None:
-        with torch.no_grad():
-            for p, w in zip(self.parameters, self.w, strict=True):
-                p.copy_(w)
+    def asked(self) -> Iterator[int]:
+        yield from torch.randperm(self.work.devices)[: self.work.trained].tolist()
 
-    def pfedme(self, lam: float = 15.0, lr: float = 0.005, personal_lr: float = 0.09) -> None:
+    def mean(self, total: Weights, count: int) -> Weights:
+        return [t / count for t in total]
+
+    def fedavg(self) -> None:
+        a: Any = self.algorithm
         total = [torch.zeros_like(w) for w in self.w]
-        for device in range(DEVICES):
-            self.start()
+        for device in self.asked():
+            self.start(self.w)
+            for _ in range(a.steps):
+                gradients = self.gradients(*self.batch(device))
+                with torch.no_grad():
+                    for p, g in zip(self.parameters, gradients, strict=True):
+                        p.sub_(a.lr * g)
+            for t, p in zip(total, self.parameters, strict=True):
+                t += p.detach()
+        self.w = self.mean(total, self.work.trained)
+
+    def pfedme(self) -> None:
+        a: Any = self.algorithm
+        total = [torch.zeros_like(w) for w in self.w]
+        for device in self.asked():
+            self.start(self.w)
             local = [w.clone() for w in self.w]
-            for _ in range(20):
+            for _ in range(a.local_rounds):
                 x, y = self.batch(device)
-                for _ in range(5):
+                for _ in range(a.steps):
                     gradients = self.gradients(x, y)
                     with torch.no_grad():
                         for p, g, w in zip(self.parameters, gradients, local, strict=True):
-                            p.sub_(personal_lr * (g + lam * (p - w)))
+                            p.sub_(a.personal_lr * (g + a.lam * (p - w)))
                 with torch.no_grad():
                     for p, w in zip(self.parameters, local, strict=True):
-                        w.sub_(lr * lam * (w - p))
+                        w.sub_(a.lr * a.lam * (w - p))
             for t, w in zip(total, local, strict=True):
-                t += w / DEVICES
-        self.w = total
+                t += w
+        self.w = self.mean(total, self.work.trained)
 
-    def fedavg(self, lr: float = 0.02) -> None:
+    def fedmac(self) -> None:
+        a: Any = self.algorithm
         total = [torch.zeros_like(w) for w in self.w]
-        for device in range(DEVICES):
-            self.start()
-            for _ in range(20):
+        for device in self.asked():
+            self.start(self.w)
+            local = [w.clone() for w in self.w]
+            for _ in range(a.local_rounds):
                 x, y = self.batch(device)
-                gradients = self.gradients(x, y)
+                for _ in range(a.steps):
+                    gradients = self.gradients(x, y)
+                    with torch.no_grad():
+                        for p, g, w in zip(self.parameters, gradients, local, strict=True):
+                            p.sub_(a.personal_lr * (g + a.gamma * torch.tanh(p / a.rho) - a.lam * w))
                 with torch.no_grad():
-                    for p, g in zip(self.parameters, gradients, strict=True):
-                        p.sub_(lr * g)
-            for t, p in zip(total, self.parameters, strict=True):
-                t += p.detach() / DEVICES
-        self.w = total
+                    for p, w in zip(self.parameters, local, strict=True):
+                        w.sub_(a.lr * (a.lam * (w - p) + a.gamma_w * torch.tanh(w / a.rho)))
+            for t, w in zip(total, local, strict=True):
+                t += w
+        self.w = self.mean(total, self.work.trained)
 
+    def sfedhp(self) -> None:
+        a: Any = self.algorithm
+        size, total = self.work.devices // self.work.edges, [torch.zeros_like(w) for w in self.w]
+        for edge in range(self.work.edges):
+            w, phi, personal = [v.clone() for v in self.w], self.w, {}
+            for _ in range(a.edge_rounds):
+                theta = [torch.zeros_like(v) for v in w]
+                for device in range(edge * size, edge * size + size):
+                    self.start(personal.get(device, phi))
+                    x, y = self.batch(device)
+                    for _ in range(a.steps):
+                        gradients = self.gradients(x, y)
+                        with torch.no_grad():
+                            for p, g, v in zip(self.parameters, gradients, phi, strict=True):
+                                p.sub_(a.lr2 * (g + a.lam1 * (p - v) + a.gamma1 * torch.tanh(p / a.rho)))
+                    personal[device] = self.weights()
+                    for t, p in zip(theta, personal[device], strict=True):
+                        t += p
+                phi = [(a.lam1 * t / size + a.lam2 * v) / (a.lam1 + a.lam2) for t, v in zip(theta, w, strict=True)]
+                w = [v - a.lr1 * (a.lam2 * (v - f) + a.gamma2 * torch.tanh(v / a.rho)) for v, f in zip(w, phi, strict=True)]
+            for t, v in zip(total, w, strict=True):
+                t += v
+        self.w = self.mean(total, self.work.edges)
 
-def covey_rounds(algorithm: covey.Algorithm, shards: covey.data.Shards, rounds: int) -> Callable[[], object]:
-    """One round per call, through the ordinary API; metering on, scores only at the end."""
-    experiment = covey.Experiment(
-        algorithm=algorithm,
-        data=shards,
-        model=covey.models.mlp(784, 100, 10),
-        tree=covey.Tree.flat(DEVICES),
-        rounds=rounds,
-        score_every=rounds,
-    )
-    run = covey.run(experiment)
-    return lambda: next(run)
+    def permfl(self) -> None:
+        a: Any = self.algorithm
+        size, total = self.work.devices // self.work.edges, [torch.zeros_like(w) for w in self.w]
+        for edge in range(self.work.edges):
+            w = self.w
+            for _ in range(a.edge_rounds):
+                theta = [torch.zeros_like(v) for v in w]
+                for device in range(edge * size, edge * size + size):
+                    self.start(w)
+                    for _ in range(a.steps):
+                        gradients = self.gradients(*self.batch(device))
+                        with torch.no_grad():
+                            for p, g, v in zip(self.parameters, gradients, w, strict=True):
+                                p.sub_(a.lr * (g + a.lam * (p - v)))
+                    self.personal[device] = self.weights()
+                    for t, p in zip(theta, self.parameters, strict=True):
+                        t += p.detach()
+                pairs = zip(w, theta, self.w, strict=True)
+                w = [v - a.edge_lr * (a.lam * (v - t / size) + a.gamma * (v - x)) for v, t, x in pairs]
+            for t, v in zip(total, w, strict=True):
+                t += v
+        mean = self.mean(total, self.work.edges)
+        self.w = [x - a.beta * a.gamma * (x - m) for x, m in zip(self.w, mean, strict=True)]
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
@@ -111,24 +170,53 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return best
 
 
+def limits() -> tuple[float, float]:
+    """What this processor reaches: GFLOP/s of products that fit in its cache, GB/s of a copy that does not."""
+    a, b = torch.rand(64, 128, 512), torch.rand(64, 512, 128)
+    flops = 2 * 64 * 128 * 128 * 512 / seconds(lambda: torch.bmm(a, b), 20)
+    source, target = torch.rand(2, 1 << 26)
+    return flops / 1e9, 2 * 4 * (1 << 26) / seconds(lambda: target.copy_(source), 5) / 1e9
+
+
+def measure(work: Work, repeats: int, reach: tuple[float, float]) -> dict[str, Any]:
+    """Seconds per round of the loop and of covey, taking turns, so that a busy moment of the machine hits both."""
+    shards, cores = work.data(), torch.get_num_threads()
+    loops = {threads: getattr(Loop(work, shards), work.loop) for threads in sorted({1, cores})}
+    run = covey.run(work.experiment(shards, 2 * repeats + 4))
+    best = dict.fromkeys([*loops, 0], float("inf"))
+    for _ in range(repeats):
+        for threads, loop in loops.items():
+            torch.set_num_threads(threads)
+            best[threads] = min(best[threads], seconds(loop, 1))
+        torch.set_num_threads(cores)
+        best[0] = min(best[0], seconds(lambda: next(run), 1))
+    ours, loop = best.pop(0), min(best.values())
+    limit = max(work.flops() / reach[0] / 1e9, work.bytes() / reach[1] / 1e9)
+    record = {"work": work.name, "loop": best, "covey": ours, "times": loop / ours, "limit": limit, "share": limit / ours}
+    return record | {"engine": run.engine}
+
+
 def main() -> None:
     """Print one line per work."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("works", nargs="*", default=list(WORKS), help=f"of {', '.join(WORKS)}")
     parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
-    shards, cores = data(), torch.get_num_threads()
-    print(f"torch {torch.__version__}, {cores} cores, fp32; seconds per round, the fastest of {repeats}")
-    works: list[tuple[str, covey.Algorithm, str]] = [("W1 pFedMe", PFedMe(), "pfedme"), ("W2 FedAvg", FedAvg(), "fedavg")]
-    for name, algorithm, method in works:
-        loops = {}
-        for threads in sorted({1, cores}):
-            torch.set_num_threads(threads)
-            loops[threads] = seconds(getattr(Loop(shards), method), repeats)
-        torch.set_num_threads(cores)
-        ours = seconds(covey_rounds(algorithm, shards, repeats + 2), repeats)
-        loop = min(loops.values())
-        shown = ", ".join(f"{s:.3f} on {t} threads" for t, s in loops.items())
-        print(f"{name}: loop {shown}; covey {ours:.3f}; ratio {ours / loop:.3f} ({loop / ours:.1f}x)")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    asked = parser.parse_args()
+    if unknown := set(asked.works) - set(WORKS):
+        parser.error(f"unknown work {unknown.pop()!r}; there are {', '.join(WORKS)}")
+    reach = limits()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} cores, fp32: {reach[0]:.0f} GFLOP/s, {reach[1]:.1f} GB/s")
+    print(f"seconds per round, the fastest of {asked.repeats}; limit = max(FLOPs, bytes) at these rates")
+    records = []
+    for name in asked.works:
+        records.append(record := measure(WORKS[name], asked.repeats, reach))
+        shown = ", ".join(f"{s:.3f} on {t}" for t, s in record["loop"].items())
+        rest = f"limit {record['limit']:.4f} ({record['share']:.0%} of it reached)"
+        print(f"{name:7} loop {shown} threads; covey {record['covey']:.4f}: {record['times']:.1f}x; {rest}", flush=True)
+    if asked.out:
+        facts = {"torch": torch.__version__, "cores": torch.get_num_threads(), "gflops": reach[0], "gbytes": reach[1]}
+        asked.out.write_text(json.dumps(facts | {"works": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

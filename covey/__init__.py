@@ -7,7 +7,7 @@ from covey.errors import CoveyError
 from covey.experiment import Experiment
 from covey.nodes import Nodes
 from covey.replies import Masked, Replies, Rows, exact
-from covey.run import Round, Run, history, run
+from covey.run import Round, Run, Runs, history, run, runs
 from covey.tree import Tree
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "Round",
     "Rows",
     "Run",
+    "Runs",
     "Tree",
     "algorithms",
     "data",
@@ -31,4 +32,5 @@ __all__ = [
     "models",
     "require",
     "run",
+    "runs",
 ]

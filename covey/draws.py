@@ -6,6 +6,8 @@ finaliser in wrapping int64 arithmetic, so that CPU and GPU, one process or many
 
 import hashlib
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+Address = int | Tensor
+"""The key of a draw: one for all ids, or one for each, int64 [n]."""
 _SHUFFLE_ROUNDS = 64  # of swap-or-not: every subset of a small group comes out equally often (a chi-square test checks it)
 
 
@@ -38,29 +42,35 @@ def path(parent: int, ask: int) -> int:
     return 0 if parent == 0 and ask == 0 else key(parent, ask)
 
 
-def bits(address: int, ids: Tensor, width: int, start: int = 0) -> Tensor:
+def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
     slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device) * _signed(_GOLDEN)
-    return _finalise_rows(_finalise_rows(ids[:, None] + _signed(address)) + slots)
+    place = ids + (address if isinstance(address, Tensor) else _signed(address))
+    return _finalise_rows(_finalise_rows(place[:, None]) + slots)
 
 
-def integers(address: int, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
+def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
     """Integers in [0, below) for each id and slot; `below` is [n]. The bias of the modulo is under below / 2**63."""
     return (bits(address, ids, width, start) & (_MASK >> 1)) % below[:, None].clamp(min=1)
 
 
-def uniform(address: int, ids: Tensor, width: int) -> Tensor:
+def uniform(address: Address, ids: Tensor, width: int) -> Tensor:
     """Numbers in [0, 1), float64 [n, width]."""
     return _shift(bits(address, ids, width), 11).double() * 2.0**-53
 
 
-def normal(address: int, ids: Tensor, width: int) -> Tensor:
+def normal(address: Address, ids: Tensor, width: int) -> Tensor:
     """Standard normal numbers, float64 [n, width] (Box-Muller)."""
     u, v = uniform(address, ids, 2 * width).chunk(2, dim=1)
     return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)
 
 
-def choose(address: int, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
+def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
+    """The keys of one address under several seeds, int64 [seeds]."""
+    return torch.tensor([_signed(key(seed, *words)) for seed in seeds], dtype=torch.int64)
+
+
+def choose(address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
     """`picks[g]` different numbers below `sizes[g]` for each group: (the group's position, the number), sorted.
 
     A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the
@@ -70,7 +80,8 @@ def choose(address: int, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tup
     first = np.cumsum(picks.numpy()) - picks.numpy()
     number = (np.arange(len(position)) - first[position]).astype(np.uint64)
     size = sizes.numpy().astype(np.uint64)
-    keys = _finalise(groups.numpy().astype(np.uint64) + np.uint64(address & _MASK))
+    start = address.numpy().astype(np.uint64) if isinstance(address, Tensor) else np.uint64(address & _MASK)
+    keys = _finalise(groups.numpy().astype(np.uint64) + start)
     for turn in range(_SHUFFLE_ROUNDS):
         pivot = _finalise(keys + np.uint64(_GOLDEN * (2 * turn + 1) & _MASK))
         partner = ((pivot % size)[position] + size[position] - number) % size[position]
@@ -81,8 +92,11 @@ def choose(address: int, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tup
 
 
 def _number(word: int | str) -> int:
-    if isinstance(word, int):
-        return word & _MASK
+    return word & _MASK if isinstance(word, int) else _hash(word)
+
+
+@lru_cache
+def _hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 

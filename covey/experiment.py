@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from covey.data import Shards
 from covey.errors import ConfigError, DataError
 from covey.nodes import Idle
 from covey.space import Space
-from covey.task import Batches, Loss
+from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
 
 _PARTS = ("train", "validation", "test")
@@ -27,12 +27,14 @@ _PARTS = ("train", "validation", "test")
 class Experiment:
     """What to run. Only the first five have no default; `covey.run(experiment)` runs it.
 
-    Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the data. `idle` says what devices that
+    Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the data, and every
+    `score_train_every` rounds on the training part too, which takes longer. `idle` says what devices that
     are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
     {"server-edge": "bitmap", "edge-device": "dense"}. `protocol="paper"` trains on the validation part too and reports the
     round that was best on test. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the
     module came with, for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and
-    `memory` (bytes for rows in training) change speed, never a result.
+    `memory` (bytes for rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices'
+    program into a CUDA graph where it can.
     """
 
     algorithm: Algorithm
@@ -50,11 +52,13 @@ class Experiment:
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
     score_every: int = 1
+    score_train_every: int | None = None
     parts: tuple[str, ...] = ("validation", "test")
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     workers: int | None = None
     memory: int = 2**31
+    capture: bool = True
 
     def __post_init__(self) -> None:
         for name, kind, example in _KINDS:
@@ -62,7 +66,7 @@ class Experiment:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give {example}.")
         object.__setattr__(self, "private", tuple(self.private))
         object.__setattr__(self, "parts", tuple(self.parts))
-        for name, least in (("rounds", 1), ("score_every", 1), ("memory", 1), ("workers", 1)):
+        for name, least in (("rounds", 1), ("score_every", 1), ("score_train_every", 1), ("memory", 1), ("workers", 1)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f"{name} = {value!r} must be a whole number of {least} or more.")
@@ -92,6 +96,7 @@ class Experiment:
             "algorithm": describe(self.algorithm),
             "code": _source(type(self.algorithm)),
             "model": self._model(),
+            "initial": _digest(self.initial(Space(self.model, private=self.private))),
             "loss": _name(self.loss),
             "codec": codec,
         }
@@ -103,14 +108,49 @@ class Experiment:
         """The row everybody starts from, [P]."""
         return space.initial(self.seed) if self.start == "seed" else space.row(self.model)
 
+    def due(self, round: int) -> tuple[str, ...]:
+        """The parts of the data to score on in this round, counted from 0."""
+        now, last = round + 1, round + 1 == self.rounds
+        if self.score_train_every is not None and (last or now % self.score_train_every == 0):
+            return self.parts if "train" in self.parts else (*self.parts, "train")
+        return self.parts if last or now % self.score_every == 0 else ()
+
     def _model(self) -> str:
-        """The module's layers, and what it starts from: the seed's own row, frozen parameters, buffers."""
+        """The module's layers, and what training does not change: frozen parameters and buffers."""
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
-        digest = hashlib.sha256()
-        for tensor in (self.initial(space), *fixed):
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {digest.hexdigest()}"
+        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {_digest(*fixed)}"
+
+
+def unlike(experiments: Sequence[Experiment]) -> str | None:
+    """What keeps experiments from running side by side, which may differ in seed and data alone; None if nothing does."""
+    if not experiments:
+        return "there is none"
+    if len(experiments) == 1:
+        return None
+    first, mine = experiments[0], experiments[0].fingerprint()
+    for other in experiments[1:]:
+        theirs = other.fingerprint()
+        for name in mine.keys() - {"seed", "data", "initial"}:
+            if mine[name] != theirs[name]:
+                return f"they differ in {name}"
+        for name in ("rounds", "score_every", "score_train_every", "parts", "device", "workers", "memory"):
+            if getattr(first, name) != getattr(other, name):
+                return f"they differ in {name}"
+        if first.data.classes != other.data.classes or first.data.x.shape[1:] != other.data.x.shape[1:]:
+            return "their data differ in shape or classes"
+        for part in _PARTS:
+            sizes = [block_size(e.data.part(part)) for e in (first, other)]
+            if sizes[0] != sizes[1]:
+                return f"their largest {part} parts are so unlike ({sizes[0]} and {sizes[1]}) that the last bits would differ"
+    return None
+
+
+def _digest(*tensors: torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 _KINDS: tuple[tuple[str, type, str], ...] = (

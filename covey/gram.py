@@ -16,14 +16,19 @@ from covey.replies import Rows
 from covey.space import Space
 from covey.stack import Stack
 
-_LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
+LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
+
+
+def fits(stack: Stack, space: Space, terms: Terms, batch: int) -> bool:
+    """Whether steps on such a batch can be factored, and the batch is small enough for it."""
+    inputs = space.slots[stack.layers[0].weight].shape[1]
+    quadratic = terms.l1 is None and terms.linear is None and terms.mask is None and terms.part is None
+    return quadratic and 2 * batch <= inputs
 
 
 def pays(stack: Stack, space: Space, terms: Terms, batch: int) -> bool:
     """Whether these steps can be factored, and whether it is worth it."""
-    inputs = space.slots[stack.layers[0].weight].shape[1]
-    quadratic = terms.l1 is None and terms.linear is None
-    return quadratic and terms.longest >= _LEAST_STEPS and 2 * batch <= inputs
+    return fits(stack, space, terms, batch) and terms.longest >= LEAST_STEPS
 
 
 def descend(
@@ -50,7 +55,7 @@ def descend(
         stack.add(views, factors, scale=-lr, first=False)
         a, b, c = shrink * a, shrink * b + lr * lam, torch.add(shrink * c, factors[-1].errors, alpha=-lr)
     if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
-        torch.lerp(slot.view(start), slot.view(anchor), b.to(x.device), out=views[stack.layers[0].weight])
+        torch.lerp(slot.view(start), slot.view(anchor), float(b), out=views[stack.layers[0].weight])
     else:
         torch.add(a * slot.view(start), b * slot.view(anchor), out=views[stack.layers[0].weight])
     rowwise.baddbmm_(views[stack.layers[0].weight], x.transpose(1, 2), c, keep=1.0, scale=1.0)

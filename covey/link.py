@@ -2,58 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from covey import smooth_l1
+from covey import native
 from covey.codecs import CODECS, Codec
-from covey.meter import Meter, Traffic
+from covey.codecs.blocks import check_dtype, count, patterns
+from covey.meter import Key, Meter, Traffic
 from covey.replies import Exact, Masked, Message
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Where a message goes: the link's name, direction and lane, and for each row its number of receivers and its tree."""
+
+    key: Key
+    copies: Tensor
+    tree: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """One message per row: how many values were sent of how many, and how long that is, where the values decide it."""
+
+    route: Route
+    codec: Codec
+    width: int
+    size: int
+    masked: bool
+    exact: bool
+    sent: Tensor
+    lengths: Tensor | None = None
+
+
+class Ledger:
+    """What has crossed links and is not yet in the meters, one for each tree of a run.
+
+    The counts stay on the device that made them until `settle` reads all at once: a GPU that is asked after every message waits.
+    """
+
+    def __init__(self, meters: Sequence[Meter]) -> None:
+        self._meters = meters
+        self._entries: list[_Entry] = []
+
+    def add(self, entry: _Entry) -> None:
+        """Messages that have crossed."""
+        self._entries.append(entry)
+
+    def clear(self) -> None:
+        """Forget what is not settled."""
+        self._entries.clear()
+
+    def settle(self) -> None:
+        """Everything into the meters."""
+        sent = _read([entry.sent for entry in self._entries])
+        lengths = iter(_read([entry.lengths for entry in self._entries if entry.lengths is not None]))
+        for entry, counts in zip(self._entries, sent, strict=True):
+            self._count(entry, counts, next(lengths) if entry.lengths is not None else None)
+        self.clear()
+
+    def _count(self, entry: _Entry, sent: Tensor, lengths: Tensor | None) -> None:
+        if lengths is None:
+            lengths = entry.codec.lengths(sent, width=entry.width, size=entry.size, masked=entry.masked)
+        dense = CODECS["dense"].lengths(sent, width=entry.width, size=entry.size, masked=entry.masked)
+        assert lengths is not None
+        assert dense is not None
+        numbers = torch.stack([lengths, dense, sent, torch.ones_like(sent)]) * entry.route.copies
+        totals = torch.zeros(len(self._meters), 4, dtype=torch.int64).index_add_(0, entry.route.tree, numbers.t())
+        for meter, (length, dense_length, nonzeros, messages) in zip(self._meters, totals.tolist(), strict=True):
+            if messages:
+                values = 0 if entry.exact else entry.width * messages
+                meter.count(*entry.route.key, Traffic(length, messages, values, nonzeros, dense_length))
+
+
+def _read(counts: list[Tensor]) -> Sequence[Tensor]:
+    """Numbers of many messages in main memory, with one wait for the device."""
+    return torch.split(torch.cat(counts).cpu(), [len(some) for some in counts]) if counts else ()
+
+
+_NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class Link:
-    """One link: the codec of its model rows, and the meter that counts what is really encoded."""
+    """One link: the codec of its model rows, and the ledger that counts what is really encoded."""
 
-    name: str
     codec: Codec
-    meter: Meter
+    ledger: Ledger
 
-    def send(self, message: Message, *, copies: Tensor, cut: float | None, direction: str, lane: str) -> Message:
-        """What the receiver gets; `copies` [n] says to how many receivers each row goes."""
+    def send(self, message: Message, route: Route, *, cut: float | None) -> Message:
+        """What the receivers get."""
         if message is None:
             return None
         if isinstance(message, Exact):
-            sizes = CODECS["dense"].nbytes(message.rows)
-            self._count(sizes, sizes, message.rows[:, :0], copies, direction, lane)
+            rows = message.rows
+            nothing = torch.zeros(len(rows), dtype=torch.int64)
+            self.ledger.add(_Entry(route, CODECS["dense"], rows.shape[1], rows.element_size(), False, True, nothing))
             return message
         rows, mask = (message.rows, message.mask) if isinstance(message, Masked) else (message, None)
-        rows = self.codec.roundtrip(smooth_l1.cut(rows, cut))
+        check_dtype(rows)
+        cut_rows, sent = native.cut_count(rows, cut)
+        rows = self.codec.roundtrip(cut_rows)
         if mask is not None:
-            rows = rows.masked_fill(~mask, 0)
-        sizes, dense = self.codec.nbytes(rows, mask), CODECS["dense"].nbytes(rows, mask)
-        self._count(sizes, dense, rows if mask is None else mask, copies, direction, lane)
+            rows, sent = rows.masked_fill(~mask, 0), count(mask.expand(rows.shape))
+        elif rows is not cut_rows:
+            sent = count(patterns(rows))
+        width, size, masked = rows.shape[1], rows.element_size(), mask is not None
+        known = self.codec.lengths(_NOTHING, width=width, size=size, masked=masked) is not None
+        lengths = None if known else self.codec.nbytes(rows, mask)
+        self.ledger.add(_Entry(route, self.codec, width, size, masked, False, sent, lengths))
         return rows if mask is None else Masked(rows, mask)
-
-    def _count(self, sizes: Tensor, dense: Tensor, values: Tensor, copies: Tensor, direction: str, lane: str) -> None:
-        def total(numbers: Tensor) -> int:
-            return int((numbers.cpu() * copies).sum())
-
-        traffic = Traffic(
-            bytes=total(sizes),
-            messages=int(copies.sum()),
-            values=values.shape[1] * int(copies.sum()),
-            nonzeros=total(_nonzeros(values)) if values.shape[1] else 0,
-            dense=total(dense),
-        )
-        self.meter.count(self.name, direction, lane, traffic)
-
-
-def _nonzeros(values: Tensor) -> Tensor:
-    """[n]; numpy counts several times faster than torch on a CPU."""
-    if values.is_cuda:
-        return torch.count_nonzero(values, dim=1)
-    return torch.from_numpy(np.count_nonzero(values.numpy(), axis=1))

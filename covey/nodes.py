@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
 import torch
@@ -30,7 +31,7 @@ class Runtime(Protocol):
     tree: Tree
     task: Task
     store: Store
-    seed: int
+    seeds: tuple[int, ...]
     batches: Batches
 
     def ask(
@@ -46,8 +47,8 @@ class Runtime(Protocol):
         """Run `program` on the children of `me` and return their Replies."""
         ...
 
-    def initial(self) -> Tensor:
-        """The common initial row, [P]."""
+    def initial(self, tier: str, ids: Ids) -> Rows:
+        """The common initial row of each node's tree, [n, P]."""
         ...
 
 
@@ -64,6 +65,16 @@ class Nodes:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def there(self) -> Ids:
+        """The ids where the data is: on the GPU, if that is where training happens."""
+        return self.ids.to(self._runtime.task.device, non_blocking=True)
+
+    @cached_property
+    def local(self) -> Ids:
+        """The ids that draws go by: each node's in its own tree, where several seeds run side by side; beside the data."""
+        return self._runtime.tree.local(self.tier, self.there)
 
     @property
     def children(self) -> Tensor:
@@ -106,8 +117,7 @@ class Nodes:
         """Each node's weight in a mean: its number of training examples, or None for uniform weights."""
         if kind == "uniform":
             return None
-        counts = self._runtime.task.counts("train", self.ids)
-        return exact(counts[:, None].to(self._runtime.task.device, self._runtime.task.dtype))
+        return exact(self._runtime.task.counts("train", self.there)[:, None].to(self._runtime.task.dtype))
 
     def evaluate(self, rows: Rows, part: str) -> Tally:
         """How these models do on a part of the nodes' own data; for scoring."""
@@ -139,7 +149,7 @@ class Nodes:
 
     def initial(self) -> Rows:
         """The common initial rows, known from the seed and never sent."""
-        return self._runtime.initial().expand(len(self), -1).clone()
+        return self._runtime.initial(self.tier, self.there)
 
     @overload
     def own(self, value: int | Sequence[int]) -> int | Tensor: ...
@@ -149,11 +159,11 @@ class Nodes:
         """A hyper-parameter that may be a list with one entry per node of the tier: each node's own, as a column [n, 1]."""
         if isinstance(value, int | float):
             return value
-        size = self._runtime.tree.size(self.tier)
+        tree, task = self._runtime.tree, self._runtime.task
+        size = tree.size(self.tier) // tree.copies
         if len(value) != size:
             raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
-        task = self._runtime.task
-        return torch.tensor(value, dtype=task.dtype)[self.ids][:, None].to(task.device)
+        return task.constant(value)[self.local][:, None]
 
     # Draws
 
@@ -221,9 +231,14 @@ class Nodes:
         self._asks += 1
         return path
 
-    def address(self, *words: int | str) -> int:
-        """The key of a draw made here; for runtimes."""
-        return draws.key(self._runtime.seed, self.round, self._path, self.tier, *words)
+    def address(self, *words: int | str) -> draws.Address:
+        """The key of a draw made here, or each node's where there are several seeds; for runtimes."""
+        seeds, words = self._runtime.seeds, (self.round, self._path, self.tier, *words)
+        if len(seeds) == 1:
+            return draws.key(seeds[0], *words)
+        return draws.keys(seeds, *words)[self._runtime.tree.copy(self.tier, self.ids)].to(
+            self._runtime.task.device, non_blocking=True
+        )
 
     def _call(self, stream: str) -> int:
         k = self._calls.get(stream, 0)
@@ -232,7 +247,7 @@ class Nodes:
 
     def _address_draw(self, draw: Any, stream: str, width: int) -> Tensor:
         task = self._runtime.task
-        out: Tensor = draw(self.address(stream, self._call(stream)), self.ids.to(task.device), width)
+        out: Tensor = draw(self.address(stream, self._call(stream)), self.local, width)
         return out.to(task.dtype)
 
     def _cyclic(self, size: int, stream: str) -> Batch:
@@ -289,6 +304,7 @@ class DataGradient:
             return me._cyclic(self._batch, self._stream)
         if step not in self._ahead:
             steps = range(step, step + ahead)
-            chosen = self._task.draw(me.address(self._stream, self._call), me.ids, self._batch, steps)
+            address = me.address(self._stream, self._call)
+            chosen = self._task.draw(address, me.there, self._batch, steps, local=me.local)
             self._ahead = dict(zip(steps, chosen, strict=True))
-        return self._task.batch(me.ids, self._ahead[step])
+        return self._task.batch(me.there, self._ahead[step])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -57,20 +59,27 @@ class Replies:
     """
 
     def __init__(
-        self, rows: Rows | None, *, asker: Tensor, askers: int, mask: Tensor | None = None, child: Tensor | None = None
+        self,
+        rows: Rows | Sequence[Rows] | None,
+        *,
+        asker: Tensor,
+        askers: int,
+        mask: Tensor | None = None,
+        child: Tensor | None = None,
     ) -> None:
-        self._rows, self._mask, self._asker, self._askers, self._child = rows, mask, asker, askers, child
+        self._parts = None if rows is None else (rows,) if isinstance(rows, Tensor) else tuple(rows)
+        self._mask, self._asker, self._askers, self._child = mask, asker, askers, child
 
-    @property
+    @cached_property
     def count(self) -> Tensor:
         """How many answered each asker, [n]."""
         return torch.bincount(self._asker, minlength=self._askers)
 
     def sum(self) -> Rows | None:
         """The sum of the answers per asker; None if the program answers nothing."""
-        if self._rows is None:
+        if self._parts is None:
             return None
-        return self._total(self._rows if self._mask is None else self._rows * self._mask)
+        return self._total(*self._parts) if self._mask is None else self._total(self._need() * self._mask)
 
     def total(self) -> Exact | None:
         """The sum as a message for the tier above: how an edge passes on the weight of its devices."""
@@ -87,17 +96,27 @@ class Replies:
 
     def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
         """The mean of the answers per asker; `default` where nobody (or, with masks, nobody for a coordinate) answered."""
-        if weight is not None and weight._rows is None:
+        if weight is not None and weight._parts is None:
             weight = None
         if self._mask is None and weight is None:
-            total, scale = self._total(self._need()), self.count[:, None].to(self._need())
-        else:
-            total, scale = self.sums(weight)
+            return self._plain_mean(default)
+        total, scale = self.sums(weight)
         if default is None:
             if bool((scale == 0).any()):
                 raise ProgramError("the mean of no answers: nobody was asked, or nobody sent a coordinate; give default=.")
             return total / scale
         return torch.where(scale == 0, default, total / torch.where(scale == 0, 1, scale))
+
+    def _plain_mean(self, default: Rows | None) -> Rows:
+        """Every answer counts 1: who got none is known without waiting for a GPU."""
+        count, total = self.count, self._total(*(self._parts or (self._need(),)))
+        none = count == 0
+        mean = total / count.clamp(min=1)[:, None].to(total.device, total.dtype, non_blocking=True)
+        if not bool(none.any()):
+            return mean
+        if default is None:
+            raise ProgramError("the mean of no answers: nobody was asked; give default=.")
+        return torch.where(none[:, None].to(total.device, non_blocking=True), default, mean)
 
     def gather(self) -> Gathered:
         """All answers, unreduced; for attention, medians, clustering."""
@@ -106,9 +125,12 @@ class Replies:
         return Gathered(self._need(), self._asker, self._child)
 
     def _need(self) -> Rows:
-        if self._rows is None:
+        """All answers in one tensor."""
+        if self._parts is None:
             raise ProgramError("the program that was asked answers None, so there is nothing to reduce.")
-        return self._rows
+        if len(self._parts) > 1:
+            self._parts = (torch.cat(self._parts),)
+        return self._parts[0]
 
     def _weight(self, weight: Replies | None, rows: Rows) -> Rows:
         if weight is None:
@@ -118,10 +140,12 @@ class Replies:
             raise ProgramError(f"weights of shape {shape} for {len(rows)} answers; answer one number per node, [n, 1].")
         return weight._need().to(rows)
 
-    def _total(self, rows: Rows) -> Rows:
-        """Sums in id order, so that the bits do not depend on who else was asked."""
-        out = rows.new_zeros((self._askers, *rows.shape[1:]))
-        asker = self._asker.to(rows.device)
-        if rows.is_cuda:  # index_add_ on a GPU adds in no fixed order
-            return torch.segment_reduce(rows, "sum", lengths=self.count.to(rows.device), axis=0, unsafe=True)
-        return out.index_add_(0, asker, rows)
+    def _total(self, *parts: Rows) -> Rows:
+        """Sums in id order, so that the bits do not depend on who else was asked, nor on the parts the answers came in."""
+        if parts[0].is_cuda:  # index_add_ on a GPU adds in no fixed order
+            lengths = self.count.to(parts[0].device, non_blocking=True)
+            return torch.segment_reduce(torch.cat(parts), "sum", lengths=lengths, axis=0, unsafe=True)
+        out = parts[0].new_zeros((self._askers, *parts[0].shape[1:]))
+        for rows, asker in zip(parts, torch.split(self._asker, [len(rows) for rows in parts]), strict=True):
+            out.index_add_(0, asker, rows)
+        return out

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from torch import Tensor, nn
 from covey import checkpoint
 from covey.checkpoint import Checkpoint
 from covey.codecs import Codec, codec
+from covey.data import Shards
 from covey.errors import CheckpointError, ConfigError, ProgramError
-from covey.experiment import Experiment
+from covey.experiment import Experiment, unlike
 from covey.meter import Meter, Traffic
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
@@ -38,7 +40,10 @@ class Round:
     cohorts: dict[str, list[int]]  # who was asked, by tier
     traffic: dict[tuple[str, str, str], Traffic]  # by link, direction ("down", "up") and lane ("train", "score")
     models: dict[str, Model]  # every kept model by name, "global" first; empty in a round that is not scored
-    seconds: float
+    seconds: float  # with several seeds side by side, this one's share
+    spent: dict[str, float] = field(
+        default_factory=dict, compare=False
+    )  # of these: training, links, cohorts, scores, other; the checkpoint before
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -65,58 +70,56 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a run stands between two rounds; one assignment moves it from one to the next."""
+    """Where the runs stand between two rounds; one assignment moves them from one to the next."""
 
-    w: Tensor
+    w: Tensor  # [seeds, P]
     round: int
-    history: tuple[Round, ...]
+    histories: tuple[tuple[Round, ...], ...]
 
 
-class Run(Iterator[Round]):
-    """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
+class Runs(Iterator[tuple[Round, ...]]):
+    """Experiments that differ in seed and data alone, all in one go: every seed's nodes are rows beside the others'.
 
-    def __init__(self, experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> None:
-        self.experiment = experiment
+    Each round gives one record per seed. `seeds` are the runs themselves, to save or to look at; their bits are those of runs
+    of their own.
+    """
+
+    def __init__(self, experiments: Sequence[Experiment], *, resume: Sequence[Path | None] | None = None) -> None:
+        self.experiments = tuple(experiments)
+        if reason := unlike(self.experiments):
+            raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
         self.notes: list[str] = []
         self.simulator = self._build()
-        self._state = State(self.simulator.initial()[None].clone(), 0, ())
-        self._fingerprint = experiment.fingerprint()
+        self._state = State(self.simulator.start.clone(), 0, ((),) * len(self.experiments))
+        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
+        self._saving = 0.0
         self._rehearse()
-        if resume is not None:
-            self._restore(resume)
-        if self.round >= experiment.rounds:
-            raise ConfigError(f"rounds = {experiment.rounds}, but {resume} has run {self.round} already; give more rounds.")
+        self.seeds = tuple(Seed(self, at) for at in range(len(self.experiments)))
+        paths = list(resume or ())
+        if any(path is not None for path in paths):
+            self._restore(paths)
+        if self.round >= self.experiment.rounds:
+            raise ConfigError(
+                f"rounds = {self.experiment.rounds}, but {paths[0]} has run {self.round} already; give more rounds."
+            )
 
-    def __next__(self) -> Round:
+    def __next__(self) -> tuple[Round, ...]:
         if self.round >= self.experiment.rounds:
             raise StopIteration
-        state, meter = self._state, self.simulator.meter.copy()
+        state, meters = self._state, [meter.copy() for meter in self.simulator.meters]
         self.simulator.store.commit()  # what the round before kept
         try:
-            self._play(meter)
+            self._play(meters)
         except BaseException:  # a Ctrl-C too: the round has happened as a whole or, if the state is still the old one, not at all
             if self._state is state:
-                self._undo(meter)
+                self._undo(meters)
             raise
-        return self._state.history[-1]
-
-    def _play(self, meter: Meter) -> None:
-        began, round = time.perf_counter(), self.round
-        self.simulator.cohorts.clear()
-        w = self.simulator.play(self.experiment.algorithm.server, self.w, round=round)
-        models = self._score(w) if self._due() else {}
-        cohorts = {tier: np.unique(torch.cat(ids).numpy()).tolist() for tier, ids in self.simulator.cohorts.items()}
-        record = Round(round, cohorts, self.simulator.meter.since(meter), models, time.perf_counter() - began)
-        self._state = State(w, round + 1, (*self._state.history, record))
+        return tuple(history[-1] for history in self._state.histories)
 
     @property
-    def w(self) -> Tensor:
-        """The global rows, [1, P]."""
-        return self._state.w
-
-    @w.setter
-    def w(self, rows: Tensor) -> None:
-        self._state = replace(self._state, w=rows)
+    def experiment(self) -> Experiment:
+        """The first of them, for what they have in common."""
+        return self.experiments[0]
 
     @property
     def round(self) -> int:
@@ -124,22 +127,135 @@ class Run(Iterator[Round]):
         return self._state.round
 
     @property
+    def engine(self) -> dict[str, Any]:
+        """How training is computed here: what changes speed but, except for the last bits, no result."""
+        task, graphs = self.simulator.task, self.simulator.graphs
+        out = {"path": task.path, "device": str(task.device), "workers": self.simulator.workers, "seeds": len(self.experiments)}
+        return out if graphs is None else out | {"graph": graphs.report()}
+
+    def _play(self, meters: list[Meter]) -> None:
+        began, round, tree = time.perf_counter(), self.round, self.simulator.tree
+        self.simulator.cohorts.clear()
+        self.simulator.clock.start()
+        w = self.simulator.play(self.experiment.algorithm.server, self._state.w, round=round)
+        models = self._score(w)
+        asked = {tier: np.unique(torch.cat(ids).numpy()) for tier, ids in self.simulator.cohorts.items()}
+        spent = self.simulator.clock.take() | ({"checkpoint": self._saving} if self._saving else {})
+        self._saving = 0.0
+        share = 1 / len(self.experiments)
+        seconds, spent = share * (time.perf_counter() - began), {name: share * took for name, took in spent.items()}
+        histories = []
+        for at, history in enumerate(self._state.histories):
+            cohorts = {}
+            for tier, ids in asked.items():
+                size = tree.size(tier) // tree.copies
+                cohorts[tier] = (ids[ids // size == at] - at * size).tolist()
+            traffic = self.simulator.meters[at].since(meters[at])
+            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, spent)))
+        self._state = State(w, round + 1, tuple(histories))
+
+    def _build(self) -> Simulator:
+        e, copies = self.experiment, len(self.experiments)
+        tree, note = e.algorithm.fit(e.tree)
+        self.notes += [note] if note else []
+        shards = Shards.stack([x.data.paper() if x.protocol == "paper" else x.data for x in self.experiments])
+        task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
+        workers = e.workers or (torch.get_num_threads() if task.device.type == "cpu" else 1)
+        grain = 1 if e.workers else _GRAIN
+        start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
+        tree, links = tree.times(copies), _codecs(e, tree)
+        return Simulator(e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture)
+
+    def _rehearse(self) -> None:
+        """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
+        w = self._state.w
+        answer = self.simulator.play(self.experiment.algorithm.server, w[:0], round=0)
+        if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
+            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise ConfigError(f"the server's program must return rows [n, {w.shape[1]}], but returned {got}.")
+        names = _names(self.simulator)
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ProgramError(
+                f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; use different names."
+            )
+        self.simulator.store.commit()
+
+    def _undo(self, before: list[Meter]) -> None:
+        self.simulator.store.rollback()
+        for meter, good in zip(self.simulator.meters, before, strict=True):
+            meter.totals = good.totals
+
+    def _score(self, w: Tensor) -> list[dict[str, Model]]:
+        """Every seed's models on the parts that are due in this round; nothing where none is."""
+        tree, task, parts = self.simulator.tree, self.simulator.task, self.experiment.due(self.round)
+        if not parts:
+            return [{} for _ in self.experiments]
+        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies)
+        with self.simulator.scoring():
+            sums = self.simulator.play(scorer.server, w, round=self.round)
+            return [scorer.read(row, tree) for row in sums.split(1)]
+
+    def _restore(self, paths: Sequence[Path | None]) -> None:
+        rounds = {seed.restore(path) if path is not None else 0 for seed, path in zip(self.seeds, paths, strict=True)}
+        if len(rounds) > 1:
+            raise ConfigError(f"the checkpoints stand at the rounds {sorted(rounds)}; only equal ones can go on in one go.")
+
+
+class Seed:
+    """One run of several: its models, its records, its checkpoint."""
+
+    def __init__(self, runs: Runs, at: int) -> None:
+        self._runs, self._at = runs, at
+        self.simulator, self.notes = runs.simulator, runs.notes
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run here."""
+        return self._runs.experiments[self._at]
+
+    @property
+    def w(self) -> Tensor:
+        """The global rows, [1, P]."""
+        return self._runs._state.w[self._at : self._at + 1]
+
+    @w.setter
+    def w(self, rows: Tensor) -> None:
+        every = self._runs._state.w.clone()
+        every[self._at] = rows[0]
+        self._runs._state = replace(self._runs._state, w=every)
+
+    @property
+    def round(self) -> int:
+        """The round that comes next."""
+        return self._runs.round
+
+    @property
     def history(self) -> tuple[Round, ...]:
         """The records so far, also of what was run before a resume."""
-        return self._state.history
+        return self._runs._state.histories[self._at]
+
+    @property
+    def meter(self) -> Meter:
+        """What this run has sent."""
+        return self.simulator.meters[self._at]
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """How training is computed here: what changes speed but, except for the last bits, no result."""
+        return self._runs.engine
 
     def rows(self, model: str = "global") -> tuple[Tensor, Tensor]:
         """(ids, rows) of a kept model; the global one has the id 0."""
         if model == "global":
             return torch.zeros(1, dtype=torch.int64), self.w.clone()
-        for tier, name, ids, _, rows in self.simulator.store.dump():
+        for tier, name, ids, _, rows in self._columns():
             if name == model and tier in self.simulator.tree.tiers:
                 return ids, rows
         raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(self.models())}.")
 
     def models(self) -> list[str]:
         """The names of all kept models, "global" first."""
-        return ["global", *(name for _, name in _models(self.simulator))]
+        return _names(self.simulator)
 
     def module(self, model: str = "global", node: int = 0) -> nn.Module:
         """A module with the parameters that a node keeps under this name."""
@@ -151,86 +267,85 @@ class Run(Iterator[Round]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything this run needs to go on as if it had never stopped."""
+        began = time.perf_counter()
         tensors, columns = {"server": self.w}, []
-        for at, (tier, name, ids, rounds, rows) in enumerate(self.simulator.store.dump()):
+        for at, (tier, name, ids, rounds, rows) in enumerate(self._columns()):
             columns.append([tier, name])
             tensors |= {f"{at}.ids": ids, f"{at}.rounds": rounds, f"{at}.rows": rows}
         facts = {
             "round": self.round,
             "columns": columns,
-            "meter": self.simulator.meter.state(),
+            "meter": self.meter.state(),
             "history": [record.as_dict() for record in self.history],
-            "experiment": self._fingerprint,
+            "experiment": self._runs._fingerprints[self._at],
             "versions": checkpoint.versions(),
         }
         checkpoint.write(path, Checkpoint(tensors, facts))
+        self._runs._saving += time.perf_counter() - began
 
-    def _build(self) -> Simulator:
-        e = self.experiment
-        tree, note = e.algorithm.fit(e.tree)
-        self.notes += [note] if note else []
-        shards = e.data.paper() if e.protocol == "paper" else e.data
-        task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
-        workers = e.workers or (torch.get_num_threads() if task.device.type == "cpu" else 1)
-        grain = 1 if e.workers else _GRAIN
-        start, links = e.initial(task.space), _codecs(e, tree)
-        return Simulator(e.algorithm, tree, task, links, e.seed, e.idle, e.batches, workers, e.memory, grain, start)
-
-    def _rehearse(self) -> None:
-        """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
-        answer = self.simulator.play(self.experiment.algorithm.server, self.w[:0], round=0)
-        if not isinstance(answer, Tensor) or answer.shape[1:] != self.w.shape[1:]:
-            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise ConfigError(f"the server's program must return rows [n, {self.w.shape[1]}], but returned {got}.")
-        names = self.models()
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ProgramError(
-                f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; use different names."
-            )
-        self.simulator.store.commit()
-
-    def _undo(self, before: Meter) -> None:
-        self.simulator.store.rollback()
-        self.simulator.meter.totals = before.totals
-
-    def _due(self) -> bool:
-        return (self.round + 1) % self.experiment.score_every == 0 or self.round + 1 == self.experiment.rounds
-
-    def _score(self, w: Tensor) -> dict[str, Model]:
-        tree, task = self.simulator.tree, self.simulator.task
-        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), self.experiment.parts, tree.tiers[0], task.classifies)
-        with self.simulator.scoring():
-            return scorer.read(self.simulator.play(scorer.server, w, round=self.round), tree)
-
-    def _restore(self, path: str | os.PathLike[str]) -> None:
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """Go on from a checkpoint; the round it stands at."""
         saved = checkpoint.read(path)
         try:
-            checkpoint.same_experiment(path, saved.facts["experiment"], self._fingerprint)
+            checkpoint.same_experiment(path, saved.facts["experiment"], self._runs._fingerprints[self._at])
             self._load(saved)
             if saved.facts["versions"] != checkpoint.versions():
                 here, there = checkpoint.versions(), saved.facts["versions"]
                 self.notes.append(f"{path} was written by {there}, this is {here}; the last bits may differ.")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ProgramError) as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}; use an older one.") from error
+        return self.round
+
+    def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
+        """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
+        tree = self.simulator.tree
+        for tier, name, ids, rounds, rows in self.simulator.store.dump():
+            here = tree.copy(tier, ids) == self._at
+            if bool(here.all()):
+                yield tier, name, tree.local(tier, ids), rounds, rows
+            else:
+                yield tier, name, tree.local(tier, ids[here]), rounds[here], rows[here.to(rows.device)]
 
     def _load(self, saved: Checkpoint) -> None:
-        task, facts = self.simulator.task, saved.facts
+        runs, task, facts, tree = self._runs, self.simulator.task, saved.facts, self.simulator.tree
         w = saved.tensors["server"]
         if w.shape != self.w.shape or w.dtype != self.w.dtype or type(facts["round"]) is not int or facts["round"] < 0:
             raise ValueError(f"server rows {tuple(w.shape)} {w.dtype} after round {facts['round']!r}")
         for at, (tier, name) in enumerate(facts["columns"]):
             ids, rounds, rows = (saved.tensors[f"{at}.{part}"] for part in ("ids", "rounds", "rows"))
-            self.simulator.store.load(tier, name, ids, rounds, rows.to(task.device) if rows.is_floating_point() else rows)
-        self.simulator.meter.totals = Meter.from_state(facts["meter"]).totals
+            size = tree.size(tier) // tree.copies
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+                raise ValueError(f"{tier} {name}: ids up to {int(ids.max())} of {size} nodes")
+            rows = rows.to(task.device) if rows.is_floating_point() else rows
+            self.simulator.store.load(tier, name, ids + self._at * size, rounds, rows)
+        self.meter.totals = Meter.from_state(facts["meter"]).totals
         history = [_record(record) for record in facts["history"]]
-        if history and facts["round"] % self.experiment.score_every and facts["round"] < self.experiment.rounds:
+        if history and facts["round"] < self.experiment.rounds and not self.experiment.due(facts["round"] - 1):
             history[-1] = replace(history[-1], models={})  # it was scored for being the last, which it is no more
-        self._state = State(w.to(task.device), facts["round"], tuple(history))
+        all_w, histories = runs._state.w.clone(), list(runs._state.histories)
+        all_w[self._at] = w[0].to(task.device)
+        histories[self._at] = tuple(history)
+        runs._state = State(all_w, facts["round"], tuple(histories))
+
+
+class Run(Seed, Iterator[Round]):
+    """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
+
+    def __init__(self, experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(Runs([experiment], resume=[None if resume is None else Path(resume)]), 0)
+
+    def __next__(self) -> Round:
+        return next(self._runs)[0]
 
 
 def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> Run:
     """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit."""
     return Run(experiment, resume=resume)
+
+
+def runs(experiments: Sequence[Experiment], *, resume: Sequence[str | os.PathLike[str] | None] | None = None) -> Runs:
+    """Experiments that differ in seed and data alone, in one go: a tuple of records per round, one per experiment."""
+    return Runs(experiments, resume=None if resume is None else [None if path is None else Path(path) for path in resume])
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:
@@ -249,6 +364,10 @@ def _codecs(experiment: Experiment, tree: Tree) -> dict[str, Codec]:
     if unknown := set(experiment.codec) - set(links):
         raise ConfigError(f"codec names the link {unknown.pop()!r}, but the links are {', '.join(links)}.")
     return {link: codec(experiment.codec.get(link, "dense")) for link in links}
+
+
+def _names(simulator: Simulator) -> list[str]:
+    return ["global", *(name for _, name in _models(simulator))]
 
 
 def _models(simulator: Simulator) -> tuple[tuple[str, str], ...]:
@@ -272,4 +391,4 @@ def _record(facts: dict[str, Any]) -> Round:
     for key, value in facts["traffic"].items():
         link, direction, lane = key.split("/")
         traffic[link, direction, lane] = Traffic(**value)
-    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"])
+    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"])

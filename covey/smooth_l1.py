@@ -35,8 +35,8 @@ def soft(x: Tensor, threshold: float | Tensor) -> Tensor:
     >>> soft(torch.tensor([-3.0, -0.5, 0.5, 3.0]), 1.0).tolist()
     [-2.0, 0.0, 0.0, 2.0]
     """
-    limit = torch.as_tensor(threshold, dtype=x.dtype, device=x.device)
-    return x - torch.clamp(x, -limit, limit)  # in this form zeros are +0.0, which a bitmap does not send
+    limit = threshold.to(x) if isinstance(threshold, Tensor) else threshold
+    return x - torch.clamp(x, -limit, limit)  # type: ignore[arg-type]  # in this form zeros are +0.0, which a bitmap does not send
 
 
 def cut(rows: Tensor, threshold: float | None) -> Tensor:
@@ -45,7 +45,7 @@ def cut(rows: Tensor, threshold: float | None) -> Tensor:
     >>> cut(torch.tensor([-3.0, -0.5, 1.0, 3.0]), 1.0).tolist()
     [-3.0, 0.0, 0.0, 3.0]
     """
-    return rows if threshold is None else rows.masked_fill(rows.abs() <= threshold, 0.0)
+    return rows if threshold is None else torch.nn.functional.hardshrink(rows, threshold)
 
 
 def threshold(*, rho: float, lr: float, gamma: float, lam: float = 0.0) -> float | None:

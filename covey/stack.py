@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from covey import rowwise
-from covey.forward import layers
+from covey.batched import layers
 from covey.space import Space
 
 
@@ -21,14 +21,15 @@ from covey.space import Space
 class Activation:
     """An elementwise function and its derivative, from its output."""
 
+    name: str
     run: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
 
 
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: Activation(torch.relu, lambda out: out > 0),
-    nn.Tanh: Activation(torch.tanh, lambda out: 1 - out * out),
-    nn.Sigmoid: Activation(rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)),
+    nn.ReLU: Activation("relu", torch.relu, lambda out: out > 0),
+    nn.Tanh: Activation("tanh", torch.tanh, lambda out: 1 - out * out),
+    nn.Sigmoid: Activation("sigmoid", rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)),
 }
 
 

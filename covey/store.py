@@ -33,19 +33,19 @@ class Column:
             raise ProgramError(f"kept rows of shape and type {got} under a name that holds {had}; use another name.")
         stale = ids[self.slot[ids] == self._good[0][ids]]
         self.slot[stale] = self._take(len(stale))
-        self.rows[self.slot[ids].to(rows.device)] = rows
+        self.rows[self._there(self.slot[ids])] = rows
         self.round[ids] = round
 
     def get(self, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
         """The rows of these nodes, `default` where none was kept in round `since` or later."""
         fresh = (self.slot[ids] != NEVER) & (self.round[ids] >= since)
         if bool(fresh.all()):
-            return self.rows[self.slot[ids].to(self.rows.device)]
+            return self.rows[self._there(self.slot[ids])]
         if default is None:
             return None
         out = default.clone()
         where = fresh.nonzero()[:, 0]
-        out[where.to(out.device)] = self.rows[self.slot[ids[where]].to(self.rows.device)]
+        out[self._there(where)] = self.rows[self._there(self.slot[ids[where]])]
         return out
 
     def held(self) -> Tensor:
@@ -61,6 +61,10 @@ class Column:
         """Back to the last commit."""
         self.slot, self.round = self._good[0].clone(), self._good[1].clone()
         self._free = self._unused()
+
+    def _there(self, numbers: Tensor) -> Tensor:
+        """Beside the rows, without waiting for what a GPU is doing."""
+        return numbers.to(self.rows.device, non_blocking=True)
 
     def _unused(self) -> Tensor:
         """The slots that no good row lies in."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from covey import draws, gram
-from covey.data import Shards
+from covey import draws, gram, native
+from covey.compiled import kernel
+from covey.data import Part, Shards
 from covey.descend import Terms
 from covey.errors import ConfigError, DataError, ModelError
 from covey.forward import forward
@@ -25,16 +27,27 @@ Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Te
 """By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
 Batches = Literal["uniform", "cyclic"]
 
-_BLOCK = 256  # full passes go through blocks of this many examples, which caps memory whatever a device holds
+_RANDOM = "the model's forward draws at random, which no address decides; leave out dropout."
+_BLOCK, _BLOCK_STEP = 256, 32  # full passes go through blocks of at most so many examples, and of a multiple of so many
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Examples for n devices, [n, B, ...]; `weight` [n, B] is 0 where a device had no example left."""
+    """Which examples n devices take, [n, B], of all of `data` (x and y); `weight` [n, B] is 0 where a device had none left."""
 
-    x: Tensor
-    y: Tensor
+    data: tuple[Tensor, Tensor]
+    examples: Tensor
     weight: Tensor | None = None
+
+    @cached_property
+    def x(self) -> Tensor:
+        """[n, B, ...], gathered when first asked for."""
+        return self.data[0][self.examples]
+
+    @cached_property
+    def y(self) -> Tensor:
+        """[n, B, ...]."""
+        return self.data[1][self.examples]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +75,7 @@ class Task:
     ) -> None:
         self.device, self.dtype, self.l2 = torch.device(device), dtype, l2
         self.space = Space(copy.deepcopy(module).to(device=self.device, dtype=dtype), private=private)
-        self.forward = forward(self.space, shards.x.shape[1:])
+        self.forward = forward(self.space, shards.x.shape[1:], self.device.type)
         known = loss != "cross_entropy" or shards.classes is not None  # targets that are chances have another derivative
         self._stack = stack(self.space, loss, shards.x.shape[1:]) if known else None
         self.shards = shards
@@ -70,32 +83,50 @@ class Task:
         self.y = shards.y.to(self.device) if shards.classes is not None else shards.y.to(self.device, dtype)
         self._index = {s: shards.part(s).index.to(self.device) for s in ("train", "validation", "test")}
         self._offset = {s: shards.part(s).offset for s in self._index}
+        self._offset_there = {s: offset.to(self.device) for s, offset in self._offset.items()}
         self._loss = _loss(loss)
+        self._kernel = kernel(self._stack, self.space, loss, self.x, self.y)
+        self._constants: dict[tuple[float, ...], Tensor] = {}
         self._check()
 
     @property
     def path(self) -> str:
-        """How gradients are made: "fused", "batched" or "vmap"."""
+        """How gradients are made: "fused", "batched", "each" or "vmap"."""
         return "fused" if self._stack is not None else self.forward.path
+
+    @property
+    def kernel(self) -> str:
+        """What runs the steps on mini-batches: "native" with the instruction set, or "torch"."""
+        return "torch" if self._kernel is None else f"native {native.status()}"
 
     @property
     def classifies(self) -> bool:
         """Whether accuracy means something."""
         return self.shards.classes is not None
 
+    def constant(self, values: Sequence[float]) -> Tensor:
+        """Numbers beside the data, moved there once."""
+        key = tuple(values)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(key, dtype=self.dtype, device=self.device)
+        return self._constants[key]
+
     def counts(self, split: str, ids: Ids) -> Tensor:
-        """How many examples of a part each device holds, [n]."""
-        offset = self._offset[split]
+        """How many examples of a part each device holds, [n], where `ids` are: in main memory or with the data."""
+        offset = self._offset[split] if ids.device.type == "cpu" else self._offset_there[split]
         return offset[ids + 1] - offset[ids]
 
-    def draw(self, address: int, ids: Ids, size: int, steps: range = range(1)) -> list[Tensor]:
+    def draw(
+        self, address: draws.Address, ids: Ids, size: int, steps: range = range(1), *, local: Ids | None = None
+    ) -> list[Tensor]:
         """For each step, which `size` of its training examples each device takes, [n, size]: uniform with replacement.
 
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and none depends on the others.
+        `local` are the ids that the draw goes by, where they are not `ids`.
         """
-        counts = self.counts("train", ids).to(self.device)
+        ids = ids.to(self.device)
         width, start = size * len(steps), size * steps.start
-        chosen = draws.integers(address, ids.to(self.device), width, below=counts, start=start)
+        chosen = draws.integers(address, ids if local is None else local, width, below=self.counts("train", ids), start=start)
         return list(torch.split(chosen, size, dim=1))
 
     def batch(self, ids: Ids, chosen: Tensor) -> Batch:
@@ -111,14 +142,17 @@ class Task:
         slots = torch.where(inside, slots, 0).to(self.device)
         return self._take("train", ids, slots, inside.to(self.device, self.dtype))
 
+    def block(self, split: str) -> int:
+        """How many examples of a part go through the model at once."""
+        return block_size(self.shards.part(split))
+
     def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size: (which rows have any left, None for all; the block).
 
         The size does not depend on who is in `ids`, so neither do the bits of a row.
         """
         counts = self.counts(split, ids)
-        everyone = self._offset[split].diff()
-        size = min(_BLOCK, max(1, int(everyone.max())))
+        size = self.block(split)
         for start in range(0, max(int(counts.max()) if len(counts) else 0, 1), size):
             rows = (counts > start).nonzero()[:, 0]
             some = None if len(rows) == len(ids) else rows
@@ -174,6 +208,8 @@ class Task:
 
         `one` is the batch where all steps use the same.
         """
+        if self._kernel is not None and self._kernel.takes(start, terms):
+            return self._kernel.descend(start, batch_of, terms, l2=self.l2, one=one)
         if terms.method != "gradient" or terms.tol is not None or terms.mask is not None or terms.part is not None:
             return None
         lr, steps = terms.lr, terms.steps
@@ -210,6 +246,9 @@ class Task:
         return (8 * self.space.width + 2 * _BLOCK * example) * self.x.element_size()
 
     def _gradients(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
+        if self.forward.path == "each" and len(x) > 1:  # so that only one row's activations are held at a time
+            apart = [self._gradients(x[i : i + 1], _row(batch, i)) for i in range(len(x))]
+            return tuple(torch.cat(gradients) for gradients in zip(*apart, strict=True))
         leaves = [view.detach().requires_grad_() for view in self._views(x)]
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
@@ -226,24 +265,25 @@ class Task:
         return losses.view(n, size) if losses.numel() == n * size else losses
 
     def _take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
-        start = self._offset[split][ids].to(self.device)
+        start = self._offset_there[split][ids.to(self.device)]
         index = self._index[split]
-        chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0)).reshape(-1)
-        examples = index[chosen] if len(index) else chosen
-        n, size = slots.shape
-        return Batch(self.x[examples].view(n, size, *self.x.shape[1:]), self.y[examples].view(n, size, *self.y.shape[1:]), weight)
+        chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0))
+        return Batch((self.x, self.y), index[chosen] if len(index) else chosen, weight)
 
     def _check(self) -> None:
         """Two examples through the model, so that shapes fail before training starts."""
         row = self.space.initial(0).to(self.device, self.dtype)[None]
+        before = torch.get_rng_state()
         try:
             with torch.no_grad():
                 outputs = self.forward(self._views(row), self.x[None, :2])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             if "random" in str(error):
-                raise ModelError("the model's forward draws at random, which no address decides; leave out dropout.") from error
+                raise ModelError(_RANDOM) from error
             shape = tuple(self.x.shape[1:])
             raise ModelError(f"the model does not take examples of shape {shape}: {error}") from error
+        if not torch.equal(before, torch.get_rng_state()):  # vmap refuses such a model by itself, the other paths do not
+            raise ModelError(_RANDOM)
         if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
             raise ModelError(f"the model has {outputs.shape[-1]} outputs, but the labels need {self.shards.classes}.")
         try:
@@ -252,6 +292,16 @@ class Task:
             raise DataError(f"the loss does not take outputs {tuple(outputs.shape[2:])} and these targets: {error}") from error
         if losses.shape != (1, len(self.x[:2])):
             raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
+
+
+def _row(batch: Batch, i: int) -> Batch:
+    here = slice(i, i + 1)
+    return Batch(batch.data, batch.examples[here], None if batch.weight is None else batch.weight[here])
+
+
+def block_size(part: Part) -> int:
+    """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
+    return min(_BLOCK, -(-max(1, int(part.counts().max())) // _BLOCK_STEP) * _BLOCK_STEP)
 
 
 def _other_terms(x: Rows, terms: Terms, lr: float, l2: float) -> None:

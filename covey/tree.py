@@ -28,6 +28,7 @@ class Tree:
 
     children: tuple[tuple[int, ...], ...]
     tiers: tuple[str, ...] = ()
+    copies: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "children", tuple(tuple(counts) for counts in self.children))
@@ -53,6 +54,18 @@ class Tree:
             size *= width
         return cls(tuple(counts), tuple(tiers))
 
+    def times(self, copies: int) -> Tree:
+        """This tree several times over, side by side: one for each seed of a run of many."""
+        return Tree(tuple(counts * copies for counts in self.children), self.tiers, copies)
+
+    def copy(self, tier: str, ids: Tensor) -> Tensor:
+        """In which copy of the tree each node stands, [n]."""
+        return ids // (self.size(tier) // self.copies)
+
+    def local(self, tier: str, ids: Tensor) -> Tensor:
+        """Each node's id within its own copy of the tree, [n]."""
+        return ids if self.copies == 1 else ids % (self.size(tier) // self.copies)
+
     @property
     def depth(self) -> int:
         """The number of tiers."""
@@ -61,7 +74,7 @@ class Tree:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
-        return (1, *(sum(counts) for counts in self.children))
+        return (self.copies, *(sum(counts) for counts in self.children))
 
     @property
     def devices(self) -> int:
@@ -96,7 +109,7 @@ class Tree:
         """The same devices directly under the server."""
         return Tree.flat(self.devices)
 
-    def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: int) -> tuple[Tensor, Tensor]:
+    def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address) -> tuple[Tensor, Tensor]:
         """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
         counts = self.counts(tier, ids)
         if sample is None:
@@ -104,7 +117,7 @@ class Tree:
             number = torch.arange(len(position)) - (torch.cumsum(counts, 0) - counts)[position]
         else:
             picks = self.picks(tier, sample)[ids]
-            position, number = draws.choose(address, ids, sizes=counts, picks=picks)
+            position, number = draws.choose(address, self.local(tier, ids), sizes=counts, picks=picks)
         return position, self.first(tier, ids)[position] + number
 
     def picks(self, tier: str, sample: int | float) -> Tensor:

@@ -182,7 +182,8 @@ def engine(l2: float, batches: Any) -> Nodes:
     g = torch.Generator().manual_seed(0)
     pairs = [(torch.randn(n, 4, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)) for n in (5, 40, 9)]
     task = Task(mlp(4, 5, 3), own_parts(train=pairs, classes=3), dtype=torch.float64, l2=l2)
-    simulator = Simulator(Nobody(), Tree.flat(3), task, {"server-device": CODECS["dense"]}, batches=batches)
+    links, start = {"server-device": CODECS["dense"]}, task.space.initial(0)[None]
+    simulator = Simulator(Nobody(), Tree.flat(3), task, links, start, batches=batches)
     return Nodes(simulator, "device", torch.arange(3), round=1, path=0)
 
 

@@ -31,7 +31,7 @@ def simulator(batches: str = "uniform", seed: int = 0) -> Simulator:
     pairs = [(torch.arange(float(n))[:, None] + 100 * n, torch.zeros(n, dtype=torch.int64)) for n in (2, 3, 4, 5, 6)]
     task = Task(mlp(1, 2, 2), own_parts(train=pairs, classes=2), private=("3.*",), dtype=torch.float64)
     links = dict.fromkeys(("server-edge", "edge-device"), CODECS["dense"])
-    return Simulator(Nobody(), Tree.grouped([2, 3]), task, links, seed=seed, batches=batches)
+    return Simulator(Nobody(), Tree.grouped([2, 3]), task, links, task.space.initial(seed)[None], seeds=(seed,), batches=batches)
 
 
 def nodes(ids: list[int], *, tier: str = "device", round: int = 0, path: int = 0, on: Simulator | None = None) -> Nodes:
@@ -81,7 +81,7 @@ def test_cyclic_batches_go_on_where_the_last_call_stopped() -> None:
         if 1 in ids:
             at = ids.index(1)
             seen.append(batch.x[at, batch.weight[at] == 1, 0].tolist())
-        on._commit([me], me.ids, round)
+        on._keep(me, me.ids, round)
         on.store.commit()
     assert seen == [[300.0, 301.0], [302.0], [300.0, 301.0]]
     assert not on.store.get("device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0).any()
@@ -104,7 +104,7 @@ def test_memory_within_and_after_a_call() -> None:
     kept = me.keep("a", 2 * row)
     assert torch.equal(me.recall("a", default=row), kept)  # visible to the call itself
     assert nodes([1], on=on).recall("a") is None  # and to nobody else before it ends
-    on._commit([me], me.ids, 4)
+    on._keep(me, me.ids, 4)
     later = nodes([0, 1], round=6, on=on)
     assert later.recall("a", default=torch.zeros(2, 3)).tolist() == [[0.0] * 3, [2.0] * 3]
     assert later.recall("a", default=torch.zeros(2, 3), since=5).tolist() == [[0.0] * 3] * 2
@@ -130,8 +130,8 @@ def test_initial_rows_are_the_same_for_all_and_may_be_changed() -> None:
     rows = me.initial()
     assert torch.equal(rows[0], rows[1])
     rows.zero_()
-    assert torch.equal(me.initial()[0], on.initial())
-    assert on.initial().any()
+    assert torch.equal(me.initial()[0], on.start[0])
+    assert on.start.any()
 
 
 def test_one_row_per_node_is_sent() -> None:

@@ -98,7 +98,7 @@ def equal(a: covey.Run, b: covey.Run) -> None:
     assert [entry[:2] for entry in one] == [entry[:2] for entry in two]
     for left, right in zip(one, two, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(left[2:], right[2:], strict=True))
-    assert a.simulator.meter == b.simulator.meter
+    assert a.meter == b.meter
     assert [dataclasses.replace(r, seconds=0.0) for r in a.history] == [dataclasses.replace(r, seconds=0.0) for r in b.history]
 
 
@@ -275,12 +275,12 @@ def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
     assert torch.equal(base.w, same.w)
     assert [r.cohorts for r in records[0]] == [r.cohorts for r in records[1]]
     assert not torch.equal(base.w, other.w)
-    assert not torch.equal(base.simulator.initial(), other.simulator.initial())
+    assert not torch.equal(base.simulator.start[0], other.simulator.start[0])
 
 
 def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, run = covey.run(experiment()), covey.run(experiment())
-    real = run._score
+    real = run._runs._score
     broken = iter([True])
 
     def score(w: torch.Tensor) -> Any:
@@ -289,7 +289,7 @@ def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(monkeypatch: p
             raise KeyboardInterrupt
         return models
 
-    monkeypatch.setattr(run, "_score", score)
+    monkeypatch.setattr(run._runs, "_score", score)
     with pytest.raises(KeyboardInterrupt):
         next(run)
     assert (run.round, run.history) == (0, ())
@@ -330,7 +330,7 @@ def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
         original(*given)
         raise KeyboardInterrupt
 
-    owner, name = (type(run.simulator.store), "commit") if at == "commit" else (type(run), "_play")
+    owner, name = (type(run.simulator.store), "commit") if at == "commit" else (covey.Runs, "_play")
     original = getattr(owner, name)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, torn)

@@ -238,13 +238,13 @@ class Explodes(Base):
 def test_a_round_that_fails_leaves_the_last_good_one() -> None:
     run = start(Explodes(), Tree.flat(3))
     next(run)
-    w, meter = run.w.clone(), run.simulator.meter.copy()
+    w, meter = run.w.clone(), run.meter.copy()
     kept = run.rows("last")[1].clone()
     with pytest.raises(DivergedError, match=r"round 1: the answer of device of device 1 is no longer finite \(1 of 3 nodes\)"):
         next(run)
     assert torch.equal(run.w, w)
     assert torch.equal(run.rows("last")[1], kept)
-    assert run.simulator.meter.totals == meter.totals
+    assert run.meter.totals == meter.totals
     assert run.round == 1
     assert len(run.history) == 1
 
@@ -281,7 +281,7 @@ def test_chunks_and_workers_change_no_bit(more: dict[str, int]) -> None:
         assert a.traffic == b.traffic
     assert torch.equal(base.w, other.w)
     assert torch.equal(base.rows("personal")[1], other.rows("personal")[1])
-    assert not torch.equal(base.w, base.simulator.initial()[None])
+    assert not torch.equal(base.w, base.simulator.start)
 
 
 def test_the_callers_threads_come_back() -> None:

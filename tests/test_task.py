@@ -247,6 +247,20 @@ def test_what_does_not_fit_is_said_at_once(
         Task(module, shards, loss=loss)
 
 
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Conv1d(1, 3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.inside(x[:, None])[:, :, 0], 0.5)
+
+
+def test_a_model_that_draws_at_random_is_refused_row_by_row_too() -> None:
+    with pytest.raises(ModelError, match="draws at random"):
+        Task(Noisy(), labelled())
+
+
 def drawn(task: Task, address: int, ids: torch.Tensor, size: int) -> Batch:
     return task.batch(ids, task.draw(address, ids, size)[0])
 

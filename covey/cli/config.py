@@ -73,11 +73,13 @@ class Config(BaseModel):
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
     score_every: int = Field(1, ge=1)
+    score_train_every: int | None = Field(None, ge=1)
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "cpu"
     workers: int | None = Field(None, ge=1)
     memory: int = Field(2**31, ge=1)
+    capture: bool = True
     checkpoint_every: int = Field(10, ge=1)
     algorithm: dict[str, Any] = {}
     data: dict[str, Any] = {}
@@ -98,9 +100,11 @@ class Config(BaseModel):
             "protocol",
             "start",
             "score_every",
+            "score_train_every",
             "device",
             "workers",
             "memory",
+            "capture",
         )
         return Experiment(
             algorithm=_make("algorithm", self.algorithm),

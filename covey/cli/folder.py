@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 
 import covey
 from covey.errors import CheckpointError, ConfigError
-from covey.run import Round, Run
+from covey.run import Round, Seed
 
 
 class Folder:
@@ -96,7 +96,7 @@ class Folder:
         with refused(self.path / "metrics.jsonl"), open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(record.as_dict()) + "\n")
 
-    def models(self, run: Run) -> None:
+    def models(self, run: Seed) -> None:
         """Every kept model: its parameters stacked over the nodes that keep it, and their ids."""
         _mkdir(self.path / "models")
         for name in run.models():

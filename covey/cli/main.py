@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from covey import advice
+from covey import advice, native
 from covey.advice import Advice
 from covey.cli import show
 from covey.cli.config import SECTIONS, Config, defaults, load
@@ -241,7 +241,13 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "versions": facts["versions"],
         "machine": facts["machine"],
         "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {simulator.tree}",
-        "engine": {"path": simulator.task.path, "parameters": simulator.task.space.width, "workers": simulator.workers},
+        "engine": {
+            "path": simulator.task.path,
+            "kernel": simulator.task.kernel,
+            "parameters": simulator.task.space.width,
+            "workers": simulator.workers,
+        },
+        "compiled kernel": native.status(),
         "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
         "data shipped": ", ".join(REGISTRY["data"]),
         "disk free": f"{disk.free / 2**30:.1f} GiB",

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import torch
 from rich.console import Console
 
 import covey
@@ -16,10 +18,13 @@ from covey import checkpoint
 from covey.cli.config import Config, load
 from covey.cli.folder import Folder, create, environment, refused, unused
 from covey.cli.show import progress
-from covey.errors import CheckpointError, ConfigError, CoveyError
+from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
+from covey.experiment import Experiment, unlike
 from covey.report.plot import draw
 from covey.report.summary import Summary, summarise
-from covey.run import Round, Run
+from covey.run import Round, Runs
+
+_ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
 
 
 class Interrupted(CoveyError):
@@ -57,8 +62,9 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             folder.write("config.toml", config.text())
             folder.write("repeat.txt", f"{repeat}\n{again} rounds={config.rounds + 10}\n")
             folder.write_json("environment.json", environment(command))
-            histories = [_seed(config, seed, place, console) for seed, place in places.items()]
+            histories, engine = _seeds(config, places, console)
             summary = summarise(histories, config.protocol)
+            folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
             with refused(folder.path / "plot.png"):
                 draw(histories, folder.path / "plot.png", title=config.name or config.algorithm["name"])
@@ -69,40 +75,93 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
     return folder, summary
 
 
-def _seed(config: Config, seed: int, folder: Folder, console: Console) -> list[Round]:
-    """All rounds of one seed; those already run come from its checkpoint."""
-    label = f"seed {seed}  " if config.seeds > 1 else ""
-    folder.make()
-    saved = folder.checkpoint if folder.checkpoint.exists() else None
-    if saved is not None and (history := _finished(config, seed, saved)) is not None:
-        more = f"; for more, add rounds={config.rounds + 10}" if config.seeds == 1 else ""
-        console.print(f"note: {label}all {config.rounds} rounds were run before{more}", highlight=False)
-        return history
-    run = covey.run(config.experiment(seed), resume=saved)
-    for note in run.notes:
+Histories = list[list[Round]]
+
+
+def _seeds(config: Config, places: dict[int, Folder], console: Console) -> tuple[Histories, dict[str, Any]]:
+    """All rounds of every seed: seeds that stand at the same round go on in one go, as many as memory allows."""
+    done: dict[int, list[Round]] = {}
+    waiting: dict[int, list[int]] = {}
+    for seed, place in places.items():
+        place.make()
+        history = _finished(config, seed, place.checkpoint) if place.checkpoint.exists() else None
+        if history is not None:
+            more = f"; for more, add rounds={config.rounds + 10}" if config.seeds == 1 else ""
+            console.print(f"note: {_label(config, [seed])}all {config.rounds} rounds were run before{more}", highlight=False)
+            done[seed] = history
+        else:
+            waiting.setdefault(_round(place), []).append(seed)
+    engine: dict[str, Any] = {}
+    for seeds in waiting.values():
+        experiments = {seed: config.experiment(seed) for seed in seeds}
+        size = _together(list(experiments.values()))
+        for start in range(0, len(seeds), size):
+            some = {seed: experiments[seed] for seed in seeds[start : start + size]}
+            try:
+                engine = _run(config, some, places, console, done)
+            except DivergedError:
+                if len(some) == 1:
+                    raise
+                for seed in some:  # the others need not stop for the one that diverged
+                    engine = _run(config, {seed: experiments[seed]}, places, console, done)
+    return [done[seed] for seed in places], engine
+
+
+def _run(
+    config: Config, experiments: dict[int, Experiment], places: dict[int, Folder], console: Console, done: dict[int, list[Round]]
+) -> dict[str, Any]:
+    """The rounds that some seeds have left, in one go; their histories into `done`."""
+    folders = [places[seed] for seed in experiments]
+    saved = [folder.checkpoint if folder.checkpoint.exists() else None for folder in folders]
+    runs = covey.runs(list(experiments.values()), resume=saved)
+    for note in runs.notes:
         console.print(f"note: {note}", highlight=False)
-    folder.metrics(run.history)
-    with progress(console, label=label, rounds=config.rounds, done=run.round) as show:
+    for run, folder in zip(runs.seeds, folders, strict=True):
+        folder.metrics(run.history)
+    with progress(console, label=_label(config, list(experiments)), rounds=config.rounds, done=runs.round) as show:
         try:
-            for record in run:
-                show(record)
-                folder.append(record)
-                if run.round % config.checkpoint_every == 0 and run.round < config.rounds:
-                    run.save(folder.checkpoint)
+            for records in runs:
+                show(records)
+                for record, folder in zip(records, folders, strict=True):
+                    folder.append(record)
+                if runs.round % config.checkpoint_every == 0 and runs.round < config.rounds:
+                    for run, folder in zip(runs.seeds, folders, strict=True):
+                        run.save(folder.checkpoint)
         except (KeyboardInterrupt, SystemExit, CoveyError) as error:  # SystemExit: nobody reads the output any more
             if not isinstance(error, CheckpointError):
-                _save(run, folder)
+                _save(runs, folders)
             raise
-    _save(run, folder)
-    return list(run.history)
+    _save(runs, folders)
+    done |= {seed: list(run.history) for seed, run in zip(experiments, runs.seeds, strict=True)}
+    return runs.engine
 
 
-def _save(run: Run, folder: Folder) -> None:
+def _together(experiments: list[Experiment]) -> int:
+    """How many of these seeds run side by side: all, as far as their models fit into memory, or one if they are too unlike."""
+    first = experiments[0]
+    row = sum(parameter.numel() for parameter in first.model.parameters()) * torch.finfo(first.dtype).bits // 8
+    if len(experiments) == 1 or unlike(experiments) is not None:
+        return 1
+    return max(1, first.memory // (_ROWS * row * first.tree.devices))
+
+
+def _label(config: Config, seeds: list[int]) -> str:
+    if config.seeds == 1:
+        return ""
+    return f"seed {seeds[0]}  " if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}  "
+
+
+def _round(folder: Folder) -> int:
+    return int(checkpoint.read(folder.checkpoint, tensors=False).facts["round"]) if folder.checkpoint.exists() else 0
+
+
+def _save(runs: Runs, folders: list[Folder]) -> None:
     """The state comes last: a checkpoint of the last round says that everything else is there, an older one redoes it all."""
-    if run.round == run.experiment.rounds:
-        folder.models(run)
-    folder.metrics(run.history)
-    run.save(folder.checkpoint)
+    for run, folder in zip(runs.seeds, folders, strict=True):
+        if run.round == run.experiment.rounds:
+            folder.models(run)
+        folder.metrics(run.history)
+        run.save(folder.checkpoint)
 
 
 def _enough(config: Config, folder: Folder) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,36 +13,37 @@ from rich.table import Table
 from covey.report.summary import Figure, Summary
 from covey.run import Round
 
-Show = Callable[[Round], None]
+Show = Callable[[Sequence[Round]], None]
 
 
 @contextmanager
 def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterator[Show]:
-    """Shows rounds as they come; `done` of them had been run before."""
+    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before."""
     total = 0
     scores = ""
 
-    def note(record: Round) -> str:
+    def note(records: Sequence[Round]) -> str:
         nonlocal total, scores
-        total += record.bytes()
-        if record.models:
-            names = _one_per_tier(record) if console.is_terminal else list(record.models)
-            scores = " ".join(f"{name} {_score(record, name)}" for name in names)
+        total += sum(record.bytes() for record in records)
+        if records[0].models:
+            names = _one_per_tier(records[0]) if console.is_terminal else list(records[0].models)
+            scores = " ".join(f"{name} {_score(records, name)}" for name in names)
         return f"{scores} {total / 1e6:.1f} MB"
 
     if not console.is_terminal:
 
-        def line(record: Round) -> None:
-            text = note(record)
-            if record.models:
-                console.print(f"{label}round {record.round + 1}/{rounds}  {text}  {record.seconds:.2f} s", highlight=False)
+        def line(records: Sequence[Round]) -> None:
+            text, first = note(records), records[0]
+            if first.models:
+                seconds = sum(record.seconds for record in records)
+                console.print(f"{label}round {first.round + 1}/{rounds}  {text}  {seconds:.2f} s", highlight=False)
 
         yield line
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=8), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"{label}round", total=rounds, completed=done, note="")
-        yield lambda record: bar.update(task, advance=1, note=note(record))
+        yield lambda records: bar.update(task, advance=1, note=note(records))
 
 
 def table(console: Console, summary: Summary) -> None:
@@ -64,6 +66,10 @@ def table(console: Console, summary: Summary) -> None:
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
         console.print(_links(summary))
+    if summary.spent:
+        total = sum(summary.spent.values())
+        shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items())
+        console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
 
 
 def _links(summary: Summary) -> Table:
@@ -96,7 +102,11 @@ def _percent(figure: Figure | None) -> str:
     return "-" if figure is None else figure.percent()
 
 
-def _score(record: Round, name: str) -> str:
-    scores = record.models[name].scores
-    score = scores.get("test") or next(iter(scores.values()))
-    return f"{100 * score.accuracy:.1f}%" if score.accuracy is not None else f"{score.loss:.4g}"
+def _score(records: Sequence[Round], name: str) -> str:
+    all_scores = [record.models[name].scores for record in records]
+    scores = [scores.get("test") or next(iter(scores.values())) for scores in all_scores]
+    right = [score.accuracy for score in scores if score.accuracy is not None]
+    if right:
+        return f"{100 * fmean(right):.1f}%"
+    losses = [score.loss for score in scores if score.loss is not None]
+    return f"{fmean(losses):.4g}" if losses else "-"

@@ -52,10 +52,13 @@ class Bitmap:
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """Counted from the bits that would be set."""
         check_rows(rows, mask, ndim=2)
-        width, size = rows.shape[1], rows.element_size()
-        sent = patterns(rows) if mask is None else mask.expand(rows.shape)
-        short = header.SIZE + bit_bytes(width) + size * count(sent)
-        return short.clamp(max=header.SIZE + size * width) if mask is None else short
+        sent = count(patterns(rows) if mask is None else mask.expand(rows.shape))
+        return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
+
+    def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
+        """A bit for each value and the values sent, or all values where that is not longer."""
+        short = header.SIZE + bit_bytes(width) + size * sent
+        return short if masked else short.clamp(max=header.SIZE + size * width)
 
     def roundtrip(self, rows: Tensor) -> Tensor:
         """The rows themselves."""

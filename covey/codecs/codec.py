@@ -35,6 +35,13 @@ class Codec(Protocol):
         """The length of each row's message, `[n]` int64, without encoding; a mask is `[P]`, or one per row `[n, P]`."""
         ...
 
+    def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor | None:
+        """The same from the number of values that are not 0, or inside the mask, `[n]`; None where more than that decides.
+
+        `size` is that of one value in bytes. A link that has counted already need not read the rows again.
+        """
+        ...
+
     def roundtrip(self, rows: Tensor) -> Tensor:
         """What the receiver gets, `[n, P]`; the same tensor when the codec is lossless."""
         ...

@@ -46,9 +46,12 @@ class Dense:
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same for every row."""
         check_rows(rows, mask, ndim=2)
-        n, width = rows.shape
-        size = header.SIZE + rows.element_size() * width + (0 if mask is None else bit_bytes(width))
-        return torch.full((n,), size, dtype=torch.int64, device=rows.device)
+        sent = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
+
+    def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
+        """The same whatever is sent."""
+        return torch.full_like(sent, header.SIZE + size * width + (bit_bytes(width) if masked else 0))
 
     def roundtrip(self, rows: Tensor) -> Tensor:
         """The rows themselves."""

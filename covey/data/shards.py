@@ -103,6 +103,23 @@ class Shards:
             raise ConfigError(f"no split is called {split!r}; ask for one of {', '.join(map(repr, SPLITS))}.")
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
 
+    @staticmethod
+    def stack(shards: Sequence[Shards]) -> Shards:
+        """The devices of several shards side by side, in this order; examples they have in common are held once."""
+        first = shards[0]
+        if len(shards) == 1:
+            return first
+        same = all(torch.equal(s.x, first.x) and torch.equal(s.y, first.y) for s in shards[1:])
+        shift = [0 if same else sum(len(other.x) for other in shards[:at]) for at in range(len(shards))]
+
+        def part(split: str) -> Part:
+            index = torch.cat([s.part(split).index + by for s, by in zip(shards, shift, strict=True)])
+            counts = torch.cat([s.part(split).counts() for s in shards])
+            return Part(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+
+        x, y = (first.x, first.y) if same else (torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
+        return replace(first, x=x, y=y, train=part("train"), validation=part("validation"), test=part("test"))
+
     def paper(self) -> Shards:
         """The same examples by the papers' protocol: what was for validation is trained on, nothing validates."""
         both = [torch.cat([self.train.held(d), self.validation.held(d)]).numpy() for d in range(self.devices)]

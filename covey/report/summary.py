@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from covey.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
@@ -71,6 +71,7 @@ class Summary:
     models: list[ModelFigures]
     links: list[LinkFigures]
     protocol: Literal["honest", "paper"] = "honest"
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -83,7 +84,15 @@ def summarise(histories: Sequence[Sequence[Round]], protocol: Literal["honest", 
     names = list(scored[0][-1].models) if scored and scored[0] else []
     models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
     seconds = sum(record.seconds for history in histories for record in history)
-    return Summary(len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
+    return Summary(len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol, _spent(histories))
+
+
+def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
+    spent: dict[str, float] = {}
+    for record in (record for history in histories for record in history):
+        for name, seconds in record.spent.items():
+            spent[name] = spent.get(name, 0.0) + seconds
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
 def _model(name: str, chosen: list[Selection]) -> ModelFigures:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey import draws
+from covey import draws, native
 from covey.algorithm import Algorithm, Program
+from covey.clock import Clock
 from covey.codecs import Codec
+from covey.data.shards import some
 from covey.errors import DivergedError, ProgramError
-from covey.link import Link
+from covey.graph import Call, Graphs
+from covey.link import Ledger, Link, Route
 from covey.meter import Meter
 from covey.nodes import Idle, Nodes
-from covey.replies import Exact, Masked, Message, Replies, Rows
+from covey.replies import Exact, Ids, Masked, Message, Replies, Rows
 from covey.store import Store
 from covey.task import Batches, Task
 from covey.tree import Sample, Tree
@@ -26,45 +32,57 @@ from covey.tree import Sample, Tree
 
 @dataclass
 class Simulator:
-    """One process that plays every node of the tree.
+    """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
-    A chunk for a worker holds at least `grain` values of rows; `start` is the initial row, None for the seed's.
+    A chunk for a worker holds at least `grain` values of rows; `start` are the initial rows, [seeds, P]; `capture` allows CUDA
+    graphs.
     """
 
     algorithm: Algorithm
     tree: Tree
     task: Task
     codecs: Mapping[str, Codec]
-    seed: int = 0
+    start: Rows
+    seeds: tuple[int, ...] = (0,)
     idle: Idle = "skip"
     batches: Batches = "uniform"
     workers: int = 1
     memory: int = 2**31
     grain: int = 1
-    start: Tensor | None = None
-    meter: Meter = field(default_factory=Meter)
+    capture: bool = True
     lane: str = "train"
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
-        start = self.task.space.initial(self.seed) if self.start is None else self.start
-        self._initial = start.to(self.task.device, self.task.dtype)
+        self.start = self.start.to(self.task.device, self.task.dtype)
+        self.meters = [Meter() for _ in self.seeds]
+        self.clock = Clock(self.task.device)
+        self.graphs = Graphs(self) if self.capture and self.task.device.type == "cuda" else None
+        self._ledger = Ledger(self.meters)
+        self._doubts: list[_Doubt] = []
+        self._storing = threading.Lock()
+        self._asked: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._round = 0
 
-    def initial(self) -> Tensor:
-        """The common initial row, [P]."""
-        return self._initial
+    def initial(self, tier: str, ids: Ids) -> Rows:
+        """The common initial row of each node's tree, [n, P]."""
+        return self.start[self.tree.copy(tier, ids.to(self.start.device))]
 
     def play(self, program: Program, rows: Rows, *, round: int) -> Any:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         self._round = round
+        self._ledger.clear()
+        self._doubts.clear()
         with _one_thread(), torch.no_grad():
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
             answer = program(me, rows.clone())
-            self._commit([me], me.ids, round)
-            self._finite(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids, round)
+            self._keep(me, me.ids, round)
+            self._doubt(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids)
+            with self.clock("links"):
+                self._check(last=True)
+                self._ledger.settle()
             return answer
 
     @contextmanager
@@ -72,7 +90,8 @@ class Simulator:
         """Asks in here are scores: their bytes go to a lane of their own and no cohort is recorded."""
         self.lane = "score"
         try:
-            yield
+            with self.clock("scores"):
+                yield
         finally:
             self.lane = "train"
 
@@ -88,39 +107,66 @@ class Simulator:
     ) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
         path, tier = me.next_ask(), self._below(me, program)
-        asking = torch.arange(len(me)) if where is None else where.reshape(-1).nonzero()[:, 0].cpu()
-        position, ids, answers = self._cohort(me, tier, asking, sample, draws.key(self.seed, me.round, path, tier))
-        asker = asking[position]
-        copies = torch.bincount(asker, minlength=len(me))
-        down = [self._send(row, copies, me.tier, (me.tier, tier), "down") for row in rows]
-        down_each = [self._send_each(me, tier, value, asker, ids) for value in each]
+        with self.clock("cohorts"):
+            asking = torch.arange(len(me)) if where is None else where.reshape(-1).nonzero()[:, 0].cpu()
+            position, ids, answers = self._cohort(me, tier, asking, sample, path)
+            asker = asking[position]
+            idle = self._idle(me, asker, len(ids), answers)
+        with self.clock("links"):
+            copies = torch.bincount(asker, minlength=len(me))
+            down = tuple(self._send(row, me.tier, me.ids, copies, (me.tier, tier), "down") for row in rows)
+            down_each = tuple(self._send_each(me, tier, value, asker, ids) for value in each)
+        question = _Question(program, (me.tier, tier), me.round, path, ids, asker, answers, idle, down, down_each)
+        with self.clock("training", threads=self.workers) if self._leaf(tier) else nullcontext():
+            done = list(self._each_chunk(partial(self._run, question), len(ids), leaf=self._leaf(tier)))
+        self._check()
+        child = ids[answers] - self.tree.first(me.tier, me.ids)[asker[answers]]
 
-        idle = self._idle(me, asker, len(ids), answers)
+        def replies(messages: list[Message]) -> Replies:
+            masks = [message.mask for message in messages if isinstance(message, Masked)]
+            parts = [rows for rows in map(_rows, messages) if rows is not None]
+            mask = torch.cat(masks) if masks else None
+            return Replies(parts or None, asker=asker[answers], askers=len(me), mask=mask, child=child)
 
-        def run(part: slice) -> tuple[Nodes, Any]:
-            nodes = Nodes(self, tier, ids[part], round=me.round, path=path, idle=None if idle is None else idle[part])
-            here = asker[part].to(self.task.device)
-            with torch.no_grad():
-                return nodes, program(nodes, *(row[here] for row in down), *(value[part] for value in down_each))
+        if isinstance(done[0], tuple):
+            return tuple(replies(list(messages)) for messages in zip(*done, strict=True))
+        return replies(done)
 
-        done = list(self._each_chunk(run, len(ids), leaf=self.tree.below(tier) is None))
-        self._commit([nodes for nodes, _ in done], ids, me.round)
-        asker, child = asker[answers], ids[answers] - self.tree.first(me.tier, me.ids)[asker[answers]]
+    def _run(self, q: _Question, part: slice) -> Any:
+        """The program on some of the nodes: what they keep is stored, what they answer has crossed the link."""
+        ids, tier = q.ids[part], q.ends[1]
+        here = q.asker[part].to(self.task.device, non_blocking=True)
+        arguments = (*(row[here] for row in q.down), *(value[part] for value in q.each))
+        with torch.no_grad():
+            if self.graphs is not None and self.lane == "train" and self._leaf(tier):
+                nodes, answer = self.graphs.run(Call(q.program, tier, ids, q.round, q.path, arguments))
+            else:
+                idle = None if q.idle is None else q.idle[part]
+                nodes = Nodes(self, tier, ids, round=q.round, path=q.path, idle=idle)
+                answer = q.program(nodes, *arguments)
+            self._keep(nodes, ids, q.round)
+            with self.clock("links"):
+                here = q.answers[(q.answers >= part.start) & (q.answers < part.stop)] - part.start
+                if isinstance(answer, tuple):
+                    return tuple(self._up(q, ids, here, message, nodes) for message in answer)
+                return self._up(q, ids, here, answer, nodes)
 
-        def reply(message: Message) -> Replies:
-            rows = _rows(message)
-            if rows is not None and (rows.ndim != 2 or len(rows) != len(ids) or not rows.is_floating_point()):
-                got = f"{rows.dtype} of shape {tuple(rows.shape)}"
-                raise ProgramError(
-                    f"{tier}: {program.__name__} answered {got} for {len(ids)} nodes; give floating rows [n, width]."
-                )
-            self._finite(tier, f"the answer of {program.__name__}", rows, ids, me.round)
-            up = self._send(_select(message, answers), torch.ones_like(child), tier, (me.tier, tier), "up")
-            mask = up.mask if isinstance(up, Masked) else None
-            return Replies(_rows(up), asker=asker, askers=len(me), mask=mask, child=child)
+    def _up(self, q: _Question, ids: Ids, here: Tensor, message: Message, nodes: Nodes) -> Message:
+        """What arrives above of the answers of those who answer, `here` among the nodes."""
+        rows, tier = _rows(message), q.ends[1]
+        if rows is None:
+            return None
+        if rows.ndim != 2 or len(rows) != len(ids) or not rows.is_floating_point():
+            got = f"{rows.dtype} of shape {tuple(rows.shape)}"
+            raise ProgramError(
+                f"{tier}: {q.program.__name__} answered {got} for {len(ids)} nodes; give floating rows [n, width]."
+            )
+        if not any(rows is kept for kept in nodes.kept.values()):
+            self._doubt(tier, f"the answer of {q.program.__name__}", rows, ids)
+        return self._receive(_select(message, here), tier, ids[here], torch.ones_like(here), q.ends, "up")
 
-        answer = _join([result for _, result in done])
-        return tuple(reply(item) for item in answer) if isinstance(answer, tuple) else reply(answer)
+    def _leaf(self, tier: str) -> bool:
+        return tier == self.tree.tiers[-1]
 
     def _below(self, me: Nodes, program: Program) -> str:
         tier = self.tree.below(me.tier)
@@ -128,19 +174,30 @@ class Simulator:
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         return tier
 
-    def _cohort(self, me: Nodes, tier: str, asking: Tensor, sample: Sample, address: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _cohort(self, me: Nodes, tier: str, asking: Tensor, sample: Sample, path: int) -> tuple[Tensor, Tensor, Tensor]:
         """Who runs, as (position of the asker, child id), and which of them answer."""
         if sample is not None:
             self.tree.picks(me.tier, sample)  # also when nobody asks, so that a wrong number shows before the first round
         askers = me.ids[asking]
-        position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
+        if sample is None:
+            position, ids = self._children(me.tier, askers)
+        else:
+            address = draws.keys(self.seeds, me.round, path, tier)[self.tree.copy(me.tier, askers)]
+            position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
         if self.lane == "train":
             asked = ids if me.idle is None else ids[~me.idle[asking][position]]
             self.cohorts.setdefault(tier, []).append(asked)
         if sample is None or self.idle == "skip":
             return position, ids, torch.arange(len(ids))
-        position, everyone = self.tree.cohort(me.tier, askers, sample=None, address=address)
+        position, everyone = self._children(me.tier, askers)
         return position, everyone, torch.isin(everyone, ids).nonzero()[:, 0]
+
+    def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
+        """All children of these nodes; who asks every round asks for the same."""
+        last = self._asked.get(tier)
+        if last is None or not torch.equal(last[0], ids):
+            last = self._asked[tier] = (ids, *self.tree.cohort(tier, ids, sample=None, address=0))
+        return last[1:]
 
     def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
         """Who of those that run was not asked, or stands under one that was not."""
@@ -153,6 +210,8 @@ class Simulator:
     def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
         """Leaves in chunks over the workers, other tiers at once; results in id order."""
         room = max(1, self.memory // self.workers // self.task.row_bytes())
+        if self.task.path == "each":  # rows run one by one, and a model stays in the cache for all its steps
+            room = 1
         least = -(-self.grain // self.task.space.width)
         size = max(1, min(room, max(least, -(-count // self.workers)))) if leaf else max(1, count)
         parts = [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
@@ -162,17 +221,24 @@ class Simulator:
             self._pool = ThreadPoolExecutor(self.workers, "covey", initializer=torch.set_num_threads, initargs=(1,))
         return self._pool.map(run, parts)
 
-    def _commit(self, done: list[Nodes], ids: Tensor, round: int) -> None:
-        for name in done[0].kept:
-            rows = torch.cat([nodes.kept[name] for nodes in done]) if len(done) > 1 else done[0].kept[name]
-            self._finite(done[0].tier, f"the kept {name!r}", rows, ids, round)
-            self.store.put(done[0].tier, name, ids, rows, round)
+    def _keep(self, nodes: Nodes, ids: Ids, round: int) -> None:
+        """Store what a program call kept."""
+        for name, rows in nodes.kept.items():
+            self._doubt(nodes.tier, f"the kept {name!r}", rows, ids)
+            with self._storing:  # workers take turns
+                self.store.put(nodes.tier, name, ids, rows, round)
 
-    def _send(self, message: Message, copies: Tensor, sender: str, ends: tuple[str, str], direction: str) -> Any:
-        link = Link("-".join(ends), self.codecs["-".join(ends)], self.meter)
-        cut = self.algorithm.cut(sender, self._round) if self.lane == "train" else None
-        out = link.send(message, copies=copies, cut=cut, direction=direction, lane=self.lane)
+    def _send(self, message: Message, sender: str, ids: Ids, copies: Tensor, ends: tuple[str, str], direction: str) -> Any:
+        """The rows that arrive."""
+        out = self._receive(message, sender, ids, copies, ends, direction)
         return out.rows if isinstance(out, Exact) else out
+
+    def _receive(self, message: Message, sender: str, ids: Ids, copies: Tensor, ends: tuple[str, str], direction: str) -> Message:
+        """What the receivers get of a message."""
+        name = "-".join(ends)
+        route = Route((name, direction, self.lane), copies, self.tree.copy(sender, ids))
+        cut = self.algorithm.cut(sender, self._round) if self.lane == "train" else None
+        return Link(self.codecs[name], self._ledger).send(message, route, cut=cut)
 
     def _send_each(self, me: Nodes, tier: str, value: Tensor, asker: Tensor, ids: Tensor) -> Tensor:
         """Each child's own entry of a value that has one per child of the askers."""
@@ -184,18 +250,63 @@ class Simulator:
         starts = torch.cumsum(counts, 0) - counts
         chosen = value[(starts[asker] + ids - self.tree.first(me.tier, me.ids)[asker]).to(value.device)]
         flat = Exact((chosen[:, None] if chosen.ndim == 1 else chosen.flatten(1)).to(self.task.dtype))
-        self._send(flat, torch.ones_like(ids), me.tier, (me.tier, tier), "down")
+        self._send(flat, me.tier, me.ids[asker], torch.ones_like(ids), (me.tier, tier), "down")
         return chosen
 
-    def _finite(self, tier: str, what: str, rows: Tensor | None, ids: Tensor, round: int) -> None:
-        if rows is None or not rows.is_floating_point() or bool(torch.isfinite(rows).all()):
+    def _doubt(self, tier: str, what: str, rows: Tensor | None, ids: Ids) -> None:
+        """Note rows that are no longer finite; on a GPU, which would have to be waited for, all that may not be."""
+        if rows is None or not rows.is_floating_point() or not rows.numel():
             return
-        bad = ids[(~torch.isfinite(rows.reshape(len(ids), -1)).all(1)).nonzero()[:, 0].cpu()].tolist()
-        named = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        if rows.is_cuda:
+            self._doubts.append(_Doubt(tier, what, ids, rows.reshape(len(ids), -1).sum(1)))
+        elif not native.finite(rows):
+            whole = torch.isfinite(rows.reshape(len(ids), -1)).all(1)
+            self._doubts.append(_Doubt(tier, what, ids, torch.where(whole, 0.0, math.nan)))
+
+    def _check(self, *, last: bool = False) -> None:
+        """An error that names the nodes whose rows are not finite; a GPU is asked at the end of a round only."""
+        if not self._doubts or (self.task.device.type == "cuda" and not last):
+            return
+        wrong = ~torch.isfinite(torch.cat([doubt.sum for doubt in self._doubts])).cpu()
+        parts = torch.split(wrong, [len(doubt.ids) for doubt in self._doubts])
+        found = [(doubt, doubt.ids[part]) for doubt, part in zip(self._doubts, parts, strict=True) if bool(part.any())]
+        self._doubts.clear()
+        if not found:
+            return
+        tier, what = min((doubt.tier, doubt.what) for doubt, _ in found)  # whichever worker came first
+        bad = torch.cat([ids for doubt, ids in found if (doubt.tier, doubt.what) == (tier, what)]).sort().values
+        seeds = sorted({self.seeds[copy] for copy in self.tree.copy(tier, bad).tolist()})
+        named = some(self.tree.local(tier, bad).tolist()) + (f" (seed {some(seeds)})" if len(self.seeds) > 1 else "")
         raise DivergedError(
-            f"round {round}: {what} of {tier} {named} is no longer finite ({len(bad)} of {len(ids)} nodes); "
+            f"round {self._round}: {what} of {tier} {named} is no longer finite ({len(bad)} of {self.tree.size(tier)} nodes); "
             "the state of the round before remains. Lower the step sizes or the penalties."
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """One ask: who runs, what they get, and which of them answer."""
+
+    program: Program
+    ends: tuple[str, str]
+    round: int
+    path: int
+    ids: Ids
+    asker: Tensor
+    answers: Tensor
+    idle: Tensor | None
+    down: tuple[Any, ...]
+    each: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Doubt:
+    """Rows that may no longer be finite: whose they are, and a number for each that is finite only if the row is, [n]."""
+
+    tier: str
+    what: str
+    ids: Ids
+    sum: Tensor
 
 
 def _rows(message: Message) -> Rows | None:
@@ -211,20 +322,6 @@ def _select(message: Message, answers: Tensor) -> Message:
     if isinstance(message, Masked):
         return Masked(message.rows[here], message.mask[here])
     return Exact(rows[here]) if isinstance(message, Exact) else rows[here]
-
-
-def _join(results: list[Any]) -> Any:
-    """One answer from those of the chunks: rows below rows, item by item."""
-    first = results[0]
-    if first is None or len(results) == 1:
-        return first
-    if isinstance(first, Tensor):
-        return torch.cat(results)
-    if isinstance(first, Masked):
-        return Masked(torch.cat([r.rows for r in results]), torch.cat([r.mask for r in results]))
-    if isinstance(first, Exact):
-        return Exact(torch.cat([r.rows for r in results]))
-    return tuple(_join(list(items)) for items in zip(*results, strict=True))
 
 
 @contextmanager

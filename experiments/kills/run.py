@@ -137,7 +137,7 @@ def _timeless(path: Path) -> Any:
 
 def _without_seconds(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_seconds(item) for key, item in value.items() if key != "seconds"}
+        return {key: _without_seconds(item) for key, item in value.items() if key not in ("seconds", "spent")}
     return [_without_seconds(item) for item in value] if isinstance(value, list) else value
 
 

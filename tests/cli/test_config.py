@@ -57,7 +57,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("algorithm.name=sfedph", ["algorithm.name = 'sfedph'", "did you mean sfedhp?", "one of local, fedavg"]),
         ("algorithm.name=[1]", ["algorithm.name = [1]", "one of local, fedavg"]),
         ("data.name=digit", ["data.name = 'digit'", "did you mean digits?", "one of digits, synthetic"]),
-        ("model.name=mpl", ["model.name = 'mpl'", "did you mean mlp?", "one of linear, mlp"]),
+        ("model.name=mpl", ["model.name = 'mpl'", "did you mean mlp?", "one of linear, mlp, cnn"]),
         ("algorithm={lam1=2.0}", ["[algorithm] needs a name", "one of local"]),
         ("algorithm=5", ["algorithm = 5", "must be a table"]),
         ("tree=5", ["tree = 5", "must be a table"]),

@@ -176,7 +176,7 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
     both, halted = tmp_path / "both", tmp_path / "halted"
     ended = covey("run", *SMALL, "seeds=2", "--out", both)
     assert ended.code == 0
-    assert sum(line.startswith("seed 1  round ") for line in ended.out.splitlines()) == 4
+    assert sum(line.startswith("seeds 0-1  round ") for line in ended.out.splitlines()) == 4
     saved = [checkpoint.read(both / name / "checkpoint.safetensors") for name in ("seed-0", "seed-1")]
     assert not saved[0].tensors["server"].equal(saved[1].tensors["server"])
     assert saved[0].tensors["server"].equal(checkpoint.read(undisturbed / "checkpoint.safetensors").tensors["server"])
@@ -192,7 +192,7 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
     assert not (halted / "summary.json").exists()
     ended = covey("run", "--resume", halted)
     assert ended.code == 0
-    assert ended.out.startswith("note: seed 0  all 4 rounds were run before\nseed 1  round 3/4 ")
+    assert ended.out.startswith("seeds 0-1  round 4/4 ")
     assert _without_seconds(halted) == _without_seconds(both)
     for name in ("seed-0", "seed-1"):
         for folder in (both, halted):
@@ -201,8 +201,29 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
         assert difference(both / name, halted / name) is None
 
 
+def test_seeds_that_stand_at_different_rounds_go_on_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert covey("run", *SMALL, "seeds=3", "--out", folder).code == 0
+    whole = {seed: checkpoint.read(folder / f"seed-{seed}" / "checkpoint.safetensors") for seed in range(3)}
+    (folder / "seed-1" / "checkpoint.safetensors").unlink()
+    ended = covey("run", "--resume", folder)
+    assert ended.code == 0
+    assert ended.out.count("all 4 rounds were run before") == 2
+    assert "seed 1  round 4/4 " in ended.out
+    assert checkpoint.read(folder / "seed-1" / "checkpoint.safetensors").tensors["server"].equal(whole[1].tensors["server"])
+
+
 def _without_seconds(folder: Path) -> Any:
-    return {key: value for key, value in json.loads((folder / "summary.json").read_text()).items() if key != "seconds"}
+    summary = json.loads((folder / "summary.json").read_text())
+    return {key: value for key, value in summary.items() if key not in ("seconds", "spent")}
+
+
+def test_one_seed_that_diverges_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = covey("run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "seeds=2", "--out", folder)
+    assert ended.code == 3
+    assert ended.err.startswith("diverged: round ")
+    assert all((folder / f"seed-{seed}" / "checkpoint.safetensors").exists() for seed in range(2))
 
 
 def test_a_diverged_run_leaves_its_last_good_state(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_right_levels_are_the_hand_written_algorithm(
     assert deviation(by_hand, by_levels) < 1e-12
     for model in here.models:
         assert deviation(run.rows(model)[1], oracle.rows(model)[1]) < 1e-12
-    assert run.simulator.meter.totals.keys() == oracle.simulator.meter.totals.keys()
+    assert run.meter.totals.keys() == oracle.meter.totals.keys()
 
 
 def test_more_tiers_that_only_pass_on_are_fedavg_with_the_same_mini_batches() -> None:

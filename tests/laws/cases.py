@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import covey
 from covey import Algorithm, Experiment, Run, Tree, algorithms, data, models
 from covey.algorithms.nested import Level, Nested
+from covey.run import Seed
 
 INPUTS, CLASSES = 13, 5
 SIZES = (30, 9, 460, 55, 21, 40, 12, 77)  # one device has more examples than a block of a full pass
@@ -150,9 +151,9 @@ def every(some: dict[str, Case]) -> pytest.MarkDecorator:
 every_case, every_algorithm = every(CASES), every(PLAIN)
 
 
-def shards(dtype: torch.dtype = torch.float32) -> data.Shards:
+def shards(dtype: torch.dtype = torch.float32, seed: int = 5) -> data.Shards:
     """Devices of very different sizes, each with its own rule from features to labels."""
-    draw = torch.Generator().manual_seed(5)
+    draw = torch.Generator().manual_seed(seed)
     pairs = []
     for size in SIZES:
         x = torch.randn(size, INPUTS, generator=draw)
@@ -179,13 +180,13 @@ def finished(case: Case, **changes: Any) -> Run:
     return run
 
 
-def state(run: Run) -> dict[str, Any]:
+def state(run: Seed) -> dict[str, Any]:
     """Everything a run holds: the global row, all kept rows with their ids and rounds, the meter, the records but for time."""
     out: dict[str, Any] = {"global": run.w.clone()}
-    for tier, name, ids, rounds, rows in run.simulator.store.dump():
+    for tier, name, ids, rounds, rows in run._columns():
         out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
-    out["meter"] = json.dumps(sorted(run.simulator.meter.state()))
-    out["history"] = json.dumps([{**record.as_dict(), "seconds": 0.0} for record in run.history], sort_keys=True)
+    out["meter"] = json.dumps(sorted(run.meter.state()))
+    out["history"] = json.dumps([{**record.as_dict(), "seconds": 0.0, "spent": {}} for record in run.history], sort_keys=True)
     return out
 
 
@@ -205,7 +206,7 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
 
 def assert_moved(run: Run, least: float = 0.05) -> None:
     """The global model or a kept one is far from where it began."""
-    begin = run.simulator.initial()
+    begin = run.simulator.start[0]
     models = [rows for *_, rows in run.simulator.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
     far = max((rows - begin).norm(dim=1).max() / begin.norm() for rows in [run.w, *models])
     assert far > least, f"the furthest model moved by {far:.1e} of its norm"

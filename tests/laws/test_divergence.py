@@ -26,7 +26,7 @@ def test_divergence_is_named_and_undone(case: Case, tmp_path: Path) -> None:
     next(run), next(run)
     assert_moved(run)
     good, calm = state(run), run.experiment
-    run.experiment = replace(calm, algorithm=wild(case.algorithm))
+    run._runs.experiments = (replace(calm, algorithm=wild(case.algorithm)),)
     with pytest.raises(
         DivergedError, match=r"^round 2: the (answer of \w+|kept '\w+'|new global model) of (device|edge|server) \d"
     ):
@@ -35,7 +35,7 @@ def test_divergence_is_named_and_undone(case: Case, tmp_path: Path) -> None:
     assert differences(good, state(run)) == []
 
     run.save(tmp_path / "saved")
-    run.experiment = calm
+    run._runs.experiments = (calm,)
     resumed, straight = covey.run(calm, resume=tmp_path / "saved"), covey.run(calm)
     for each in (run, resumed, straight):
         list(each)
@@ -58,7 +58,7 @@ def test_a_model_too_large_to_score_is_undone_too(case: Case) -> None:
     far = with_fields(wild(case.algorithm), steps=1, tune_steps=1, local_rounds=1, edge_rounds=1)
     run = covey.run(experiment(case, rounds=3, score_every=1))
     next(run)
-    good, run.experiment = state(run), replace(run.experiment, algorithm=far)
+    good, run._runs.experiments = state(run), (replace(run.experiment, algorithm=far),)
     with pytest.raises(DivergedError, match="round 1: "):
         next(run)
     assert run.round == 1

@@ -30,7 +30,7 @@ def test_skipping_leaves_every_global_model_as_training_does(case: Case) -> None
 
 @every(SAMPLED)
 def test_those_who_only_train_receive_but_do_not_answer(case: Case) -> None:
-    skip, train = (finished(case, rounds=2, idle=idle).simulator.meter for idle in ("skip", "train"))
+    skip, train = (finished(case, rounds=2, idle=idle).meter for idle in ("skip", "train"))
     link = first_sampled_link(case)
     assert train.traffic(link=link, direction="up").messages == skip.traffic(link=link, direction="up").messages
     assert train.bytes(link=link, direction="down") > skip.bytes(link=link, direction="down")

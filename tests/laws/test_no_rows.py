@@ -21,7 +21,7 @@ def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Ca
     answer = run.simulator.play(case.algorithm.server, run.w[:0], round=0)
     assert answer.shape == (0, run.simulator.task.space.width)
     assert answer.dtype == run.w.dtype
-    assert run.simulator.meter.bytes(lane=None) == 0
+    assert run.meter.bytes(lane=None) == 0
 
 
 @every_algorithm

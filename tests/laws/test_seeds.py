@@ -1,9 +1,25 @@
 """A seed decides every bit, and a run leaves the caller's torch as it was."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
 import torch
 
 import covey
-from tests.laws.cases import Case, assert_moved, differences, every_algorithm, every_case, experiment, finished, state
+from covey.errors import ConfigError
+from tests.laws.cases import (
+    PLAIN,
+    Case,
+    assert_moved,
+    differences,
+    every_algorithm,
+    every_case,
+    experiment,
+    finished,
+    shards,
+    state,
+)
 
 
 @every_case
@@ -12,6 +28,48 @@ def test_one_seed_gives_one_run_and_another_another(case: Case) -> None:
     assert differences(once, again) == []
     rows = [key for key, value in once.items() if isinstance(value, torch.Tensor) and value.shape[1:] == once["global"].shape[1:]]
     assert all(not torch.equal(once[key], other[key]) for key in rows)
+
+
+@every_case
+def test_seeds_side_by_side_are_as_seeds_alone(case: Case) -> None:
+    apart = [experiment(case, seed=3), experiment(case, seed=4, data=shards(seed=6)), experiment(case, seed=8)]
+    together = covey.runs(apart)
+    list(together)
+    for seed, alone in zip(together.seeds, apart, strict=True):
+        run = covey.run(alone)
+        list(run)
+        assert differences(state(seed), state(run)) == []
+
+
+@every_algorithm
+def test_seeds_go_on_alone_or_together(case: Case, tmp_path: Path) -> None:
+    apart = [replace(experiment(case, seed=seed), rounds=2) for seed in (3, 4)]
+    longer = [replace(one, rounds=4, score_every=4) for one in apart]
+    first = covey.runs(apart)
+    list(first)
+    paths = [tmp_path / f"{at}.safetensors" for at in range(2)]
+    for seed, path in zip(first.seeds, paths, strict=True):
+        seed.save(path)
+    together = covey.runs(longer, resume=paths)
+    list(together)
+    for seed, path, one in zip(together.seeds, paths, longer, strict=True):
+        alone, never = covey.run(one, resume=path), covey.run(one)
+        list(alone)
+        list(never)
+        for other in (alone, never):
+            scores = {"history": "", "meter": ""}  # the first two rounds were scored for being the last of their run
+            assert differences(state(seed) | scores, state(other) | scores) == []
+
+
+def test_unlike_experiments_do_not_run_in_one_go() -> None:
+    one = experiment(PLAIN["FedAvg"])
+    for other, named in (
+        (replace(one, rounds=9), "rounds"),
+        (replace(one, algorithm=covey.algorithms.FedAvg(lr=0.5)), "algorithm"),
+        (replace(one, l2=0.1), "l2"),
+    ):
+        with pytest.raises(ConfigError, match=f"differ in {named}"):
+            covey.runs([one, other])
 
 
 @every_algorithm

@@ -1,0 +1,121 @@
+"""Whole descents in the compiled kernel: what a stack, its batches and its terms are in the arrays that rows.c reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from covey import gram, native
+from covey.descend import Terms
+from covey.replies import Rows
+from covey.space import Space
+from covey.stack import Stack
+
+if TYPE_CHECKING:
+    from covey.task import Batch
+
+_AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A stack and everybody's examples, as rows.c knows them."""
+
+    stack: Stack
+    space: Space
+    loss: str
+    table: Tensor
+    x: Tensor
+    y: Tensor
+
+    def takes(self, start: Rows, terms: Terms) -> bool:
+        """Whether the kernel does what these terms ask for."""
+        plain = terms.method == "gradient" and terms.tol is None and start.dtype == self.x.dtype
+        mask, part = terms.mask, terms.part
+        return plain and (mask is None or mask.dtype == torch.bool) and (part is None or part.step in (None, 1))
+
+    def descend(
+        self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, l2: float, one: Batch | None = None
+    ) -> Rows:
+        """Plain steps on mini-batches, all of them on `one` if that is given; then they are factored where that pays."""
+        rows = torch.empty_like(start, memory_format=torch.contiguous_format)
+        steps = _each(terms.steps, len(start), torch.int64)
+        arrays = self._arrays(start, terms)
+        work = self._work(start, terms, arrays, l2)
+        work.rows = rows.data_ptr()
+        if one is not None:
+            factored = gram.fits(self.stack, self.space, terms, one.examples.shape[1])
+            work.factored = gram.LEAST_STEPS if factored else 0
+            _run(work, [one], steps, start.dtype)
+            return rows
+        for first in range(0, terms.longest, _AHEAD):
+            batches = [batch_of(step) for step in range(first, min(first + _AHEAD, terms.longest))]
+            _run(work, batches, (steps - first).clamp(max=len(batches)), start.dtype)
+            work.start, work.start_stride = work.rows, self.space.width
+        return rows if terms.longest else start.clone()
+
+    def _arrays(self, start: Rows, terms: Terms) -> dict[str, Tensor]:
+        """What the call reads, by its name in `struct work`; it must live as long as the call."""
+        lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
+        gamma = terms.l1[0] if terms.l1 is not None else 0.0
+        one_each = {"lr": terms.lr, "lam": lam, "gamma": gamma}
+        a_row_each = {"start": start, "anchor": anchor, "linear": terms.linear, "mask": terms.mask}
+        return {
+            **{name: _each(value, len(start), torch.float64) for name, value in one_each.items()},
+            **{name: _rows(value, start) for name, value in a_row_each.items() if value is not None},
+            **{"table": self.table, "x": self.x, "y": self.y},
+        }
+
+    def _work(self, start: Rows, terms: Terms, arrays: dict[str, Tensor], l2: float) -> native.Work:
+        part = (terms.part or slice(None)).indices(self.space.width)
+        rho = terms.l1[1] if terms.l1 is not None else 0.0
+        return native.Work(
+            devices=len(start), width=self.space.width, layers=len(self.table), examples_held=len(self.x),
+            loss=native.LOSSES.index(self.loss), part_start=part[0], part_stop=part[1], decay=terms.decay + l2, rho=rho,
+            l1=native.NO_L1 if terms.l1 is None else native.SMOOTH if rho > 0 else native.SOFT,
+            **{name: array.data_ptr() for name, array in arrays.items()},
+            **{f"{name}_stride": arrays[name].stride(0) for name in ("start", "anchor", "linear", "mask") if name in arrays},
+        )  # fmt: skip
+
+
+def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor) -> Kernel | None:
+    """The kernel for a stack, where it is loaded and takes it."""
+    if stack is None or not isinstance(loss, str) or not native.serves(x) or len(stack.layers) > native.MOST_LAYERS:
+        return None
+    table = []
+    for layer in stack.layers:
+        out, inputs = space.slots[layer.weight].shape
+        bias = -1 if layer.bias is None else space.slots[layer.bias].start
+        activation = "none" if layer.activation is None else layer.activation.name
+        table.append([inputs, out, space.slots[layer.weight].start, bias, native.ACTIVATIONS.index(activation)])
+    y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype)
+    return Kernel(stack, space, loss, torch.tensor(table), x.reshape(len(x), -1).contiguous(), y.contiguous())
+
+
+def _run(work: native.Work, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:
+    """One call: a batch per step, or one for all."""
+    examples = torch.stack([batch.examples for batch in batches], dim=1)
+    weights = [batch.weight for batch in batches if batch.weight is not None]
+    weight = torch.stack(weights, dim=1).to(dtype) if weights else None
+    work.batches, work.batch = examples.shape[1:]
+    work.examples, work.steps = examples.data_ptr(), steps.data_ptr()
+    work.weight = None if weight is None else weight.data_ptr()
+    native.descend(work, dtype)
+
+
+def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """One number for every row."""
+    if not isinstance(value, Tensor):
+        return torch.full((count,), value, dtype=dtype)
+    return value.to(dtype).reshape(-1).expand(count).contiguous()
+
+
+def _rows(value: Tensor, like: Rows) -> Tensor:
+    """Rows whose values lie side by side; one row may stand for all."""
+    value = value.detach().expand_as(like)
+    value = value if value.dtype == torch.bool else value.to(like)
+    return value if value.stride(1) == 1 else value.contiguous()

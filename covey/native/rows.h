@@ -1,0 +1,770 @@
+/* One number type on one instruction set: rows.c includes this once for each, with
+ *   REAL, WHOLE   the number and the integer of its size
+ *   BYTES         the width of a vector
+ *   TILE_M/N      rows by vectors of a product that stay in registers
+ *   TARGET        the attribute that allows the instructions
+ *   NAME(x)       the name of x here
+ * Every sum runs in an order that the shapes alone decide: a row has the same bits whoever stands beside it.
+ */
+
+#define LANES ((int64_t)(BYTES / sizeof(REAL)))
+#define HERE static TARGET
+#define INLINE static inline __attribute__((always_inline)) TARGET
+
+typedef REAL NAME(vec) __attribute__((vector_size(BYTES)));
+typedef REAL NAME(any) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias)); /* at any address */
+typedef WHOLE NAME(ints) __attribute__((vector_size(BYTES)));
+typedef WHOLE NAME(any_ints) __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
+#define VEC NAME(vec)
+#define INTS NAME(ints)
+
+INLINE VEC NAME(load)(const REAL *p) { return *(const NAME(any) *)p; }
+INLINE void NAME(store)(REAL *p, VEC v) { *(NAME(any) *)p = v; }
+INLINE VEC NAME(all)(REAL s) { return s - (VEC){0}; }
+INLINE VEC NAME(pick)(INTS which, VEC yes, VEC no) { return (VEC)((which & (INTS)yes) | (~which & (INTS)no)); }
+INLINE INTS NAME(below)(VEC a, VEC b) { return (INTS)(a < b); }
+
+#define LOAD NAME(load)
+#define STORE NAME(store)
+#define ALL NAME(all)
+#define PICK NAME(pick)
+#define BELOW NAME(below)
+
+/* The first `count` lanes; the others are 0. Nothing beyond is touched. */
+INLINE VEC NAME(load_some)(const REAL *p, int64_t count)
+{
+    REAL lanes[LANES] = {0};
+    memcpy(lanes, p, (size_t)count * sizeof(REAL));
+    return LOAD(lanes);
+}
+
+INLINE void NAME(store_some)(REAL *p, VEC v, int64_t count)
+{
+    REAL lanes[LANES];
+    STORE(lanes, v);
+    memcpy(p, lanes, (size_t)count * sizeof(REAL));
+}
+
+INLINE INTS NAME(first)(int64_t count)
+{
+    static const WHOLE order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (INTS)(*(const NAME(any_ints) *)order < (WHOLE)count);
+}
+
+INLINE REAL NAME(total)(VEC v)
+{
+    REAL lanes[LANES];
+    STORE(lanes, v);
+    for (int64_t half = LANES / 2; half; half /= 2)
+        for (int64_t k = 0; k < half; k++) lanes[k] += lanes[k + half];
+    return lanes[0];
+}
+
+INLINE int64_t NAME(padded)(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* ---- exp and tanh: Cody and Waite's reduction, Cephes' polynomials; NaN in, NaN out ---- */
+
+/* exp within its range. */
+INLINE VEC NAME(exp_inside)(VEC x)
+{
+    const int single = sizeof(REAL) == 4;
+    const REAL magic = single ? 12582912.0f : 6755399441055744.0; /* 1.5 * 2^(mantissa bits): adding it rounds to a whole number */
+    const VEC shifted = x * (REAL)1.4426950408889634074 + magic, n = shifted - magic;
+    VEC r, p;
+    if (single) {
+        r = x - n * (REAL)0.693359375 + n * (REAL)2.12194440e-4;
+        p = ALL((REAL)1.9875691500e-4);
+        p = p * r + (REAL)1.3981999507e-3;
+        p = p * r + (REAL)8.3334519073e-3;
+        p = p * r + (REAL)4.1665795894e-2;
+        p = p * r + (REAL)1.6666665459e-1;
+        p = p * r + (REAL)5.0000001201e-1;
+    } else {
+        static const double factors[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880,
+                                         1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5};
+        r = x - n * (REAL)6.93145751953125e-1 - n * (REAL)1.42860682030941723212e-6;
+        p = ALL((REAL)factors[0]);
+        for (int k = 1; k < 12; k++) p = p * r + (REAL)factors[k];
+    }
+    p = p * (r * r) + r + (REAL)1;
+    return p * (VEC)(((INTS)shifted << (single ? 23 : 52)) + (INTS)ALL((REAL)1));
+}
+
+INLINE VEC NAME(exp)(VEC x)
+{
+    const VEC low = ALL(sizeof(REAL) == 4 ? -87.0f : -708.0), high = ALL(sizeof(REAL) == 4 ? 88.37f : 709.4);
+    const INTS under = BELOW(x, low), over = BELOW(high, x);
+    const VEC e = NAME(exp_inside)(PICK(under, low, PICK(over, high, x)));
+    return PICK(under, ALL(0), PICK(over, ALL((REAL)INFINITY), e));
+}
+
+/* 1 / x for x in [1, 2]. In float by two steps of Newton from a parabola within 1/99: divisions are three times as slow. */
+INLINE VEC NAME(inverse)(VEC x)
+{
+    if (sizeof(REAL) == 8) return 1 / x;
+    VEC y = (x * (REAL)(32.0 / 99) - (REAL)(144.0 / 99)) * x + (REAL)(210.0 / 99);
+    y += y * (1 - x * y);
+    return y + y * (1 - x * y);
+}
+
+INLINE VEC NAME(tanh)(VEC x)
+{
+    const INTS sign = (INTS)ALL((REAL)-0.0);
+    const VEC size = (VEC)((INTS)x & ~sign), z = x * x, low = ALL(-50); /* beyond 25 it is 1 */
+    const INTS small = BELOW(size, ALL((REAL)0.625));
+    const VEC twice = -2 * size, e = NAME(exp_inside)(PICK(BELOW(twice, low), low, twice));
+    const VEC large = 1 - 2 * e * NAME(inverse)(1 + e);
+    VEC p;
+    if (sizeof(REAL) == 4) {
+        p = ALL((REAL)-5.70498872745e-3);
+        p = p * z + (REAL)2.06390887954e-2;
+        p = p * z - (REAL)5.37397155531e-2;
+        p = p * z + (REAL)1.33314422036e-1;
+        p = p * z - (REAL)3.33332819422e-1;
+    } else {
+        VEC q = z + (REAL)1.12811678491632931402e2;
+        q = q * z + (REAL)2.23548839060100448583e3;
+        q = q * z + (REAL)4.84406305325125486048e3;
+        p = ALL((REAL)-9.64399179425052238628e-1);
+        p = p * z - (REAL)9.92877231001918586564e1;
+        p = p * z - (REAL)1.61468768441708447952e3;
+        p = p / q;
+    }
+    return (VEC)((INTS)PICK(small, x + x * (z * p), large) | ((INTS)x & sign));
+}
+
+/* ---- products: c += a b, with a tile of c in registers and the sum over k in order ---- */
+
+typedef void NAME(tile)(int64_t, const REAL *, int64_t, int64_t, const REAL *, int64_t, REAL *, int64_t, int64_t, const char *);
+
+/* c[m, :] += sum_k a[m * am + k * ak] * b[k, :], m < rows, over `vectors` vectors; of the last one, only `last` lanes belong to c
+ * (the others are the start of its next row, and stay). What lies at `soon` is fetched on the way. */
+INLINE void NAME(tile_body)(const int rows, const int vectors, int64_t depth, const REAL *a, int64_t am, int64_t ak,
+                            const REAL *b, int64_t bs, REAL *c, int64_t cs, int64_t last, const char *soon)
+{
+    VEC sum[TILE_M][TILE_N];
+    UNROLL for (int m = 0; m < rows; m++)
+        UNROLL for (int j = 0; j < vectors; j++) sum[m][j] = LOAD(c + m * cs + j * LANES);
+    for (int64_t k = 0; k < depth; k++) {
+        VEC right[TILE_N];
+        __builtin_prefetch(soon + k * LINE, 0, 2);
+        UNROLL for (int j = 0; j < vectors; j++) right[j] = LOAD(b + k * bs + j * LANES);
+        UNROLL for (int m = 0; m < rows; m++) {
+            const VEC left = ALL(a[m * am + k * ak]);
+            UNROLL for (int j = 0; j < vectors; j++) sum[m][j] += left * right[j];
+        }
+    }
+    UNROLL for (int m = 0; m < rows; m++)
+        UNROLL for (int j = 0; j < vectors; j++) {
+            REAL *to = c + m * cs + j * LANES;
+            if (j + 1 < vectors || last == LANES)
+                STORE(to, sum[m][j]);
+            else
+                STORE(to, PICK(NAME(first)(last), sum[m][j], LOAD(to)));
+        }
+}
+
+#define TILE(m, n)                                                                                                              \
+    HERE void NAME(tile_##m##_##n)(int64_t depth, const REAL *a, int64_t am, int64_t ak, const REAL *b, int64_t bs, REAL *c,     \
+                                   int64_t cs, int64_t last, const char *soon)                                                  \
+    {                                                                                                                           \
+        NAME(tile_body)(m, n, depth, a, am, ak, b, bs, c, cs, last, soon);                                                      \
+    }
+#define TILES(n) TILE(1, n) TILE(2, n) TILE(3, n) TILE(4, n)
+#define TILE_ROW(m) NAME(tile_##m##_1), NAME(tile_##m##_2), NAME(tile_##m##_3)
+TILES(1) TILES(2) TILES(3)
+#if TILE_M == 6
+TILES(4) TILE(5, 1) TILE(5, 2) TILE(5, 3) TILE(5, 4) TILE(6, 1) TILE(6, 2) TILE(6, 3) TILE(6, 4)
+static NAME(tile) *const NAME(tiles)[TILE_M][TILE_N] = {
+    {TILE_ROW(1), NAME(tile_1_4)}, {TILE_ROW(2), NAME(tile_2_4)}, {TILE_ROW(3), NAME(tile_3_4)},
+    {TILE_ROW(4), NAME(tile_4_4)}, {TILE_ROW(5), NAME(tile_5_4)}, {TILE_ROW(6), NAME(tile_6_4)}};
+#else
+static NAME(tile) *const NAME(tiles)[TILE_M][TILE_N] = {{TILE_ROW(1)}, {TILE_ROW(2)}, {TILE_ROW(3)}, {TILE_ROW(4)}};
+#endif
+
+/* c [rows, width] += a b over whole vectors, in tiles of about equal size, while what comes next is fetched from `soon` on. */
+HERE void NAME(product_then)(int64_t rows, int64_t width, int64_t depth, const REAL *a, int64_t am, int64_t ak, const REAL *b,
+                             int64_t bs, REAL *c, int64_t cs, const void *soon)
+{
+    const char *next = soon;
+    const int64_t vectors = NAME(padded)(width) / LANES;
+    const int64_t across = (vectors + TILE_N - 1) / TILE_N, down = (rows + TILE_M - 1) / TILE_M;
+    for (int64_t s = 0; s < across; s++) {
+        const int64_t from = s * vectors / across, to = (s + 1) * vectors / across;
+        const int64_t last = s + 1 == across ? width - (vectors - 1) * LANES : LANES;
+        for (int64_t t = 0; t < down; t++) {
+            const int64_t top = t * rows / down, bottom = (t + 1) * rows / down;
+            NAME(tiles)[bottom - top - 1][to - from - 1](depth, a + top * am, am, ak, b + from * LANES, bs,
+                                                         c + top * cs + from * LANES, cs, last, next);
+            next += depth * LINE;
+        }
+    }
+}
+
+HERE void NAME(product)(int64_t rows, int64_t width, int64_t depth, const REAL *a, int64_t am, int64_t ak, const REAL *b,
+                        int64_t bs, REAL *c, int64_t cs)
+{
+    NAME(product_then)(rows, width, depth, a, am, ak, b, bs, c, cs, a);
+}
+
+/* ---- a device: its scratch memory, and one step ---- */
+
+#define DEPTH 64       /* rows of a weight that stay in the first cache while all examples meet them */
+#define BLOCK 2400     /* values of a weight between its two visits in an update */
+
+typedef struct {
+    int64_t in, out, weight, bias, activation;
+    int64_t wide;      /* out in whole vectors */
+    int64_t edge;      /* the last rows of the weight, from which a whole vector would reach past its end */
+    REAL *outputs, *errors; /* [batch, wide] */
+} NAME(layer);
+#define LAYER NAME(layer)
+
+typedef struct {
+    const struct work *work;
+    LAYER layers[MOST_LAYERS];
+    int64_t lowest;    /* the lowest layer that moves */
+    int64_t batch, wide; /* examples; inputs in whole vectors */
+    REAL *x;           /* [batch, wide] */
+    REAL *scaled;      /* errors times -lr, [batch, widest] */
+    REAL *turned;      /* a weight transposed */
+    REAL *rim;         /* the last rows of a weight, padded */
+    REAL *before;      /* a block as it came in */
+    REAL *gram, *start, *pull, *span; /* x x' [batch, batch]; x W, x A and C [batch, wide of layer 0] */
+    REAL share[];      /* what each example weighs */
+} NAME(device);
+#define DEVICE NAME(device)
+
+/* A step's numbers for one device. */
+typedef struct {
+    REAL keep, pull, lr, l1, inverse_rho, soft;
+    int kind; /* of the quadratic terms: NOTHING, NEAR, FAR or BOTH */
+} NAME(terms);
+#define TERMS NAME(terms)
+
+enum { NAME(NOTHING), NAME(NEAR), NAME(FAR), NAME(BOTH) };
+#define NOTHING NAME(NOTHING)
+#define NEAR NAME(NEAR)
+#define FAR NAME(FAR)
+#define BOTH NAME(BOTH)
+
+/* keep * x + pull * anchor; where keep + pull = 1, so written that x = anchor stays as it is. */
+INLINE VEC NAME(quadratic)(const int kind, const TERMS *t, VEC x, VEC anchor)
+{
+    if (kind == NOTHING) return x * t->keep;
+    if (kind == NEAR) return x + t->pull * (anchor - x);
+    if (kind == FAR) return anchor - (1 - t->pull) * (anchor - x);
+    return x * t->keep + t->pull * anchor;
+}
+
+INLINE VEC NAME(new_value)(const int kind, const int linear, const int smooth, const TERMS *t, VEC x, VEC anchor, VEC slope)
+{
+    VEC out = NAME(quadratic)(kind, t, x, anchor);
+    if (linear) out -= t->lr * slope;
+    if (smooth) out -= t->l1 * NAME(tanh)(x * t->inverse_rho);
+    return out;
+}
+
+INLINE void NAME(move_as)(const int kind, const int linear, const int smooth, const TERMS *t, int64_t count, const REAL *from,
+                          const REAL *anchor, const REAL *slope, REAL *to)
+{
+    const VEC zero = ALL(0);
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES)
+        STORE(to + k, NAME(new_value)(kind, linear, smooth, t, LOAD(from + k), kind != NOTHING ? LOAD(anchor + k) : zero,
+                                      linear ? LOAD(slope + k) : zero));
+    const int64_t rest = count - k;
+    if (rest)
+        NAME(store_some)(to + k, NAME(new_value)(kind, linear, smooth, t, NAME(load_some)(from + k, rest),
+                                                 kind != NOTHING ? NAME(load_some)(anchor + k, rest) : zero,
+                                                 linear ? NAME(load_some)(slope + k, rest) : zero), rest);
+}
+
+/* All terms but the data's, at the values that came in. */
+HERE void NAME(move)(const TERMS *t, int64_t count, const REAL *from, const REAL *anchor, const REAL *slope, REAL *to)
+{
+    const int linear = slope != NULL, smooth = t->l1 != 0;
+    if (from == to && t->kind == NOTHING && t->keep == 1 && !linear && !smooth) return;
+    switch (t->kind * 4 + linear * 2 + smooth) {
+#define MOVE(kind, linear, smooth)                                                                                              \
+    case kind * 4 + linear * 2 + smooth: NAME(move_as)(kind, linear, smooth, t, count, from, anchor, slope, to); break;
+#define MOVES(kind) MOVE(kind, 0, 0) MOVE(kind, 0, 1) MOVE(kind, 1, 0) MOVE(kind, 1, 1)
+        MOVES(0) MOVES(1) MOVES(2) MOVES(3)
+#undef MOVES
+#undef MOVE
+    }
+}
+
+/* The soft threshold, and what may not move put back. */
+HERE void NAME(settle)(const DEVICE *d, const TERMS *t, int64_t at, int64_t count, const REAL *before, const uint8_t *mask, REAL *x)
+{
+    const struct work *w = d->work;
+    if (w->l1 == SOFT) {
+        const VEC limit = ALL(t->soft);
+        for (int64_t k = 0; k < count; k += LANES) {
+            const int64_t some = count - k < LANES ? count - k : LANES;
+            const VEC v = some == LANES ? LOAD(x + k) : NAME(load_some)(x + k, some);
+            VEC c = PICK(BELOW(limit, v), limit, v);
+            c = PICK(BELOW(v, -limit), -limit, c);
+            if (some == LANES) STORE(x + k, v - c);
+            else NAME(store_some)(x + k, v - c, some);
+        }
+    }
+    if (mask)
+        for (int64_t k = 0; k < count; k++) x[k] = mask[at + k] ? x[k] : before[k];
+    const int64_t head = w->part_start - at < count ? w->part_start - at : count;
+    if (head > 0) memcpy(x, before, (size_t)head * sizeof(REAL));
+    const int64_t tail = w->part_stop > at ? w->part_stop - at : 0;
+    if (tail < count) memcpy(x + tail, before + tail, (size_t)(count - tail) * sizeof(REAL));
+}
+
+/* Where a device's rows are: read from `from`, written to `to`. */
+struct NAME(row) {
+    const REAL *from, *anchor, *linear;
+    const uint8_t *mask;
+    REAL *to;
+};
+#define ROW struct NAME(row)
+
+/* One block of a row, [at, at + count): moved by all terms but the data's; returns where its values of before are. */
+HERE const REAL *NAME(move_block)(const DEVICE *d, const TERMS *t, int64_t at, int64_t count, const ROW *r)
+{
+    const REAL *from = r->from + at, *before = from;
+    if (r->from == r->to && (d->work->mask || d->work->part_start > at || d->work->part_stop < at + count))
+        before = memcpy(d->before, from, (size_t)count * sizeof(REAL));
+    NAME(move)(t, count, from, r->anchor ? r->anchor + at : NULL, r->linear ? r->linear + at : NULL, r->to + at);
+    return before;
+}
+
+HERE int NAME(moves)(const struct work *w, int64_t at, int64_t count)
+{
+    return at < w->part_stop && at + count > w->part_start;
+}
+
+/* A block that lies outside the part that moves. */
+HERE void NAME(leave)(const ROW *r, int64_t at, int64_t count)
+{
+    if (r->from != r->to) memcpy(r->to + at, r->from + at, (size_t)count * sizeof(REAL));
+}
+
+/* weight <- terms(weight) + x' scaled, a block of its rows at a time. */
+HERE void NAME(update_weight)(const DEVICE *d, const LAYER *l, const TERMS *t, const ROW *r, const REAL *x, int64_t xs,
+                              const REAL *scaled)
+{
+    int64_t some = BLOCK / l->out / TILE_M * TILE_M;
+    some = some ? some : TILE_M;
+    for (int64_t top = 0; top < l->in; top += some) {
+        const int64_t rows = l->in - top < some ? l->in - top : some, at = l->weight + top * l->out, count = rows * l->out;
+        if (!NAME(moves)(d->work, at, count)) {
+            NAME(leave)(r, at, count);
+            continue;
+        }
+        const REAL *before = NAME(move_block)(d, t, at, count, r);
+        REAL *to = r->to + at;
+        int64_t inner = l->in - l->edge - top;
+        inner = inner < 0 ? 0 : inner < rows ? inner : rows;
+        if (inner) NAME(product)(inner, l->out, d->batch, x + top, 1, xs, scaled, l->wide, to, l->out);
+        for (int64_t i = inner; i < rows; i++) {
+            memcpy(d->rim, to + i * l->out, (size_t)l->out * sizeof(REAL));
+            NAME(product)(1, l->wide, d->batch, x + top + i, 1, xs, scaled, l->wide, d->rim, l->wide);
+            memcpy(to + i * l->out, d->rim, (size_t)l->out * sizeof(REAL));
+        }
+        NAME(settle)(d, t, at, count, before, r->mask, to);
+    }
+}
+
+HERE void NAME(update_bias)(const DEVICE *d, const LAYER *l, const TERMS *t, const ROW *r, const REAL *scaled)
+{
+    if (!NAME(moves)(d->work, l->bias, l->out)) {
+        NAME(leave)(r, l->bias, l->out);
+        return;
+    }
+    const REAL *before = NAME(move_block)(d, t, l->bias, l->out, r);
+    REAL *to = r->to + l->bias;
+    for (int64_t b = 0; b < d->batch; b++)
+        for (int64_t j = 0; j < l->out; j++) to[j] += scaled[b * l->wide + j];
+    NAME(settle)(d, t, l->bias, l->out, before, r->mask, to);
+}
+
+HERE void NAME(scale)(REAL *to, const REAL *from, REAL factor, int64_t count)
+{
+    for (int64_t k = 0; k < count; k++) to[k] = factor * from[k];
+}
+
+HERE void NAME(update)(const DEVICE *d, const LAYER *l, const TERMS *t, const ROW *r, int weight)
+{
+    NAME(scale)(d->scaled, l->errors, -t->lr, d->batch * l->wide);
+    const LAYER *under = l - 1;
+    if (weight) {
+        if (l == d->layers) NAME(update_weight)(d, l, t, r, d->x, d->wide, d->scaled);
+        else NAME(update_weight)(d, l, t, r, under->outputs, under->wide, d->scaled);
+    }
+    if (l->bias >= 0) NAME(update_bias)(d, l, t, r, d->scaled);
+}
+
+/* outputs += x weight; the last rows of the weight through a padded copy. */
+HERE void NAME(times_weight)(const DEVICE *d, const LAYER *l, const REAL *x, int64_t xs, const REAL *weight, REAL *outputs)
+{
+    const int64_t inner = l->in - l->edge;
+    for (int64_t k = 0; k < inner; k += DEPTH)
+        NAME(product_then)(d->batch, l->wide, inner - k < DEPTH ? inner - k : DEPTH, x + k, xs, 1, weight + k * l->out, l->out,
+                           outputs, l->wide, weight + (k + DEPTH) * l->out);
+    for (int64_t i = 0; i < l->edge; i++)
+        memcpy(d->rim + i * l->wide, weight + (inner + i) * l->out, (size_t)l->out * sizeof(REAL));
+    NAME(product)(d->batch, l->wide, l->edge, x + inner, xs, 1, d->rim, l->wide, outputs, l->wide);
+}
+
+HERE void NAME(start_outputs)(const DEVICE *d, const LAYER *l, const REAL *row)
+{
+    for (int64_t b = 0; b < d->batch; b++) {
+        REAL *out = l->outputs + b * l->wide;
+        if (l->bias >= 0) memcpy(out, row + l->bias, (size_t)l->out * sizeof(REAL));
+        else memset(out, 0, (size_t)l->out * sizeof(REAL));
+    }
+}
+
+INLINE VEC NAME(activate)(int64_t activation, VEC z)
+{
+    if (activation == RELU) return PICK(BELOW(z, ALL(0)), ALL(0), z);
+    if (activation == TANH) return NAME(tanh)(z);
+    return 1 / (1 + NAME(exp)(-z));
+}
+
+INLINE VEC NAME(slope)(int64_t activation, VEC out)
+{
+    if (activation == RELU) return PICK(BELOW(ALL(0), out), ALL(1), ALL(0));
+    if (activation == TANH) return 1 - out * out;
+    return out * (1 - out);
+}
+
+HERE void NAME(finish_outputs)(const DEVICE *d, const LAYER *l)
+{
+    REAL *out = l->outputs;
+    if (l->activation)
+        for (int64_t k = 0; k < d->batch * l->wide; k += LANES) STORE(out + k, NAME(activate)(l->activation, LOAD(out + k)));
+}
+
+HERE void NAME(forward)(const DEVICE *d, int64_t from, const REAL *row)
+{
+    for (int64_t n = from; n < d->work->layers; n++) {
+        const LAYER *l = d->layers + n;
+        NAME(start_outputs)(d, l, row);
+        if (n) NAME(times_weight)(d, l, l[-1].outputs, l[-1].wide, row + l->weight, l->outputs);
+        else NAME(times_weight)(d, l, d->x, d->wide, row + l->weight, l->outputs);
+        NAME(finish_outputs)(d, l);
+    }
+}
+
+/* softmax - [label], times the example's share. */
+HERE void NAME(cross_entropy)(const LAYER *l, const REAL *out, int64_t label, REAL share, REAL *errors)
+{
+    const int64_t end = l->wide - LANES;
+    const INTS inside = NAME(first)(l->out - end);
+    VEC most = ALL((REAL)-INFINITY), sum = ALL(0);
+    for (int64_t k = 0; k <= end; k += LANES) {
+        const VEC z = k < end ? LOAD(out + k) : PICK(inside, LOAD(out + k), ALL((REAL)-INFINITY));
+        STORE(errors + k, z);
+        most = PICK(BELOW(most, z), z, most);
+    }
+    REAL top = most[0];
+    for (int64_t k = 1; k < LANES; k++) top = most[k] > top ? most[k] : top;
+    for (int64_t k = 0; k <= end; k += LANES) {
+        const VEC e = NAME(exp)(LOAD(errors + k) - top);
+        STORE(errors + k, e);
+        sum += e;
+    }
+    const REAL all = NAME(total)(sum);
+    for (int64_t k = 0; k <= end; k += LANES) STORE(errors + k, LOAD(errors + k) / all);
+    errors[label] -= 1;
+    for (int64_t k = 0; k <= end; k += LANES) STORE(errors + k, LOAD(errors + k) * share);
+}
+
+HERE void NAME(loss)(const DEVICE *d, const int64_t *examples)
+{
+    const LAYER *l = d->layers + d->work->layers - 1;
+    for (int64_t b = 0; b < d->batch; b++) {
+        const REAL *out = l->outputs + b * l->wide;
+        REAL *errors = l->errors + b * l->wide;
+        if (d->work->loss == CROSS_ENTROPY) {
+            NAME(cross_entropy)(l, out, ((const int64_t *)d->work->y)[examples[b]], d->share[b], errors);
+        } else {
+            const REAL *y = (const REAL *)d->work->y + examples[b] * l->out;
+            for (int64_t j = 0; j < l->out; j++) errors[j] = (out[j] - y[j]) * d->share[b];
+        }
+    }
+}
+
+/* The errors of every layer from `lowest` on, from those of the last. */
+HERE void NAME(backward)(const DEVICE *d, int64_t lowest, const REAL *row)
+{
+    for (int64_t n = d->work->layers - 1; n > lowest; n--) {
+        const LAYER *l = d->layers + n, *under = l - 1;
+        const REAL *weight = row + l->weight;
+        for (int64_t j = 0; j < l->out; j++)
+            for (int64_t i = 0; i < l->in; i++) d->turned[j * under->wide + i] = weight[i * l->out + j];
+        memset(under->errors, 0, (size_t)(d->batch * under->wide) * sizeof(REAL));
+        NAME(product)(d->batch, under->wide, l->out, l->errors, l->wide, 1, d->turned, under->wide, under->errors, under->wide);
+        if (under->activation)
+            for (int64_t k = 0; k < d->batch * under->wide; k += LANES)
+                STORE(under->errors + k, LOAD(under->errors + k) * NAME(slope)(under->activation, LOAD(under->outputs + k)));
+    }
+}
+
+/* Fetch the examples of one step; what is wrong with them, if anything. */
+HERE int NAME(fetch)(DEVICE *d, const int64_t *examples, const REAL *weight)
+{
+    const struct work *w = d->work;
+    const int64_t in = d->layers[0].in, out = d->layers[w->layers - 1].out;
+    REAL sum = 0;
+    for (int64_t b = 0; b < d->batch; b++) {
+        const int64_t e = examples[b];
+        if (e < 0 || e >= w->examples_held) return BAD_EXAMPLE;
+        if (w->loss == CROSS_ENTROPY && (((const int64_t *)w->y)[e] < 0 || ((const int64_t *)w->y)[e] >= out)) return BAD_LABEL;
+        memcpy(d->x + b * d->wide, (const REAL *)w->x + e * in, (size_t)in * sizeof(REAL));
+        if (weight) sum += weight[b];
+    }
+    for (int64_t b = 0; b < d->batch; b++) d->share[b] = weight ? weight[b] / sum : 1 / (REAL)d->batch;
+    return 0;
+}
+
+HERE TERMS NAME(terms_of)(const struct work *w, int64_t n)
+{
+    const double lr = w->lr[n], lam = w->anchor ? w->lam[n] : 0, gamma = w->l1 ? w->gamma[n] : 0;
+    TERMS t = {0};
+    t.keep = (REAL)(1 - lr * (lam + w->decay)), t.pull = (REAL)(lr * lam), t.lr = (REAL)lr;
+    t.l1 = w->l1 == SMOOTH ? (REAL)(lr * gamma) : 0, t.inverse_rho = w->l1 == SMOOTH ? (REAL)(1 / w->rho) : 0;
+    t.soft = (REAL)(lr * gamma);
+    t.kind = lam == 0 ? NOTHING : w->decay != 0 ? BOTH : t.pull < (REAL)0.5 ? NEAR : FAR;
+    return t;
+}
+
+HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r)
+{
+    const struct work *w = d->work;
+    const TERMS t = NAME(terms_of)(w, n);
+    for (int64_t step = 0; step < w->steps[n]; step++) {
+        const int64_t at = (n * w->batches + (w->batches > 1 ? step : 0)) * d->batch;
+        if (step == 0 || w->batches > 1) {
+            const int wrong = NAME(fetch)(d, w->examples + at, w->weight ? (const REAL *)w->weight + at : NULL);
+            if (wrong) return wrong;
+        }
+        NAME(forward)(d, 0, r->from);
+        NAME(loss)(d, w->examples + at);
+        NAME(backward)(d, d->lowest, r->from);
+        for (int64_t l = 0; l < w->layers; l++) NAME(update)(d, d->layers + l, &t, r, 1);
+        r->from = r->to;
+    }
+    return 0;
+}
+
+/* x x', by rows that are padded with zeros. */
+HERE void NAME(inner_products)(const DEVICE *d)
+{
+    for (int64_t a = 0; a < d->batch; a++)
+        for (int64_t b = 0; b <= a; b++) {
+            VEC sum[4] = {ALL(0), ALL(0), ALL(0), ALL(0)};
+            const REAL *left = d->x + a * d->wide, *right = d->x + b * d->wide;
+            int64_t k = 0;
+            for (; k + 4 * LANES <= d->wide; k += 4 * LANES)
+                UNROLL for (int u = 0; u < 4; u++) sum[u] += LOAD(left + k + u * LANES) * LOAD(right + k + u * LANES);
+            for (; k < d->wide; k += LANES) sum[0] += LOAD(left + k) * LOAD(right + k);
+            d->gram[a * d->batch + b] = d->gram[b * d->batch + a] = NAME(total)((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        }
+}
+
+/* Many steps on one batch, factored as in covey/gram.py: W = a W0 + b A + x' C, and only a, b and C change. */
+HERE int NAME(factored_steps)(DEVICE *d, int64_t n, ROW *r)
+{
+    const struct work *w = d->work;
+    const LAYER *l = d->layers;
+    const TERMS t = NAME(terms_of)(w, n);
+    const int64_t size = d->batch * l->wide, at = n * w->batches * d->batch;
+    const int wrong = NAME(fetch)(d, w->examples + at, w->weight ? (const REAL *)w->weight + at : NULL);
+    if (wrong) return wrong;
+    const int pulled = t.kind != NOTHING;
+    const REAL *pull = pulled && r->anchor != r->from ? d->pull : d->start;
+    memset(d->start, 0, (size_t)size * sizeof(REAL)), memset(d->span, 0, (size_t)size * sizeof(REAL));
+    NAME(times_weight)(d, l, d->x, d->wide, r->from + l->weight, d->start);
+    if (pull == d->pull) {
+        memset(d->pull, 0, (size_t)size * sizeof(REAL));
+        NAME(times_weight)(d, l, d->x, d->wide, r->anchor + l->weight, d->pull);
+    }
+    NAME(inner_products)(d);
+    TERMS whole = t; /* of all steps together */
+    whole.keep = 1, whole.pull = 0;
+    ROW others = *r;
+    for (int64_t step = 0; step < w->steps[n]; step++) {
+        NAME(start_outputs)(d, l, others.from);
+        for (int64_t k = 0; k < size; k += LANES)
+            STORE(l->outputs + k, LOAD(l->outputs + k) + (whole.keep * LOAD(d->start + k) + whole.pull * LOAD(pull + k)));
+        NAME(product)(d->batch, l->wide, d->batch, d->gram, d->batch, 1, d->span, l->wide, l->outputs, l->wide);
+        NAME(finish_outputs)(d, l);
+        NAME(forward)(d, 1, others.from);
+        NAME(loss)(d, w->examples + at);
+        NAME(backward)(d, 0, others.from);
+        for (int64_t k = 0; k < w->layers; k++) NAME(update)(d, d->layers + k, &t, &others, k > 0);
+        for (int64_t k = 0; k < size; k += LANES)
+            STORE(d->span + k, t.keep * LOAD(d->span + k) - t.lr * LOAD(l->errors + k));
+        whole.keep = t.keep * whole.keep, whole.pull = t.keep * whole.pull + t.pull;
+        others.from = others.to;
+    }
+    whole.kind = t.kind == NOTHING || t.kind == BOTH ? t.kind : whole.pull < (REAL)0.5 ? NEAR : FAR;
+    NAME(update_weight)(d, l, &whole, r, d->x, d->wide, d->span);
+    return 0;
+}
+
+/* The memory of one call: the device, then its arrays, each at a whole vector. With no memory yet, only how much. */
+HERE int64_t NAME(lay_out)(const struct work *w, DEVICE *d, char *memory)
+{
+    int64_t used = 0;
+#define ROOM(pointer, count)                                                                                                    \
+    do {                                                                                                                        \
+        if (memory) pointer = (void *)(memory + used);                                                                          \
+        used += NAME(padded)(count) * (int64_t)sizeof(REAL);                                                                    \
+    } while (0)
+    used = ((int64_t)sizeof(DEVICE) + w->batch * (int64_t)sizeof(REAL) + 63) / 64 * 64;
+    int64_t widest = 1, turned = 1, rim = 1, block = BLOCK;
+    for (int64_t n = 0; n < w->layers; n++) {
+        const int64_t *row = w->table + 5 * n, in = row[0], out = row[1], wide = NAME(padded)(out);
+        const int64_t needed = (wide - out + out - 1) / out, edge = needed < 1 ? 1 : needed < in ? needed : in;
+        if (memory) {
+            LAYER *l = d->layers + n;
+            l->in = in, l->out = out, l->weight = row[2], l->bias = row[3], l->activation = row[4];
+            l->wide = wide, l->edge = edge;
+        }
+        ROOM(d->layers[n].outputs, w->batch * wide);
+        ROOM(d->layers[n].errors, w->batch * wide);
+        widest = wide > widest ? wide : widest;
+        rim = edge * wide > rim ? edge * wide : rim;
+        block = TILE_M * out > block ? TILE_M * out : block;
+        turned = n && NAME(padded)(in) * out > turned ? NAME(padded)(in) * out : turned;
+    }
+    const int64_t first = w->batch * NAME(padded)(w->table[1]);
+    ROOM(d->x, w->batch * NAME(padded)(w->table[0]));
+    ROOM(d->scaled, w->batch * widest);
+    ROOM(d->turned, turned);
+    ROOM(d->rim, rim);
+    ROOM(d->before, block);
+    if (w->factored) {
+        ROOM(d->gram, w->batch * w->batch);
+        ROOM(d->start, first);
+        ROOM(d->pull, first);
+        ROOM(d->span, first);
+    }
+#undef ROOM
+    return used;
+}
+
+HERE int NAME(descend)(const struct work *w)
+{
+    const int64_t size = NAME(lay_out)(w, NULL, NULL);
+    char *memory = calloc(1, (size_t)size + 64);
+    if (!memory) return NO_MEMORY;
+    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+    DEVICE *d = (DEVICE *)aligned;
+    NAME(lay_out)(w, d, aligned);
+    d->work = w, d->batch = w->batch, d->wide = NAME(padded)(w->table[0]);
+    d->lowest = w->layers;
+    for (int64_t n = w->layers - 1; n >= 0; n--) {
+        const LAYER *l = d->layers + n;
+        if (NAME(moves)(w, l->weight, l->in * l->out) || (l->bias >= 0 && NAME(moves)(w, l->bias, l->out))) d->lowest = n;
+    }
+    int wrong = 0;
+    for (int64_t n = 0; n < w->devices && !wrong; n++) {
+        ROW r = {(const REAL *)w->start + n * w->start_stride, NULL, NULL, NULL, (REAL *)w->rows + n * w->width};
+        if (w->anchor) r.anchor = (const REAL *)w->anchor + n * w->anchor_stride;
+        if (w->linear) r.linear = (const REAL *)w->linear + n * w->linear_stride;
+        if (w->mask) r.mask = w->mask + n * w->mask_stride;
+        if (w->steps[n] <= 0)
+            NAME(leave)(&r, 0, w->width);
+        else
+            wrong = w->factored && w->steps[n] >= w->factored ? NAME(factored_steps)(d, n, &r) : NAME(plain_steps)(d, n, &r);
+    }
+    free(memory);
+    return wrong;
+}
+
+/* ---- rows on the wire ---- */
+
+/* to = from with |v| <= threshold set to +0.0; returns how many values have any bit set. */
+HERE int64_t NAME(cut_row)(const REAL *from, REAL *to, int64_t width, int cut, REAL threshold)
+{
+    const INTS sign = (INTS)ALL((REAL)-0.0);
+    const VEC limit = ALL(threshold);
+    int64_t k = 0, count = 0;
+    while (k + LANES <= width) {
+        INTS seen = {0}; /* counts per lane, well within an integer of this size */
+        const int64_t stop = width - k < LANES * 65536 ? width : k + LANES * 65536;
+        for (; k + LANES <= stop; k += LANES) {
+            INTS v = *(const NAME(any_ints) *)(from + k);
+            if (cut) v &= ~(INTS)((VEC)(v & ~sign) <= limit);
+            if (to) *(NAME(any_ints) *)(to + k) = v;
+            seen -= (INTS)(v != 0);
+        }
+        for (int64_t j = 0; j < LANES; j++) count += seen[j];
+    }
+    for (; k < width; k++) {
+        REAL v = from[k];
+        if (cut && (v < 0 ? -v : v) <= threshold) v = 0;
+        WHOLE bits;
+        memcpy(&bits, &v, sizeof bits);
+        if (to) to[k] = v;
+        count += bits != 0;
+    }
+    return count;
+}
+
+HERE int NAME(finite)(const REAL *values, int64_t count)
+{
+    const WHOLE high = sizeof(REAL) == 4 ? (WHOLE)0x7f800000 : (WHOLE)0x7ff0000000000000;
+    int64_t k = 0;
+    while (k + LANES <= count) {
+        INTS bad = {0};
+        const int64_t stop = count - k < 4096 ? count : k + 4096;
+        for (; k + LANES <= stop; k += LANES) bad |= (INTS)((*(const NAME(any_ints) *)(values + k) & high) == high);
+        for (int64_t j = 0; j < LANES; j++)
+            if (bad[j]) return 0;
+    }
+    for (; k < count; k++)
+        if (!(values[k] - values[k] == 0)) return 0;
+    return 1;
+}
+
+HERE void NAME(tanh_row)(const REAL *from, REAL *to, int64_t count)
+{
+    for (int64_t k = 0; k < count; k += LANES) {
+        const int64_t some = count - k < LANES ? count - k : LANES;
+        NAME(store_some)(to + k, NAME(tanh)(NAME(load_some)(from + k, some)), some);
+    }
+}
+
+#undef LANES
+#undef HERE
+#undef INLINE
+#undef VEC
+#undef INTS
+#undef LOAD
+#undef STORE
+#undef ALL
+#undef PICK
+#undef BELOW
+#undef TILE
+#undef TILES
+#undef TILE_ROW
+#undef DEPTH
+#undef BLOCK
+#undef LAYER
+#undef DEVICE
+#undef TERMS
+#undef NOTHING
+#undef NEAR
+#undef FAR
+#undef BOTH
+#undef ROW
+#undef REAL
+#undef WHOLE
+#undef BYTES
+#undef TILE_M
+#undef TILE_N
+#undef TARGET
+#undef NAME

@@ -1,0 +1,116 @@
+"""A program replayed on static memory does what it does when it runs: every algorithm, with what stands in for a CUDA graph."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import covey
+from covey.graph import Graphs, Tape, Watched, Work
+from tests.laws.cases import PLAIN, Case, differences, every_case, experiment, finished, state
+
+
+class Rerun:
+    """Repeats the work itself on the same inputs and writes to the same outputs, as a graph does."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.kept, self.answer = work()
+
+    def replay(self) -> None:
+        kept, answer = self._work()
+        _write((self.kept, self.answer), (kept, answer))
+
+
+def _write(old: Any, new: Any) -> None:
+    if isinstance(old, Tensor):
+        old.copy_(new)
+    elif isinstance(old, dict):
+        for key in old:
+            _write(old[key], new[key])
+    elif isinstance(old, tuple):
+        for mine, other in zip(old, new, strict=True):
+            _write(mine, other)
+    elif dataclasses.is_dataclass(old):
+        for field in dataclasses.fields(old):
+            _write(getattr(old, field.name), getattr(new, field.name))
+
+
+def captured(here: covey.Experiment) -> covey.Run:
+    run = covey.run(here)
+    run.simulator.graphs = Graphs(run.simulator, Rerun)
+    list(run)
+    return run
+
+
+@every_case
+def test_replaying_changes_no_bit(case: Case) -> None:
+    rounds = 6
+    run = captured(experiment(case, rounds=rounds))
+    graphs = run.simulator.graphs
+    assert graphs is not None
+    if case.name in PLAIN:
+        assert graphs.replays > 0, graphs.reasons
+    assert graphs.replays > 0 or graphs.reasons
+    assert differences(state(run), state(finished(case, rounds=rounds))) == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Odd(covey.Algorithm):
+    """Does one thing more than once, according to the round."""
+
+    kind: str
+
+    def server(self, me: covey.Nodes, w: Tensor) -> Tensor:
+        return me.ask(self.device, w).mean()
+
+    def device(self, me: covey.Nodes, w: Tensor) -> Tensor:
+        if self.kind == "decay":
+            return w - 0.1 * 0.9**me.round
+        if self.kind == "after":
+            return w + (1.0 if me.round >= 3 else 0.1)
+        if self.kind == "ids":
+            return w + me.ids[:, None].to(w)
+        if self.kind == "recall":
+            last = me.recall("seen")
+            return me.keep("seen", w + 1 if last is None else last + w)
+        return w + me.uniform("a") if me.round % 2 else w
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("decay", "round's number"), ("ids", "numbers"), ("recall", "default"), ("parity", "round's number"), ("after", None)],
+)
+def test_what_cannot_be_captured_runs_and_says_why(kind: str, reason: str | None) -> None:
+    shards = covey.data.synthetic(devices=4, seed=1)
+    model = covey.models.linear(60, 10)
+    here = covey.Experiment(algorithm=Odd(kind), data=shards, model=model, tree=covey.Tree.flat(4), rounds=8, score_every=8)
+    plain, run = covey.run(here), captured(here)
+    list(plain)
+    assert torch.equal(plain.w, run.w)
+    graphs = run.simulator.graphs
+    assert graphs is not None
+    if reason is None:
+        assert graphs.replays == 6
+        assert "replayed 6 times" in run.engine["graph"]
+    else:
+        assert graphs.replays == 0
+        assert reason in run.engine["graph"]
+
+
+def test_the_rounds_number_remembers_comparisons_only() -> None:
+    tape = Tape()
+    round = Watched(7, tape)
+    assert round >= 5
+    assert 9 > round
+    assert round != 3
+    assert tape.reason is None
+    assert tape.fits(8)
+    assert not tape.fits(4)
+    assert not tape.fits(3)
+    for use in (lambda r: 0.9**r, lambda r: r + 1, lambda r: [0] * 9 and range(r), lambda r: f"{r}", lambda r: -r, float, hash):
+        tape = Tape()
+        use(Watched(7, tape))
+        assert tape.reason is not None

@@ -1,0 +1,375 @@
+"""The compiled kernel against torch: the same rows to rounding on every instruction set, and the same bits in any company."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from covey import gram, native, smooth_l1
+from covey.codecs import Bitmap
+from covey.codecs.blocks import count, patterns
+from covey.data import Shards, own_parts
+from covey.descend import Terms, descend
+from covey.models import linear, mlp
+from covey.task import Batch, Task
+
+pytestmark = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is {native.status()}")
+SETS = [name for name in native.SETS if isinstance(native._library, native.Library) and native._library.supports(name)]
+WIDTH, DEVICES, SIZE = 19, 5, 6
+IDS = torch.arange(DEVICES)
+DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+@pytest.fixture(params=SETS)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every instruction set that this processor has."""
+    monkeypatch.setattr(native, "_library", native._load(request.param))
+    assert native.status() == request.param
+    return str(request.param)
+
+
+def chain(*sizes: int, activation: type[nn.Module] = nn.ReLU, bias: bool = True) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Linear(sizes[0], sizes[1], bias=bias)]
+    for inputs, outputs in pairwise(sizes[1:]):
+        layers += [activation(), nn.Linear(inputs, outputs, bias=bias)]
+    return nn.Sequential(*layers)
+
+
+STACKS: dict[str, nn.Module] = {
+    "one layer": linear(WIDTH, 3),
+    "without bias": linear(WIDTH, 3, bias=False),
+    "one output": chain(WIDTH, 1),
+    "one hidden": chain(WIDTH, 1, 1),
+    "relu": chain(WIDTH, 7, 3),
+    "tanh": chain(WIDTH, 7, 3, activation=nn.Tanh),
+    "sigmoid": chain(WIDTH, 33, 3, activation=nn.Sigmoid, bias=False),
+    "three layers": chain(WIDTH, 70, 17, 16),
+    "no activation": nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 5)),
+    "wide": chain(WIDTH, 130, 40, activation=nn.Tanh),
+}
+
+
+def shards(outputs: int, labels: bool, width: int = WIDTH) -> Shards:
+    g = torch.Generator().manual_seed(0)
+
+    def targets(n: int) -> Tensor:
+        if labels:
+            return torch.randint(outputs, (n,), generator=g)
+        return torch.randn(n, outputs, generator=g, dtype=torch.float64)
+
+    pairs = [(torch.randn(n, width, generator=g, dtype=torch.float64), targets(n)) for n in (5, 40, 9, 1, 13)]
+    return own_parts(train=pairs, classes=outputs if labels else None)
+
+
+def make(
+    module: nn.Module, *, loss: str = "cross_entropy", dtype: torch.dtype = torch.float64, l2: float = 0.0, width: int = WIDTH
+) -> Task:
+    outputs = next(m for m in reversed(list(module.modules())) if isinstance(m, nn.Linear)).out_features
+    task = Task(module, shards(outputs, loss == "cross_entropy", width), loss=loss, dtype=dtype, l2=l2)  # type: ignore[arg-type]
+    assert task.kernel == f"native {native.status()}"
+    return task
+
+
+def rows(task: Task, seed: int, scale: float = 0.5) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(DEVICES, task.space.width, generator=g, dtype=torch.float64).to(task.dtype)
+
+
+def fresh(task: Task, size: int = SIZE) -> Callable[[int], Batch]:
+    drawn = task.draw(7, IDS, size, range(100))
+    return lambda step: task.batch(IDS, drawn[step])
+
+
+def by_torch(task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms: Terms) -> Tensor:
+    """The same descent step by step, every gradient by the torch path."""
+    step = iter(range(10**6))
+
+    def gradient(x: Tensor) -> Tensor:
+        return task.gradient(x, batch_of(next(step))) + task.l2 * x
+
+    fields = {name: getattr(terms, name) for name in ("prox", "l1", "linear", "mask", "part", "decay")}
+    return descend(start, gradient, steps=terms.steps, lr=terms.lr, **fields)
+
+
+def compare(task: Task, terms: Terms, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None) -> Tensor:
+    start = rows(task, 1)
+    before = start.clone()
+    batch_of = (lambda step: one) if one is not None else batch_of or fresh(task)
+    got = task.descend(start, batch_of, terms, one=one)
+    assert got is not None
+    assert torch.equal(start, before)
+    bound = DTYPES[task.dtype]
+    torch.testing.assert_close(got, by_torch(task, start, batch_of, terms), rtol=bound, atol=bound)
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", native.LOSSES)
+@pytest.mark.parametrize("name", STACKS)
+def test_every_stack_and_loss(instructions: str, name: str, loss: str, dtype: torch.dtype) -> None:
+    compare(make(STACKS[name], loss=loss, dtype=dtype), Terms(3, 0.1 if loss == "cross_entropy" else 0.002))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 7, 13, 40])
+@pytest.mark.parametrize("hidden", [1, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 65, 100])
+def test_every_size(instructions: str, hidden: int, size: int) -> None:
+    task = make(chain(WIDTH, hidden, 3))
+    compare(task, Terms(2, 0.1, prox=(1.0, rows(task, 2))), fresh(task, size))
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 63, 64, 65, 129, 200])
+def test_every_depth(instructions: str, inputs: int) -> None:
+    task = make(chain(inputs, 11, 3), width=inputs)
+    compare(task, Terms(2, 0.02, prox=(1.0, rows(task, 2))))
+
+
+def column(low: float, high: float) -> Tensor:
+    return torch.linspace(low, high, DEVICES, dtype=torch.float64)[:, None]
+
+
+def case(task: Task, name: str) -> dict[str, Any]:
+    anchor, like = rows(task, 2), {"dtype": task.dtype}
+    mask = torch.rand(anchor.shape, generator=torch.Generator().manual_seed(3)) > 0.4
+    return {
+        "prox": {"prox": (1.5, anchor)},
+        "far prox": {"prox": (8.0, anchor)},
+        "one anchor for all": {"prox": (1.5, anchor[:1].expand(DEVICES, -1))},
+        "decay": {"decay": 0.3},
+        "smooth": {"l1": (0.1, 0.05)},
+        "soft": {"l1": (0.1, 0.0)},
+        "linear": {"linear": anchor},
+        "mask": {"mask": mask},
+        "one mask for all": {"mask": mask[0]},
+        "part": {"part": slice(3, 40)},
+        "last layer": {"part": slice(task.space.slots[2].start, None)},
+        "no column": {"part": slice(4, 4)},
+        "lr of each": {"lr": column(0.05, 0.1).to(**like)},
+        "lam of each": {"prox": (column(0, 2).to(**like), anchor)},
+        "gamma of each": {"l1": (column(0, 0.3).to(**like), 0.05)},
+        "gamma of each, soft": {"l1": (column(0, 0.3).to(**like), 0.0)},
+        "steps of each": {"steps": torch.tensor([3, 0, 1, 4, 2])},
+    }[name]
+
+
+SINGLE = [
+    "prox", "far prox", "one anchor for all", "decay", "smooth", "soft", "linear", "mask", "one mask for all", "part",
+    "last layer", "no column", "lr of each", "lam of each", "gamma of each", "gamma of each, soft", "steps of each",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_term(instructions: str, name: str, dtype: torch.dtype) -> None:
+    task = make(chain(WIDTH, 21, 3), dtype=dtype)
+    compare(task, Terms(**{"steps": 4, "lr": 0.1, **case(task, name)}))
+
+
+@given(names=st.sets(st.sampled_from(SINGLE)), l2=st.sampled_from([0.0, 0.2]), one=st.booleans())
+def test_terms_together(names: set[str], l2: float, one: bool) -> None:
+    task = make(chain(WIDTH, 21, 3), l2=l2)
+    terms: dict[str, Any] = {"steps": 4, "lr": 0.1}
+    for name in sorted(names):
+        terms.update(case(task, name))
+    compare(task, Terms(**terms), one=fresh(task)(0) if one else None)
+
+
+@pytest.mark.parametrize("turn", [0, 1, 6])
+def test_short_batches(instructions: str, turn: int) -> None:
+    task = make(STACKS["relu"])
+    batch = task.cyclic(IDS, 6, torch.full((DEVICES,), turn))
+    compare(task, Terms(4, 0.1, prox=(1.0, rows(task, 2))), one=batch)
+    compare(task, Terms(2, 0.1), lambda step: task.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("lam", [None, 0.0, 1.0, 8.0])
+def test_factored_steps_are_plain_steps(instructions: str, name: str, lam: float | None, dtype: torch.dtype) -> None:
+    task = make(STACKS[name], dtype=dtype, l2=0.0 if lam == 1.0 else 0.1)
+    prox = None if lam is None else (lam, rows(task, 2))
+    batch = fresh(task)(0)
+    assert gram.pays(task._stack, task.space, Terms(5, 0.1), SIZE)  # type: ignore[arg-type]
+    compare(task, Terms(5, 0.1, prox=prox), one=batch)
+    compare(task, Terms(torch.tensor([0, 2, 3, 5, 9]), column(0.05, 0.1).to(dtype), prox=prox), one=batch)
+
+
+def test_more_steps_than_go_into_one_call() -> None:
+    task = make(STACKS["relu"])
+    compare(task, Terms(torch.tensor([70, 64, 65, 3, 0]), 0.02, prox=(1.0, rows(task, 2))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("one", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch.dtype, one: bool) -> None:
+    task = make(chain(WIDTH, 21, 3), dtype=dtype)
+    start, anchor, steps = rows(task, 1), rows(task, 2), torch.tensor([1, 2, 3, 4, 5])
+    drawn = task.draw(7, IDS, SIZE, range(5))
+
+    def some(chosen: list[int]) -> Tensor:
+        ids = torch.tensor(chosen, dtype=torch.int64)
+        batches = [task.batch(ids, slots[chosen]) for slots in drawn]
+        terms = Terms(steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05))
+        out = task.descend(start[chosen], batches.__getitem__, terms, one=batches[0] if one else None)
+        assert out is not None
+        return out
+
+    whole = some([0, 1, 2, 3, 4])
+    for chosen in ([0], [4], [1, 2], [4, 0, 3], []):
+        assert torch.equal(some(chosen), whole[chosen]), chosen
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["relu", "tanh", "three layers", "one layer"])
+@pytest.mark.parametrize("one", [False, True])
+def test_what_diverges_is_not_finite(instructions: str, name: str, dtype: torch.dtype, one: bool) -> None:
+    task = make(STACKS[name], dtype=dtype)
+    batch_of = fresh(task)
+    terms = Terms(99, 1e6, prox=(1e6, rows(task, 2)))
+    out = task.descend(rows(task, 1), batch_of, terms, one=batch_of(0) if one else None)
+    assert out is not None
+    assert not torch.isfinite(out).all(1).any()
+
+
+def test_a_value_that_is_no_number_stays_in_its_row(instructions: str) -> None:
+    task = make(STACKS["relu"])
+    start = rows(task, 1)
+    start[2, 5] = torch.nan
+    out = task.descend(start, fresh(task), Terms(2, 0.1))
+    assert out is not None
+    assert torch.isfinite(out).all(1).tolist() == [True, True, False, True, True]
+
+
+def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: str) -> None:
+    task = make(linear(WIDTH, 1, bias=False), loss="squared_error")
+    start = torch.zeros(DEVICES, WIDTH, dtype=torch.float64)
+    start[:, :] = 0.1
+    still = task.batch(IDS, torch.zeros(DEVICES, 1, dtype=torch.int64))
+    still = Batch((torch.zeros_like(task.x), torch.zeros_like(task.y)), still.examples)
+    kernel = task._kernel
+    assert kernel is not None
+    calm = type(kernel)(kernel.stack, kernel.space, kernel.loss, kernel.table, *still.data)
+    for lam in (1.0, 9.0):
+        out = calm.descend(start, lambda step: still, Terms(5, 0.1, prox=(lam, start)), l2=0.0)
+        assert torch.equal(out, start)
+
+
+def test_what_the_kernel_is_not_asked() -> None:
+    task = make(STACKS["relu"])
+    kernel = task._kernel
+    assert kernel is not None
+    start = rows(task, 1)
+    assert kernel.takes(start, Terms(1, 0.1))
+    for other in ({"method": "adam"}, {"tol": 0.1}, {"part": slice(0, 9, 2)}, {"mask": torch.ones_like(start)}):
+        assert not kernel.takes(start, Terms(**{"steps": 1, "lr": 0.1, **other}))
+    assert not kernel.takes(start.float(), Terms(1, 0.1))
+    wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
+    with pytest.raises(IndexError, match="an example that is not there"):
+        task.descend(start, lambda step: wrong, Terms(1, 0.1))
+
+
+def test_convolutions_and_own_losses_stay_with_torch() -> None:
+    module = nn.Sequential(nn.Linear(WIDTH, 4), nn.GELU(), nn.Linear(4, 3))
+    assert Task(module, shards(3, True)).kernel == "torch"
+    own = Task(linear(WIDTH, 3), shards(3, True), loss=lambda out, y: out.square().sum(1))
+    assert own.kernel == "torch"
+
+
+@pytest.mark.parametrize(("dtype", "ulps"), [(torch.float32, 4), (torch.float64, 4)])
+def test_tanh(instructions: str, dtype: torch.dtype, ulps: int) -> None:
+    grid = torch.cat([torch.linspace(-30, 30, 200_001, dtype=torch.float64), torch.logspace(-30, 4, 20_001, dtype=torch.float64)])
+    x = torch.cat([grid, -grid]).to(dtype)
+    exact, got = torch.tanh(x.double()), native.tanh(x)
+    error = (got.double() - exact).abs() / exact.abs().clamp(min=1e-300)
+    assert float(error.max()) < ulps * torch.finfo(dtype).eps
+    edge = native.tanh(torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40], dtype=dtype))
+    assert edge[0].isnan()
+    assert edge[1:5].tolist() == [1.0, -1.0, 0.0, -0.0]
+    assert torch.copysign(torch.ones(()), edge[4]) == -1
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-3, -1e-3, 1e-40, torch.nan, torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threshold", [None, 0.0, 1e-3, 0.1, -1.0])
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (1, 1), (3, 10), (2, 1000), (4, 77)])
+def test_cut_and_count_in_one_pass(
+    instructions: str, shape: tuple[int, int], threshold: float | None, dtype: torch.dtype
+) -> None:
+    g = torch.Generator().manual_seed(1)
+    some = torch.tensor([*SPECIAL, 0.1, 0.1 + 1e-9], dtype=dtype)
+    values = some[torch.randint(len(some), shape, generator=g)]
+    got, counts = native.cut_count(values, threshold)
+    want = smooth_l1.cut(values, threshold)
+    assert torch.equal(patterns(got), patterns(want))
+    assert torch.equal(counts, count(patterns(want)))
+    assert Bitmap().nbytes(got).shape == counts.shape
+    if threshold is not None:
+        assert got.data_ptr() != values.data_ptr() or not values.numel()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 1, 15, 64, 5000])
+def test_finite(instructions: str, size: int, dtype: torch.dtype) -> None:
+    values = torch.full((1, size), torch.finfo(dtype).max, dtype=dtype)
+    assert native.finite(values)
+    for at in {0, size // 2, size - 1} if size else ():
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            values[0, at] = bad
+            assert not native.finite(values), (at, bad)
+        values[0, at] = 1.0
+
+
+def test_rows_on_their_side(instructions: str) -> None:
+    turned = torch.randn(6, 40).t()
+    assert torch.equal(native.cut_count(turned, 0.5)[0], smooth_l1.cut(turned, 0.5))
+    assert native.finite(turned)
+
+
+_ALONE = """
+import sys, torch
+from covey import native
+from covey.descend import Terms
+from tests.test_native import *
+task = Task(mlp(WIDTH, 21, 3), shards(3, True), dtype=torch.float64)
+out = task.descend(rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+torch.save({"rows": out, "status": native.status(), "kernel": task.kernel}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("wish", ["", "0", "sse9", *SETS])
+def test_the_environment_decides(tmp_path: Any, wish: str) -> None:
+    file = str(tmp_path / "out.pt")
+    environment = {**os.environ, "COVEY_NATIVE": wish, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", _ALONE, file], check=True, env=environment)
+    found = torch.load(file)
+    want = {"0": "off: COVEY_NATIVE=0", "": SETS[-1], "sse9": "off: COVEY_NATIVE=sse9 is none of 0, plain, avx2, avx512"}
+    assert found["status"] == want.get(wish, wish)
+    assert found["kernel"] == ("torch" if wish in ("0", "sse9") else f"native {found['status']}")
+    task = make(mlp(WIDTH, 21, 3))
+    here = task.descend(rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+    torch.testing.assert_close(found["rows"], here, rtol=1e-12, atol=1e-12)
+
+
+def test_without_the_kernel_the_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.tensor([[1.0, -0.0, 0.5], [0.0, torch.inf, 2.0]])
+    here = native.cut_count(values, 0.5), native.cut_count(values, None), native.finite(values)
+    monkeypatch.setattr(native, "_library", "gone")
+    there = native.cut_count(values, 0.5), native.cut_count(values, None), native.finite(values)
+    assert native.status() == "off: gone"
+    assert str(here) == str(there)
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "ABI", 99)
+    said = native._load("")
+    assert isinstance(said, str)
+    assert "is version 1, not 99; install covey again" in said
