@@ -62,7 +62,7 @@ class Work:
         return covey.Experiment(algorithm=self.algorithm, data=shards, model=self.model(), tree=self.tree(), **plain)
 
     def flops(self) -> float:
-        """Multiplications and additions of one round's gradients: forward, both factors of backward but the first layer's inputs."""
+        """Operations of one round's gradients: forward, and backward to all weights and to the inputs of every layer but one."""
         return 2.0 * self.trained * self.steps * self.batch * _products(self.model(), self.shape)
 
     def bytes(self) -> float:

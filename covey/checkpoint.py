@@ -15,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from covey import native
 from covey.errors import CheckpointError
 
-FORMAT = "covey-checkpoint-1"
+FORMAT = "covey-checkpoint-2"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +87,12 @@ def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
 
 @cache
 def versions() -> dict[str, str]:
-    """What may change the last bits: torch, and the files of covey itself."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
+    """What may change the last bits: torch, the compiled kernel, and the files of covey itself."""
+    files = sorted(file for kind in ("*.py", "*.c", "*.h") for file in Path(__file__).parent.rglob(kind))
     digest = hashlib.sha256(
         b"".join(file.read_bytes() for file in files if "cli" not in file.parts and "report" not in file.parts)
     )
-    return {"torch": torch.__version__, "covey": digest.hexdigest()[:16]}
+    return {"torch": torch.__version__, "kernel": native.status(), "covey": digest.hexdigest()[:16]}
 
 
 def _sum(tensors: dict[str, Tensor]) -> str:

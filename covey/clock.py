@@ -26,6 +26,7 @@ class Clock:
         self._marks: list[tuple[str, Any]] = []  # from each mark to the next, time goes to its name
         self._apart: list[tuple[str, str, float]] = []  # (name, the entry it is taken out of, seconds)
         self._threads = 1
+        self._stream: torch.cuda.Stream | None = None
 
     @contextmanager
     def __call__(self, name: str, threads: int = 1) -> Iterator[None]:
@@ -48,6 +49,7 @@ class Clock:
     def start(self) -> None:
         """Forget what was counted."""
         self._owner = threading.get_ident()
+        self._stream = torch.cuda.current_stream() if self._cuda else None  # asked once: it is slow to ask
         self._names, self._marks, self._apart = [OTHER], [], []
         self._mark()
 
@@ -68,7 +70,7 @@ class Clock:
     def _mark(self) -> None:
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(self._stream)
             self._marks.append((self._names[-1], event))
         else:
             self._marks.append((self._names[-1], time.perf_counter()))

@@ -93,7 +93,7 @@ def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor
         activation = "none" if layer.activation is None else layer.activation.name
         table.append([inputs, out, space.slots[layer.weight].start, bias, native.ACTIVATIONS.index(activation)])
     y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype)
-    return Kernel(stack, space, loss, torch.tensor(table), x.reshape(len(x), -1).contiguous(), y.contiguous())
+    return Kernel(stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous())
 
 
 def _run(work: native.Work, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:

@@ -118,11 +118,46 @@ def descend(
         raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
     fused = getattr(gradient, "descend", None)
     rows: Rows | None = None if fused is None else fused(start, terms)
+    if gradient is torch.zeros_like:
+        rows = _without_data(start, terms)
     if rows is not None:
         return rows
     if method not in _METHODS:
         raise ProgramError(f"method = {method!r}: choose one of {', '.join(_METHODS)}.")
     return _METHODS[method](start.clone(), gradient, terms)
+
+
+def step_without_data(x: Rows, terms: Terms, lr: float, l2: float = 0.0) -> None:
+    """One step in place on everything but the data loss, each term at the x that came in; plain numbers, all coordinates."""
+    decay, sign = terms.decay + l2, None
+    if terms.l1 is not None and terms.l1[1] > 0:
+        sign = smooth_l1.grad(x, terms.l1[1]).mul_(lr * terms.l1[0])
+    if terms.prox is not None and not decay:
+        x.lerp_(terms.prox[1], lr * terms.prox[0])
+    elif terms.prox is not None:
+        lam, anchor = terms.prox
+        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
+    elif decay:
+        x.mul_(1 - lr * decay)
+    if terms.linear is not None:
+        x.add_(terms.linear, alpha=-lr)
+    if sign is not None:
+        x.sub_(sign)
+
+
+def _without_data(start: Rows, terms: Terms) -> Rows | None:
+    """Steps where there is no data loss, as an edge takes them; None for what is not plain enough."""
+    lr, steps, lam = terms.lr, terms.steps, terms.prox[0] if terms.prox else 0.0
+    if terms.method != "gradient" or terms.tol is not None or terms.mask is not None or terms.part is not None:
+        return None
+    if isinstance(lr, Tensor) or isinstance(steps, Tensor) or isinstance(lam, Tensor):
+        return None
+    x = start.clone()
+    for _ in range(steps):
+        step_without_data(x, terms, lr)
+        if terms.l1 is not None and terms.l1[1] == 0:
+            x = smooth_l1.soft(x, lr * terms.l1[0])
+    return x
 
 
 def _plain(x: Rows, gradient: Gradient, terms: Terms) -> Rows:

@@ -40,14 +40,12 @@ class Replay(Protocol):
 
 
 class CudaReplay:
-    """A CUDA graph. All graphs share one pool: results are copied out before another runs."""
+    """A CUDA graph. Those of one simulator share a pool, that of `beside`: results are copied out before another runs."""
 
-    pool: Any = None
-
-    def __init__(self, work: Work) -> None:
-        CudaReplay.pool = CudaReplay.pool or torch.cuda.graph_pool_handle()
+    def __init__(self, work: Work, beside: CudaReplay | None) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=CudaReplay.pool):
+        pool = None if beside is None else beside._graph.pool()  # a pool lives as long as a graph that uses it
+        with torch.cuda.graph(self._graph, pool=pool):
             self.kept, self.answer = work()
 
     def replay(self) -> None:
@@ -226,22 +224,23 @@ class Static(Nodes):
         self._number = round
 
     def fill(self, call: Call) -> None:
-        """Everything this call's program would read."""
+        """Everything this call's program would read, without waiting for what the GPU still does."""
         runtime, ids = self._runtime, call.ids
         if not torch.equal(ids, self.ids):
             self.ids = ids
-            self.there.copy_(ids)
-            self.copy.copy_(runtime.tree.copy(self.tier, ids))
-            self.local.copy_(runtime.tree.local(self.tier, ids))
+            self.there.copy_(ids, non_blocking=True)
+            self.copy.copy_(runtime.tree.copy(self.tier, ids), non_blocking=True)
+            self.local.copy_(runtime.tree.local(self.tier, ids), non_blocking=True)
         if self.tape.draws:
             keys = [draws.keys(runtime.seeds, call.round, call.path, self.tier, *words) for words in self.tape.draws]
-            self._keys.copy_(torch.stack(keys))
+            self._keys.copy_(torch.stack(keys), non_blocking=True)
         for (name, since), stored, fresh in zip(self.tape.recalls, self._stored, self._fresh, strict=True):
             column = runtime.store.columns[self.tier, name]
             have = (column.slot[ids] != NEVER) & (column.round[ids] >= (call.round if since is None else since))
-            fresh.copy_(have)
+            fresh.copy_(have, non_blocking=True)
             if bool(have.any()):
-                torch.index_select(column.rows, 0, column.slot[ids].clamp(min=0).to(stored.device), out=stored)
+                slots = column.slot[ids].clamp(min=0).to(stored.device, non_blocking=True)
+                torch.index_select(column.rows, 0, slots, out=stored)
         for mine, given in zip(self.arguments, call.arguments, strict=True):
             mine.copy_(given)
 
@@ -286,7 +285,7 @@ class _Variant:
 class Graphs:
     """The graphs of one simulator."""
 
-    def __init__(self, runtime: Runtime, capture: Callable[[Work], Replay] = CudaReplay) -> None:
+    def __init__(self, runtime: Runtime, capture: Callable[[Work, Any], Replay] = CudaReplay) -> None:
         self._runtime, self._capture = runtime, capture
         self._variants: dict[tuple[Any, ...], list[_Variant]] = {}
         self.reasons: dict[str, str] = {}
@@ -339,7 +338,8 @@ class Graphs:
             answer = call.program(nodes, *(value.clone() for value in nodes.arguments))
             return nodes.kept, answer
 
-        return nodes, self._capture(work)
+        live = (variant.replay for variants in self._variants.values() for variant in variants)
+        return nodes, self._capture(work, next((replay for replay in live if replay is not None), None))
 
     def _again(self, call: Call, variant: _Variant) -> tuple[Nodes, Any]:
         assert variant.nodes is not None

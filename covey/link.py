@@ -37,6 +37,11 @@ class _Entry:
     sent: Tensor
     lengths: Tensor | None = None
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What messages that are counted together have in common."""
+        return (self.route.key, id(self.codec), self.width, self.size, self.masked, self.exact, self.lengths is None)
+
 
 class Ledger:
     """What has crossed links and is not yet in the meters, one for each tree of a run.
@@ -57,30 +62,41 @@ class Ledger:
         self._entries.clear()
 
     def settle(self) -> None:
-        """Everything into the meters."""
+        """Everything into the meters, messages of one kind together."""
         sent = _read([entry.sent for entry in self._entries])
         lengths = iter(_read([entry.lengths for entry in self._entries if entry.lengths is not None]))
+        groups: dict[tuple[object, ...], list[tuple[_Entry, Tensor, Tensor | None]]] = {}
         for entry, counts in zip(self._entries, sent, strict=True):
-            self._count(entry, counts, next(lengths) if entry.lengths is not None else None)
+            known = None if entry.lengths is None else next(lengths)
+            groups.setdefault(entry.kind, []).append((entry, counts, known))
+        for group in groups.values():
+            self._count(group)
         self.clear()
 
-    def _count(self, entry: _Entry, sent: Tensor, lengths: Tensor | None) -> None:
-        if lengths is None:
-            lengths = entry.codec.lengths(sent, width=entry.width, size=entry.size, masked=entry.masked)
-        dense = CODECS["dense"].lengths(sent, width=entry.width, size=entry.size, masked=entry.masked)
-        assert lengths is not None
-        assert dense is not None
-        numbers = torch.stack([lengths, dense, sent, torch.ones_like(sent)]) * entry.route.copies
-        totals = torch.zeros(len(self._meters), 4, dtype=torch.int64).index_add_(0, entry.route.tree, numbers.t())
-        for meter, (length, dense_length, nonzeros, messages) in zip(self._meters, totals.tolist(), strict=True):
+    def _count(self, group: list[tuple[_Entry, Tensor, Tensor | None]]) -> None:
+        entry = group[0][0]
+        copies, tree = (torch.cat([getattr(e.route, name) for e, _, _ in group]) for name in ("copies", "tree"))
+        sent = torch.cat([counts for _, counts, _ in group])
+        known = [lengths for _, _, lengths in group if lengths is not None]
+        facts = entry.width, entry.size, entry.masked
+        lengths = torch.cat(known) if known else _lengths(entry.codec, sent, *facts)
+        numbers = torch.stack([lengths, _lengths(CODECS["dense"], sent, *facts), sent, torch.ones_like(sent)]) * copies
+        totals = torch.zeros(len(self._meters), 4, dtype=torch.int64).index_add_(0, tree, numbers.t())
+        for meter, (length, dense, nonzeros, messages) in zip(self._meters, totals.tolist(), strict=True):
             if messages:
                 values = 0 if entry.exact else entry.width * messages
-                meter.count(*entry.route.key, Traffic(length, messages, values, nonzeros, dense_length))
+                meter.count(*entry.route.key, Traffic(length, messages, values, nonzeros, dense))
 
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:
     """Numbers of many messages in main memory, with one wait for the device."""
     return torch.split(torch.cat(counts).cpu(), [len(some) for some in counts]) if counts else ()
+
+
+def _lengths(codec: Codec, sent: Tensor, width: int, size: int, masked: bool) -> Tensor:
+    lengths = codec.lengths(sent, width=width, size=size, masked=masked)
+    assert lengths is not None
+    return lengths
 
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -99,7 +115,7 @@ class Link:
             return None
         if isinstance(message, Exact):
             rows = message.rows
-            nothing = torch.zeros(len(rows), dtype=torch.int64)
+            nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
             self.ledger.add(_Entry(route, CODECS["dense"], rows.shape[1], rows.element_size(), False, True, nothing))
             return message
         rows, mask = (message.rows, message.mask) if isinstance(message, Masked) else (message, None)

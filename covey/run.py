@@ -130,7 +130,8 @@ class Runs(Iterator[tuple[Round, ...]]):
     def engine(self) -> dict[str, Any]:
         """How training is computed here: what changes speed but, except for the last bits, no result."""
         task, graphs = self.simulator.task, self.simulator.graphs
-        out = {"path": task.path, "device": str(task.device), "workers": self.simulator.workers, "seeds": len(self.experiments)}
+        out = {"path": task.path, "kernel": task.kernel, "parameters": task.space.width, "device": str(task.device)}
+        out |= {"workers": self.simulator.workers, "seeds": len(self.experiments)}
         return out if graphs is None else out | {"graph": graphs.report()}
 
     def _play(self, meters: list[Meter]) -> None:

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from covey import draws, gram, native
 from covey.compiled import kernel
 from covey.data import Part, Shards
-from covey.descend import Terms
+from covey.descend import Terms, step_without_data
 from covey.errors import ConfigError, DataError, ModelError
 from covey.forward import forward
 from covey.replies import Ids, Rows
-from covey.smooth_l1 import grad as smooth_sign
 from covey.smooth_l1 import soft
 from covey.space import Space
 from covey.stack import stack
@@ -229,11 +228,11 @@ class Task:
         """One step in place: every term, the data's too, is evaluated at the x that comes in."""
         if self._stack is not None:
             factors = self._stack.factors(views, batch.x, batch.y, batch.weight)
-            _other_terms(x, terms, lr, self.l2)
+            step_without_data(x, terms, lr, self.l2)
             self._stack.add(views, factors, scale=-lr)
             return
         gradients = self._gradients(x, batch)
-        _other_terms(x, terms, lr, self.l2)
+        step_without_data(x, terms, lr, self.l2)
         for view, g in zip(views, gradients, strict=True):
             view.add_(g, alpha=-lr)
 
@@ -302,24 +301,6 @@ def _row(batch: Batch, i: int) -> Batch:
 def block_size(part: Part) -> int:
     """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
     return min(_BLOCK, -(-max(1, int(part.counts().max())) // _BLOCK_STEP) * _BLOCK_STEP)
-
-
-def _other_terms(x: Rows, terms: Terms, lr: float, l2: float) -> None:
-    """Everything but the data gradient, each term at the x that came in."""
-    decay, sign = terms.decay + l2, None
-    if terms.l1 is not None and terms.l1[1] > 0:
-        sign = smooth_sign(x, terms.l1[1]).mul_(lr * terms.l1[0])
-    if terms.prox is not None and not decay:
-        x.lerp_(terms.prox[1], lr * terms.prox[0])
-    elif terms.prox is not None:
-        lam, anchor = terms.prox
-        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
-    elif decay:
-        x.mul_(1 - lr * decay)
-    if terms.linear is not None:
-        x.add_(terms.linear, alpha=-lr)
-    if sign is not None:
-        x.sub_(sign)
 
 
 def _loss(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:

@@ -234,19 +234,14 @@ def _more(kind: Kind, make: Any) -> dict[str, str]:
 def _diagnose(config: Config) -> dict[str, Any]:
     facts = environment(sys.argv)
     experiment = config.experiment(config.seed)
-    simulator = Run(experiment).simulator
+    run = Run(experiment)
     disk = shutil.disk_usage(".")
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
-        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {simulator.tree}",
-        "engine": {
-            "path": simulator.task.path,
-            "kernel": simulator.task.kernel,
-            "parameters": simulator.task.space.width,
-            "workers": simulator.workers,
-        },
+        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {run.simulator.tree}",
+        "engine": run.engine,
         "compiled kernel": native.status(),
         "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
         "data shipped": ", ".join(REGISTRY["data"]),

@@ -154,14 +154,12 @@ INLINE void NAME(tile_body)(const int rows, const int vectors, int64_t depth, co
             UNROLL for (int j = 0; j < vectors; j++) sum[m][j] += left * right[j];
         }
     }
+    const int end = vectors - 1;
+    __asm__ volatile("" ::: "memory"); /* or the values from before the loop would be kept, in registers that it needs */
+    /* All read before any is written: a row's own values are written after those of the row above it. */
+    UNROLL for (int m = 0; m < rows; m++) sum[m][end] = PICK(NAME(first)(last), sum[m][end], LOAD(c + m * cs + end * LANES));
     UNROLL for (int m = 0; m < rows; m++)
-        UNROLL for (int j = 0; j < vectors; j++) {
-            REAL *to = c + m * cs + j * LANES;
-            if (j + 1 < vectors || last == LANES)
-                STORE(to, sum[m][j]);
-            else
-                STORE(to, PICK(NAME(first)(last), sum[m][j], LOAD(to)));
-        }
+        UNROLL for (int j = 0; j < vectors; j++) STORE(c + m * cs + j * LANES, sum[m][j]);
 }
 
 #define TILE(m, n)                                                                                                              \
@@ -381,8 +379,12 @@ HERE void NAME(update_bias)(const DEVICE *d, const LAYER *l, const TERMS *t, con
     }
     const REAL *before = NAME(move_block)(d, t, l->bias, l->out, r);
     REAL *to = r->to + l->bias;
-    for (int64_t b = 0; b < d->batch; b++)
-        for (int64_t j = 0; j < l->out; j++) to[j] += scaled[b * l->wide + j];
+    for (int64_t j = 0; j < l->out; j += LANES) {
+        const int64_t some = l->out - j < LANES ? l->out - j : LANES;
+        VEC sum = NAME(load_some)(to + j, some);
+        for (int64_t b = 0; b < d->batch; b++) sum += LOAD(scaled + b * l->wide + j);
+        NAME(store_some)(to + j, sum, some);
+    }
     NAME(settle)(d, t, l->bias, l->out, before, r->mask, to);
 }
 
@@ -557,18 +559,20 @@ HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r)
     return 0;
 }
 
-/* x x', by rows that are padded with zeros. */
+/* x x', by rows that are padded with zeros; four products at a time. */
 HERE void NAME(inner_products)(const DEVICE *d)
 {
-    for (int64_t a = 0; a < d->batch; a++)
-        for (int64_t b = 0; b <= a; b++) {
-            VEC sum[4] = {ALL(0), ALL(0), ALL(0), ALL(0)};
-            const REAL *left = d->x + a * d->wide, *right = d->x + b * d->wide;
-            int64_t k = 0;
-            for (; k + 4 * LANES <= d->wide; k += 4 * LANES)
-                UNROLL for (int u = 0; u < 4; u++) sum[u] += LOAD(left + k + u * LANES) * LOAD(right + k + u * LANES);
-            for (; k < d->wide; k += LANES) sum[0] += LOAD(left + k) * LOAD(right + k);
-            d->gram[a * d->batch + b] = d->gram[b * d->batch + a] = NAME(total)((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    const int64_t n = d->batch;
+    for (int64_t a = 0; a < n; a++)
+        for (int64_t b = 0; b <= a; b += 4) {
+            const REAL *left = d->x + a * d->wide, *right[4];
+            VEC sum[4];
+            UNROLL for (int u = 0; u < 4; u++) sum[u] = ALL(0), right[u] = d->x + (b + u < n ? b + u : a) * d->wide;
+            for (int64_t k = 0; k < d->wide; k += LANES) {
+                const VEC v = LOAD(left + k);
+                UNROLL for (int u = 0; u < 4; u++) sum[u] += v * LOAD(right[u] + k);
+            }
+            for (int64_t u = 0; u < 4 && b + u <= a; u++) d->gram[a * n + b + u] = d->gram[(b + u) * n + a] = NAME(total)(sum[u]);
         }
 }
 

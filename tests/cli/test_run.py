@@ -287,6 +287,7 @@ def test_list_says_what_leaves_the_device() -> None:
 def test_doctor() -> None:
     facts = json.loads(covey("doctor", *SMALL, "--json").out)
     assert facts["engine"]["parameters"] == 650
+    assert facts["engine"]["kernel"] in ("torch", f"native {facts['compiled kernel']}")
     assert facts["data"] == "digits: 1797 examples, 6 devices"
     plain = covey("doctor", *SMALL)
     assert plain.code == 0

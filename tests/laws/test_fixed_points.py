@@ -38,7 +38,7 @@ def start(case: Case, row: Tensor | None) -> Run:
     model = models.linear(WIDTH, 1, bias=False)
     run = covey.run(experiment(full, data=SHARDS, model=model, loss="squared_error", dtype=torch.float64, parts=("train",)))
     if row is not None:
-        run.w, run.simulator._initial = row[None].clone(), row.clone()
+        run.w, run.simulator.start = row[None].clone(), row[None].clone()
     return run
 
 
