@@ -1,7 +1,7 @@
 """covey on a CUDA device, through the ordinary API; needs torch, numpy and safetensors alone: `python -m benchmarks.gpu`.
 
-Milliseconds per round, the fastest of several, as CUDA graphs and kernel by kernel; the whole 800-round run of pFedMe's Table 1
-with scores; several seeds in one go; and the same rows as on the processor, in float64.
+Milliseconds per round, the fastest of several, as CUDA graphs and kernel by kernel; whole runs with scores and checkpoints;
+several seeds in one go; and the same rows as on the processor, in float64.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import covey
-from benchmarks.works import WORKS, Work, dnn
-from covey.algorithms import PFedMe
-from covey.data import Shards, own
+from benchmarks.whole import RUNS, whole
+from benchmarks.works import WORKS, Work
+from covey.data import Shards
 
 LARGE: tuple[Work, ...] = (
     replace(WORKS["W1"], name="W1, 1000 devices", devices=1000),
@@ -67,29 +67,6 @@ def measure(work: Work, reach: tuple[float, float], rounds: int) -> dict[str, An
     limit = 1e3 * max(work.flops() / reach[0] / 1e12, work.bytes() / reach[1] / 1e12)
     spent = {name: 1e3 * seconds for name, seconds in run.history[-1].spent.items()}
     return {"work": work.name, "ms": graph, "eager ms": eager, "limit ms": limit, "spent ms": spent, "engine": run.engine}
-
-
-def table_1(device: str, rounds: int = 800) -> dict[str, Any]:
-    """pFedMe's MNIST run: 20 devices, 5 asked while all train, scores every 5 rounds, training scores every 50."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.linspace(1165, 3834, 20).long().tolist()  # as its public partition spreads them
-    pairs = [(torch.rand(n, 784, generator=generator), torch.randint(10, (n,), generator=generator)) for n in sizes]
-    shards = own(pairs, classes=10)
-    settings: dict[str, Any] = {"score_every": 5, "score_train_every": 50, "idle": "train", "device": device}
-    tree = covey.Tree.flat(20)
-    run = covey.run(covey.Experiment(PFedMe(sample=5), shards, dnn(), tree, rounds, **settings))
-    path = Path("table1.safetensors")
-    began = time.perf_counter()
-    for record in run:
-        if record.round % 10 == 9:
-            run.save(path)
-    took = time.perf_counter() - began
-    path.unlink(missing_ok=True)
-    spent: dict[str, float] = {}
-    for record in run.history:
-        for name, value in record.spent.items():
-            spent[name] = spent.get(name, 0.0) + value
-    return {"rounds": rounds, "seconds": took, "spent": spent, "engine": run.engine}
 
 
 def same_rows() -> dict[str, float]:
@@ -148,8 +125,8 @@ def main() -> None:
             flush=True,
         )
     if not asked.only:
-        figures |= {"seeds": seeds(5, asked.rounds), "table 1": table_1("cuda"), "same rows": same_rows()}
-        print(figures["seeds"], figures["table 1"])
+        figures |= {"seeds": seeds(5, asked.rounds), "whole": [whole(name, "cuda") for name in RUNS], "same rows": same_rows()}
+        print(figures["seeds"])
     if asked.out:
         asked.out.write_text(json.dumps(figures, indent=1) + "\n")
 
