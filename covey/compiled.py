@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from covey import gram, native
-from covey.descend import Terms
 from covey.replies import Rows
 from covey.space import Space
 from covey.stack import Stack
+from covey.terms import Terms
 
 if TYPE_CHECKING:
     from covey.task import Batch
@@ -32,21 +32,17 @@ class Kernel:
     x: Tensor
     y: Tensor
 
-    def takes(self, start: Rows, terms: Terms) -> bool:
-        """Whether the kernel does what these terms ask for."""
-        plain = terms.method == "gradient" and terms.tol is None and start.dtype == self.x.dtype
-        mask, part = terms.mask, terms.part
-        return plain and (mask is None or mask.dtype == torch.bool) and (part is None or part.step in (None, 1))
-
     def descend(
         self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, l2: float, one: Batch | None = None
     ) -> Rows:
         """Plain steps on mini-batches, all of them on `one` if that is given; then they are factored where that pays."""
         rows = torch.empty_like(start, memory_format=torch.contiguous_format)
         steps = _each(terms.steps, len(start), torch.int64)
-        arrays = self._arrays(start, terms)
-        work = self._work(start, terms, arrays, l2)
-        work.rows = rows.data_ptr()
+        arrays = _arrays(start, terms)
+        work = _work(start, terms, arrays, l2)
+        work.rows, work.layers, work.table = rows.data_ptr(), len(self.table), self.table.data_ptr()
+        work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
+        work.loss = native.LOSSES.index(self.loss)
         if one is not None:
             factored = gram.fits(self.stack, self.space, terms, one.examples.shape[1])
             work.factored = gram.LEAST_STEPS if factored else 0
@@ -58,28 +54,45 @@ class Kernel:
             work.start, work.start_stride = work.rows, self.space.width
         return rows if terms.longest else start.clone()
 
-    def _arrays(self, start: Rows, terms: Terms) -> dict[str, Tensor]:
-        """What the call reads, by its name in `struct work`; it must live as long as the call."""
-        lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
-        gamma = terms.l1[0] if terms.l1 is not None else 0.0
-        one_each = {"lr": terms.lr, "lam": lam, "gamma": gamma}
-        a_row_each = {"start": start, "anchor": anchor, "linear": terms.linear, "mask": terms.mask}
-        return {
-            **{name: _each(value, len(start), torch.float64) for name, value in one_each.items()},
-            **{name: _rows(value, start) for name, value in a_row_each.items() if value is not None},
-            **{"table": self.table, "x": self.x, "y": self.y},
-        }
 
-    def _work(self, start: Rows, terms: Terms, arrays: dict[str, Tensor], l2: float) -> native.Work:
-        part = (terms.part or slice(None)).indices(self.space.width)
-        rho = terms.l1[1] if terms.l1 is not None else 0.0
-        return native.Work(
-            devices=len(start), width=self.space.width, layers=len(self.table), examples_held=len(self.x),
-            loss=native.LOSSES.index(self.loss), part_start=part[0], part_stop=part[1], decay=terms.decay + l2, rho=rho,
-            l1=native.NO_L1 if terms.l1 is None else native.SMOOTH if rho > 0 else native.SOFT,
-            **{name: array.data_ptr() for name, array in arrays.items()},
-            **{f"{name}_stride": arrays[name].stride(0) for name in ("start", "anchor", "linear", "mask") if name in arrays},
-        )  # fmt: skip
+def takes(start: Rows, terms: Terms) -> bool:
+    """Whether the kernel is there and does what these terms ask for."""
+    plain = native.serves(start) and terms.method == "gradient" and terms.tol is None
+    mask, part = terms.mask, terms.part
+    return plain and (mask is None or mask.dtype == torch.bool) and (part is None or part.step in (None, 1))
+
+
+def without_data(start: Rows, terms: Terms) -> Rows:
+    """Plain steps on all terms but a data loss: one pass over the rows per step."""
+    rows = torch.empty_like(start, memory_format=torch.contiguous_format)
+    arrays, steps = _arrays(start, terms), _each(terms.steps, len(start), torch.int64)
+    work = _work(start, terms, arrays, 0.0)
+    work.rows, work.steps, work.batches = rows.data_ptr(), steps.data_ptr(), 1
+    native.descend(work, start.dtype)
+    return rows
+
+
+def _arrays(start: Rows, terms: Terms) -> dict[str, Tensor]:
+    """What the call reads of start and terms, by its name in `struct work`; it must live as long as the call."""
+    lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
+    gamma = terms.l1[0] if terms.l1 is not None else 0.0
+    one_each = {"lr": terms.lr, "lam": lam, "gamma": gamma}
+    a_row_each = {"start": start, "anchor": anchor, "linear": terms.linear, "mask": terms.mask}
+    return {
+        **{name: _each(value, len(start), torch.float64) for name, value in one_each.items()},
+        **{name: _rows(value, start) for name, value in a_row_each.items() if value is not None},
+    }
+
+
+def _work(start: Rows, terms: Terms, arrays: dict[str, Tensor], l2: float) -> native.Work:
+    part = (terms.part or slice(None)).indices(start.shape[1])
+    rho = terms.l1[1] if terms.l1 is not None else 0.0
+    return native.Work(
+        devices=len(start), width=start.shape[1], part_start=part[0], part_stop=part[1], decay=terms.decay + l2, rho=rho,
+        l1=native.NO_L1 if terms.l1 is None else native.SMOOTH if rho > 0 else native.SOFT,
+        **{name: array.data_ptr() for name, array in arrays.items()},
+        **{f"{name}_stride": arrays[name].stride(0) for name in ("start", "anchor", "linear", "mask") if name in arrays},
+    )  # fmt: skip
 
 
 def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor) -> Kernel | None:

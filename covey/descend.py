@@ -7,82 +7,16 @@ its gradient. Every term is evaluated at the same x; `start` is never changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from covey import smooth_l1
+from covey import compiled, smooth_l1
 from covey.errors import ProgramError
 from covey.replies import Rows
+from covey.terms import Coefficient, Method, Terms
 
 Gradient = Callable[[Rows], Rows]
-Coefficient = float | Tensor
-"""One number for all rows, or a column [n, 1]."""
-Method = Literal["gradient", "nesterov", "adam"]
-
-
-@dataclass(frozen=True, eq=False)
-class Terms:
-    """What is added to the data loss, and how far and how fast to go."""
-
-    steps: int | Tensor
-    lr: Coefficient
-    prox: tuple[Coefficient, Rows] | None = None
-    l1: tuple[Coefficient, float] | None = None
-    linear: Rows | None = None
-    mask: Tensor | None = None
-    part: slice | None = None
-    decay: float = 0.0
-    method: Method = "gradient"
-    tol: float | None = None
-
-    def gradient(self, x: Rows, data: Rows) -> Rows:
-        """The gradient of everything smooth at x, given that of the data loss."""
-        total = data
-        if self.prox is not None:
-            lam, anchor = self.prox
-            total = total + lam * (x - anchor)
-        if self.l1 is not None and self.l1[1] > 0:
-            gamma, rho = self.l1
-            total = total + gamma * smooth_l1.grad(x, rho)
-        if self.linear is not None:
-            total = total + self.linear
-        if self.decay:
-            total = total + self.decay * x
-        return self._restrict(total)
-
-    def shrink(self, x: Rows, lr: Coefficient) -> Rows:
-        """The proximal step of an exact l1 (rho = 0)."""
-        if self.l1 is None or self.l1[1] > 0:
-            return x
-        soft = smooth_l1.soft(x, lr * self.l1[0])
-        return x + self._restrict(soft - x) if self.part is not None or self.mask is not None else soft
-
-    def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
-        """Which rows still move, [n, 1], of those that moved until now; None when all do."""
-        if isinstance(self.steps, Tensor):
-            more = self.steps.reshape(-1, 1) > step
-            moving = more if moving is None else moving & more
-        if self.tol is not None:
-            above = total.norm(dim=1, keepdim=True) > self.tol
-            moving = above if moving is None else moving & above
-        return moving
-
-    @property
-    def longest(self) -> int:
-        """The most steps any row takes."""
-        return self.steps if isinstance(self.steps, int) else int(self.steps.max()) if self.steps.numel() else 0
-
-    def _restrict(self, total: Rows) -> Rows:
-        if self.mask is not None:
-            total = total * self.mask
-        if self.part is not None:
-            keep = torch.zeros_like(total)
-            keep[:, self.part] = total[:, self.part]
-            total = keep
-        return total
 
 
 def descend(
@@ -131,7 +65,7 @@ def step_without_data(x: Rows, terms: Terms, lr: float, l2: float = 0.0) -> None
     """One step in place on everything but the data loss, each term at the x that came in; plain numbers, all coordinates."""
     decay, sign = terms.decay + l2, None
     if terms.l1 is not None and terms.l1[1] > 0:
-        sign = smooth_l1.grad(x, terms.l1[1]).mul_(lr * terms.l1[0])
+        sign = smooth_l1.grad(x, terms.l1[1])
     if terms.prox is not None and not decay:
         x.lerp_(terms.prox[1], lr * terms.prox[0])
     elif terms.prox is not None:
@@ -141,12 +75,15 @@ def step_without_data(x: Rows, terms: Terms, lr: float, l2: float = 0.0) -> None
         x.mul_(1 - lr * decay)
     if terms.linear is not None:
         x.add_(terms.linear, alpha=-lr)
-    if sign is not None:
-        x.sub_(sign)
+    if sign is not None and terms.l1 is not None:
+        gamma = terms.l1[0]
+        x.sub_(sign.mul_(lr * gamma)) if isinstance(gamma, Tensor) else x.sub_(sign, alpha=lr * gamma)
 
 
 def _without_data(start: Rows, terms: Terms) -> Rows | None:
     """Steps where there is no data loss, as an edge takes them; None for what is not plain enough."""
+    if compiled.takes(start, terms):
+        return compiled.without_data(start, terms)
     lr, steps, lam = terms.lr, terms.steps, terms.prox[0] if terms.prox else 0.0
     if terms.method != "gradient" or terms.tol is not None or terms.mask is not None or terms.part is not None:
         return None

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from covey import rowwise
-from covey.descend import Terms
 from covey.replies import Rows
 from covey.space import Space
 from covey.stack import Stack
+from covey.terms import Terms
 
 LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
 

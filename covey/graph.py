@@ -207,6 +207,8 @@ class Static(Nodes):
         columns = [runtime.store.columns[tier, name].rows for name, _ in tape.recalls]
         self._stored = [rows.new_zeros((len(ids), *rows.shape[1:])) for rows in columns]
         self._fresh = [torch.zeros(len(ids), dtype=torch.bool, device=device) for _ in columns]
+        nowhere = torch.full((len(ids),), NEVER)
+        self._slots = [(nowhere.clone(), torch.zeros(len(ids), dtype=torch.int64, device=device)) for _ in columns]
         self.arguments = [value.clone() for value in first.arguments]
         self._number = first.round
         self.rewind()
@@ -234,13 +236,16 @@ class Static(Nodes):
         if self.tape.draws:
             keys = [draws.keys(runtime.seeds, call.round, call.path, self.tier, *words) for words in self.tape.draws]
             self._keys.copy_(torch.stack(keys), non_blocking=True)
-        for (name, since), stored, fresh in zip(self.tape.recalls, self._stored, self._fresh, strict=True):
+        for (name, since), stored, fresh, where in zip(self.tape.recalls, self._stored, self._fresh, self._slots, strict=True):
             column = runtime.store.columns[self.tier, name]
             have = (column.slot[ids] != NEVER) & (column.round[ids] >= (call.round if since is None else since))
-            fresh.copy_(have, non_blocking=True)
+            slots = torch.where(have, column.slot[ids], NEVER)
+            if not torch.equal(slots, where[0]):
+                where[0].copy_(slots)
+                where[1].copy_(slots.clamp(min=0), non_blocking=True)
+                fresh.copy_(have, non_blocking=True)
             if bool(have.any()):
-                slots = column.slot[ids].clamp(min=0).to(stored.device, non_blocking=True)
-                torch.index_select(column.rows, 0, slots, out=stored)
+                torch.index_select(column.rows, 0, where[1], out=stored)
         for mine, given in zip(self.arguments, call.arguments, strict=True):
             mine.copy_(given)
 

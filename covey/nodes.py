@@ -11,11 +11,11 @@ from torch import Tensor
 
 from covey import draws
 from covey.algorithm import PerNode, Program
-from covey.descend import Terms
 from covey.errors import ConfigError, ProgramError
 from covey.replies import Exact, Ids, Masked, Message, Replies, Rows, exact
 from covey.store import NEVER, Store
 from covey.task import Batch, Batches, Tally, Task
+from covey.terms import Terms
 from covey.tree import Sample, Tree
 
 Weight = Literal["uniform", "samples"]

@@ -33,19 +33,19 @@ class Column:
             raise ProgramError(f"kept rows of shape and type {got} under a name that holds {had}; use another name.")
         stale = ids[self.slot[ids] == self._good[0][ids]]
         self.slot[stale] = self._take(len(stale))
-        self.rows[self._there(self.slot[ids])] = rows
+        self.rows.index_copy_(0, self._there(self.slot[ids]), rows)
         self.round[ids] = round
 
     def get(self, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
         """The rows of these nodes, `default` where none was kept in round `since` or later."""
         fresh = (self.slot[ids] != NEVER) & (self.round[ids] >= since)
         if bool(fresh.all()):
-            return self.rows[self._there(self.slot[ids])]
+            return torch.index_select(self.rows, 0, self._there(self.slot[ids]))
         if default is None:
             return None
         out = default.clone()
         where = fresh.nonzero()[:, 0]
-        out[self._there(where)] = self.rows[self._there(self.slot[ids[where]])]
+        out.index_copy_(0, self._there(where), torch.index_select(self.rows, 0, self._there(self.slot[ids[where]])))
         return out
 
     def held(self) -> Tensor:

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from covey import draws, gram, native
-from covey.compiled import kernel
+from covey.compiled import kernel, takes
 from covey.data import Part, Shards
-from covey.descend import Terms, step_without_data
+from covey.descend import step_without_data
 from covey.errors import ConfigError, DataError, ModelError
 from covey.forward import forward
 from covey.replies import Ids, Rows
 from covey.smooth_l1 import soft
 from covey.space import Space
 from covey.stack import stack
+from covey.terms import Terms
 
 Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Tensor]
 """By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
@@ -207,7 +208,7 @@ class Task:
 
         `one` is the batch where all steps use the same.
         """
-        if self._kernel is not None and self._kernel.takes(start, terms):
+        if self._kernel is not None and start.dtype == self.dtype and takes(start, terms):
             return self._kernel.descend(start, batch_of, terms, l2=self.l2, one=one)
         if terms.method != "gradient" or terms.tol is not None or terms.mask is not None or terms.part is not None:
             return None

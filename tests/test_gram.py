@@ -8,9 +8,10 @@ from torch import Tensor
 
 from covey import gram
 from covey.data import own_parts
-from covey.descend import Terms, descend
+from covey.descend import descend
 from covey.models import linear, mlp
 from covey.task import Batch, Task
+from covey.terms import Terms
 
 IDS = torch.arange(3)
 

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from covey import gram, native, smooth_l1
 from covey.codecs import Bitmap
 from covey.codecs.blocks import count, patterns
+from covey.compiled import takes
 from covey.data import Shards, own_parts
-from covey.descend import Terms, descend
+from covey.descend import descend
 from covey.models import linear, mlp
 from covey.task import Batch, Task
+from covey.terms import Terms
 
 pytestmark = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is {native.status()}")
 SETS = [name for name in native.SETS if isinstance(native._library, native.Library) and native._library.supports(name)]
@@ -263,13 +265,11 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
 
 def test_what_the_kernel_is_not_asked() -> None:
     task = make(STACKS["relu"])
-    kernel = task._kernel
-    assert kernel is not None
+    assert task._kernel is not None
     start = rows(task, 1)
-    assert kernel.takes(start, Terms(1, 0.1))
+    assert takes(start, Terms(1, 0.1))
     for other in ({"method": "adam"}, {"tol": 0.1}, {"part": slice(0, 9, 2)}, {"mask": torch.ones_like(start)}):
-        assert not kernel.takes(start, Terms(**{"steps": 1, "lr": 0.1, **other}))
-    assert not kernel.takes(start.float(), Terms(1, 0.1))
+        assert not takes(start, Terms(**{"steps": 1, "lr": 0.1, **other}))
     wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
     with pytest.raises(IndexError, match="an example that is not there"):
         task.descend(start, lambda step: wrong, Terms(1, 0.1))
@@ -337,7 +337,7 @@ def test_rows_on_their_side(instructions: str) -> None:
 _ALONE = """
 import sys, torch
 from covey import native
-from covey.descend import Terms
+from covey.terms import Terms
 from tests.test_native import *
 task = Task(mlp(WIDTH, 21, 3), shards(3, True), dtype=torch.float64)
 out = task.descend(rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
@@ -372,4 +372,4 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "ABI", 99)
     said = native._load("")
     assert isinstance(said, str)
-    assert "is version 1, not 99; install covey again" in said
+    assert "is version 2, not 99; install covey again" in said

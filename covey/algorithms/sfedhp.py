@@ -61,7 +61,7 @@ class SFedHP(Algorithm):
         gamma2 = self.upper(me.round)
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample).mean()
-            phi = (self.lam1 * theta + self.lam2 * w) / (self.lam1 + self.lam2)
+            phi = torch.lerp(w, theta, self.lam1 / (self.lam1 + self.lam2))  # the mean of both, weighted by lam2 and lam1
             w = descend(w, torch.zeros_like, prox=(self.lam2, phi), l1=(gamma2, self.width), steps=1, lr=self.lr1)
         me.keep("edge", phi)
         return me.keep("edge_global", w)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-ABI = 1
+ABI = 2
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 1
+#define ABI 2
 #define MOST_LAYERS 32
 #define LINE 64 /* bytes that come from memory together */
 

@@ -540,11 +540,25 @@ HERE TERMS NAME(terms_of)(const struct work *w, int64_t n)
     return t;
 }
 
+HERE void NAME(move_all)(const DEVICE *d, const TERMS *t, const ROW *r)
+{
+    for (int64_t at = 0; at < d->work->width; at += BLOCK) {
+        const int64_t left = d->work->width - at, count = left < BLOCK ? left : BLOCK;
+        const REAL *before = NAME(move_block)(d, t, at, count, r);
+        NAME(settle)(d, t, at, count, before, r->mask, r->to + at);
+    }
+}
+
 HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r)
 {
     const struct work *w = d->work;
     const TERMS t = NAME(terms_of)(w, n);
     for (int64_t step = 0; step < w->steps[n]; step++) {
+        if (!w->layers) { /* no data: every other term, block by block */
+            NAME(move_all)(d, &t, r);
+            r->from = r->to;
+            continue;
+        }
         const int64_t at = (n * w->batches + (w->batches > 1 ? step : 0)) * d->batch;
         if (step == 0 || w->batches > 1) {
             const int wrong = NAME(fetch)(d, w->examples + at, w->weight ? (const REAL *)w->weight + at : NULL);
@@ -643,8 +657,8 @@ HERE int64_t NAME(lay_out)(const struct work *w, DEVICE *d, char *memory)
         block = TILE_M * out > block ? TILE_M * out : block;
         turned = n && NAME(padded)(in) * out > turned ? NAME(padded)(in) * out : turned;
     }
-    const int64_t first = w->batch * NAME(padded)(w->table[1]);
-    ROOM(d->x, w->batch * NAME(padded)(w->table[0]));
+    const int64_t first = w->layers ? w->batch * NAME(padded)(w->table[1]) : 0;
+    ROOM(d->x, w->layers ? w->batch * NAME(padded)(w->table[0]) : 0);
     ROOM(d->scaled, w->batch * widest);
     ROOM(d->turned, turned);
     ROOM(d->rim, rim);
@@ -667,7 +681,7 @@ HERE int NAME(descend)(const struct work *w)
     char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
     DEVICE *d = (DEVICE *)aligned;
     NAME(lay_out)(w, d, aligned);
-    d->work = w, d->batch = w->batch, d->wide = NAME(padded)(w->table[0]);
+    d->work = w, d->batch = w->batch, d->wide = w->layers ? NAME(padded)(w->table[0]) : 0;
     d->lowest = w->layers;
     for (int64_t n = w->layers - 1; n >= 0; n--) {
         const LAYER *l = d->layers + n;

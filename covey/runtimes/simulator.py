@@ -57,7 +57,7 @@ class Simulator:
         self.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
         self.start = self.start.to(self.task.device, self.task.dtype)
         self.meters = [Meter() for _ in self.seeds]
-        self.clock = Clock(self.task.device)
+        self.clock = Clock()
         self.graphs = Graphs(self) if self.capture and self.task.device.type == "cuda" else None
         self._ledger = Ledger(self.meters)
         self._doubts: list[_Doubt] = []
@@ -80,6 +80,9 @@ class Simulator:
             answer = program(me, rows.clone())
             self._keep(me, me.ids, round)
             self._doubt(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids)
+            if self.task.device.type == "cuda":
+                with self.clock("training"):  # most of what it still has to do
+                    torch.cuda.synchronize(self.task.device)
             with self.clock("links"):
                 self._check(last=True)
                 self._ledger.settle()
@@ -136,7 +139,7 @@ class Simulator:
         """The program on some of the nodes: what they keep is stored, what they answer has crossed the link."""
         ids, tier = q.ids[part], q.ends[1]
         here = q.asker[part].to(self.task.device, non_blocking=True)
-        arguments = (*(row[here] for row in q.down), *(value[part] for value in q.each))
+        arguments = (*(torch.index_select(row, 0, here) for row in q.down), *(value[part] for value in q.each))
         with torch.no_grad():
             if self.graphs is not None and self.lane == "train" and self._leaf(tier):
                 nodes, answer = self.graphs.run(Call(q.program, tier, ids, q.round, q.path, arguments))
