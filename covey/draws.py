@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covey import native
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -82,13 +84,22 @@ def choose(address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor) ->
     size = sizes.numpy().astype(np.uint64)
     start = address.numpy().astype(np.uint64) if isinstance(address, Tensor) else np.uint64(address & _MASK)
     keys = _finalise(groups.numpy().astype(np.uint64) + start)
+    if native.loaded():
+        native.choose(position, keys, size, _SHUFFLE_ROUNDS, number)
+    else:
+        number = _permuted(number, keys, size, position)
+    order = np.lexsort((number, position))
+    return torch.from_numpy(position[order]), torch.from_numpy(number[order].astype(np.int64))
+
+
+def _permuted(number: Any, keys: Any, size: Any, position: Any) -> Any:
+    """Swap-or-not, turn by turn, on all numbers at once."""
     for turn in range(_SHUFFLE_ROUNDS):
         pivot = _finalise(keys + np.uint64(_GOLDEN * (2 * turn + 1) & _MASK))
         partner = ((pivot % size)[position] + size[position] - number) % size[position]
         coin = _finalise(pivot[position] ^ _finalise(np.maximum(number, partner))) & np.uint64(1)
         number = np.where(coin == 1, partner, number)
-    order = np.lexsort((number, position))
-    return torch.from_numpy(position[order]), torch.from_numpy(number[order].astype(np.int64))
+    return number
 
 
 def _number(word: int | str) -> int:

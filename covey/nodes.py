@@ -106,7 +106,7 @@ class Nodes:
 
     def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
         """`size` training examples of each node's own; None means all of them, at every step."""
-        return None if size is None else self.grad(size, stream).batch(0, ahead=1)
+        return None if size is None else self.grad(size, stream).batch(0)
 
     def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
         """The gradient of the data loss: of one batch at every step, of a fresh batch of that size per step, or of all data."""
@@ -258,7 +258,7 @@ class Nodes:
         return self._runtime.task.cyclic(self.ids, size, turn[:, 0])
 
 
-_AHEAD = 8  # steps whose batches are drawn together
+_AHEAD = 64  # steps whose batches are drawn together at most; their examples are gathered one step at a time
 
 
 class DataGradient:
@@ -267,7 +267,8 @@ class DataGradient:
     def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
         self._me, self._batch, self._stream, self._call = me, batch, stream, call
         self._step = 0
-        self._ahead: dict[int, Tensor] = {}
+        self._ahead: dict[int, Batch] = {}
+        self._until = 0  # the step before which all are sure to be wanted
         self._task = me._runtime.task
 
     def __call__(self, x: Rows) -> Rows:
@@ -287,15 +288,15 @@ class DataGradient:
             raise ConfigError(
                 'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
             )
-        first = self._step
+        first, self._until = self._step, self._step + terms.longest
         one = self._batch if isinstance(self._batch, Batch) else None
         rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
         if rows is not None:
             self._step += terms.longest
         return rows
 
-    def batch(self, step: int, ahead: int = _AHEAD) -> Batch:
-        """The batch of a step; uniform ones are drawn for `ahead` steps at a time, and any step may be asked for."""
+    def batch(self, step: int) -> Batch:
+        """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be asked for."""
         if isinstance(self._batch, Batch):
             return self._batch
         assert self._batch is not None
@@ -303,8 +304,8 @@ class DataGradient:
         if me._runtime.batches == "cyclic":
             return me._cyclic(self._batch, self._stream)
         if step not in self._ahead:
-            steps = range(step, step + ahead)
+            steps = range(step, max(step + 1, min(step + _AHEAD, self._until)))
             address = me.address(self._stream, self._call)
-            chosen = self._task.draw(address, me.there, self._batch, steps, local=me.local)
-            self._ahead = dict(zip(steps, chosen, strict=True))
-        return self._task.batch(me.there, self._ahead[step])
+            found = self._task.draw(address, me.there, self._batch, steps, local=me.local)
+            self._ahead = dict(zip(steps, found, strict=True))
+        return self._ahead[step]

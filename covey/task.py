@@ -118,20 +118,17 @@ class Task:
 
     def draw(
         self, address: draws.Address, ids: Ids, size: int, steps: range = range(1), *, local: Ids | None = None
-    ) -> list[Tensor]:
-        """For each step, which `size` of its training examples each device takes, [n, size]: uniform with replacement.
+    ) -> list[Batch]:
+        """For each step, `size` training examples of each device's own: uniform with replacement.
 
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and none depends on the others.
         `local` are the ids that the draw goes by, where they are not `ids`.
         """
         ids = ids.to(self.device)
-        width, start = size * len(steps), size * steps.start
-        chosen = draws.integers(address, ids if local is None else local, width, below=self.counts("train", ids), start=start)
-        return list(torch.split(chosen, size, dim=1))
-
-    def batch(self, ids: Ids, chosen: Tensor) -> Batch:
-        """These training examples, [n, size] among each device's own."""
-        return self._take("train", ids, chosen, None)
+        width, below = size * len(steps), self.counts("train", ids)
+        chosen = draws.integers(address, ids if local is None else local, width, below=below, start=size * steps.start)
+        whole = self._take("train", ids, chosen, None)
+        return [Batch(whole.data, examples) for examples in torch.split(whole.examples, size, dim=1)]
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order; the last of a lap is short."""

@@ -3,11 +3,12 @@
 import itertools
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import draws
+from covey import draws, native
 
 quick = settings(max_examples=60)
 addresses = st.integers(0, 2**64 - 1)
@@ -143,3 +144,15 @@ def test_a_path_of_zeros_stays_zero() -> None:
     assert draws.path(draws.path(draws.path(0, 0), 0), 0) == 0
     paths = {draws.path(parent, ask) for parent in (0, 1, draws.path(0, 1)) for ask in range(50)}
     assert len(paths) == 150
+
+
+@pytest.mark.skipif(not native.loaded(), reason="there is no compiled kernel here")
+def test_the_kernel_chooses_as_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, sizes, picks = torch.tensor([3, 10**9, 0, 7]), torch.tensor([1, 10**6, 17, 5]), torch.tensor([1, 300, 0, 5])
+    address = torch.tensor([-(2**63), 5, 6, 2**63 - 1])
+    for key in (9, address):
+        here = draws.choose(key, groups, sizes=sizes, picks=picks)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "_library", "gone")
+            there = draws.choose(key, groups, sizes=sizes, picks=picks)
+        assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))

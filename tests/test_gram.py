@@ -41,7 +41,7 @@ def factored(task: Task, start: Tensor, batch: Batch, terms: Terms) -> Tensor:
 def test_factored_steps_are_plain_steps(model: Any, l2: float, decay: float, lam: float | None) -> None:
     it = task(model, l2=l2)
     start, anchor = rows(it, 1), rows(it, 2)
-    batch = it.batch(IDS, it.draw(7, IDS, 6)[0])
+    batch = it.draw(7, IDS, 6)[0]
     terms = Terms(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
     plain = descend(start, lambda x: it.gradient(x, batch) + l2 * x, steps=5, lr=0.1, prox=terms.prox, decay=decay)
     torch.testing.assert_close(factored(it, start, batch, terms), plain, rtol=1e-12, atol=1e-12)
@@ -61,10 +61,10 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) 
     it = task(mlp(30, 7, 3), dtype)
     start, anchor = rows(it, 1), rows(it, 2)
     drawn = it.draw(7, IDS, size)[0]
-    whole = factored(it, start, it.batch(IDS, drawn), Terms(4, 0.1, prox=(2.0, anchor)))
+    whole = factored(it, start, drawn, Terms(4, 0.1, prox=(2.0, anchor)))
     for some in ([0], [1, 2], [2], []):
         chosen = torch.tensor(some, dtype=torch.int64)
-        part = factored(it, start[chosen], it.batch(IDS[chosen], drawn[chosen]), Terms(4, 0.1, prox=(2.0, anchor[chosen])))
+        part = factored(it, start[chosen], Batch(drawn.data, drawn.examples[chosen]), Terms(4, 0.1, prox=(2.0, anchor[chosen])))
         assert torch.equal(part, whole[chosen]), some
 
 
@@ -79,5 +79,5 @@ def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(terms: dic
 
 def test_what_diverges_is_not_finite_and_does_not_raise() -> None:
     it = task(mlp(30, 7, 3), torch.float32)
-    out = factored(it, rows(it, 1), it.batch(IDS, it.draw(7, IDS, 6)[0]), Terms(60, 1e3, prox=(1e3, rows(it, 2))))
+    out = factored(it, rows(it, 1), it.draw(7, IDS, 6)[0], Terms(60, 1e3, prox=(1e3, rows(it, 2))))
     assert not torch.isfinite(out).all()

@@ -87,7 +87,7 @@ def rows(task: Task, seed: int, scale: float = 0.5) -> Tensor:
 
 def fresh(task: Task, size: int = SIZE) -> Callable[[int], Batch]:
     drawn = task.draw(7, IDS, size, range(100))
-    return lambda step: task.batch(IDS, drawn[step])
+    return drawn.__getitem__
 
 
 def by_torch(task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms: Terms) -> Tensor:
@@ -216,8 +216,7 @@ def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch
     drawn = task.draw(7, IDS, SIZE, range(5))
 
     def some(chosen: list[int]) -> Tensor:
-        ids = torch.tensor(chosen, dtype=torch.int64)
-        batches = [task.batch(ids, slots[chosen]) for slots in drawn]
+        batches = [Batch(batch.data, batch.examples[chosen]) for batch in drawn]
         terms = Terms(steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05))
         out = task.descend(start[chosen], batches.__getitem__, terms, one=batches[0] if one else None)
         assert out is not None
@@ -253,7 +252,7 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
     task = make(linear(WIDTH, 1, bias=False), loss="squared_error")
     start = torch.zeros(DEVICES, WIDTH, dtype=torch.float64)
     start[:, :] = 0.1
-    still = task.batch(IDS, torch.zeros(DEVICES, 1, dtype=torch.int64))
+    still = task._take("train", IDS, torch.zeros(DEVICES, 1, dtype=torch.int64), None)
     still = Batch((torch.zeros_like(task.x), torch.zeros_like(task.y)), still.examples)
     kernel = task._kernel
     assert kernel is not None
@@ -372,4 +371,4 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "ABI", 99)
     said = native._load("")
     assert isinstance(said, str)
-    assert "is version 2, not 99; install covey again" in said
+    assert "is version 3, not 99; install covey again" in said

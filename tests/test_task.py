@@ -262,12 +262,12 @@ def test_a_model_that_draws_at_random_is_refused_row_by_row_too() -> None:
 
 
 def drawn(task: Task, address: int, ids: torch.Tensor, size: int) -> Batch:
-    return task.batch(ids, task.draw(address, ids, size)[0])
+    return task.draw(address, ids, size)[0]
 
 
 def test_a_step_is_drawn_alike_alone_and_among_others() -> None:
     task = Task(mlp(60, 4, 10), synthetic(devices=3, sizes=[20, 30, 40]))
     ids = torch.arange(3)
     together, alone = task.draw(5, ids, 7, range(4, 9)), task.draw(5, ids, 7, range(6, 7))
-    assert torch.equal(together[2], alone[0])
-    assert not torch.equal(together[2], together[3])
+    assert torch.equal(together[2].examples, alone[0].examples)
+    assert not torch.equal(together[2].examples, together[3].examples)

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-ABI = 2
+Numbers = NDArray[np.int64] | NDArray[np.uint64]
+
+ABI = 3
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
@@ -116,6 +120,13 @@ def finite(rows: Tensor) -> bool:
     return bool(_library.calls.covey_finite(_library.number, DTYPES.index(here.dtype), here.data_ptr(), here.numel()))
 
 
+def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
+    """The permutation of `draws.choose`, in place on `number`; all arrays are contiguous and of 64 bits."""
+    assert isinstance(_library, Library)
+    given = (group.ctypes.data, keys.ctypes.data, sizes.ctypes.data)
+    _library.calls.covey_choose(len(number), *given, turns, number.ctypes.data)
+
+
 def tanh(x: Tensor) -> Tensor:
     """The kernel's own tanh, which its tests hold to torch's."""
     assert isinstance(_library, Library)
@@ -154,6 +165,7 @@ def _declare(calls: ctypes.CDLL) -> None:
     calls.covey_cut_count.argtypes = [whole, whole, at, at, size, size, whole, real, at]
     calls.covey_finite.argtypes = [whole, whole, at, size]
     calls.covey_tanh.argtypes = [whole, whole, at, at, size]
+    calls.covey_choose.argtypes = [size, at, at, at, size, at]
 
 
 _library: Library | str = _load(os.environ.get("COVEY_NATIVE", ""))

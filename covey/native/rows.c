@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 2
+#define ABI 3
 #define MOST_LAYERS 32
 #define LINE 64 /* bytes that come from memory together */
 
@@ -115,6 +115,7 @@ int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows
                     int64_t *counts);
 int covey_finite(int set, int twice, const void *values, int64_t count);
 int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
+int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
 
 int covey_abi(void) { return ABI; }
 
@@ -184,5 +185,28 @@ int covey_tanh(int set, int twice, const void *from, void *to, int64_t count)
 #define CALL(suffix, real) { JOIN(tanh_row, suffix)(from, to, count); }
     EACH(set, twice, CALL)
 #undef CALL
+    return 0;
+}
+
+static uint64_t finalise(uint64_t z) /* of splitmix64, as in covey/draws.py */
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* The keyed permutation of draws.choose (swap-or-not), at each number in place: the same integers as there. */
+int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number)
+{
+    for (int64_t n = 0; n < count; n++) {
+        const uint64_t key = keys[group[n]], size = sizes[group[n]];
+        uint64_t at = number[n];
+        for (int64_t turn = 0; turn < turns; turn++) {
+            const uint64_t pivot = finalise(key + 0x9E3779B97F4A7C15u * (2 * (uint64_t)turn + 1));
+            const uint64_t partner = (pivot % size + size - at) % size;
+            if (finalise(pivot ^ finalise(at > partner ? at : partner)) & 1) at = partner;
+        }
+        number[n] = at;
+    }
     return 0;
 }

@@ -321,7 +321,7 @@ def _select(message: Message, answers: Tensor) -> Message:
     rows = _rows(message)
     if rows is None or len(rows) == len(answers):
         return message
-    here = answers.to(rows.device)
+    here = answers.to(rows.device, non_blocking=True)
     if isinstance(message, Masked):
         return Masked(message.rows[here], message.mask[here])
     return Exact(rows[here]) if isinstance(message, Exact) else rows[here]
