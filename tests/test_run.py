@@ -350,3 +350,17 @@ def test_more_rounds_score_what_an_undisturbed_run_scores(tmp_path: Path) -> Non
     short.save(tmp_path / "run")
     longer = covey.run(experiment(rounds=6, score_every=3), resume=tmp_path / "run")
     assert [record.round for record in (*longer, *longer.history[:2]) if record.models] == [2, 5]
+
+
+def test_the_record_says_where_the_time_went(tmp_path: Path) -> None:
+    run = covey.run(experiment(rounds=4, score_every=2))
+    first, second = next(run), next(run)
+    run.save(tmp_path / "run")
+    third = next(run)
+    assert set(first.spent) == {"other", "cohorts", "links", "training"}
+    assert set(second.spent) == {*first.spent, "scores"}
+    assert set(third.spent) == {*first.spent, "checkpoint"}
+    for record in (first, second, third):
+        inside = sum(seconds for name, seconds in record.spent.items() if name != "checkpoint")
+        assert inside == pytest.approx(record.seconds, rel=0.2, abs=0.01)
+        assert min(record.spent.values()) >= 0

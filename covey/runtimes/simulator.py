@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -81,9 +81,9 @@ class Simulator:
             self._keep(me, me.ids, round)
             self._doubt(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids)
             if self.task.device.type == "cuda":
-                with self.clock("training"):  # most of what it still has to do
+                with self._timed("training"):  # most of what it still has to do
                     torch.cuda.synchronize(self.task.device)
-            with self.clock("links"):
+            with self._timed("links"):
                 self._check(last=True)
                 self._ledger.settle()
             return answer
@@ -110,17 +110,17 @@ class Simulator:
     ) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
         path, tier = me.next_ask(), self._below(me, program)
-        with self.clock("cohorts"):
+        with self._timed("cohorts"):
             asking = torch.arange(len(me)) if where is None else where.reshape(-1).nonzero()[:, 0].cpu()
             position, ids, answers = self._cohort(me, tier, asking, sample, path)
             asker = asking[position]
             idle = self._idle(me, asker, len(ids), answers)
-        with self.clock("links"):
+        with self._timed("links"):
             copies = torch.bincount(asker, minlength=len(me))
             down = tuple(self._send(row, me.tier, me.ids, copies, (me.tier, tier), "down") for row in rows)
             down_each = tuple(self._send_each(me, tier, value, asker, ids) for value in each)
         question = _Question(program, (me.tier, tier), me.round, path, ids, asker, answers, idle, down, down_each)
-        with self.clock("training", threads=self.workers) if self._leaf(tier) else nullcontext():
+        with self._timed("training", threads=self.workers) if self._leaf(tier) else nullcontext():
             done = list(self._each_chunk(partial(self._run, question), len(ids), leaf=self._leaf(tier)))
         self._check()
         child = ids[answers] - self.tree.first(me.tier, me.ids)[asker[answers]]
@@ -148,7 +148,7 @@ class Simulator:
                 nodes = Nodes(self, tier, ids, round=q.round, path=q.path, idle=idle)
                 answer = q.program(nodes, *arguments)
             self._keep(nodes, ids, q.round)
-            with self.clock("links"):
+            with self._timed("links"):
                 here = q.answers[(q.answers >= part.start) & (q.answers < part.stop)] - part.start
                 if isinstance(answer, tuple):
                     return tuple(self._up(q, ids, here, message, nodes) for message in answer)
@@ -170,6 +170,10 @@ class Simulator:
 
     def _leaf(self, tier: str) -> bool:
         return tier == self.tree.tiers[-1]
+
+    def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
+        """Whatever happens while scoring is scoring."""
+        return self.clock(name, threads) if self.lane == "train" else nullcontext()
 
     def _below(self, me: Nodes, program: Program) -> str:
         tier = self.tree.below(me.tier)
