@@ -77,10 +77,10 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
         memory.set_ylabel("peak GiB of the process", color="#c05a1c")
         if axis == "tiers":
             panel.set_xticks(sizes)
-            panel.set_ylim(bottom=0)
+            panel.set_ylim(0, 1.15 * max(p["seconds"] for p in here))
         else:
             panel.set(xscale="log", yscale="log")
-        memory.set_ylim(bottom=0)
+        memory.set_ylim(0, 1.15 * max(p["bytes"] for p in here) / 2**30)
     figure.savefig(path, dpi=110)
 
 
