@@ -88,10 +88,10 @@ def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
 @cache
 def versions() -> dict[str, str]:
     """What may change the last bits: torch, the compiled kernel, and the files of covey itself."""
-    files = sorted(file for kind in ("*.py", "*.c", "*.h") for file in Path(__file__).parent.rglob(kind))
-    digest = hashlib.sha256(
-        b"".join(file.read_bytes() for file in files if "cli" not in file.parts and "report" not in file.parts)
-    )
+    package = Path(__file__).parent
+    files = sorted(file for kind in ("*.py", "*.c", "*.h") for file in package.rglob(kind))
+    mine = [file for file in files if file.relative_to(package).parts[0] not in ("cli", "report")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in mine))
     return {"torch": torch.__version__, "kernel": native.status(), "covey": digest.hexdigest()[:16]}
 
 

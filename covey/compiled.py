@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covey import gram, native
+from covey.errors import ProgramError
 from covey.replies import Rows
 from covey.space import Space
 from covey.stack import Stack
@@ -18,6 +19,7 @@ from covey.terms import Terms
 if TYPE_CHECKING:
     from covey.task import Batch
 
+_SCORED = 48  # examples that meet a model together when it is scored
 _AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
 
 
@@ -36,6 +38,7 @@ class Kernel:
         self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, l2: float, one: Batch | None = None
     ) -> Rows:
         """Plain steps on mini-batches, all of them on `one` if that is given; then they are factored where that pays."""
+        self._check(start)
         rows = torch.empty_like(start, memory_format=torch.contiguous_format)
         steps = _each(terms.steps, len(start), torch.int64)
         arrays = _arrays(start, terms)
@@ -53,6 +56,26 @@ class Kernel:
             _run(work, batches, (steps - first).clamp(max=len(batches)), start.dtype)
             work.start, work.start_stride = work.rows, self.space.width
         return rows if terms.longest else start.clone()
+
+    def score(self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Right answers and summed loss of each row on the examples index[start : start + count], float64 [n] each."""
+        self._check(rows)
+        if len(rows) != len(starts):
+            raise ProgramError(f"{len(rows)} rows to score for {len(starts)} devices; give one each.")
+        rows = _rows(rows, rows)
+        work = native.Work(devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table))
+        work.start, work.start_stride, work.table = rows.data_ptr(), rows.stride(0), self.table.data_ptr()
+        work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
+        work.loss, work.examples = native.LOSSES.index(self.loss), index.data_ptr()
+        return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
+
+    def _check(self, rows: Rows) -> None:
+        """The kernel trusts its numbers."""
+        if rows.ndim != 2 or rows.shape[1] != self.space.width:
+            raise ProgramError(
+                f"rows of shape {tuple(rows.shape)}, but a model has {self.space.width} parameters; "
+                "a descent on data needs whole models (`part` keeps columns as they are)."
+            )
 
 
 def takes(start: Rows, terms: Terms) -> bool:
@@ -99,6 +122,8 @@ def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor
     """The kernel for a stack, where it is loaded and takes it."""
     if stack is None or not isinstance(loss, str) or not native.serves(x) or len(stack.layers) > native.MOST_LAYERS:
         return None
+    if any(0 in space.slots[layer.weight].shape for layer in stack.layers):
+        return None
     table = []
     for layer in stack.layers:
         out, inputs = space.slots[layer.weight].shape
@@ -111,6 +136,8 @@ def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor
 
 def _run(work: native.Work, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:
     """One call: a batch per step, or one for all."""
+    if any(len(batch.examples) != work.devices for batch in batches):
+        raise ProgramError(f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; give one for each.")
     examples = torch.stack([batch.examples for batch in batches], dim=1)
     weights = [batch.weight for batch in batches if batch.weight is not None]
     weight = torch.stack(weights, dim=1).to(dtype) if weights else None

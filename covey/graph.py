@@ -22,6 +22,7 @@ from covey.nodes import Nodes, Runtime
 from covey.replies import Exact, Ids, Masked, Rows
 from covey.store import NEVER
 
+_SIZES = 8  # numbers of devices on which one program is captured; each holds its rows for good
 _VARIANTS = 4  # graphs of one program and size, which differ in what they found out about the round's number
 
 Work = Callable[[], tuple[dict[str, Tensor], Any]]
@@ -42,15 +43,16 @@ class Replay(Protocol):
 class CudaReplay:
     """A CUDA graph. Those of one simulator share a pool, that of `beside`: results are copied out before another runs."""
 
-    def __init__(self, work: Work, beside: CudaReplay | None) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    def __init__(self, work: Work, beside: CudaReplay | None, device: torch.device) -> None:
+        self._graph, self._device = torch.cuda.CUDAGraph(), device
         pool = None if beside is None else beside._graph.pool()  # a pool lives as long as a graph that uses it
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.device(device), torch.cuda.graph(self._graph, pool=pool, stream=torch.cuda.Stream(device)):
             self.kept, self.answer = work()
 
     def replay(self) -> None:
         """Do it again."""
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
 
 
 class Watched:
@@ -97,6 +99,9 @@ class Watched:
     def __repr__(self) -> str:
         return repr(int(self))
 
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec)
+
     def __bool__(self) -> bool:
         return self._compare(0, operator.ne)
 
@@ -142,9 +147,10 @@ class Tape:
 class Taped(Nodes):
     """Nodes whose program is noted as it runs."""
 
-    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int, tape: Tape) -> None:
-        self._given, self._tape, self._number = ids, tape, round
-        super().__init__(runtime, tier, ids, round=round, path=path)
+    def __init__(self, runtime: Runtime, call: Call, tape: Tape) -> None:
+        self._given, self._tape, self._number, self._idle = call.ids, tape, call.round, call.idle
+        tier, ids = call.tier, call.ids
+        super().__init__(runtime, tier, ids, round=call.round, path=call.path, idle=call.idle)
         self.there = ids.to(runtime.task.device)
         self.local = runtime.tree.local(tier, self.there)
 
@@ -160,7 +166,7 @@ class Taped(Nodes):
     @property
     def idle(self) -> Tensor | None:
         self._tape.refuse("it asks who of its devices is idle")
-        return None
+        return self._idle
 
     @idle.setter
     def idle(self, idle: Tensor | None) -> None:
@@ -272,6 +278,7 @@ class Call:
     round: int
     path: int
     arguments: tuple[Tensor, ...]
+    idle: Tensor | None = None
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -290,15 +297,19 @@ class _Variant:
 class Graphs:
     """The graphs of one simulator."""
 
-    def __init__(self, runtime: Runtime, capture: Callable[[Work, Any], Replay] = CudaReplay) -> None:
+    def __init__(self, runtime: Runtime, capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay) -> None:
         self._runtime, self._capture = runtime, capture
         self._variants: dict[tuple[Any, ...], list[_Variant]] = {}
         self.reasons: dict[str, str] = {}
         self.replays = 0
+        self.others = 0  # calls on a number of devices that came when enough were captured
 
     def run(self, call: Call) -> tuple[Nodes, Any]:
         """The nodes with what they keep, and the answer."""
         if call.program.__name__ in self.reasons or not len(call.ids):
+            return self._eager(call)
+        if call.kind not in self._variants and self._sizes(call) >= _SIZES:
+            self.others += 1
             return self._eager(call)
         variants = self._variants.setdefault(call.kind, [])
         found = next((variant for variant in variants if variant.tape.fits(call.round)), None)
@@ -316,16 +327,23 @@ class Graphs:
     def report(self) -> str:
         """Whether programs run as graphs, and why not."""
         eager = "; ".join(f"{name} runs kernel by kernel: {reason}" for name, reason in self.reasons.items())
-        return eager or f"the devices' program, replayed {self.replays} times"
+        often = f", {self.others} times not, as its number of devices changes" if self.others else ""
+        return eager or f"the devices' program, replayed {self.replays} times{often}"
 
     def _eager(self, call: Call) -> tuple[Nodes, Any]:
-        nodes = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path)
+        nodes = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path, idle=call.idle)
         return nodes, call.program(nodes, *call.arguments)
 
     def _note(self, call: Call, variants: list[_Variant]) -> tuple[Nodes, Any]:
         tape = Tape()
-        nodes = Taped(self._runtime, call.tier, call.ids, round=call.round, path=call.path, tape=tape)
-        answer = call.program(nodes, *call.arguments)
+        nodes = Taped(self._runtime, call, tape)
+        try:
+            answer = call.program(nodes, *call.arguments)
+        except (TypeError, RuntimeError) as error:  # the round's number is not quite a number here
+            if "Watched" not in str(error) and "watched" not in str(error):
+                raise
+            self._refuse(call, "it computes with the round's number")
+            return self._eager(call)
         if tape.reason is None and len(variants) >= _VARIANTS:
             tape.refuse("what it does changes with the round too often")
         if tape.reason is None:
@@ -333,6 +351,10 @@ class Graphs:
         else:
             self._refuse(call, tape.reason)
         return nodes, answer
+
+    def _sizes(self, call: Call) -> int:
+        """On how many numbers of devices this program was noted."""
+        return sum(kind[0] == call.program.__name__ for kind in self._variants)
 
     def _captured(self, call: Call, tape: Tape) -> tuple[Static, Replay]:
         nodes = Static(self._runtime, call.tier, call.ids, tape, call)
@@ -344,7 +366,8 @@ class Graphs:
             return nodes.kept, answer
 
         live = (variant.replay for variants in self._variants.values() for variant in variants)
-        return nodes, self._capture(work, next((replay for replay in live if replay is not None), None))
+        beside = next((replay for replay in live if replay is not None), None)
+        return nodes, self._capture(work, beside, self._runtime.task.device)
 
     def _again(self, call: Call, variant: _Variant) -> tuple[Nodes, Any]:
         assert variant.nodes is not None

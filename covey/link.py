@@ -90,7 +90,11 @@ class Ledger:
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:
     """Numbers of many messages in main memory, with one wait for the device."""
-    return torch.split(torch.cat(counts).cpu(), [len(some) for some in counts]) if counts else ()
+    if not counts:
+        return ()
+    there = next((some.device for some in counts if some.device.type != "cpu"), counts[0].device)
+    together = torch.cat([some.to(there, non_blocking=True) for some in counts])
+    return torch.split(together.cpu(), [len(some) for some in counts])
 
 
 def _lengths(codec: Codec, sent: Tensor, width: int, size: int, masked: bool) -> Tensor:

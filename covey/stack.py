@@ -107,7 +107,10 @@ def stack(space: Space, loss: object, example: torch.Size) -> Stack | None:
             flat = True
         else:
             return None
-    return Stack(tuple(found), derivative) if derivative and found and found[-1].activation is None else None
+    owned = {i for layer in found for i in (layer.weight, layer.bias) if i is not None}
+    if not derivative or not found or found[-1].activation is not None or len(owned) < len(space.slots):
+        return None
+    return Stack(tuple(found), derivative)
 
 
 def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:

@@ -199,10 +199,14 @@ def test_a_foreign_or_corrupt_checkpoint(tmp_path: Path) -> None:
 def test_nothing_is_trained_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Constructing a run touches no row: the rehearsal is on none."""
     seen = []
-    real = covey.run.__globals__["Task"].batch
-    monkeypatch.setattr(
-        covey.run.__globals__["Task"], "batch", lambda self, ids, chosen: seen.append(len(ids)) or real(self, ids, chosen)
-    )
+    task = covey.run.__globals__["Task"]
+    real = task.draw
+
+    def draw(self: Any, address: Any, ids: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(len(ids))
+        return real(self, address, ids, *rest, **more)
+
+    monkeypatch.setattr(task, "draw", draw)
     run = start()
     assert set(seen) == {0}
     next(run)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from covey.codecs.blocks import count, patterns
 from covey.compiled import takes
 from covey.data import Shards, own_parts
 from covey.descend import descend
+from covey.errors import ProgramError
 from covey.models import linear, mlp
 from covey.task import Batch, Task
 from covey.terms import Terms
@@ -371,4 +373,82 @@ def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native, "ABI", 99)
     said = native._load("")
     assert isinstance(said, str)
-    assert "is version 3, not 99; install covey again" in said
+    assert "not 99; install covey again" in said
+
+
+def test_a_library_of_other_source_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_source", lambda: "0123456789abcdef")
+    said = native._load("")
+    assert isinstance(said, str)
+    assert "was built from another rows.c" in said
+
+
+def test_what_does_not_fit_is_refused_before_the_kernel_sees_it() -> None:
+    task = make(STACKS["relu"])
+    x, terms = rows(task, 1), Terms(3, 0.1)
+    with pytest.raises(ProgramError, match="a model has"):
+        task.descend(x[:, :-1], fresh(task), terms)
+    with pytest.raises(ProgramError, match=r"5 devices meets 10 rows"):
+        task.descend(x.repeat(2, 1), fresh(task), terms)
+    with pytest.raises(ProgramError, match=r"10 rows to score for 5 devices"):
+        task.evaluate(x.repeat(2, 1), "train", IDS)
+
+
+def test_a_batch_of_other_data_is_descended_on() -> None:
+    task = make(STACKS["without bias"])
+    drawn = fresh(task)(0)
+    blank = Batch((torch.zeros_like(task.x), task.y), drawn.examples)
+    x, terms = rows(task, 1), Terms(3, 0.1)
+    moved = task.descend(x, lambda step: blank, terms, one=blank)
+    assert moved is not None
+    assert torch.equal(moved, x)  # no feature, no gradient
+    usual = task.descend(x, lambda step: drawn, terms, one=drawn)
+    assert usual is not None
+    assert not torch.equal(usual, x)
+
+
+def test_a_module_with_parameters_of_its_own_is_no_stack() -> None:
+    module = chain(WIDTH, 4, 3)
+    module.register_parameter("extra", nn.Parameter(torch.full((2,), 7.0)))
+    task = Task(module, shards(3, True))
+    assert task.path != "fused"
+    assert task.kernel == "torch"
+
+
+def test_an_empty_layer_runs_in_torch() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that such a layer cannot be initialised
+        task = Task(chain(WIDTH, 0, 3), shards(3, True))
+    assert task.kernel == "torch"
+
+
+def test_labels_under_a_squared_error_are_scored_as_torch_scores_them() -> None:
+    pairs = [(torch.randn(7, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(7, dtype=torch.int64))]
+    task = Task(linear(3, 1), own_parts(train=pairs, classes=1), loss="squared_error")
+    assert task.evaluate(task.space.initial(0)[None], "train", torch.arange(1)).right.tolist() == [7.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", native.LOSSES)
+@pytest.mark.parametrize("stack", STACKS)
+def test_scores_are_those_of_torch(instructions: str, stack: str, loss: str, dtype: torch.dtype) -> None:
+    task = make(STACKS[stack], loss=loss, dtype=dtype)
+    x = rows(task, 3, scale=2.0)
+    got, alone = task.evaluate(x, "train", IDS), task.evaluate(x[1:2], "train", IDS[1:2])
+    task._kernel = None
+    want = task.evaluate(x, "train", IDS)
+    assert torch.equal(got.count, want.count)
+    assert torch.equal(got.right, want.right)
+    torch.testing.assert_close(got.loss, want.loss, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+    assert torch.equal(alone.loss, got.loss[1:2])
+
+
+def test_scores_of_large_outputs_and_of_nobody(instructions: str) -> None:
+    task = make(STACKS["relu"], dtype=torch.float32)
+    got = task.evaluate(rows(task, 3, scale=3e3), "train", IDS)
+    assert bool(torch.isfinite(got.loss).all())
+    assert task.evaluate(rows(task, 3), "test", IDS).count.tolist() == [0.0] * DEVICES  # nobody has test examples
+    assert task.evaluate(rows(task, 3)[:0], "train", IDS[:0]).loss.shape == (0,)
+    broken = rows(task, 3)
+    broken[2] = torch.nan
+    assert task.evaluate(broken, "train", IDS).loss.isnan().tolist() == [False, False, True, False, False]

@@ -92,18 +92,22 @@ def _seeds(config: Config, places: dict[int, Folder], console: Console) -> tuple
         else:
             waiting.setdefault(_round(place), []).append(seed)
     engine: dict[str, Any] = {}
+    diverged: dict[int, DivergedError] = {}
     for seeds in waiting.values():
         experiments = {seed: config.experiment(seed) for seed in seeds}
         size = _together(list(experiments.values()))
-        for start in range(0, len(seeds), size):
-            some = {seed: experiments[seed] for seed in seeds[start : start + size]}
+        groups = [seeds[start : start + size] for start in range(0, len(seeds), size)]
+        while groups:
+            some = groups.pop(0)
             try:
-                engine = _run(config, some, places, console, done)
-            except DivergedError:
+                engine = _run(config, {seed: experiments[seed] for seed in some}, places, console, done)
+            except DivergedError as error:
                 if len(some) == 1:
-                    raise
-                for seed in some:  # the others need not stop for the one that diverged
-                    engine = _run(config, {seed: experiments[seed]}, places, console, done)
+                    diverged[some[0]] = error
+                else:  # the others need not stop for the one that diverged
+                    groups = [[seed] for seed in some] + groups
+    for seed, reason in diverged.items():
+        raise reason if config.seeds == 1 else DivergedError(f"seed {seed}: {reason}") from reason
     return [done[seed] for seed in places], engine
 
 

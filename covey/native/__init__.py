@@ -7,6 +7,7 @@ off, COVEY_NATIVE=plain, avx2 or avx512 names the instruction set instead of the
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -19,7 +20,7 @@ from torch import Tensor
 
 Numbers = NDArray[np.int64] | NDArray[np.uint64]
 
-ABI = 3
+ABI = 4
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
@@ -84,9 +85,16 @@ def serves(rows: Tensor) -> bool:
 def descend(work: Work, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
     assert isinstance(_library, Library)
-    wrong = _library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work))
-    if wrong:
-        raise (MemoryError if wrong == 3 else IndexError)(f"the compiled kernel stopped: {_ERRORS[wrong]}.")
+    _raise(_library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work)))
+
+
+def score(work: Work, dtype: torch.dtype, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work` points to must be alive."""
+    assert isinstance(_library, Library)
+    right, loss = (torch.empty(len(starts), dtype=torch.float64) for _ in range(2))
+    at = (tensor.data_ptr() for tensor in (starts, counts, right, loss))
+    _raise(_library.calls.covey_score(_library.number, DTYPES.index(dtype), ctypes.byref(work), *at))
+    return right, loss
 
 
 def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
@@ -136,6 +144,11 @@ def tanh(x: Tensor) -> Tensor:
     return out
 
 
+def _raise(wrong: int) -> None:
+    if wrong:
+        raise (MemoryError if wrong == 3 else IndexError)(f"the compiled kernel stopped: {_ERRORS[wrong]}.")
+
+
 def _load(wish: str) -> Library | str:
     """The kernel, or why not."""
     if wish == "0":
@@ -154,14 +167,26 @@ def _load(wish: str) -> Library | str:
         return f"{found.name} does not load ({error}); install covey again"
     if version != ABI:
         return f"{found.name} is version {version}, not {ABI}; install covey again"
+    if (ours := _source()) not in (None, source := calls.covey_source().decode()):
+        return f"{found.name} was built from another rows.c ({source}, not {ours}); install covey again"
     able = [number for number, name in enumerate(SETS) if calls.covey_supports(number) and wish in ("", name)]
     return Library(calls, able[-1]) if able else f"this processor has no {wish}"
 
 
+def _source() -> str | None:
+    """A hash of the kernel's source, as setup.py makes it; None where only the library was installed."""
+    files = [Path(__file__).with_name(name) for name in ("rows.c", "rows.h")]
+    if not all(file.exists() for file in files):
+        return None
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
 def _declare(calls: ctypes.CDLL) -> None:
     whole, size, at, real = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+    calls.covey_source.restype = ctypes.c_char_p
     calls.covey_supports.argtypes = [whole]
     calls.covey_descend.argtypes = [whole, whole, at]
+    calls.covey_score.argtypes = [whole, whole, at, at, at, at, at]
     calls.covey_cut_count.argtypes = [whole, whole, at, at, size, size, whole, real, at]
     calls.covey_finite.argtypes = [whole, whole, at, size]
     calls.covey_tanh.argtypes = [whole, whole, at, at, size]

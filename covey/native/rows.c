@@ -10,8 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ABI 3
+#define ABI 4
 #define MOST_LAYERS 32
+#ifndef SOURCE
+#define SOURCE "unknown" /* setup.py gives a hash of this file and rows.h */
+#endif
 #define LINE 64 /* bytes that come from memory together */
 
 #ifdef __clang__
@@ -35,7 +38,7 @@ struct work {
     const uint8_t *mask;
     int64_t start_stride, anchor_stride, linear_stride, mask_stride;
     const void *x, *y;
-    const int64_t *examples; /* [devices, batches, batch]; one batch serves all steps */
+    const int64_t *examples; /* [devices, batches, batch]; one batch serves all steps. To score: of everybody, in order */
     const void *weight;      /* [devices, batches, batch] */
     const int64_t *steps;    /* [devices], as lr, lam and gamma */
     const double *lr, *lam, *gamma;
@@ -109,8 +112,10 @@ struct work {
 enum { PLAIN, AVX2, AVX512 };
 
 int covey_abi(void);
+const char *covey_source(void);
 int covey_supports(int set);
 int covey_descend(int set, int twice, const struct work *w);
+int covey_score(int set, int twice, const struct work *w, const int64_t *starts, const int64_t *counts, double *right, double *loss);
 int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows, int64_t width, int cut, double threshold,
                     int64_t *counts);
 int covey_finite(int set, int twice, const void *values, int64_t count);
@@ -118,6 +123,8 @@ int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
 
 int covey_abi(void) { return ABI; }
+
+const char *covey_source(void) { return SOURCE; }
 
 int covey_supports(int set)
 {
@@ -151,6 +158,16 @@ int covey_descend(int set, int twice, const struct work *w)
     if (w->layers > MOST_LAYERS) return TOO_MANY_LAYERS;
     int wrong = 0;
 #define CALL(suffix, real) { wrong = JOIN(descend, suffix)(w); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return wrong;
+}
+
+int covey_score(int set, int twice, const struct work *w, const int64_t *starts, const int64_t *counts, double *right, double *loss)
+{
+    if (w->layers > MOST_LAYERS) return TOO_MANY_LAYERS;
+    int wrong = 0;
+#define CALL(suffix, real) { wrong = JOIN(score, suffix)(w, starts, counts, right, loss); }
     EACH(set, twice, CALL)
 #undef CALL
     return wrong;

@@ -672,15 +672,24 @@ HERE int64_t NAME(lay_out)(const struct work *w, DEVICE *d, char *memory)
     return used;
 }
 
-HERE int NAME(descend)(const struct work *w)
+/* A device with its arrays, in memory that the caller frees; NULL where there is none. */
+HERE DEVICE *NAME(device_of)(const struct work *w, char **memory)
 {
     const int64_t size = NAME(lay_out)(w, NULL, NULL);
-    char *memory = calloc(1, (size_t)size + 64);
-    if (!memory) return NO_MEMORY;
-    char *aligned = memory + (64 - (uintptr_t)memory % 64) % 64;
+    *memory = calloc(1, (size_t)size + 64);
+    if (!*memory) return NULL;
+    char *aligned = *memory + (64 - (uintptr_t)*memory % 64) % 64;
     DEVICE *d = (DEVICE *)aligned;
     NAME(lay_out)(w, d, aligned);
     d->work = w, d->batch = w->batch, d->wide = w->layers ? NAME(padded)(w->table[0]) : 0;
+    return d;
+}
+
+HERE int NAME(descend)(const struct work *w)
+{
+    char *memory;
+    DEVICE *d = NAME(device_of)(w, &memory);
+    if (!d) return NO_MEMORY;
     d->lowest = w->layers;
     for (int64_t n = w->layers - 1; n >= 0; n--) {
         const LAYER *l = d->layers + n;
@@ -696,6 +705,51 @@ HERE int NAME(descend)(const struct work *w)
             NAME(leave)(&r, 0, w->width);
         else
             wrong = w->factored && w->steps[n] >= w->factored ? NAME(factored_steps)(d, n, &r) : NAME(plain_steps)(d, n, &r);
+    }
+    free(memory);
+    return wrong;
+}
+
+/* Loss of one example and whether its label has the largest output, the first of equal ones. */
+HERE double NAME(tally)(const struct work *w, const LAYER *l, const REAL *out, int64_t example, double *right)
+{
+    double loss = 0;
+    if (w->loss == SQUARED_ERROR) {
+        const REAL *y = (const REAL *)w->y + example * l->out;
+        for (int64_t j = 0; j < l->out; j++) loss += 0.5 * (double)(out[j] - y[j]) * (double)(out[j] - y[j]);
+        return loss;
+    }
+    const int64_t label = ((const int64_t *)w->y)[example];
+    int64_t most = 0;
+    for (int64_t j = 1; j < l->out; j++) most = out[j] > out[most] ? j : most;
+    for (int64_t j = 0; j < l->out; j += LANES) {
+        const VEC e = NAME(exp)((j + LANES <= l->out ? LOAD(out + j) : NAME(load_some)(out + j, l->out - j)) - out[most]);
+        loss += NAME(total)(PICK(NAME(first)(l->out - j < LANES ? l->out - j : LANES), e, ALL(0)));
+    }
+    *right += most == label;
+    return log(loss) + ((double)out[most] - (double)out[label]);
+}
+
+/* Right answers and summed loss of each device's model on its own examples, `counts[n]` from `starts[n]` on. */
+HERE int NAME(score)(const struct work *w, const int64_t *starts, const int64_t *counts, double *right, double *loss)
+{
+    char *memory;
+    DEVICE *d = NAME(device_of)(w, &memory);
+    if (!d) return NO_MEMORY;
+    const LAYER *last = d->layers + w->layers - 1;
+    int wrong = 0;
+    for (int64_t n = 0; n < w->devices && !wrong; n++) {
+        const REAL *row = (const REAL *)w->start + n * w->start_stride;
+        right[n] = loss[n] = 0;
+        for (int64_t at = 0; at < counts[n] && !wrong; at += w->batch) {
+            const int64_t *examples = w->examples + starts[n] + at;
+            d->batch = counts[n] - at < w->batch ? counts[n] - at : w->batch;
+            wrong = NAME(fetch)(d, examples, NULL);
+            if (wrong) break;
+            NAME(forward)(d, 0, row);
+            for (int64_t b = 0; b < d->batch; b++)
+                loss[n] += NAME(tally)(w, last, last->outputs + b * last->wide, examples[b], right + n);
+        }
     }
     free(memory);
     return wrong;

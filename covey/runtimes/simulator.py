@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,8 @@ from covey.replies import Exact, Ids, Masked, Message, Replies, Rows
 from covey.store import Store
 from covey.task import Batches, Task
 from covey.tree import Sample, Tree
+
+_SCORES = 4  # chunks per worker when models are scored, which takes as long as a device has examples
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Simulator:
         self._storing = threading.Lock()
         self._asked: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._owner = 0
         self._round = 0
 
     def initial(self, tier: str, ids: Ids) -> Rows:
@@ -141,10 +145,10 @@ class Simulator:
         here = q.asker[part].to(self.task.device, non_blocking=True)
         arguments = (*(torch.index_select(row, 0, here) for row in q.down), *(value[part] for value in q.each))
         with torch.no_grad():
+            idle = None if q.idle is None else q.idle[part]
             if self.graphs is not None and self.lane == "train" and self._leaf(tier):
-                nodes, answer = self.graphs.run(Call(q.program, tier, ids, q.round, q.path, arguments))
+                nodes, answer = self.graphs.run(Call(q.program, tier, ids, q.round, q.path, arguments, idle))
             else:
-                idle = None if q.idle is None else q.idle[part]
                 nodes = Nodes(self, tier, ids, round=q.round, path=q.path, idle=idle)
                 answer = q.program(nodes, *arguments)
             self._keep(nodes, ids, q.round)
@@ -220,13 +224,28 @@ class Simulator:
         if self.task.path == "each":  # rows run one by one, and a model stays in the cache for all its steps
             room = 1
         least = -(-self.grain // self.task.space.width)
-        size = max(1, min(room, max(least, -(-count // self.workers)))) if leaf else max(1, count)
+        share = -(-count // (self.workers if self.lane == "train" else self.workers * _SCORES))
+        size = max(1, min(room, max(least, share))) if leaf else max(1, count)
         parts = [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
         if self.workers == 1 or len(parts) == 1:
             return map(run, parts)
-        if self._pool is None:
+        return iter(self._over_workers(run, parts))
+
+    def _over_workers(self, run: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
+        """The results in order; when one fails, or the user interrupts, nobody works on once this has raised."""
+        if self._pool is None or self._owner != os.getpid():  # threads do not survive a fork
             self._pool = ThreadPoolExecutor(self.workers, "covey", initializer=torch.set_num_threads, initargs=(1,))
-        return self._pool.map(run, parts)
+            self._owner = os.getpid()
+        futures: list[Future[Any]] = []
+        try:
+            for part in parts:
+                futures.append(self._pool.submit(run, part))  # noqa: PERF401 - an interrupt must find those submitted so far
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # or rows would be stored after the round was undone
+            raise
 
     def _keep(self, nodes: Nodes, ids: Ids, round: int) -> None:
         """Store what a program call kept."""

@@ -222,7 +222,7 @@ def test_one_seed_that_diverges_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = covey("run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "seeds=2", "--out", folder)
     assert ended.code == 3
-    assert ended.err.startswith("diverged: round ")
+    assert ended.err.startswith("diverged: seed 0: round ")
     assert all((folder / f"seed-{seed}" / "checkpoint.safetensors").exists() for seed in range(2))
 
 

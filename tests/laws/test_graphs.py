@@ -15,7 +15,7 @@ from tests.laws.cases import PLAIN, Case, differences, every_case, experiment, f
 class Rerun:
     """Repeats the work itself on the same inputs and writes to the same outputs, as a graph does."""
 
-    def __init__(self, work: Work, beside: Any) -> None:
+    def __init__(self, work: Work, beside: Any, device: torch.device) -> None:
         self._work = work
         self.kept, self.answer = work()
 
@@ -64,7 +64,7 @@ class Odd(covey.Algorithm):
     kind: str
 
     def server(self, me: covey.Nodes, w: Tensor) -> Tensor:
-        return me.ask(self.device, w).mean()
+        return me.ask(self.device, w, sample=2).mean()
 
     def device(self, me: covey.Nodes, w: Tensor) -> Tensor:
         if self.kind == "decay":
@@ -76,20 +76,35 @@ class Odd(covey.Algorithm):
         if self.kind == "recall":
             last = me.recall("seen")
             return me.keep("seen", w + 1 if last is None else last + w)
+        if self.kind == "full":
+            return w + torch.full((len(me), 1), me.round)
+        if self.kind == "idle":
+            return me.keep("seen", w if me.idle is None else w + me.idle[:, None])
         return w + me.uniform("a") if me.round % 2 else w
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("decay", "round's number"), ("ids", "numbers"), ("recall", "default"), ("parity", "round's number"), ("after", None)],
+    [
+        ("decay", "round's number"),
+        ("ids", "numbers"),
+        ("recall", "default"),
+        ("parity", "round's number"),
+        ("after", None),
+        ("full", "round's number"),
+        ("idle", "idle"),
+    ],
 )
 def test_what_cannot_be_captured_runs_and_says_why(kind: str, reason: str | None) -> None:
     shards = covey.data.synthetic(devices=4, seed=1)
     model = covey.models.linear(60, 10)
-    here = covey.Experiment(algorithm=Odd(kind), data=shards, model=model, tree=covey.Tree.flat(4), rounds=8, score_every=8)
+    settings = {"rounds": 8, "score_every": 8, "idle": "train" if kind == "idle" else "skip"}
+    here = covey.Experiment(algorithm=Odd(kind), data=shards, model=model, tree=covey.Tree.flat(4), **settings)
     plain, run = covey.run(here), captured(here)
     list(plain)
     assert torch.equal(plain.w, run.w)
+    if "seen" in plain.models():
+        assert torch.equal(plain.rows("seen")[1], run.rows("seen")[1])
     graphs = run.simulator.graphs
     assert graphs is not None
     if reason is None:
@@ -114,3 +129,18 @@ def test_the_rounds_number_remembers_comparisons_only() -> None:
         tape = Tape()
         use(Watched(7, tape))
         assert tape.reason is not None
+
+
+def test_only_so_many_sizes_are_captured() -> None:
+    sizes = [3, 5, 7, 11, 13, 4, 6, 10]
+    shards = covey.data.synthetic(devices=sum(sizes), sizes=[20] * sum(sizes), seed=1)
+    algorithm = covey.algorithms.HierFAVG(sample=3, edge_rounds=1, steps=1)
+    here = covey.Experiment(algorithm, shards, covey.models.linear(60, 10), covey.Tree.grouped(sizes), rounds=60, score_every=60)
+    plain, run = covey.run(here), captured(here)
+    list(plain)
+    assert torch.equal(plain.w, run.w)
+    graphs = run.simulator.graphs
+    assert graphs is not None
+    assert graphs.others > 0
+    assert len(graphs._variants) <= 8
+    assert "number of devices changes" in run.engine["graph"]

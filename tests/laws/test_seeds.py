@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import covey
 from covey.errors import ConfigError
+from covey.experiment import unlike
 from tests.laws.cases import (
     PLAIN,
     Case,
@@ -99,3 +101,24 @@ def test_the_callers_generator_and_threads_change_nothing(case: Case) -> None:
         assert differences(once, state(finished(case))) == []
     finally:
         torch.set_num_threads(before)
+
+
+def test_experiments_that_compute_differently_do_not_run_in_one_go() -> None:
+    shards = covey.data.synthetic(devices=4, sizes=[20] * 4)
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.inside, self.by = torch.nn.Linear(60, 10), by
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.by * self.inside(x)
+
+    def experiment(seed: int, **changes: Any) -> covey.Experiment:
+        plain: dict[str, Any] = {"model": Scaled(1.0), "loss": "cross_entropy", **changes}
+        return covey.Experiment(covey.algorithms.FedAvg(), shards, tree=covey.Tree.flat(4), rounds=1, seed=seed, **plain)
+
+    assert unlike([experiment(0), experiment(1)]) is None
+    assert "models differ" in str(unlike([experiment(0), experiment(1, model=Scaled(2.0))]))
+    losses = [lambda out, y: out.sum(1), lambda out, y: 2 * out.sum(1)]
+    assert "two functions" in str(unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)]))
