@@ -171,9 +171,10 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def limits() -> tuple[float, float]:
-    """What this processor reaches: GFLOP/s of products that fit in its cache, GB/s of a copy that does not."""
-    a, b = torch.rand(64, 128, 512), torch.rand(64, 512, 128)
-    flops = 2 * 64 * 128 * 128 * 512 / seconds(lambda: torch.bmm(a, b), 20)
+    """What torch reaches here: GFLOP/s of products, many small or one large, and GB/s of a copy that fits in no cache."""
+    a, b, c = torch.rand(64, 128, 512), torch.rand(64, 512, 128), torch.rand(2048, 2048)
+    small = 2 * 64 * 128 * 128 * 512 / seconds(lambda: torch.bmm(a, b), 20)
+    flops = max(small, 2 * 2048**3 / seconds(lambda: torch.mm(c, c), 10))
     source, target = torch.rand(2, 1 << 26)
     return flops / 1e9, 2 * 4 * (1 << 26) / seconds(lambda: target.copy_(source), 5) / 1e9
 

@@ -1,8 +1,9 @@
 """Whole runs, with everything on that a researcher has on: `python -m benchmarks.whole`.
 
-pFedMe's Table 1 run on MNIST (20 devices with 1,165 to 3,834 examples, 5 asked while all train, 800 rounds), and sFedHP, FedMac
-with l1 and bitmap links on the same data: bytes metered, validation and test scores every 5 rounds, training scores every 50, a
-checkpoint every 10. Prints where the time went; overhead is all that is neither training nor the tiers' own arithmetic.
+W1 on its own 200 examples a device; pFedMe's Table 1 run on MNIST (20 devices with 1,165 to 3,834 examples, 5 asked while all
+train, 800 rounds), and sFedHP, FedMac with l1 and bitmap links on the same data: bytes metered, validation and test scores every
+5 rounds, training scores every 50, a checkpoint every 10. Prints where the time went; overhead is all that is neither training
+nor the tiers' own arithmetic.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from covey.data import Shards, own
 
 OVERHEAD = ("cohorts", "links", "scores", "checkpoint")
 RUNS: dict[str, tuple[Work, int]] = {
+    "W1": (WORKS["W1"], 200),
     "pFedMe": (replace(WORKS["W1"], algorithm=PFedMe(sample=5), settings={"idle": "train"}), 800),
     "sFedHP": (WORKS["sFedHP"], 100),
     "FedMac": (WORKS["FedMac"], 100),
@@ -42,7 +44,8 @@ def whole(name: str, device: str = "cpu", rounds: int | None = None) -> dict[str
     """One run from the first round to the last."""
     work, usual = RUNS[name]
     settings: dict[str, Any] = {"score_every": 5, "score_train_every": 50, "device": device}
-    run = covey.run(work.experiment(data(), rounds or usual, **settings))
+    shards = work.data() if name == "W1" else data()
+    run = covey.run(work.experiment(shards, rounds or usual, **settings))
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         for record in run:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from covey.errors import ConfigError, TreeError
+from torch import Tensor
+
+from covey.errors import ConfigError, ProgramError, TreeError
 from covey.replies import Rows
 from covey.tree import Tree
 
@@ -49,6 +51,19 @@ class Algorithm(ABC):
     def zero(self, tier: str, model: str) -> float | None:
         """Up to which size an entry of a kept model counts as zero; by default the cut of the tier that keeps it."""
         return self.cut(tier)
+
+    def above(self) -> str:
+        """The name under which the tier above keeps the model it sends to devices; "global" where that is the server's own."""
+        return "global"
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        """The personal models of devices that took no part in training, from the model above them: one run of `device`."""
+        answer = getattr(self, "device")(me, w)  # noqa: B009
+        rows = me.kept.get("personal", answer[0] if isinstance(answer, tuple) else answer)
+        if not isinstance(rows, Tensor) or rows.shape != w.shape:
+            name = type(self).__name__
+            raise ProgramError(f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own.")
+        return rows
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""

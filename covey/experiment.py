@@ -34,7 +34,8 @@ class Experiment:
     round that was best on test. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the
     module came with, for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and
     `memory` (bytes for rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices'
-    program into a CUDA graph where it can.
+    program into a CUDA graph where it can. `holdout_devices`, a number or a list of devices, take no part in training: when
+    models are scored, so is what each of them makes of the models it finds (covey/newcomers.py).
     """
 
     algorithm: Algorithm
@@ -59,6 +60,7 @@ class Experiment:
     workers: int | None = None
     memory: int = 2**31
     capture: bool = True
+    holdout_devices: int | tuple[int, ...] = 0
 
     def __post_init__(self) -> None:
         for name, kind, example in _KINDS:
@@ -82,12 +84,26 @@ class Experiment:
             raise ConfigError(f"private = {self.private!r}, but {name} shares all layers, so they would be sent; leave it out.")
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
+        self._check_holdout()
         try:
             device = torch.device(self.device)
         except RuntimeError as error:
             raise ConfigError(f"device = {self.device!r} is not a device; use 'cpu' or 'cuda'.") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device = {self.device!r}, but this machine has no CUDA device; use 'cpu'.")
+
+    def _check_holdout(self) -> None:
+        wanted, devices = self.holdout_devices, self.tree.devices
+        if not isinstance(wanted, int):
+            object.__setattr__(self, "holdout_devices", tuple(wanted))
+        ids = tuple(range(wanted)) if isinstance(wanted, int) else self.holdout_devices
+        assert isinstance(ids, tuple)
+        whole = all(isinstance(d, int) and not isinstance(d, bool) and 0 <= d < devices for d in ids)
+        if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0) or not whole or len(set(ids)) < len(ids):
+            what = f"how many of the {devices} devices, or a list of different ones, 0 to {devices - 1}"
+            raise ConfigError(f"holdout_devices = {wanted!r}: give {what}.")
+        if len(ids) == devices:
+            raise ConfigError(f"holdout_devices = {wanted!r} leaves none of the {devices} devices to train on.")
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
@@ -101,7 +117,7 @@ class Experiment:
             "codec": codec,
         }
         out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
-        plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype")
+        plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
 
     def initial(self, space: Space) -> torch.Tensor:
@@ -139,11 +155,27 @@ def unlike(experiments: Sequence[Experiment]) -> str | None:
                 return f"they differ in {name}"
         if first.data.classes != other.data.classes or first.data.x.shape[1:] != other.data.x.shape[1:]:
             return "their data differ in shape or classes"
+        if callable(first.loss) and first.loss is not other.loss:
+            return "their losses are two functions, which may differ"
+        if not _alike(first, other):
+            return "their models differ in what they compute"
         for part in _PARTS:
-            sizes = [block_size(e.data.part(part)) for e in (first, other)]
+            data = [e.data.paper() if e.protocol == "paper" else e.data for e in (first, other)]
+            sizes = [block_size(d.part(part)) for d in data]
             if sizes[0] != sizes[1]:
                 return f"their largest {part} parts are so unlike ({sizes[0]} and {sizes[1]}) that the last bits would differ"
     return None
+
+
+def _alike(first: Experiment, other: Experiment) -> bool:
+    """Whether two models give the same on the same weights; a module may hold settings that its text does not show."""
+    if first.model is other.model:
+        return True
+    like = next(first.model.parameters())
+    x = first.data.x[:2].to(like)
+    weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
+    with torch.no_grad():
+        return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
 
 
 def _digest(*tensors: torch.Tensor) -> str:

@@ -46,7 +46,8 @@ class CudaReplay:
     def __init__(self, work: Work, beside: CudaReplay | None, device: torch.device) -> None:
         self._graph, self._device = torch.cuda.CUDAGraph(), device
         pool = None if beside is None else beside._graph.pool()  # a pool lives as long as a graph that uses it
-        with torch.cuda.device(device), torch.cuda.graph(self._graph, pool=pool, stream=torch.cuda.Stream(device)):
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(device), torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self.kept, self.answer = work()
 
     def replay(self) -> None:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from covey.data import Shards
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.meter import Meter, Traffic
+from covey.newcomers import Newcomers, held_out
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.task import Task
@@ -56,8 +58,13 @@ class Round:
 
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON can hold it."""
+        return dict(self._plain)
+
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        """Made once: every checkpoint holds all records so far."""
         traffic = {"/".join(key): asdict(value) for key, value in self.traffic.items()}
-        return {**asdict(self), "traffic": traffic}
+        return {**asdict(replace(self, traffic={})), "traffic": traffic}
 
     def __str__(self) -> str:
         scores = []
@@ -89,12 +96,13 @@ class Runs(Iterator[tuple[Round, ...]]):
         if reason := unlike(self.experiments):
             raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
         self.notes: list[str] = []
+        self.held_out = [held_out(experiment) for experiment in self.experiments]
+        self.newcomers = self._newcomers()
         self.simulator = self._build()
         self._state = State(self.simulator.start.clone(), 0, ((),) * len(self.experiments))
         self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
         self._saving = 0.0
         self._rehearse()
-        self.seeds = tuple(Seed(self, at) for at in range(len(self.experiments)))
         paths = list(resume or ())
         if any(path is not None for path in paths):
             self._restore(paths)
@@ -115,6 +123,11 @@ class Runs(Iterator[tuple[Round, ...]]):
                 self._undo(meters)
             raise
         return tuple(history[-1] for history in self._state.histories)
+
+    @property
+    def seeds(self) -> tuple[Seed, ...]:
+        """The runs themselves; made when asked for, so that nothing here points back and a dropped run is freed at once."""
+        return tuple(Seed(self, at) for at in range(len(self.experiments)))
 
     @property
     def experiment(self) -> Experiment:
@@ -157,15 +170,24 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     def _build(self) -> Simulator:
         e, copies = self.experiment, len(self.experiments)
-        tree, note = e.algorithm.fit(e.tree)
+        tree, note = e.algorithm.fit(e.tree.without(self.held_out[0]))
         self.notes += [note] if note else []
-        shards = Shards.stack([x.data.paper() if x.protocol == "paper" else x.data for x in self.experiments])
+        shards = Shards.stack([_part_of(x, out, new=False) for x, out in zip(self.experiments, self.held_out, strict=True)])
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
-        workers = e.workers or (torch.get_num_threads() if task.device.type == "cpu" else 1)
+        workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue
         grain = 1 if e.workers else _GRAIN
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
         tree, links = tree.times(copies), _codecs(e, tree)
         return Simulator(e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture)
+
+    def _newcomers(self) -> Newcomers | None:
+        if not self.held_out[0]:
+            return None
+        for experiment, out in zip(self.experiments, self.held_out, strict=True):
+            which = f" of seed {experiment.seed}" if len(self.experiments) > 1 else ""
+            self.notes.append(f"held out from training{which}: devices {', '.join(map(str, out))}; the others are numbered anew.")
+        found = [_part_of(x, out, new=True) for x, out in zip(self.experiments, self.held_out, strict=True)]
+        return Newcomers(self.experiments, found)
 
     def _rehearse(self) -> None:
         """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
@@ -194,7 +216,16 @@ class Runs(Iterator[tuple[Round, ...]]):
         scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies)
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
-            return [scorer.read(row, tree) for row in sums.split(1)]
+            models = [scorer.read(row, tree) for row in sums.split(1)]
+            if self.newcomers is None:
+                return models
+            new = self.newcomers.scores(w, [self._above(at, w) for at in range(len(models))], self.round, parts)
+            return [mine | theirs for mine, theirs in zip(models, new, strict=True)]
+
+    def _above(self, at: int, w: Tensor) -> Tensor:
+        """What the tier above the devices keeps of the model it sends them, [nodes, P]; nothing where that is the global one."""
+        name = self.experiment.algorithm.above()
+        return w[:0] if name == "global" else self.seeds[at].rows(name)[1]
 
     def _restore(self, paths: Sequence[Path | None]) -> None:
         rounds = {seed.restore(path) if path is not None else 0 for seed, path in zip(self.seeds, paths, strict=True)}
@@ -213,6 +244,11 @@ class Seed:
     def experiment(self) -> Experiment:
         """What is run here."""
         return self._runs.experiments[self._at]
+
+    @property
+    def trained(self) -> Shards:
+        """The data of the devices that train, in the order of the tree's."""
+        return _part_of(self.experiment, self._runs.held_out[self._at], new=False)
 
     @property
     def w(self) -> Tensor:
@@ -356,6 +392,12 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
         return [_record(record) for record in facts["history"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}); use an older one.") from error
+
+
+def _part_of(experiment: Experiment, out: Sequence[int], *, new: bool) -> Shards:
+    """The data of the devices that train, or of the new ones."""
+    data = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
+    return data.chosen([d for d in range(data.devices) if (d in set(out)) == new]) if out else data
 
 
 def _codecs(experiment: Experiment, tree: Tree) -> dict[str, Codec]:

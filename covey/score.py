@@ -16,6 +16,7 @@ from covey import smooth_l1
 from covey.algorithm import Algorithm
 from covey.nodes import Nodes
 from covey.replies import Exact, Rows, exact
+from covey.task import Tally
 from covey.tree import Tree
 
 _BINS = 101
@@ -111,16 +112,26 @@ class Scorer:
 
     def _sums(self, me: Nodes, rows: Rows, held: Rows, part: str) -> Rows:
         tally = me.evaluate(rows, part)
-        some = (tally.count > 0).double()
-        accuracy = tally.right / tally.count.clamp(min=1)
-        bins = torch.nn.functional.one_hot((accuracy * (_BINS - 1)).round().long(), _BINS) * some[:, None]
-        figures = torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1)
         everybody = torch.stack([tally.right, tally.count], dim=1)
-        return torch.cat([held * figures, held * bins, everybody], dim=1)
+        return torch.cat([held * _figures(tally), everybody], dim=1)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         share = smooth_l1.nonzeros(rows, self.algorithm.zero(me.tier, name)).double()[:, None]
         return torch.cat([held, held * age, held * share], dim=1)
+
+
+def score_of(tally: Tally, rows: slice, classifies: bool) -> Score:
+    """The figures of some of the devices of a tally, each of which holds the model."""
+    figures = _figures(tally)[rows].sum(0).tolist()
+    return _score([*figures, figures[0], figures[2]], classifies)
+
+
+def _figures(tally: Tally) -> Tensor:
+    """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram of accuracy."""
+    some = (tally.count > 0).double()
+    accuracy = tally.right / tally.count.clamp(min=1)
+    bins = torch.nn.functional.one_hot((accuracy * (_BINS - 1)).round().long(), _BINS) * some[:, None]
+    return torch.cat([torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1), bins], dim=1)
 
 
 def _score(values: list[float], classifies: bool) -> Score:

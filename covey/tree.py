@@ -109,6 +109,21 @@ class Tree:
         """The same devices directly under the server."""
         return Tree.flat(self.devices)
 
+    def without(self, devices: Sequence[int]) -> Tree:
+        """The tree without some of its leaves, and without the nodes that have none left under them.
+
+        >>> Tree.grouped([2, 3]).without([0, 1, 4])
+        Tree: 1 server, 1 edge, 2 devices
+        """
+        stays = torch.ones(self.devices, dtype=torch.int64)
+        stays[list(devices)] = 0
+        children: list[tuple[int, ...]] = []
+        for counts in reversed(self._counts):
+            left = torch.zeros_like(counts).index_add_(0, torch.repeat_interleave(torch.arange(len(counts)), counts), stays)
+            stays = (left > 0).long()
+            children.insert(0, tuple(left[left > 0].tolist()))
+        return Tree(tuple(children), self.tiers, self.copies)
+
     def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address) -> tuple[Tensor, Tensor]:
         """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
         counts = self.counts(tier, ids)

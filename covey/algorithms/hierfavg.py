@@ -31,6 +31,9 @@ class HierFAVG(Algorithm):
     def __post_init__(self) -> None:
         require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
+    def above(self) -> str:
+        return "edge"
+
     def server(self, me: Nodes, w: Rows) -> Rows:
         edges, samples = me.ask(self.edge, w, sample=self.sample)
         return edges.mean(weight=samples)

@@ -29,3 +29,7 @@ class Local(Algorithm):
     def device(self, me: Nodes) -> None:
         theta = me.recall("personal", default=me.initial())
         me.keep("personal", descend(theta, me.grad(self.batch), steps=self.steps, lr=self.lr))
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        self.device(me)
+        return me.kept["personal"]

@@ -92,6 +92,15 @@ class Nested(Algorithm):
         pull = self.levels[at].pull
         return self.levels[at + 1].lam if pull is None else pull
 
+    def above(self) -> str:
+        """The level above the devices' first, unless it is the server's."""
+        at = next(i for i, level in enumerate(self.levels) if level.tier == self.tiers()[-1]) - 1
+        return self.levels[at].name if self.levels[at].tier != self.tiers()[0] and self.levels[at].name else "global"
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        answer = self.below(me, w)
+        return me.kept.get(self.levels[-1].name, answer)
+
     def server(self, me: Nodes, x: Rows) -> Rows:
         return self.solve(me, 0, x)
 

@@ -45,6 +45,9 @@ class PerMFL(Algorithm):
         require(self, lam=None, gamma=None, beta=None, lr=None, edge_lr=None)
         require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
+    def above(self) -> str:
+        return "edge"
+
     def server(self, me: Nodes, x: Rows) -> Rows:
         edges = me.ask(self.edge, x, sample=self.sample)
         mean = edges.mean() if self.stale == "exclude" else self.last_of_all(me, x, edges)

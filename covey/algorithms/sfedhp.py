@@ -72,6 +72,14 @@ class SFedHP(Algorithm):
                         steps=self.steps, lr=self.lr2)  # fmt: skip
         return me.keep("personal", theta)
 
+    def above(self) -> str:
+        return "edge"
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        for _ in range(self.edge_rounds):
+            theta = self.device(me, w)
+        return theta
+
     def sparsity(self, me: Nodes, phi: Rows) -> float | Rows:
         """gamma1 of each device, decided at its first step of a round: low while its last personal model is below the floor."""
         if self.floor is None:

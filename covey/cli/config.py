@@ -1,6 +1,9 @@
 """An experiment as a TOML file: strict, every mistake named with its place, its value, the rule and a fix.
 
 TOML has no null: a value that may be None is written "none" (batch = "none" takes all of a device's data at every step).
+A model or an algorithm may be the user's own, named package.module:Class; its parameters are then the keys of the table.
+Inputs, outputs, classes and shape of a model come from the data where the file does not give them. Paths are relative to the file
+that names them, in a change on the command line to the current folder.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from covey.cli.registry import REGISTRY
-from covey.data import Shards
+from covey import draws
+from covey.cli import modules
+from covey.cli.registry import FACTS, REGISTRY
+from covey.data import Shards, edges
 from covey.errors import ConfigError
 from covey.experiment import Experiment
 from covey.tree import Tree
@@ -36,24 +41,53 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class TreeConfig(BaseModel):
-    """`edges`: how many, or how many devices each has. `children`: child counts of every node, tier by tier, for deeper trees."""
+    """`edges`: how many, or how many devices each has. `children`: child counts of every node, tier by tier, for deeper trees.
+
+    `form` says who stands under which edge: consecutive devices, random ones, those whose first updates are similar, by the label
+    sets of PerMFL's Table 2 (worst, average), or as the data says, which is the default where it does.
+    """
 
     model_config = _STRICT
     edges: int | list[int] | None = None
+    form: Literal["consecutive", "random", "similar", "worst", "average", "data"] | None = None
     children: list[list[int]] | None = None
     tiers: list[str] | None = None
 
-    def build(self, devices: int) -> Tree:
-        """The tree over this many devices."""
+    def build(self, shards: Shards, model: torch.nn.Module, seed: int) -> tuple[Shards, Tree]:
+        """The tree, and the data with its devices in the tree's order."""
+        self._check(shards)
+        if self.children is not None:
+            return shards, Tree(tuple(map(tuple, self.children)), tuple(self.tiers or ()))
+        form = self.form or ("data" if self.edges is None and shards.edges else "consecutive")
+        if form == "data":
+            return shards, Tree.grouped(shards.edges)
+        if form in ("worst", "average"):
+            return edges.by_label(shards, edges.WORST if form == "worst" else edges.AVERAGE)
+        if self.edges is None:
+            return shards, Tree.flat(shards.devices)
+        if isinstance(self.edges, list):
+            return shards, Tree.grouped(self.edges)
+        if not 1 <= self.edges <= shards.devices:
+            raise ConfigError(f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}.")
+        if form == "similar":
+            return edges.similar(shards, model, self.edges, seed)
+        return edges.random(shards, self.edges, seed) if form == "random" else edges.consecutive(shards, self.edges)
+
+    def _check(self, shards: Shards) -> None:
         if self.edges is not None and self.children is not None:
             raise ConfigError("tree.edges and tree.children are both given; keep one of them.")
-        if self.children is not None:
-            return Tree(tuple(map(tuple, self.children)), tuple(self.tiers or ()))
-        if self.tiers is not None:
+        if self.tiers is not None and self.children is None:
             raise ConfigError("tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers.")
-        if self.edges is None:
-            return Tree.flat(devices)
-        return Tree.grouped(self.edges if isinstance(self.edges, list) else _even(devices, self.edges))
+        if self.form in ("random", "similar") and not isinstance(self.edges, int):
+            raise ConfigError(
+                f"tree.form = {_spell(self.form)} needs their number, as in tree.edges = 4, not {_spell(self.edges)}."
+            )
+        if self.form in ("worst", "average", "data") and self.edges is not None:
+            raise ConfigError(f"tree.form = {_spell(self.form)} decides the edges; leave out tree.edges = {_spell(self.edges)}.")
+        if self.form == "data" and not shards.edges:
+            raise ConfigError(f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.')
+        if self.form is not None and self.children is not None:
+            raise ConfigError(f"tree.form = {_spell(self.form)} is for tree.edges; leave it out, or tree.children.")
 
 
 class Config(BaseModel):
@@ -80,6 +114,7 @@ class Config(BaseModel):
     workers: int | None = Field(None, ge=1)
     memory: int = Field(2**31, ge=1)
     capture: bool = True
+    holdout_devices: int | list[int] = 0
     checkpoint_every: int = Field(10, ge=1)
     algorithm: dict[str, Any] = {}
     data: dict[str, Any] = {}
@@ -90,33 +125,36 @@ class Config(BaseModel):
         """The experiment of one seed: its own initial weights, partition and draws."""
         shards = _make("data", self.data, seed=seed)
         self._need_parts(shards)
-        plain = (
-            "rounds",
-            "loss",
-            "l2",
-            "idle",
-            "codec",
-            "batches",
-            "protocol",
-            "start",
-            "score_every",
-            "score_train_every",
-            "device",
-            "workers",
-            "memory",
-            "capture",
-        )
+        model = _model(self.model, shards, seed)
+        shards, tree = self.tree.build(shards, model, seed)
+        out = self.holdout_devices
         return Experiment(
             algorithm=_make("algorithm", self.algorithm),
             data=shards,
-            model=_make("model", self.model, shards=shards),
-            tree=self.tree.build(shards.devices),
-            seed=seed,
-            private=tuple(self.private),
+            model=model,
+            tree=tree,
+            rounds=self.rounds,
+            idle=self.idle,
+            codec=self.codec,
+            protocol=self.protocol,
+            score_every=self.score_every,
+            score_train_every=self.score_train_every,
             parts=tuple(self.parts),
-            dtype=_DTYPES[self.dtype],
-            **{name: getattr(self, name) for name in plain},
+            capture=self.capture,
+            holdout_devices=out if isinstance(out, int) else tuple(out),
+            **self._training(seed),
         )
+
+    def like(self, shards: Shards, seed: int) -> Experiment:
+        """The same learning on the data of one new device."""
+        algorithm, model = _make("algorithm", self.algorithm), _model(self.model, shards, seed)
+        return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **self._training(seed))
+
+    def _training(self, seed: int) -> dict[str, Any]:
+        """What decides how a device learns from its data."""
+        plain = ("loss", "l2", "batches", "start", "device", "workers", "memory")
+        settings = {name: getattr(self, name) for name in plain}
+        return {"seed": seed, "private": tuple(self.private), "dtype": _DTYPES[self.dtype], **settings}
 
     def _need_parts(self, shards: Shards) -> None:
         """The summary takes the round from validation data and the figures from test data; paper runs use test alone."""
@@ -131,7 +169,8 @@ class Config(BaseModel):
         out = self.model_dump()
         for section in _SECTIONS:
             values = _values(section, getattr(self, section)).model_dump()
-            out[section] = {"name": getattr(self, section)["name"], **values}
+            known = {key: value for key, value in values.items() if value is not None or not _from_data(section, key)}
+            out[section] = {"name": getattr(self, section)["name"], **known}
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
         return typing.cast(dict[str, Any], _without_null(out))
 
@@ -143,6 +182,8 @@ class Config(BaseModel):
 def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked."""
     table = _read(path)
+    if path is not None:
+        _place(table, path.parent)
     for change in sorted(
         changes, key=lambda change: ".name=" not in change.replace(" ", "")
     ):  # a name drops the fields of another
@@ -163,9 +204,10 @@ SECTIONS = {kind: section for section, kind in _SECTIONS.items()}
 def defaults(kind: str, name: str) -> dict[str, Any]:
     """Everything a file may say of a named thing, with the defaults; what has none is "..."."""
     entries = REGISTRY[kind]
-    if name not in entries:
+    section = SECTIONS.get(kind, kind)
+    if name not in entries and not modules.is_own(section, name):
         raise ConfigError(f"{name!r} is not among the {kind}{_nearest(name, entries)}; one of {', '.join(entries)}.")
-    fields = _schema(entries[name].make).model_fields if kind in SECTIONS else {}
+    fields = _schema(_maker(section, name), section).model_fields if kind in SECTIONS else {}
     values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
     return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
 
@@ -181,6 +223,14 @@ def _read(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
+
+
+def _place(table: dict[str, Any], folder: Path) -> None:
+    """Paths in a file are relative to the file; as whole paths they mean the same wherever the resolved file lies."""
+    data = table.get("data")
+    for key in ("path", "data_dir"):
+        if isinstance(data, dict) and isinstance(data.get(key), str) and data[key] != "none":
+            data[key] = str((folder / Path(data[key]).expanduser()).resolve())
 
 
 def _apply(table: dict[str, Any], change: str) -> None:
@@ -209,37 +259,79 @@ def _refuse_dates(value: Any, place: str) -> None:
         _refuse_dates(item, f"{place}.{key}".lstrip("."))
 
 
+def _model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
+    """The model; parameters that no seed resets later, as a user's own may be, are drawn from the seed here."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(draws.key(seed, "module"))
+        return _make("model", table, **{name: fact(shards) for name, fact in FACTS.items()})
+
+
 def _make(section: str, table: Mapping[str, Any], **given: Any) -> Any:
-    values = _values(section, table)
-    make = REGISTRY[_SECTIONS[section]][table["name"]].make
-    fields = type(values).model_fields
+    values, name = _values(section, table), table["name"]
+    make = _maker(section, name)
     known = inspect.signature(make).parameters
-    return make(**{name: getattr(values, name) for name in fields}, **{k: v for k, v in given.items() if k in known})
+    arguments = {key: value for key, value in given.items() if key in known}
+    for key, value in values:
+        if value is not None or key not in given:
+            arguments[key] = _alike(value, given.get(key, known[key].default))
+    return modules.make(section, name, arguments) if modules.is_own(section, name) else make(**arguments)
+
+
+def _alike(value: Any, other: Any) -> Any:
+    """A list of TOML as the tuple that stands there by default."""
+    return tuple(value) if isinstance(value, list) and isinstance(other, tuple) else value
 
 
 def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
     """The fields of a named thing, checked; `name` says which."""
     entries = REGISTRY[_SECTIONS[section]]
     name = table.get("name")
-    if not isinstance(name, str) or name not in entries:
-        listed = f"one of {', '.join(entries)}"
+    if not isinstance(name, str) or not (name in entries or modules.is_own(section, name)):
+        own = f", or {modules.FORM} of your own" if section == "algorithm" else ""
+        listed = f"one of {', '.join(entries)}{own}"
         if name is None:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
         raise ConfigError(f"{section}.name = {name!r} is unknown{_nearest(str(name), entries)}; {listed}.")
-    schema = _schema(entries[name].make)
+    schema = _schema(_maker(section, name), section)
     return _check(schema, _with_null({k: v for k, v in table.items() if k != "name"}, schema), f"{section}.")
 
 
+def _maker(section: str, name: str) -> Callable[..., Any]:
+    return modules.find(section, name) if modules.is_own(section, name) else REGISTRY[_SECTIONS[section]][name].make
+
+
 @cache
-def _schema(make: Callable[..., Any]) -> type[BaseModel]:
-    """What a class or function takes, except what the experiment gives it."""
-    hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
+def _schema(make: Callable[..., Any], section: str) -> type[BaseModel]:
+    """What a file may give a class or function."""
+    hints = _hints(make)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(make).parameters.items():
-        if name not in ("shards", "seed"):
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[name] = (hints[name], default)
+        default = None if _from_data(section, name) else ... if parameter.default is parameter.empty else parameter.default
+        if parameter.kind in _BY_NAME and isinstance(default, _PLAIN) and not _taken(section, name):
+            hint = hints.get(name, Any)
+            fields[name] = (hint | None if default is None else hint, default)
     return create_model(make.__name__, __config__=_STRICT, **fields)
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_PLAIN = (types.EllipsisType, types.NoneType, bool, int, float, str, list, tuple)  # what TOML can hold, or nothing
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """The types of the parameters; none where a user's own are names that only a type checker knows."""
+    try:
+        return typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    except (NameError, AttributeError):
+        return {}
+
+
+def _from_data(section: str, name: str) -> bool:
+    return section == "model" and name in FACTS
+
+
+def _taken(section: str, name: str) -> bool:
+    """Whether a key of this name would mean something else, or is none."""
+    return name == "name" or name.startswith("_") or (section, name) == ("data", "seed")
 
 
 def _check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
@@ -321,9 +413,3 @@ def _optional(annotation: Any) -> bool:
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return type(None) in typing.get_args(annotation)
     return annotation is None
-
-
-def _even(devices: int, edges: int) -> list[int]:
-    if not 1 <= edges <= devices:
-        raise ConfigError(f"tree.edges = {edges} for {devices} devices: give 1 to {devices}.")
-    return [devices // edges + (i < devices % edges) for i in range(edges)]

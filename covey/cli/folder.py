@@ -6,6 +6,7 @@
     metrics.jsonl           one line per round
     checkpoint.safetensors  everything needed to go on, bit for bit
     models/NAME.safetensors the parameters of every node that keeps this model
+    data.json               the form of the data: classes, names, scaling; what a new device needs
     summary.json, plot.png  what it came to
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the picture of all.

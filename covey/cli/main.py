@@ -1,4 +1,4 @@
-"""The commands: run, advise, list, doctor."""
+"""The commands: run, personalize, data, advise, list, doctor."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from rich.table import Table
 
 from covey import advice, native
 from covey.advice import Advice
-from covey.cli import show
+from covey.cli import data, show
+from covey.cli import personalize as personal
 from covey.cli.config import SECTIONS, Config, defaults, load
 from covey.cli.folder import environment
 from covey.cli.play import Interrupted, resume, start
 from covey.cli.registry import REGISTRY
+from covey.cli.words import AsJson, What, split
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.run import Run
 
@@ -45,11 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-What = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[FILE.toml] [KEY=VALUE ...]", help="An experiment file (the demo if none), and changes to it."),
-]
+app.add_typer(data.app, name="data", epilog=_EPILOG)
 
 
 class Kind(StrEnum):
@@ -83,7 +81,7 @@ def run(
       covey run --resume runs/demo-1 rounds=100       go on, for more rounds
     """
     console = Console(stderr=as_json, soft_wrap=True)
-    path, changes = _split(what)
+    path, changes = split(what)
     if resume_from is not None:
         if out is not None:
             raise ConfigError(f"--resume {resume_from} goes on in its own folder; leave out --out {out}.")
@@ -103,6 +101,34 @@ def run(
 
 
 @app.command(epilog=_EPILOG)
+def personalize(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    file: Annotated[Path, typer.Option("--data", metavar="FILE", help="The new device's examples: .csv, .parquet or .npz.")],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to the algorithm.")] = None,
+    edge: Annotated[str | None, typer.Option(help="The edge it stands under. Default: the one whose model fits best.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The model to write. Default: RUN/personal-FILE.safetensors.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a device that was not in training a personal model, by a few steps of the algorithm's own inner problem.
+
+    It starts from the global model or, where the run has edge models, from the one that fits the device's training examples
+    best. A quarter of the device's examples are kept for testing, and never trained on.
+
+    Examples:
+
+      covey personalize runs/own-data-1 --data pump-17.csv
+
+      covey personalize runs/own-data-1 --data pump-17.csv --edge harbour algorithm.steps=50
+    """
+    done = personal.personalize(run, file, edge, out, changes or [], seed)
+    if as_json:
+        print(json.dumps(done.as_dict()))
+        return
+    show.newcomer(Console(soft_wrap=True), done)
+
+
+@app.command(epilog=_EPILOG)
 def advise(
     what: What = None,
     measure: Annotated[bool, typer.Option("--measure", help="Estimate the smoothness L of the data loss (Lanczos).")] = False,
@@ -116,7 +142,7 @@ def advise(
 
       covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05 --measure
     """
-    path, changes = _split(what)
+    path, changes = split(what)
     config = load(path, changes)
     experiment = config.experiment(config.seed)
     level = advice.smoothness(experiment) if measure else None
@@ -157,11 +183,11 @@ def list_(
     if as_json:
         print(json.dumps(rows))
         return
-    console = Console(soft_wrap=True)
+    console, wide = Console(soft_wrap=True), max(len(row["name"]) for row in rows)
     for row in rows:
-        console.print(f"[bold]{row['name']:10}[/] {escape(row['about'])}", highlight=False)
+        console.print(f"[bold]{row['name']:{wide}}[/] {escape(row['about'])}", highlight=False)
         for name in list(row)[2:]:
-            console.print(f"{'':10} [dim]{name}:[/] {escape(row[name])}", highlight=False)
+            console.print(f"{'':{wide}} [dim]{name}:[/] {escape(row[name])}", highlight=False)
 
 
 @app.command(epilog=_EPILOG)
@@ -174,7 +200,7 @@ def doctor(what: What = None, as_json: AsJson = False) -> None:
 
       covey doctor examples/permfl.toml
     """
-    path, changes = _split(what)
+    path, changes = split(what)
     config = load(path, changes)
     facts = _diagnose(config)
     if as_json:
@@ -201,14 +227,6 @@ _CODES: dict[type[BaseException], int] = {
     BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, CoveyError: 1,
 }  # fmt: skip
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
-
-
-def _split(what: list[str] | None) -> tuple[Path | None, list[str]]:
-    """The one word that is a file, if any, and the changes."""
-    files = [word for word in what or () if "=" not in word or Path(word).is_file()]
-    if len(files) > 1:
-        raise ConfigError(f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15.")
-    return Path(files[0]) if files else None, [word for word in what or () if word not in files]
 
 
 def _refuse(console: Console, found: list[Advice]) -> None:

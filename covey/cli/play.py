@@ -16,6 +16,7 @@ from rich.console import Console
 import covey
 from covey import checkpoint
 from covey.cli.config import Config, load
+from covey.cli.described import Described
 from covey.cli.folder import Folder, create, environment, refused, unused
 from covey.cli.show import progress
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
@@ -122,6 +123,7 @@ def _run(
         console.print(f"note: {note}", highlight=False)
     for run, folder in zip(runs.seeds, folders, strict=True):
         folder.metrics(run.history)
+        folder.write_json("data.json", Described.of(run.trained).as_dict())
     with progress(console, label=_label(config, list(experiments)), rounds=config.rounds, done=runs.round) as show:
         try:
             for records in runs:

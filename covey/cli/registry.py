@@ -6,13 +6,13 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isqrt
 from typing import Any
 
 from torch import nn
 
 from covey import data, models
 from covey.algorithms import ALGORITHMS
+from covey.cli import modules
 from covey.codecs import CODECS
 from covey.data import Shards
 
@@ -26,29 +26,9 @@ class Entry:
     line: str
 
 
-def linear(shards: Shards, *, bias: bool = True) -> nn.Module:
-    """One linear layer: multinomial logistic regression."""
-    return models.linear(_inputs(shards), _outputs(shards), bias=bias)
-
-
-def mlp(shards: Shards, *, hidden: Sequence[int] = (100,)) -> nn.Module:
+def mlp(inputs: int, outputs: int, *, hidden: Sequence[int] = (100,)) -> nn.Module:
     """Linear layers with ReLU between them; `hidden` lists their widths."""
-    return models.mlp(_inputs(shards), *hidden, _outputs(shards))
-
-
-def cnn(
-    shards: Shards,
-    *,
-    shape: Sequence[int] | None = None,
-    channels: Sequence[int] = (32, 64),
-    hidden: int = 512,
-    kernel: int = 5,
-) -> nn.Module:
-    """Convolutions with pooling, then two linear layers; flat examples are images of this `shape`, or square and grey."""
-    own = tuple(shards.x.shape[1:])
-    side = isqrt(_inputs(shards))
-    image = shape or (own if len(own) == 3 else (1, *own) if len(own) == 2 else (1, side, side))
-    return models.cnn(image, channels=channels, hidden=hidden, classes=_outputs(shards), kernel=kernel)
+    return models.mlp(inputs, *hidden, outputs)
 
 
 def _inputs(shards: Shards) -> int:
@@ -59,9 +39,18 @@ def _outputs(shards: Shards) -> int:
     return shards.classes if shards.classes is not None else shards.y[0].numel()
 
 
+def _shape(shards: Shards) -> tuple[int, ...]:
+    return tuple(shards.x.shape[1:])
+
+
+FACTS: dict[str, Callable[[Shards], Any]] = {"inputs": _inputs, "outputs": _outputs, "classes": _outputs, "shape": _shape}
+"""What the data decides of a model, by the names of the parameters that take it; a file may give them instead."""
+
+
 def _line(thing: object) -> str:
-    """The first line of a docstring; of an algorithm, that of its file."""
-    text = sys.modules[thing.__module__].__doc__ if inspect.isclass(thing) else inspect.getdoc(thing)
+    """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
+    whole = inspect.isclass(thing) or thing.__module__.startswith("covey.models.")
+    text = sys.modules[thing.__module__].__doc__ if whole else inspect.getdoc(thing)
     return (text or "").strip().splitlines()[0]
 
 
@@ -69,9 +58,33 @@ def _entries(things: dict[str, Any]) -> dict[str, Entry]:
     return {name: Entry(name, thing, _line(thing)) for name, thing in things.items()}
 
 
+_OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
+
 REGISTRY: dict[str, dict[str, Entry]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
-    "data": _entries({"digits": data.digits, "synthetic": data.synthetic}),
-    "models": _entries({"linear": linear, "mlp": mlp, "cnn": cnn}),
+    "data": _entries(
+        {
+            "digits": data.digits,
+            "synthetic": data.synthetic,
+            "files": data.files,
+            "mnist": data.mnist,
+            "fashion_mnist": data.fashion_mnist,
+            "emnist": data.emnist,
+            "femnist": data.femnist,
+            "cifar10": data.cifar10,
+            "cifar100": data.cifar100,
+        }
+    ),
+    "models": _entries(
+        {
+            "linear": models.linear,
+            "mlp": mlp,
+            "cnn": models.cnn,
+            "lenet": models.lenet,
+            "permfl_cnn": models.permfl_cnn,
+            "vgg": models.vgg,
+        }
+    )
+    | {modules.FORM: Entry(modules.FORM, nn.Module, _OWN)},
     "codecs": {name: Entry(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
 }

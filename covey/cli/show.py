@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from covey.cli.personalize import Personalized
 from covey.report.summary import Figure, Summary
 from covey.run import Round
 
@@ -72,6 +73,27 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
 
 
+def newcomer(console: Console, done: Personalized) -> None:
+    """What each model does on a new device."""
+    sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
+    console.print(f"a new device with {sizes} examples; its model starts from {done.start}", highlight=False)
+    parts = [part for part, count in done.counts.items() if count]
+    rows = _columns("model", "", *(f"{part} %" if _right(done, part) else f"{part} loss" for part in parts))
+    for name, scores in done.scores.items():
+        figures = [scores[part].accuracy if _right(done, part) else scores[part].loss for part in parts]
+        rows.add_row(name, "", *(_one(figure, _right(done, part)) for figure, part in zip(figures, parts, strict=True)))
+    console.print(rows)
+    console.print(f"personal model: {done.path}", highlight=False)
+
+
+def _right(done: Personalized, part: str) -> bool:
+    return all(scores[part].accuracy is not None for scores in done.scores.values())
+
+
+def _one(figure: float | None, percent: bool) -> str:
+    return "-" if figure is None else f"{100 * figure:.2f}" if percent else f"{figure:.4g}"
+
+
 def _links(summary: Summary) -> Table:
     links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zero")
     for k in summary.links:
@@ -93,7 +115,7 @@ def _one_per_tier(record: Round) -> list[str]:
     """The model of each tier that a bar of one line has room for: the personal one of the devices, the first of the others."""
     found: dict[str, str] = {}
     for name, model in record.models.items():
-        if model.tier not in found or name == "personal":
+        if model.tier not in found or name in ("personal", "new_personal"):
             found[model.tier] = name
     return list(found.values())
 

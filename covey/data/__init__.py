@@ -1,9 +1,42 @@
-"""Examples, and which device holds which of them: one's own arrays, real digits, or synthetic data."""
+"""Examples, and which device holds which of them: one's own arrays or files, the papers' data sets, or synthetic data."""
 
-from covey.data import partition
+from covey.data import edges, partition, recipes
+from covey.data.deal import PARTITIONS, deal
 from covey.data.digits import digits
+from covey.data.files import device_file, files
+from covey.data.leaks import Overlaps, overlaps
 from covey.data.own import own, own_parts
-from covey.data.shards import Part, Shards
+from covey.data.scaling import Normalise, Scaling, scaling
+from covey.data.sets import Raw, cifar10, cifar100, emnist, fashion_mnist, femnist, load, mnist
+from covey.data.shards import Names, Part, Shards
 from covey.data.synthetic import synthetic
 
-__all__ = ["Part", "Shards", "digits", "own", "own_parts", "partition", "synthetic"]
+__all__ = [
+    "PARTITIONS",
+    "Names",
+    "Normalise",
+    "Overlaps",
+    "Part",
+    "Raw",
+    "Scaling",
+    "Shards",
+    "cifar10",
+    "cifar100",
+    "deal",
+    "device_file",
+    "digits",
+    "edges",
+    "emnist",
+    "fashion_mnist",
+    "femnist",
+    "files",
+    "load",
+    "mnist",
+    "overlaps",
+    "own",
+    "own_parts",
+    "partition",
+    "recipes",
+    "scaling",
+    "synthetic",
+]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,17 @@ Split = tuple[float, float, float]
 
 SPLIT: Split = (0.6, 0.15, 0.25)  # train, validation, test: with validation joined to train, the papers' 75/25
 
-# Each use of a seed has its own tag, so that two functions given the same seed draw unrelated numbers.
-_IID, _LABELS, _DIRICHLET, _SPLIT = range(4)
+
+class Use(IntEnum):
+    """What a seed is used for: two functions given the same seed draw unrelated numbers."""
+
+    IID = 0
+    LABELS = 1
+    DIRICHLET = 2
+    SPLIT = 3
+    SFEDHP = 4
+    VALIDATION = 5
+    EDGES = 6
 
 
 def iid(n: int, devices: int, seed: int = 0) -> list[Numbers]:
@@ -33,8 +43,8 @@ def iid(n: int, devices: int, seed: int = 0) -> list[Numbers]:
     >>> [len(pile) for pile in iid(10, devices=3)]
     [4, 3, 3]
     """
-    _check_devices(devices, n)
-    order = _generator(seed, _IID).permutation(n)
+    check_devices(devices, n)
+    order = generator(seed, Use.IID).permutation(n)
     return np.array_split(order, devices)
 
 
@@ -48,15 +58,14 @@ def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Nu
     >>> [sorted(set(y[pile].tolist())) for pile in by_labels(y, devices=3, labels=2)]
     [[0, 1], [1, 2], [0, 2]]
     """
-    y = _checked(y)
-    _check_devices(devices, len(y))
+    y = checked(y)
+    check_devices(devices, len(y))
     classes = int(y.max()) + 1
-    if not 1 <= labels <= classes:
-        raise DataError(f"labels={labels} per device, but y has {classes} classes; give 1 to {classes}.")
-    generator = _generator(seed, _LABELS)
+    check_labels(labels, classes)
+    draws = generator(seed, Use.LABELS)
     piles: list[list[Numbers]] = [[] for _ in range(devices)]
     for label in range(classes):
-        order = generator.permutation(np.flatnonzero(y == label))
+        order = draws.permutation(np.flatnonzero(y == label))
         owners = [u for u in range(devices) if (label - u) % classes < labels]
         for u, pile in zip(owners, np.array_split(order, max(len(owners), 1)), strict=False):
             piles[u].append(pile)
@@ -73,8 +82,8 @@ def dirichlet(y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: 
     >>> sum(len(pile) for pile in dirichlet(y, devices=5, alpha=0.01))
     100
     """
-    y = _checked(y)
-    _check_devices(devices, len(y))
+    y = checked(y)
+    check_devices(devices, len(y))
     if not (math.isfinite(alpha) and alpha > 0):
         raise DataError(f"alpha={alpha}, but Dir(alpha) needs a positive number; 0.1 is uneven, 100 nearly even.")
     if not 0 <= minimum * devices <= len(y):
@@ -82,10 +91,10 @@ def dirichlet(y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: 
             f"minimum={minimum} examples for each of {devices} devices, but there are {len(y)} examples; "
             f"give a minimum of 0 to {len(y) // devices}, or fewer devices."
         )
-    generator = _generator(seed, _DIRICHLET)
-    dealt = [_dealt(np.flatnonzero(y == label), devices, alpha, generator) for label in np.unique(y)]
+    draws = generator(seed, Use.DIRICHLET)
+    dealt = [_dealt(np.flatnonzero(y == label), devices, alpha, draws) for label in np.unique(y)]
     # Shuffled, so that what a large device gives away is a fair sample of what it has.
-    piles = [generator.permutation(np.concatenate(pile)) for pile in zip(*dealt, strict=True)]
+    piles = [draws.permutation(np.concatenate(pile)) for pile in zip(*dealt, strict=True)]
     return _topped_up(piles, minimum)
 
 
@@ -98,45 +107,57 @@ def split(pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0) -> 
     >>> [part.counts().tolist() for part in split([np.arange(20), np.arange(20, 24)])]
     [[12, 2], [3, 1], [5, 1]]
     """
-    _check_split(split)
-    cuts = [_cut(piece, split, _generator(seed, _SPLIT, device)) for device, piece in enumerate(pieces)]
+    check_split(split)
+    cuts = [_cut(piece, split, generator(seed, Use.SPLIT, device)) for device, piece in enumerate(pieces)]
     train, validation, test = ([cut[s] for cut in cuts] for s in range(3))
     return Part.of(train), Part.of(validation), Part.of(test)
 
 
-def _cut(piece: Numbers, split: Split, generator: np.random.Generator) -> list[Numbers]:
+def _cut(piece: Numbers, split: Split, draws: np.random.Generator) -> list[Numbers]:
     n = len(piece)
     test = min(round(n * split[2]), max(n - 1, 0))
     validation = min(round(n * split[1]), max(n - 1 - test, 0))
     train = n - validation - test
-    return np.split(generator.permutation(piece), [train, train + validation])
+    return np.split(draws.permutation(piece), [train, train + validation])
 
 
-def _dealt(examples: Numbers, devices: int, alpha: float, generator: np.random.Generator) -> list[Numbers]:
-    shares = generator.dirichlet(np.full(devices, alpha))
+def _dealt(examples: Numbers, devices: int, alpha: float, draws: np.random.Generator) -> list[Numbers]:
+    shares = draws.dirichlet(np.full(devices, alpha))
     cuts = (shares.cumsum()[:-1] * len(examples)).astype(np.int64)
-    return np.split(generator.permutation(examples), cuts)
+    return np.split(draws.permutation(examples), cuts)
 
 
 def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:
     sizes = np.array([len(pile) for pile in piles])
     lacking = np.maximum(minimum - sizes, 0)
-    kept = sizes.copy()
-    # One at a time from whoever is largest: no giver falls below the minimum, since there is enough for all.
-    for _ in range(int(lacking.sum())):
-        kept[kept.argmax()] -= 1
+    kept = _lowered(sizes, int(lacking.sum()))
     given = np.concatenate([pile[keep:] for pile, keep in zip(piles, kept, strict=True)])
     gifts = np.split(given, lacking.cumsum()[:-1])
     return [np.concatenate([pile[:keep], gift]) for pile, keep, gift in zip(piles, kept, gifts, strict=True)]
 
 
-def _generator(seed: int, *address: int) -> np.random.Generator:
+def _lowered(sizes: Numbers, by: int) -> Numbers:
+    """What is left of each size after `by` have gone, one at a time, from whichever was largest, the first of equals.
+
+    So no giver falls below a minimum that there is enough for.
+    """
+    larger = len(sizes) - np.bincount(sizes).cumsum()  # how many sizes exceed each level
+    above = larger[::-1].cumsum()[::-1]  # how many have to go until none exceeds it
+    level = int(np.argmax(above <= by))
+    kept = np.minimum(sizes, level)
+    kept[np.flatnonzero(kept == level)[: by - int(above[level])]] -= 1
+    return kept
+
+
+def generator(seed: int, *address: int) -> np.random.Generator:
+    """Draws that belong to a seed and an address, such as a use and a device, and to nothing else."""
     if seed < 0:
         raise DataError(f"seed={seed}; give 0 or a positive whole number.")
     return np.random.default_rng([seed, *address])
 
 
-def _checked(y: Labels) -> Numbers:
+def checked(y: Labels) -> Numbers:
+    """Labels as an array of int64; an error if they are none."""
     array = np.asarray(y)
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0 or array.min() < 0:
         raise DataError(
@@ -146,14 +167,22 @@ def _checked(y: Labels) -> Numbers:
     return array.astype(np.int64)
 
 
-def _check_devices(devices: int, examples: int) -> None:
+def check_labels(labels: int, classes: int) -> None:
+    """An error if a device cannot own so many labels."""
+    if not 1 <= labels <= classes:
+        raise DataError(f"labels={labels} per device, but y has {classes} classes; give 1 to {classes}.")
+
+
+def check_devices(devices: int, examples: int) -> None:
+    """An error if the examples cannot be dealt to so many devices."""
     if devices < 1:
         raise DataError(f"devices={devices}; give at least 1.")
     if devices > examples:
         raise DataError(f"devices={devices}, but there are only {examples} examples; give at most {examples} devices.")
 
 
-def _check_split(split: Split) -> None:
+def check_split(split: Split) -> None:
+    """An error if a split is not three shares of a whole."""
     # Not < 0 rather than >= 0, so that NaN is refused too.
     if len(split) != 3 or not all(share >= 0 for share in split) or not math.isclose(sum(split), 1, abs_tol=1e-6):
         raise DataError(f"split={split}; give three fractions (train, validation, test), none negative, that sum to 1.")

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from covey import native
+from covey.data.scaling import Scaling
 from covey.errors import ConfigError, DataError
 
 SPLITS = ("train", "validation", "test")
@@ -63,6 +65,16 @@ class Part:
         return self.index[self.offset[device] : self.offset[device + 1]]
 
 
+@dataclass(frozen=True)
+class Names:
+    """What the data calls its things; each is empty where it does not say."""
+
+    devices: tuple[str, ...] = ()
+    edges: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Shards:
     """All examples, and which device holds which; what is wrong with them is said at once, as a `DataError`.
@@ -81,12 +93,17 @@ class Shards:
     test: Part
     classes: int | None = None  # None for regression
     name: str = "own"
+    edges: tuple[int, ...] = ()  # devices of each edge, which are consecutive, where the data says who stands under which
+    names: Names = Names()
+    scaling: Scaling | None = None  # how x came from what was measured; None where x is as it was given
 
     def __post_init__(self) -> None:
         _check_parts(self)
         _check_features(self.x, self.y)
         _check_indices(self)
         _check_finite("x", self.x)
+        if self.edges and sum(self.edges) != self.devices:
+            raise DataError(f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, the data {self.devices}.")
         if self.y.is_floating_point():
             _check_targets(self)
         else:
@@ -118,7 +135,31 @@ class Shards:
             return Part(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
         x, y = (first.x, first.y) if same else (torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
-        return replace(first, x=x, y=y, train=part("train"), validation=part("validation"), test=part("test"))
+        train, validation, test = (part(split) for split in SPLITS)
+        names = Names(classes=first.names.classes)
+        return replace(first, x=x, y=y, edges=(), names=names, train=train, validation=validation, test=test)
+
+    def chosen(self, devices: Sequence[int]) -> Shards:
+        """The shards of some devices, in this order; edges stay known where that order keeps theirs together."""
+        train, validation, test = (Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS)
+        edge = np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)] if self.edges else np.empty(0, dtype=np.int64)
+        order = list(dict.fromkeys(edge.tolist()))
+        together = np.array_equal(np.sort(edge), edge) or len(order) == 1 + int((np.diff(edge) != 0).sum())
+        sizes = tuple(int((edge == e).sum()) for e in order) if together else ()
+        names = replace(
+            self.names,
+            devices=tuple(self.names.devices[d] for d in devices) if self.names.devices else (),
+            edges=tuple(self.names.edges[e] for e in order) if self.names.edges and together else (),
+        )
+        return replace(self, edges=sizes, names=names, train=train, validation=validation, test=test)
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """How many training examples of each label each device has, [devices, classes]; of one column for regression."""
+        owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
+        held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
+        label = self.y[self.train.index].numpy() if self.classes else np.zeros(len(owner), dtype=np.int64)
+        np.add.at(held, (owner, label), 1)
+        return held
 
     def paper(self) -> Shards:
         """The same examples by the papers' protocol: what was for validation is trained on, nothing validates."""
@@ -175,6 +216,8 @@ def _check_indices(shards: Shards) -> None:
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
+    if native.finite(tensor):  # in one pass that makes no copy, where there is a kernel
+        return
     wrong = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).nonzero().flatten().tolist()
     if wrong:
         raise DataError(

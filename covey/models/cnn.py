@@ -1,34 +1,60 @@
-"""A convolutional network: convolutions with ReLU and pooling, then two linear layers (the papers' CNN)."""
+"""A convolutional network: convolutions with ReLU and pooling, then linear layers (the papers' CNN)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import prod
+from math import isqrt, prod
+from typing import Literal
 
 from torch import nn
 
 from covey.errors import ModelError
+from covey.models.mlp import mlp
 
 
 def cnn(
     shape: Sequence[int] = (1, 28, 28),
     *,
     channels: Sequence[int] = (32, 64),
-    hidden: int = 512,
+    hidden: int | Sequence[int] = 512,
     classes: int = 10,
     kernel: int = 5,
+    padding: Literal["same", "valid"] = "same",
+    stride: int = 2,
 ) -> nn.Sequential:
-    """A module for images of this shape, flat or not: each convolution keeps the size of an image and a pooling halves it.
+    """A module for images of this shape, flat or not: each convolution is followed by ReLU and a pooling of 2 x 2 points.
+
+    A convolution keeps the size of an image with padding "same" and cuts off the border with "valid". A pooling halves it with
+    `stride` 2 and takes off one point with 1. `hidden` is the width of the linear layer before the scores, or lists several.
 
     >>> sum(p.numel() for p in cnn().parameters())
     1663370
     """
-    if len(shape) != 3 or min(*shape, *channels, hidden, classes, kernel) < 1:
-        raise ModelError(f"cnn({tuple(shape)}, ...): give (channels, height, width) and sizes, each 1 or more.")
-    sides = [side // 2 ** len(channels) for side in shape[1:]]
-    if not prod(sides):
-        raise ModelError(f"cnn({tuple(shape)}, ...): {len(channels)} poolings leave nothing of such an image.")
-    layers: list[nn.Module] = [nn.Flatten(), nn.Unflatten(1, tuple(shape))]
-    for before, after in pairwise((shape[0], *channels)):
-        layers += [nn.Conv2d(before, after, kernel, padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
-    inside = (shape[0], *channels)[-1] * prod(sides)
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    image = image_shape(shape)
+    widths = (hidden,) if isinstance(hidden, int) else tuple(hidden)
+    if padding not in ("same", "valid"):
+        raise ModelError(f"cnn(..., padding={padding!r}): give 'same' or 'valid'.")
+    if min(*channels, *widths, classes, kernel, stride) < 1:
+        raise ModelError(f"cnn({tuple(shape)}, ...): channels, hidden, classes, kernel and stride must each be 1 or more.")
+    layers: list[nn.Module] = [nn.Flatten(), nn.Unflatten(1, image)]
+    sides, border = image[1:], kernel - 1 if padding == "valid" else 0
+    for before, after in pairwise((image[0], *channels)):
+        layers += [nn.Conv2d(before, after, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2, stride)]
+        sides = tuple((side - border - 2) // stride + 1 for side in sides)
+    if min(sides) < 1:
+        raise ModelError(
+            f"cnn({tuple(shape)}, ...): {len(channels)} poolings leave nothing of {image}; give fewer or larger images."
+        )
+    return nn.Sequential(*layers, *mlp((image[0], *channels)[-1] * prod(sides), *widths, classes))
+
+
+def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The (channels, height, width) of examples of this shape: without channels they are grey, and if flat they are square.
+
+    >>> image_shape((28, 28)), image_shape((64,))
+    ((1, 28, 28), (1, 8, 8))
+    """
+    side = isqrt(max(shape[0], 0)) if len(shape) == 1 else 0
+    image = (1, side, side) if side and side**2 == shape[0] else (1, *shape) if len(shape) == 2 else tuple(shape)
+    if len(image) != 3 or min(image) < 1:
+        raise ModelError(f"examples of shape {tuple(shape)} are no images; give (channels, height, width), each 1 or more.")
+    return image

@@ -16,7 +16,7 @@ from tests.cli.command import covey as command
 
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "models", "summary.json",
-    "plot.png", ".lock",
+    "plot.png", "data.json", ".lock",
 }  # fmt: skip
 
 

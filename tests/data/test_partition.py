@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,6 +99,24 @@ def test_only_devices_below_the_minimum_are_topped_up() -> None:
     assert [len(pile) for pile in topped] == [6, 4, 6, 4]
     assert sorted(np.concatenate(topped)) == list(range(20))
     assert all(set(before[:6]) <= set(after) for before, after in zip(piles, topped, strict=True))
+
+
+@given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), data=st.data())
+def test_all_at_once_is_as_one_at_a_time_from_the_largest(sizes: list[int], data: st.DataObject) -> None:
+    by = data.draw(st.integers(0, sum(sizes)))
+    left = list(sizes)
+    for _ in range(by):
+        left[left.index(max(left))] -= 1
+    assert partition._lowered(np.array(sizes), by).tolist() == left
+
+
+@pytest.mark.parametrize("minimum", [4, 28])
+def test_thousands_of_devices_are_topped_up_at_once(minimum: int) -> None:
+    start = time.process_time()
+    piles = partition.dirichlet(labels_of([10_000] * 10), devices=3500, alpha=0.01, minimum=minimum)
+    assert time.process_time() - start < 1
+    assert sum(map(len, piles)) == 100_000
+    assert min(map(len, piles)) >= minimum
 
 
 @pytest.mark.parametrize("deal", DEALS)

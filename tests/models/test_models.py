@@ -1,11 +1,15 @@
-"""The models have the papers' sizes."""
+"""The models have the papers' sizes, and run many at once as each does alone."""
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from covey.data import own
 from covey.errors import ModelError
-from covey.models import cnn, linear, mlp
+from covey.forward import forward
+from covey.models import cnn, lenet, linear, mlp, permfl_cnn, vgg
+from covey.space import Space
+from covey.task import Task
 
 
 def parameters(model: nn.Module) -> int:
@@ -69,10 +73,162 @@ def test_cnn_takes_images_flat_or_not() -> None:
     assert torch.equal(model(images), model(images.flatten(1)))
 
 
+def test_padding_and_stride_decide_what_is_left_of_an_image() -> None:
+    model = cnn((1, 9, 8), channels=(2, 3), hidden=(7, 6), classes=4, kernel=3, padding="valid", stride=1)
+    assert [layer.in_features for layer in model if isinstance(layer, nn.Linear)] == [3 * 3 * 2, 7, 6]
+    assert model(torch.rand(5, 72)).shape == (5, 4)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 6), (6, 6), (36,)])
+def test_examples_without_channels_are_grey_and_flat_ones_square(shape: tuple[int, ...]) -> None:
+    model = cnn(shape, channels=(3,), hidden=5, classes=4, kernel=3)
+    assert str(model) == str(cnn((1, 6, 6), channels=(3,), hidden=5, classes=4, kernel=3))
+    assert model(torch.rand(2, *shape)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (permfl_cnn(), 2_362_874),
+        (permfl_cnn(net="fmnist"), 421_642),
+        (permfl_cnn(classes=62), 2_369_582),
+        (permfl_cnn((3, 32, 32), net="cifar100", classes=100), 2_519_780),
+        (lenet(), 64_102),
+        (vgg(), 247_050),
+        (vgg(groups=None), 246_314),
+        (vgg(classes=100), 258_660),
+        (vgg(head=(128, 128)), 280_074),
+        (vgg(head=(512, 512)), 579_594),
+    ],
+    ids=[
+        "mnist", "fmnist", "emnist", "cifar100", "lenet", "vgg", "vgg without norm", "vgg of 100", "vgg 128-128", "vgg 512-512",
+    ],
+)  # fmt: skip
+def test_convolutional_networks_have_the_papers_parameters(model: nn.Module, count: int) -> None:
+    assert parameters(model) == count
+    image, classes = model[1].unflattened_size, model[-1].out_features
+    assert model(torch.zeros(2, *image)).shape == model(torch.zeros(2, *image).flatten(1)).shape == (2, classes)
+
+
+def test_the_convolutions_of_vgg_alone() -> None:
+    model = vgg(groups=None)
+    assert parameters(model) - parameters(model[-1]) == 245_024
+    assert model[-1].in_features == 128
+
+
+def test_layers_of_permfl_for_mnist() -> None:
+    kinds = [str(layer) for layer in permfl_cnn()[2:8]]
+    convolution = ["Conv2d(1, 16, kernel_size=(2, 2), stride=(1, 1), padding=valid)", "ReLU()"]
+    assert kinds[:2] == convolution
+    assert kinds[2] == kinds[5] == "MaxPool2d(kernel_size=2, stride=1, padding=0, dilation=1, ceil_mode=False)"
+
+
+def test_layers_of_vgg() -> None:
+    kinds = [type(layer) for layer in vgg((1, 4, 4), layers=(4, "M", 6), head=(5,), groups=2)]
+    block = [nn.Conv2d, nn.GroupNorm, nn.ReLU]
+    assert kinds == [nn.Flatten, nn.Unflatten, *block, nn.MaxPool2d, *block, nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+
+
 @pytest.mark.parametrize(
     ("shape", "words"),
-    [((28, 28), "give .channels, height, width."), ((0, 8, 8), "each 1 or more"), ((1, 3, 8), "leave nothing")],
-)
-def test_cnn_refuses_impossible_sizes(shape: tuple[int, ...], words: str) -> None:
+    [
+        ((1, 28, 28, 1), "give .channels, height, width."), ((0, 8, 8), "each 1 or more"), ((60,), "are no images"),
+        ((), "are no images"), ((-4,), "are no images"), ((1, 3, 8), "leave nothing"),
+    ],
+)  # fmt: skip
+def test_cnn_refuses_impossible_images(shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         cnn(shape)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"channels": (4, 0)}, "channels, hidden, classes, kernel and stride must each be 1 or more"),
+        ({"hidden": (3, -1)}, "must each be 1 or more"),
+        ({"stride": 0}, "must each be 1 or more"),
+        ({"padding": "full"}, "padding='full'.*give 'same' or 'valid'"),
+        ({"kernel": 29, "padding": "valid"}, r"2 poolings leave nothing of \(1, 28, 28\)"),
+    ],
+)
+def test_cnn_refuses_impossible_options(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        cnn(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": (16, "X")}, r"layers=\(16, 'X'\).*give numbers of 1 or more, and 'M' in layers for a pooling"),
+        ({"layers": (0,)}, "give numbers of 1 or more"),
+        ({"head": (0,)}, r"head=\(0,\).*give numbers of 1 or more"),
+        ({"layers": (12,)}, "groups=8.*12 channels.*give a divisor, or None"),
+        ({"groups": 0}, "groups=0.*give a divisor, or None"),
+        ({"layers": ("M",) * 6}, r"6 poolings leave nothing of \(3, 32, 32\)"),
+    ],
+)
+def test_vgg_refuses_impossible_options(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        vgg(**options)
+
+
+def test_permfl_has_three_networks() -> None:
+    with pytest.raises(ModelError, match=r"net='emnist'.*give one of 'mnist', 'fmnist', 'cifar100'"):
+        permfl_cnn(net="emnist")
+
+
+SMALL = {
+    "permfl mnist": (permfl_cnn((1, 7, 6), classes=3), (1, 7, 6)),
+    "permfl fmnist": (permfl_cnn((1, 5, 4), net="fmnist", classes=3), (20,)),
+    "lenet": (lenet((2, 16, 17), classes=3), (2, 16, 17)),
+    "vgg": (vgg((2, 5, 4), layers=(4, "M", 6), head=(5,), classes=3, groups=2), (2, 5, 4)),
+    "vgg without norm": (vgg((1, 4, 4), layers=(4, "M", 3, 3), classes=3, groups=None), (16,)),
+}
+
+
+@pytest.mark.parametrize(("device", "path"), [("cpu", "each"), ("cuda", "batched")])
+@pytest.mark.parametrize("name", SMALL)
+def test_many_at_once_are_each_alone(name: str, device: str, path: str) -> None:
+    """The path of either kind of device, both on this one: values and gradients."""
+    module, shape = SMALL[name]
+    space, draw = Space(module.double()), torch.Generator().manual_seed(2)
+    rows = 0.1 * torch.randn(3, space.width, dtype=torch.float64, generator=draw)
+    x = torch.randn(3, 2, *shape, dtype=torch.float64, generator=draw)
+    many = forward(space, x.shape[2:], device)
+    assert many.path == path
+    leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
+    out = many(leaves, x)
+    gradients = torch.autograd.grad(out.sin().sum(), leaves)
+    for i in range(3):
+        alone = space.fill(rows[i])
+        torch.testing.assert_close(out[i], alone(x[i]), atol=1e-12, rtol=1e-12)
+        alone.zero_grad()
+        alone(x[i]).sin().sum().backward()
+        for slot, gradient in zip(space.slots, gradients, strict=True):
+            torch.testing.assert_close(gradient[i], _stored(alone, slot.name, slot.transposed), atol=1e-12, rtol=1e-12)
+
+
+def _stored(module: nn.Module, name: str, transposed: bool) -> Tensor:
+    gradient = module.get_parameter(name).grad
+    assert gradient is not None
+    return gradient.t() if transposed else gradient
+
+
+def test_no_model_draws_at_random_or_needs_vmap() -> None:
+    shards = own([(torch.rand(9, 256), torch.arange(9) % 3) for _ in range(2)])
+    paths = {"linear": "fused", "mlp": "fused", "cnn": "each", "lenet": "each", "permfl_cnn": "each", "vgg": "each"}
+    made = {
+        "linear": linear(256, 3),
+        "mlp": mlp(256, 4, 3),
+        "cnn": cnn((256,), channels=(2,), hidden=4, classes=3),
+        "lenet": lenet((256,), classes=3),
+        "permfl_cnn": permfl_cnn((256,), net="fmnist", classes=3),
+        "vgg": vgg((256,), layers=(8, "M", "M"), classes=3),
+    }
+    assert {name: Task(model, shards).path for name, model in made.items()} == paths
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d])
+def test_batch_statistics_are_refused_and_group_norm_offered(norm: type[nn.Module]) -> None:
+    with pytest.raises(ModelError, match=rf"layer '1' is {norm.__name__}.*use nn.GroupNorm instead"):
+        Space(nn.Sequential(nn.Conv2d(1, 8, 3), norm(8), nn.ReLU()))

@@ -1,0 +1,171 @@
+"""`covey data`: which data sets are there, how to get the others, whether their files are as published, and who holds what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from covey.cli.config import load
+from covey.cli.folder import refused
+from covey.cli.words import AsJson, What, split
+from covey.data import Shards, inventory, overlaps, places
+from covey.data.catalog import known
+from covey.data.inventory import Status
+from covey.data.shards import SPLITS
+from covey.report.data_picture import draw
+from covey.tree import Tree
+
+app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="The data folder. Default: COVEY_DATA, else the user's own.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List every data set: whether it is there, where, how large it is, and how to get it.
+
+    Examples:
+
+      covey data
+
+      covey data --data-dir /data/images --json
+
+      covey data check mnist
+
+      covey data show examples/permfl.toml
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found = inventory.present(data_dir)
+    if as_json:
+        print(json.dumps([asdict(status) for status in found], default=str))
+        return
+    console = Console(soft_wrap=True)
+    console.print(f"data folder: {escape(str(places.folder(data_dir)))}", highlight=False)
+    for status in found:
+        _print(console, status)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A data set, as `covey data` lists it.")],
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a set's files with the published checksums; where there are none, read them and count.
+
+    Exit code 2 if a file is missing or differs.
+
+    Examples:
+
+      covey data check mnist
+
+      covey data check emnist-byclass --data-dir /data/images
+    """
+    verdicts = inventory.check(name, data_dir)
+    bad = sum(not verdict.good for verdict in verdicts)
+    if as_json:
+        print(json.dumps([verdict._asdict() for verdict in verdicts], default=str))
+    else:
+        console = Console(soft_wrap=True)
+        for verdict in verdicts:
+            colour = "green" if verdict.good else "bold red"
+            console.print(f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", highlight=False)
+        if bad:
+            advice = places.advice(known(name), places.folder(data_dir))
+            console.print(f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}.", highlight=False)
+    if bad:
+        raise typer.Exit(2)
+
+
+@app.command()
+def show(
+    what: What = None,
+    out: Annotated[Path | None, typer.Option(help="The picture to write. Default: NAME-data.png here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who holds what in an experiment: a picture of labels per device and edge, sizes, overlaps, leaks.
+
+    Examples:
+
+      covey data show examples/permfl.toml
+
+      covey data show data.name=mnist data.partition=legacy2020 --out legacy.png
+    """
+    path, changes = split(what)
+    config = load(path, changes)
+    experiment = config.experiment(config.seed)
+    shards, tree = experiment.data, experiment.tree
+    facts = _facts(shards, tree)
+    picture = out or Path(f"{config.name or config.algorithm['name']}-data.png")
+    with refused(picture):
+        draw(shards, tree, picture, title=f"{shards.name}: {tree}" + (f"\nleaks: {_leaks(facts)}" if _leaks(facts) else ""))
+    if as_json:
+        print(json.dumps({**facts, "picture": str(picture)}))
+        return
+    console = Console(soft_wrap=True)
+    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {shards.classes or 'no'} classes", highlight=False)
+    for name, (least, middle, most, total) in facts["sizes"].items():
+        console.print(
+            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; {total:,} in all", highlight=False
+        )
+    if facts["labels"]:
+        console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]), highlight=False)
+    if facts["scaling"]:
+        console.print(f"{'scaling':12} {escape(facts['scaling'])}", highlight=False)
+    found = facts["overlaps"]
+    share = f"{found['shared']:,} of {found['held']:,} examples are held by several devices"
+    console.print(f"{'overlaps':12} {share if found['shared'] else 'none: nobody holds what another holds'}", highlight=False)
+    colour = "bold red" if found["leaks"] else "green"
+    console.print(f"[{colour}]{'leaks':12}[/] {_leaks(facts) or 'none'}", highlight=False)
+    console.print(f"{'picture':12} {escape(str(picture))}", highlight=False)
+
+
+def _leaks(facts: dict[str, Any]) -> str:
+    """How much leaks, or nothing."""
+    found = facts["overlaps"]
+    if not found["leaks"]:
+        return ""
+    count = f"{found['leaks']:,} of {found['tested']:,} test examples are in another device's training or validation part"
+    return f"{count} ({found['pairs']:,} pairs of devices)"
+
+
+def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
+    """What a partition comes to, as JSON can hold it."""
+    sizes = {}
+    for part in SPLITS:
+        counts = shards.part(part).counts()
+        sizes[part] = [int(counts.min()), int(counts.median()), int(counts.max()), int(counts.sum())]
+    labels = (shards.labels() > 0).sum(1)
+    kind = shards.scaling.kind if shards.scaling is not None else None
+    return {
+        "data": shards.name,
+        "devices": shards.devices,
+        "edges": list(tree.children[-1]) if tree.depth > 2 else None,
+        "sizes": sizes,
+        "labels": [int(labels.min()), int(np.median(labels)), int(labels.max())] if shards.classes else None,
+        "scaling": None if kind is None else f"{kind}{', over test examples too' if kind == 'paper' else ''}",
+        "overlaps": asdict(overlaps(shards)),
+    }
+
+
+def _print(console: Console, status: Status) -> None:
+    examples = f"{status.train:,} + {status.test:,} images" if status.test else f"{status.train:,} images"
+    there = "[green]here    [/]" if status.present else "[yellow]not here[/]"
+    console.print(f"[bold]{status.name:15}[/]{there}  {examples}, {status.classes} classes", highlight=False)
+    if status.present:
+        console.print(f"{'':15}{escape(status.source)}", highlight=False)
+        return
+    if status.files:
+        lacking = ", ".join(status.missing)
+        console.print(f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}", highlight=False)
+    console.print(f"{'':15}[dim]{escape(status.get)}[/]", highlight=False)

@@ -1,0 +1,54 @@
+"""What a run's data looked like, as its folder keeps it: enough to bring a new device's data into the same form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from covey.data import Names, Scaling, Shards
+from covey.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Described:
+    """The form of the data: shape of an example, classes (None for regression), names, scaling."""
+
+    name: str
+    shape: tuple[int, ...]
+    classes: int | None
+    names: Names
+    scaling: Scaling | None
+
+    @staticmethod
+    def of(shards: Shards) -> Described:
+        """The form of these shards."""
+        return Described(shards.name, tuple(shards.x.shape[1:]), shards.classes, shards.names, shards.scaling)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        how = self.scaling
+        scaling = None if how is None else {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "names": asdict(self.names),
+            "scaling": scaling,
+        }
+
+    @staticmethod
+    def read(path: Path) -> Described:
+        """What `as_dict` wrote."""
+        try:
+            found = json.loads(path.read_text())
+            names = Names(**{key: tuple(value) for key, value in found["names"].items()})
+            how = found["scaling"]
+            shift, factor = (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor")) if how else (None, None)
+            scaling = Scaling(how["kind"], shift, factor) if shift is not None and factor is not None else None
+            return Described(found["name"], tuple(found["shape"]), found["classes"], names, scaling)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"cannot read {path}: {error!r}; it is written when a run starts.") from error

@@ -1,0 +1,129 @@
+"""A personal model for a device that was not in training, from the models that a run has left."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from covey.cli.config import Config, load
+from covey.cli.described import Described
+from covey.cli.folder import refused
+from covey.data import Shards, device_file
+from covey.errors import ConfigError
+from covey.newcomers import Newcomers
+from covey.score import Score, score_of
+from covey.space import Space
+
+
+@dataclass(frozen=True)
+class Personalized:
+    """What came of it: the personal model's file, what it started from, and how each model does on the new device."""
+
+    path: Path
+    start: str  # "global", or the edge's name
+    scores: dict[str, dict[str, Score]]  # by model ("global", "edge", "personal"), then part of the device's data
+    counts: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        scores = {name: {part: vars(score) for part, score in parts.items()} for name, parts in self.scores.items()}
+        return {"file": str(self.path), "start": self.start, "examples": self.counts, "scores": scores}
+
+
+def personalize(run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None) -> Personalized:
+    """The personal model of the device whose data is in a file, written beside the run or to `out`."""
+    config, place, seed = _run(run, changes, seed)
+    form = Described.read(place / "data.json")
+    shards = _shards(data, form, config, seed)
+    experiment = config.like(shards, seed)
+    task = Newcomers([experiment], [shards])
+    space, above = task.task.space, experiment.algorithm.above()
+    _, w = _rows(place, "global", space)
+    ids, rows = _rows(place, above, space) if above != "global" else (torch.zeros(1, dtype=torch.int64), w)
+    at = _chosen(edge, above, ids, form) if edge is not None else int(task.fitting([rows])[0])
+    given = rows[at : at + 1].to(task.task.device)
+    personal = task.adapted(given, round=config.rounds)
+    models = {"global": w.to(given), **({"edge": given} if above != "global" else {}), "personal": personal}
+    parts = {part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")}
+    scores = {name: _scores(task, row, [part for part, count in parts.items() if count]) for name, row in models.items()}
+    path = out or place / f"personal-{data.stem}.safetensors"
+    _write(path, space, personal, config, data)
+    start = "global" if above == "global" else _edge_name(int(ids[at]), form)
+    return Personalized(path, start, scores, parts)
+
+
+def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path, int]:
+    """The run's file with changes, and the folder and number of one of its seeds."""
+    if not (run / "config.toml").exists():
+        raise ConfigError(f"{run} is not a run folder: it has no config.toml.")
+    if other := [change for change in changes if not change.startswith(("algorithm.", "device=", "data.label="))]:
+        raise ConfigError(f"{other[0]!r}: of a finished run only the algorithm's fields may change, as in algorithm.steps=50.")
+    config = load(run / "config.toml", changes)
+    first, count = config.seed, config.seeds
+    seed = first if seed is None else seed
+    if not first <= seed < first + count:
+        raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
+    place = run if count == 1 else run / f"seed-{seed}"
+    if not (place / "models" / "global.safetensors").exists():
+        raise ConfigError(f"{place} has no models yet; finish the run first: covey run --resume {run}")
+    return config, place, seed
+
+
+def _shards(path: Path, form: Described, config: Config, seed: int) -> Shards:
+    classes = form.names.classes or form.classes
+    label = str(config.data.get("label", "label"))
+    return device_file(
+        path, features=form.names.features, classes=classes, scaling=form.scaling, shape=form.shape, label=label, seed=seed
+    )
+
+
+def _rows(place: Path, model: str, space: Space) -> tuple[Tensor, Tensor]:
+    """(ids, rows) of a model that the run has left."""
+    path = place / "models" / f"{model}.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            ids = file.get_tensor("ids")
+            rows = torch.empty(len(ids), space.width)
+            for slot in space.slots:
+                values = file.get_tensor(slot.name)
+                slot.view(rows).copy_(values.transpose(1, 2) if slot.transposed else values)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConfigError(f"cannot read the {model} model in {path}: {error}.") from error
+    return ids, rows
+
+
+def _chosen(edge: str, above: str, ids: Tensor, form: Described) -> int:
+    """The position of the edge of that name, or number."""
+    if above == "global":
+        raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
+    names = [_edge_name(number, form) for number in ids.tolist()]
+    if edge not in names:
+        raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
+    return names.index(edge)
+
+
+def _edge_name(number: int, form: Described) -> str:
+    return form.names.edges[number] if form.names.edges else str(number)
+
+
+def _scores(task: Newcomers, row: Tensor, parts: list[str]) -> dict[str, Score]:
+    with torch.no_grad():
+        tallies = {part: task.task.evaluate(row, part, task.ids) for part in parts}
+    return {part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()}
+
+
+def _write(path: Path, space: Space, personal: Tensor, config: Config, data: Path) -> None:
+    """The personal model as a module's state, in one step."""
+    module = space.fill(personal[0].cpu())
+    part = path.with_name(f".{path.name}.part")
+    with refused(path):
+        save_file({name: value.contiguous() for name, value in module.state_dict().items()}, part,
+                  metadata={"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name})  # fmt: skip
+        os.replace(part, path)

@@ -1,0 +1,21 @@
+"""Libraries that only some readers need, imported when they are needed and not before."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from covey.errors import DataError
+
+
+def needed(module: str, *, extra: str, to: str) -> Any:
+    """The module of that name, or a DataError that says what to install.
+
+    >>> needed("json", extra="hub", to="read this").dumps([1])
+    '[1]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        library = module.partition(".")[0]
+        raise DataError(f"To {to}, {library} is needed ({error}); pip install 'covey[{extra}]'.") from error

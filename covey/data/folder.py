@@ -1,0 +1,89 @@
+"""A folder with one file per device, in subfolders named after edges if there are edges, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from covey.data.shards import some
+from covey.data.table_readers import ENDINGS, SUFFIXES, read
+from covey.data.tables import Columns, Faults, Table, check_named, joined
+from covey.errors import DataError
+
+
+def folder_table(folder: Path, columns: Columns, faults: Faults) -> Table:
+    """The table of all files under a folder, one per device."""
+    if columns.part != Columns.part:
+        columns = replace(columns, needed=(columns.part,))
+    tables: dict[Path, Table] = {}
+    for path in _paths(folder):
+        edge = None if path.parent == folder else path.parent.name
+        table = read(path, columns, faults)
+        check_named(table, columns, path)
+        check_alone(table, columns, path)
+        table = table.under(device=path.stem, edge=edge)
+        tables[path] = _aligned(table, path, *next(iter(tables.items()), (path, table)))
+    _check_alike(tables, columns)
+    return joined(list(tables.values()))
+
+
+def _paths(folder: Path) -> list[Path]:
+    """The devices' files under a folder, all in it or all one level below it."""
+    found = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    found = [path for path in found if not any(part.startswith(".") for part in path.parts)]
+    if not found:
+        raise DataError(f"there is no {ENDINGS} file in the folder {folder}; put one there for each device.")
+    first = found[0]
+    for path in found:
+        if len(path.parts) > 2:
+            raise DataError(f"{path} lies too deep in {folder}; a device's file lies in the folder or in its edge's subfolder.")
+        if len(path.parts) != len(first.parts):
+            raise DataError(
+                f"{folder} has devices with an edge and without, such as {first} and {path}; give every device a subfolder."
+            )
+    _check_twice(found, folder)
+    return [folder / path for path in found]
+
+
+def _check_twice(paths: Sequence[Path], folder: Path) -> None:
+    known: dict[str, Path] = {}
+    for path in paths:
+        if path.stem in known:
+            raise DataError(
+                f"{known[path.stem]} and {path} in {folder} are both called {path.stem!r}; rename one of the devices."
+            )
+        known[path.stem] = path
+
+
+def check_alone(table: Table, columns: Columns, path: Path) -> None:
+    """That a device's file does not speak of several devices or edges."""
+    for name, cells in ((columns.device, table.device), (columns.edge, table.edge)):
+        values = sorted(set(cells or ()))
+        if len(values) > 1:
+            raise DataError(
+                f"{path} should hold one device, but its column {name!r} has {len(values)} values ({some(values)}); "
+                "give a table of several devices as the path itself, or split it into files."
+            )
+
+
+def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
+    """The same table with its columns in the order of another."""
+    lacks = [name for name in like.features if name not in table.features]
+    extra = [name for name in table.features if name not in like.features]
+    if lacks or extra:
+        told = [f"lacks {some(lacks)}"] * bool(lacks) + [f"has {some(extra)} besides"] * bool(extra)
+        raise DataError(f"compared with {first}, {path} {' and '.join(told)}; give all files the same features.")
+    if table.x.shape[1:] != like.x.shape[1:]:
+        shapes = f"{like.x.shape[1:]} in {first} and {table.x.shape[1:]} in {path}"
+        raise DataError(f"examples have shape {shapes}; give all files the same features.")
+    order = [table.features.index(name) for name in like.features]
+    return replace(table, x=table.x[:, order], features=like.features) if table.features != like.features else table
+
+
+def _check_alike(tables: dict[Path, Table], columns: Columns) -> None:
+    """That all files say which rows train and which test, or none."""
+    having = [path for path, table in tables.items() if table.part is not None]
+    lacking = [path for path, table in tables.items() if table.part is None]
+    if having and lacking:
+        raise DataError(f"{having[0]} is split into parts (column {columns.part!r}) and {lacking[0]} is not; split all or none.")

@@ -1,0 +1,133 @@
+"""Data sets from the Hugging Face hub, or from a folder laid out like one of its repositories."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.data.catalog import Known
+from covey.data.extras import needed
+from covey.data.formats import Arrays, Bytes
+from covey.errors import DataError
+
+PATIENCE = 4.5  # seconds until a hub that does not answer counts as out of reach: a user knows within five
+_IMAGES = ("image", "img")
+_WRITER = "writer_id"
+
+
+def fetch(one: Known, repository: str) -> Arrays:
+    """All examples of a set in a repository's train and test splits, converted to arrays."""
+    if not _local(repository):
+        _check_within_reach()
+    datasets = needed("datasets", extra="hub", to=f"fetch {repository} from the hub")
+    try:
+        splits = datasets.load_dataset(str(Path(repository).expanduser()) if _local(repository) else repository)
+    except Exception as error:  # the library has errors of many kinds
+        raise DataError(f"{repository} cannot be fetched from the hub ({type(error).__name__}: {error}).") from error
+    if "train" not in splits:
+        raise DataError(f"{repository} has the splits {', '.join(splits)}, but not train; name another one by hub.")
+    return _converted(one, repository, [splits[name] for name in ("train", "test") if name in splits])
+
+
+def origin(repository: str) -> str:
+    """What tells one source from another: the repository's name, and for a folder its files' sizes and times too."""
+    if not _local(repository):
+        return repository
+    root = Path(repository).expanduser().absolute()
+    facts = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file())
+    return f"{root} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
+
+def unreachable(patience: float = PATIENCE) -> str | None:
+    """Why the hub cannot be reached, None if it can; known after `patience` seconds at the latest."""
+    answers: list[str | None] = []
+    # In a thread of its own, because looking up a name cannot be given a time limit.
+    thread = threading.Thread(target=lambda: answers.append(_asked(patience)), daemon=True)
+    thread.start()
+    thread.join(patience)
+    return answers[0] if answers else f"no answer within {patience:g} s"
+
+
+def _check_within_reach() -> None:
+    """Before the library is imported, which itself takes seconds and tries for minutes; without it, nobody is asked."""
+    if importlib.util.find_spec("datasets") and not _offline() and (trouble := unreachable()):
+        raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
+
+
+def _asked(patience: float) -> str | None:
+    try:
+        request = urllib.request.Request(_endpoint(), method="HEAD", headers={"User-Agent": "covey"})
+        urllib.request.urlopen(request, timeout=patience).close()
+    except urllib.error.HTTPError as refusal:  # who refuses is there
+        refusal.close()
+    except Exception as error:  # an answer may be malformed in any way
+        return str(getattr(error, "reason", error)) or type(error).__name__
+    return None
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+
+
+def _offline() -> bool:
+    """Whether the library is told to use only what it has kept itself."""
+    said = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"))
+    return any(word.upper() in ("1", "ON", "YES", "TRUE") for word in said)
+
+
+def _local(repository: str) -> bool:
+    return Path(repository).expanduser().is_dir()
+
+
+def _converted(one: Known, repository: str, parts: list[Any]) -> Arrays:
+    columns = list(parts[0].column_names)
+    image = _column(columns, _IMAGES, repository)
+    label = _column(columns, (one.label, "label"), repository)
+    total = sum(len(part) for part in parts)
+    x, y = np.empty((total, *one.shape), dtype=np.uint8), np.empty(total, dtype=np.int64)
+    who: list[str] = []
+    wanted = [image, label, *([_WRITER] if _WRITER in columns else [])]
+    for at, row in enumerate(row for part in parts for row in part.select_columns(wanted)):
+        x[at] = _image(one, row[image], f"{repository}, example {at}")
+        y[at] = _label(one, row[label], f"{repository}, example {at}")
+        who.append(str(row.get(_WRITER)))
+    arrays = Arrays(x, y, train=len(parts[0]))
+    return _signed(arrays, who) if _WRITER in columns else arrays
+
+
+def _column(columns: list[str], wanted: Iterable[str], repository: str) -> str:
+    for name in wanted:
+        if name in columns:
+            return name
+    raise DataError(f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; name another one by hub.")
+
+
+def _image(one: Known, cell: Any, where: str) -> Bytes:
+    """Grey [height, width] or colour [3, height, width]."""
+    if not hasattr(cell, "convert"):
+        raise DataError(f"{where}: the image is a {type(cell).__name__}; name a repository whose column holds images by hub.")
+    channels, height, width = one.shape
+    if cell.size != (width, height):
+        raise DataError(f"{where}: the image has {cell.size} pixels, but those of {one.name} have {(width, height)}.")
+    return np.asarray(cell.convert("L")) if channels == 1 else np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
+
+
+def _label(one: Known, cell: Any, where: str) -> int:
+    if not isinstance(cell, int) or not 0 <= cell < len(one.classes):
+        raise DataError(f"{where}: the label is {cell!r}, but {one.name} has the classes 0 to {len(one.classes) - 1}.")
+    return cell
+
+
+def _signed(arrays: Arrays, who: list[str]) -> Arrays:
+    names = tuple(dict.fromkeys(who))
+    number = {name: at for at, name in enumerate(names)}
+    return arrays._replace(writers=np.array([number[name] for name in who], dtype=np.int64), writer_names=names)

@@ -1,0 +1,316 @@
+"""Each paper's way of dealing examples to devices, as published: quirks kept where a name says so, and never hidden.
+
+Labels y are those of all examples, the papers' training and test sets pooled. Where a paper's code fixes its seed, that
+seed is the default and gives the published draw: numpy's and Python's older generators are used to that end. "Labels of
+device u" are always (u + j) mod classes.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from covey.data.partition import Labels, Numbers, Use, check_devices, check_labels, checked, generator
+from covey.data.shards import some
+from covey.errors import DataError
+
+PFEDME_DEVICES, PFEDME_LABELS, PFEDME_CLASSES = 20, 2, 10
+
+# Examples of each label that a device trains on and is tested on, by the setting of the paper's tables.
+SFEDHP = {1: (200, 800), 2: (900, 300)}
+
+
+@dataclass(frozen=True, eq=False)
+class Dealt:
+    """The example numbers of each device; `test` is None where all are in `train`, still to be split."""
+
+    train: list[Numbers]
+    test: list[Numbers] | None = None
+
+
+def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
+    """20 devices with 2 labels each, as pFedMe's code of 2020 dealt them: most images are held by several devices.
+
+    That code counts positions in a mask of true and false, so that a device starts at the image 0 or 1 of its label, not
+    where the last one stopped. Split per device, one device's test image is another's training image. The sizes go to
+    devices in an order that is not the one of the labels they were drawn for. Labels stay true here; the code gives one
+    image of most devices the label of the image before. Use this to compare with that paper alone.
+
+    >>> held = legacy2020(np.repeat(np.arange(10), 100)).train
+    >>> sum(map(len, held)), len(np.unique(np.concatenate(held)))
+    (970, 331)
+    """
+    y, pools = _ten_pools(y)
+    sizes = _pfedme_sizes(pools, seed).T.reshape(PFEDME_DEVICES, PFEDME_LABELS)
+    start = y[:PFEDME_CLASSES] == PFEDME_CLASSES - 1  # what was left of the last label's mask, one entry per label
+    piles: list[list[Numbers]] = [[] for _ in sizes]
+    for u, j in np.ndindex(sizes.shape):
+        label = (u + j) % PFEDME_CLASSES
+        if start[label] + sizes[u, j] < len(pools[label]):
+            piles[u].append(pools[label][int(start[label]) : sizes[u, j]])
+            start[label] |= sizes[u, j] > 0
+    return Dealt(_joined(piles))
+
+
+def disjoint(y: Labels, *, seed: int = 1) -> Dealt:
+    """20 devices with 2 labels each, sizes drawn as for `legacy2020`, but every image is held by one device.
+
+    A size goes to a device that owns the label it was drawn for, and each device starts where the last one stopped.
+
+    >>> held = disjoint(np.repeat(np.arange(10), 100)).train
+    >>> sum(map(len, held)), len(np.unique(np.concatenate(held)))
+    (1000, 1000)
+    """
+    y, pools = _ten_pools(y)
+    owned = _owned(PFEDME_DEVICES, PFEDME_LABELS, PFEDME_CLASSES)
+    piles: list[list[Numbers]] = [[] for _ in owned]
+    for label, sizes in enumerate(_pfedme_sizes(pools, seed)):
+        owners = np.flatnonzero((owned == label).any(axis=1))
+        for u, pile in zip(owners, np.split(pools[label], sizes.cumsum()[:-1]), strict=True):
+            piles[u].append(pile)
+    return Dealt(_joined(piles))
+
+
+def power_law(y: Labels, *, devices: int = 1000, seed: int = 0) -> Dealt:
+    """FedProx's MNIST: 2 labels per device, 5 images of each, then shares of the rest in log-normal(0, 2) proportions.
+
+    The published code is not seeded, so no seed gives its devices.
+
+    >>> held = power_law(np.repeat(np.arange(10), 100), devices=40).train
+    >>> min(map(len, held)), max(map(len, held))
+    (10, 64)
+    """
+    pools, owned = _pools_and_owned(y, devices, labels=2)
+    classes = len(pools)
+    drawn = _older(seed).lognormal(0, 2, (classes, -(-devices // classes), 2))
+    left = np.array([len(pool) for pool in pools]) - 5 * np.bincount(owned.reshape(-1), minlength=classes)
+    shares = left[:, None, None] * drawn / drawn.sum(axis=(1, 2), keepdims=True)
+    more = shares[owned, (np.arange(devices) // classes)[:, None], [0, 1]].astype(np.int64)
+    return Dealt(_in_turn(pools, owned, first=5, more=more))
+
+
+def sfedhp(
+    y: Labels,
+    *,
+    setting: int = 1,
+    devices: int = 20,
+    labels: int = 5,
+    train_per_label: int | None = None,
+    test_per_label: int | None = None,
+    seed: int = 0,
+) -> Dealt:
+    """sFedHP's settings 1 (few images to train on) and 2 (many), by a test pool that nobody trains on.
+
+    Per device and label, setting 1 has 200 images for training and 800 for testing, setting 2 has 900 and 300; half of
+    that where classes have 6,000 images or fewer on average, as in CIFAR-10. Each label's images are first cut into a test
+    pool and a training pool. Where they are too few for all owners (MNIST), the pools are in the proportion of what is
+    asked, and devices share images, as evenly as can be: training images with training images, test with test. One device
+    never has an image twice. The paper says neither how images repeat nor which labels a device owns.
+
+    >>> dealt = sfedhp(np.repeat(np.arange(10), 60), train_per_label=2, test_per_label=3)
+    >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
+    ([10, 10, 10], [15, 15, 15])
+    """
+    pools, owned = _pools_and_owned(y, devices, labels)
+    train, test = _per_label(pools, setting, train_per_label, test_per_label)
+    draws = generator(seed, Use.SFEDHP)
+    trained: list[list[Numbers]] = [[] for _ in owned]
+    tested: list[list[Numbers]] = [[] for _ in owned]
+    for label, pool in enumerate(pools):
+        owners = np.flatnonzero((owned == label).any(axis=1))
+        order, cut = draws.permutation(pool), _test_pool(label, len(pool), len(owners), train, test)
+        _hand_out(order[cut:], owners, train, trained)
+        _hand_out(order[:cut], owners, test, tested)
+    return Dealt(_joined(trained), _joined(tested))
+
+
+def permfl(y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)) -> Dealt:
+    """PerMFL's MNIST and Fashion-MNIST: 10 images per label, then a log-normal share and 300 to 600 more; 25 % for testing.
+
+    A device gets its share only if the label has that many left, and double if there are at most 20 devices. The seeds are
+    Python's and numpy's; the paper's code has 1 and 1 for CIFAR-10.
+
+    >>> dealt = permfl(np.repeat(np.arange(10), 700), devices=10)
+    >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
+    ([15, 523, 15], [5, 175, 5])
+    """
+    pools, owned = _pools_and_owned(y, devices, labels)
+    drawn = _older(seeds[1]).lognormal(0, 2, (len(pools), devices, labels))
+    left = np.maximum([len(pool) - devices for pool in pools], 0)  # though 10 images per device are gone: as published
+    shares = left[:, None, None] * drawn / drawn.sum(axis=(1, 2), keepdims=True)
+    group = np.arange(devices) // max(devices // len(pools), 1)
+    draws = random.Random(seeds[0])
+    more = shares[owned, group[:, None], np.arange(labels)].astype(np.int64) + _whole_numbers(draws, 300, 600, owned.shape)
+    return _quarter_tested(_in_turn(pools, owned, first=10, more=more * (2 if devices <= 20 else 1)), draws)
+
+
+def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int = 1) -> Dealt:
+    """PerMFL's CIFAR-100: 10 images per label, then 300 to 600 more if the label has them left; 25 % for testing.
+
+    A class has 600 images, which is enough for one such draw or none, so that most devices keep 30 images.
+
+    >>> held = [len(pile) for pile in permfl_cifar100(np.repeat(np.arange(5), 600), devices=30).train]
+    >>> held.count(22), max(held)
+    (27, 588)
+    """
+    pools, owned = _pools_and_owned(y, devices, labels)
+    draws = random.Random(seed)
+    more = _whole_numbers(draws, 300, 600, owned.shape) * (2 if devices <= 20 else 1)
+    return _quarter_tested(_in_turn(pools, owned, first=10, more=more), draws)
+
+
+def permfl_femnist(y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True) -> Dealt:
+    """PerMFL's FEMNIST (EMNIST by class): 10 images per label, then 100 to 3,000 more if there are; 25 % for testing.
+
+    `shuffle=False` is the paper's code, which cuts a device's images in the order they were dealt: a device of 30 is
+    tested on 8 images of its first label and trained on all three. Accuracies with and without cannot be compared.
+
+    >>> y = np.repeat(np.arange(5), 100)
+    >>> [np.unique(y[permfl_femnist(y, devices=10, shuffle=s).test[0]]).tolist() for s in (True, False)]
+    [[0, 1, 2], [0]]
+    """
+    pools, owned = _pools_and_owned(y, devices, labels)
+    draws = random.Random(seed)
+    more = _whole_numbers(draws, 100, 3000, owned.shape) * (2 if devices <= 20 else 1)
+    return _quarter_tested(_in_turn(pools, owned, first=10, more=more), draws if shuffle else None)
+
+
+def by_writer(writers: Labels) -> Dealt:
+    """One device per writer, in the order of the writers' numbers or names.
+
+    >>> [pile.tolist() for pile in by_writer(np.array([7, 3, 7, 7])).train]
+    [[1], [0, 2, 3]]
+    """
+    array = np.asarray(writers)
+    if array.ndim != 1 or len(array) == 0:
+        raise DataError(f"writers has shape {array.shape}; give one writer per example, on one axis.")
+    _, counts = np.unique(array, return_counts=True)
+    return Dealt(np.split(np.argsort(array, kind="stable"), counts.cumsum()[:-1]))
+
+
+def _pools(y: Numbers) -> list[Numbers]:
+    """The examples of each label, in their order."""
+    return np.split(np.argsort(y, kind="stable"), np.bincount(y).cumsum()[:-1])
+
+
+def _owned(devices: int, labels: int, classes: int) -> Numbers:
+    """The labels of each device, [devices, labels]."""
+    return (np.arange(devices)[:, None] + np.arange(labels)) % classes
+
+
+def _pools_and_owned(y: Labels, devices: int, labels: int) -> tuple[list[Numbers], Numbers]:
+    y = checked(y)
+    check_devices(devices, len(y))
+    pools = _pools(y)
+    check_labels(labels, len(pools))
+    return pools, _owned(devices, labels, len(pools))
+
+
+def _ten_pools(y: Labels) -> tuple[Numbers, list[Numbers]]:
+    y = checked(y)
+    pools = _pools(y)
+    counts = [len(pool) for pool in pools]
+    if len(pools) != PFEDME_CLASSES or min(counts) < PFEDME_DEVICES:
+        raise DataError(
+            f"y has {len(pools)} classes of {some(counts)} examples, but pFedMe's partition needs {PFEDME_CLASSES}, each of "
+            f"{PFEDME_DEVICES} or more; use partition.by_labels instead."
+        )
+    return y, pools
+
+
+def _pfedme_sizes(pools: list[Numbers], seed: int) -> Numbers:
+    """For each label four sizes that sum to what there is, [10, 4]: between a fifth and a half of what is left, then the rest."""
+    draws, owners = _older(seed), PFEDME_DEVICES * PFEDME_LABELS // PFEDME_CLASSES
+    sizes = np.zeros((len(pools), owners), dtype=np.int64)
+    for label, pool in enumerate(pools):
+        left = len(pool)
+        for owner in range(owners - 1):
+            sizes[label, owner] = draws.randint(left // (owners + 1), left // 2, dtype=np.int64)
+            left -= sizes[label, owner]
+        sizes[label, -1] = left
+    return sizes
+
+
+def _in_turn(pools: list[Numbers], owned: Numbers, *, first: int, more: Numbers) -> list[Numbers]:
+    """Each device's images: `first` of every label it owns, then `more` [devices, labels] where a label has them left.
+
+    Each device starts where the last one stopped. As in the published codes, the last image of a label goes to nobody.
+    """
+    asked = first * np.bincount(owned.reshape(-1), minlength=len(pools))
+    short = [label for label, pool in enumerate(pools) if asked[label] > len(pool)]
+    if short:
+        raise DataError(
+            f"label {short[0]} has {len(pools[short[0]])} examples, but its owners among the {len(owned)} devices take {first} "
+            f"each, {asked[short[0]]} in all; give fewer devices."
+        )
+    taken = np.zeros(len(pools), dtype=np.int64)
+    piles: list[list[Numbers]] = [[] for _ in owned]
+    for count, last in ((np.full_like(more, first), 0), (more, 1)):
+        for u, j in np.ndindex(owned.shape):
+            label, n = owned[u, j], count[u, j]
+            if taken[label] + n + last <= len(pools[label]):
+                piles[u].append(pools[label][taken[label] : taken[label] + n])
+                taken[label] += n
+    return _joined(piles)
+
+
+def _quarter_tested(piles: list[Numbers], draws: random.Random | None) -> Dealt:
+    """The first quarter of each pile, rounded up, for testing; shuffled before, unless there is nothing to draw with."""
+    if draws is not None:
+        piles = [_shuffled(pile, draws) for pile in piles]
+    cuts = [len(pile) - int(0.75 * len(pile)) for pile in piles]
+    pairs = list(zip(piles, cuts, strict=True))
+    return Dealt([pile[cut:] for pile, cut in pairs], [pile[:cut] for pile, cut in pairs])
+
+
+def _shuffled(pile: Numbers, draws: random.Random) -> Numbers:
+    numbers = pile.tolist()
+    draws.shuffle(numbers)
+    return np.array(numbers, dtype=np.int64)
+
+
+def _whole_numbers(draws: random.Random, low: int, high: int, shape: tuple[int, ...]) -> Numbers:
+    """Whole numbers from low to high, both included, in the order of the published loops."""
+    return np.array([draws.randint(low, high) for _ in range(int(np.prod(shape)))], dtype=np.int64).reshape(shape)
+
+
+def _per_label(pools: list[Numbers], setting: int, train: int | None, test: int | None) -> tuple[int, int]:
+    if setting not in SFEDHP:
+        raise DataError(f"setting={setting}; sFedHP has the settings 1 (few images to train on) and 2 (many).")
+    half = sum(map(len, pools)) <= 6000 * len(pools)
+    usual = [each // 2 if half else each for each in SFEDHP[setting]]
+    asked = usual[0] if train is None else train, usual[1] if test is None else test
+    if min(asked) < 1:
+        raise DataError(f"train_per_label={asked[0]}, test_per_label={asked[1]}; give at least 1 of each.")
+    return asked
+
+
+def _test_pool(label: int, images: int, owners: int, train: int, test: int) -> int:
+    """How many images of a label are for testing: what its owners ask for, or that part of too few."""
+    if train + test > images and owners:
+        raise DataError(
+            f"label {label} has {images} examples, but sFedHP's partition gives every owner {train} for training and {test} "
+            "for testing; give recipes.sfedhp a smaller train_per_label and test_per_label."
+        )
+    if owners * (train + test) <= images:
+        return owners * test
+    return min(max(round(images * test / (train + test)), test), images - train)
+
+
+def _hand_out(images: Numbers, owners: Numbers, each: int, piles: list[list[Numbers]]) -> None:
+    """`each` images to every owner's pile in turn, from the beginning again when they run out."""
+    for at, u in enumerate(owners):
+        piles[u].append(images[np.arange(at * each, (at + 1) * each) % len(images)])
+
+
+def _older(seed: int) -> np.random.RandomState:
+    """The generator that the published codes used."""
+    if not 0 <= seed < 2**32:
+        raise DataError(f"seed={seed}; give a whole number from 0 to {2**32 - 1}.")
+    return np.random.RandomState(seed)
+
+
+def _joined(piles: list[list[Numbers]]) -> list[Numbers]:
+    return [np.concatenate([np.empty(0, dtype=np.int64), *pile]) for pile in piles]

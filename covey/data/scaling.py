@@ -1,0 +1,83 @@
+"""How measured values become a model's inputs: (value - shift) * factor, the same for every device, known to new ones too.
+
+Statistics come from the devices' training parts alone; "paper" is labelled, because it looks at test examples as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.errors import DataError
+
+Normalise = Literal["none", "unit", "half", "channel", "pixel", "standard", "paper"]
+"""none: as measured. unit: pixels in [0, 1]. half: in [-1, 1]. channel: mean 0 and deviation 1 of each channel; pixel: of each
+pixel, by (x - mean) / (std + 0.001) of pixels in [0, 255]; standard: of each feature. The last three by training parts alone;
+paper: as pixel, but over all examples, test examples too, as pFedMe's public code has it."""
+
+_EPS = 1e-3  # of pFedMe's public code
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """x = (value - shift) * factor; both broadcast against one example, and are float64 where they were measured."""
+
+    kind: str
+    shift: Tensor
+    factor: Tensor
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """The inputs of a model, float32 where values are whole numbers."""
+        x = values if values.is_floating_point() else values.to(torch.float32)
+        if self.kind == "none":
+            return x
+        return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
+
+
+def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
+    """The scaling of this kind for `values` [n, ...], given the numbers of the examples that somebody trains on.
+
+    >>> pixels = torch.tensor([[0, 255], [255, 255]], dtype=torch.uint8)
+    >>> scaling("unit", pixels, torch.tensor([0]))(pixels)
+    tensor([[0., 1.],
+            [1., 1.]])
+    """
+    if kind not in get_args(Normalise):
+        raise DataError(f"normalise = {kind!r}: choose one of {', '.join(map(repr, get_args(Normalise)))}.")
+    one, zero = torch.ones(()), torch.zeros(())
+    if kind == "none":
+        return Scaling(kind, zero, one)
+    if kind == "unit":
+        return Scaling(kind, zero, one / 255)
+    if kind == "half":
+        return Scaling(kind, one * 127.5, one / 127.5)
+    used = torch.unique(train) if kind != "paper" else torch.arange(len(values))
+    over = (0, *range(2, values.ndim)) if kind == "channel" and values.ndim == 4 else (0,)
+    if kind == "channel" and values.ndim != 4:
+        over = tuple(range(values.ndim))  # one channel
+    mean, deviation = _moments(values, used, over)
+    if kind in ("pixel", "paper"):
+        return Scaling(kind, mean, 1 / (deviation + _EPS))
+    return Scaling(kind, mean, torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation)))
+
+
+def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation in float64, in pieces: a whole data set in float64 might not fit."""
+    array, where = values.numpy(), used.numpy()
+    shape = tuple(1 if axis in over else size for axis, size in enumerate(array.shape))
+    total, count = np.zeros(shape), 0
+    square = np.zeros(shape)
+    centre = array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True) if len(where) else np.zeros(shape)
+    for start in range(0, len(where), 4096):
+        piece = array[where[start : start + 4096]].astype(np.float64) - centre
+        total += piece.sum(axis=tuple(over), keepdims=True)
+        square += np.square(piece).sum(axis=tuple(over), keepdims=True)
+        count += piece.size // max(total.size, 1)
+    mean = total / max(count, 1)
+    deviation = np.sqrt(np.maximum(square / max(count, 1) - mean**2, 0))
+    return torch.from_numpy((mean + centre)[0]), torch.from_numpy(deviation[0])

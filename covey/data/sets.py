@@ -1,0 +1,268 @@
+"""The data sets of the papers, dealt to devices: read from official files, or from the Hugging Face hub if there are none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey.data import formats, kept, places
+from covey.data import hub as hubs
+from covey.data.catalog import CATALOG, Known, known
+from covey.data.deal import deal
+from covey.data.formats import Arrays
+from covey.data.partition import SPLIT, Split
+from covey.data.places import Found
+from covey.data.scaling import Normalise, Scaling, scaling
+from covey.data.shards import Names, Part, Shards
+from covey.errors import DataError
+
+_BLOCK = 4096  # images that are scaled at once, so that no second copy of all of them is made
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """A data set as published: all its images, those of the official training part first."""
+
+    x: Tensor  # [n, channels, height, width] uint8
+    y: Tensor  # [n] int64
+    names: tuple[str, ...]  # of the classes
+    train: int  # the first so many are the official training part
+    source: str  # where they were read from
+    writers: Tensor | None = None  # [n] int64, positions in writer_names
+    writer_names: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are, those without an example here included."""
+        return len(self.names)
+
+
+def load(name: str, *, data_dir: str | Path | None = None, hub: str | None = None, split: str | None = None) -> Raw:
+    """The data set of that name; a second call in the same process returns the same tensors, which nobody may change.
+
+    It is read from official files below `data_dir` (else COVEY_DATA, else the user's data folder). If they are not there,
+    or `hub` names a repository or a folder laid out like one, it comes from the Hugging Face hub and is kept in the data
+    folder. `split` is "digits" or "byclass" for EMNIST.
+    """
+    return _load(known(name, split).name, places.folder(data_dir).absolute(), hub)
+
+
+def mnist(
+    *,
+    partition: str = "labels",
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
+    normalise: Normalise = "unit",
+    split: Split = SPLIT,
+    data_dir: str | None = None,
+    hub: str | None = None,
+    seed: int = 0,
+) -> Shards:
+    """MNIST: 70,000 handwritten digits of 28 x 28 grey pixels."""
+    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+    return _shards(load("mnist", data_dir=data_dir, hub=hub), "mnist", dealing, normalise)
+
+
+def fashion_mnist(
+    *,
+    partition: str = "labels",
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
+    normalise: Normalise = "unit",
+    split: Split = SPLIT,
+    data_dir: str | None = None,
+    hub: str | None = None,
+    seed: int = 0,
+) -> Shards:
+    """Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels."""
+    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+    return _shards(load("fashion_mnist", data_dir=data_dir, hub=hub), "fashion_mnist", dealing, normalise)
+
+
+def emnist(
+    *,
+    kind: Literal["digits", "byclass"] = "digits",
+    partition: str = "labels",
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
+    normalise: Normalise = "unit",
+    split: Split = SPLIT,
+    data_dir: str | None = None,
+    hub: str | None = None,
+    seed: int = 0,
+) -> Shards:
+    """EMNIST: 280,000 handwritten digits, or by class 814,255 digits and letters of 62 classes, 28 x 28 grey pixels."""
+    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+    return _shards(load("emnist", data_dir=data_dir, hub=hub, split=kind), f"emnist-{kind}", dealing, normalise)
+
+
+def femnist(
+    *,
+    partition: str = "writer",
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
+    normalise: Normalise = "unit",
+    split: Split = SPLIT,
+    data_dir: str | None = None,
+    hub: str | None = None,
+    seed: int = 0,
+) -> Shards:
+    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, each a device; 28 x 28 grey pixels, dark on light."""
+    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+    return _shards(load("femnist", data_dir=data_dir, hub=hub), "femnist", dealing, normalise)
+
+
+def cifar10(
+    *,
+    partition: str = "labels",
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
+    normalise: Normalise = "unit",
+    split: Split = SPLIT,
+    data_dir: str | None = None,
+    hub: str | None = None,
+    seed: int = 0,
+) -> Shards:
+    """CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour."""
+    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+    return _shards(load("cifar10", data_dir=data_dir, hub=hub), "cifar10", dealing, normalise)
+
+
+def cifar100(
+    *,
+    partition: str = "labels",
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
+    normalise: Normalise = "unit",
+    split: Split = SPLIT,
+    data_dir: str | None = None,
+    hub: str | None = None,
+    seed: int = 0,
+) -> Shards:
+    """CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour."""
+    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+    return _shards(load("cifar100", data_dir=data_dir, hub=hub), "cifar100", dealing, normalise)
+
+
+@dataclass(frozen=True)
+class _Dealing:
+    """Who gets which example."""
+
+    partition: str
+    devices: int | None
+    labels: int | None
+    alpha: float | None
+    split: Split
+    seed: int
+
+    def parts(self, raw: Raw) -> tuple[Part, Part, Part]:
+        """Train, validation and test."""
+        return deal(
+            raw.y,
+            partition=self.partition,
+            devices=self.devices,
+            labels=self.labels,
+            alpha=self.alpha,
+            split=self.split,
+            seed=self.seed,
+            writers=raw.writers if self.partition == "writer" else None,
+        )
+
+
+def _shards(raw: Raw, name: str, dealing: _Dealing, normalise: Normalise) -> Shards:
+    train, validation, test = dealing.parts(raw)
+    how = scaling(normalise, raw.x, train.index)
+    # What no device's examples have a say in is the same for every seed, and held once.
+    x = _scaled_once(raw, normalise) if normalise in ("none", "unit", "half", "paper") else _scaled(raw.x, how)
+    writers = _signatures(raw, train) if dealing.partition == "writer" else ()
+    return Shards(
+        x,
+        raw.y,
+        train,
+        validation,
+        test,
+        classes=raw.classes,
+        name=f"{name} {dealing.partition}",
+        names=Names(devices=writers, classes=raw.names),
+        scaling=how,
+    )
+
+
+def _signatures(raw: Raw, train: Part) -> tuple[str, ...]:
+    """The writer each device stands for."""
+    assert raw.writers is not None  # or nothing would have been dealt by writer
+    first = train.index[train.offset[:-1]]
+    return tuple(raw.writer_names[writer] for writer in raw.writers[first].tolist())
+
+
+@lru_cache(maxsize=1)
+def _scaled_once(raw: Raw, normalise: Normalise) -> Tensor:
+    return _scaled(raw.x, scaling(normalise, raw.x, torch.empty(0, dtype=torch.int64)))
+
+
+def _scaled(images: Tensor, how: Scaling) -> Tensor:
+    x = torch.empty(images.shape, dtype=torch.float32)
+    for start in range(0, len(x), _BLOCK):
+        x[start : start + _BLOCK] = how(images[start : start + _BLOCK])
+    return x
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, root: Path, hub: str | None) -> Raw:
+    one = CATALOG[name]
+    found = places.find(one, root)
+    if hub is None and not found.missing:
+        arrays, source = _from_files(one, root, found), str(found.place)
+    else:
+        arrays, source = _from_hub(one, root, found, hub)
+    writers = torch.from_numpy(arrays.writers) if arrays.writers is not None else None
+    x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
+    return Raw(x, y, one.classes, arrays.train, source, writers, arrays.writer_names)
+
+
+def _from_files(one: Known, root: Path, found: Found) -> Arrays:
+    if found.way.format != "leaf":
+        return formats.read(one, found)
+    # Minutes of reading text: kept as arrays, where the folder may be written to.
+    copy = root / f"{one.name}-leaf.npz"
+    source = repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found.files])
+    arrays = kept.read(copy, source)
+    if arrays is None:
+        arrays = formats.read(one, found)
+        with suppress(DataError):
+            kept.write(copy, arrays, source)
+    return arrays
+
+
+def _from_hub(one: Known, root: Path, found: Found, hub: str | None) -> tuple[Arrays, str]:
+    repository = hub or one.repository
+    if repository is None:
+        trouble = "No repository on the hub is known to hold it as published; you may name one by hub."
+        raise DataError(f"{_absence(one, root, found)} {trouble} Or {places.advice(one, root)}.")
+    copy, source = places.hub_copy(one, root), hubs.origin(repository)
+    arrays = kept.read(copy, source)
+    if arrays is None:
+        try:
+            arrays = hubs.fetch(one, repository)
+        except DataError as error:
+            raise DataError(f"{_absence(one, root, found)} {error!s} Or {places.advice(one, root)}.") from error
+        kept.write(copy, arrays, source)
+    return arrays, f"{repository} (hub)"
+
+
+def _absence(one: Known, root: Path, found: Found) -> str:
+    if found.missing and found.files:
+        return f"{one.name}: {found.place} lacks {', '.join(found.missing)}."
+    return f"{one.name} is not in {root}." if found.missing else f"{one.name} is asked for from the hub."

@@ -1,0 +1,207 @@
+"""Rows read from files: features as numbers, the rest as text, and where each row stands, so that a bad one can be named."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.data.shards import SPLITS
+from covey.errors import DataError
+
+_LARGEST = float(np.finfo(np.float32).max)
+_ROLES = ("label", "device", "edge", "part")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a file are called; `needed` are those it cannot do without, besides the label and the features."""
+
+    label: str = "label"
+    device: str = "device"
+    edge: str = "edge"
+    part: str = "split"
+    features: tuple[str, ...] | None = None  # None: all the other columns
+    needed: tuple[str, ...] = ()
+
+    def roles(self, header: Sequence[str]) -> dict[str, str]:
+        """The columns of text that this header has, by what they are for.
+
+        >>> Columns(label="state").roles(["heat", "state", "edge"])
+        {'label': 'state', 'edge': 'edge'}
+        """
+        return {role: getattr(self, role) for role in _ROLES if getattr(self, role) in header}
+
+    def chosen(self, header: Sequence[str]) -> tuple[str, ...]:
+        """The features of a file with this header."""
+        if self.features is not None:
+            return self.features
+        others = self.roles(header).values()
+        return tuple(name for name in header if name not in others)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of one file or of several; a column of text that is not there is None."""
+
+    source: list[str]  # such as "pumps.csv, line", which the place completes
+    place: list[int]
+    x: npt.NDArray[Any]  # [rows, ...] uint8, float32 or float64
+    label: list[str]
+    device: list[str] | None = None
+    edge: list[str] | None = None
+    part: list[str] | None = None
+    features: tuple[str, ...] = ()  # empty where columns have no names
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def where(self, row: int) -> str:
+        """Where a row stands, as in "pumps.csv, line 7"."""
+        return f"{self.source[row]} {self.place[row]}"
+
+    def under(self, *, device: str, edge: str | None) -> Table:
+        """The same rows, all of one device."""
+        return replace(self, device=[device] * len(self), edge=None if edge is None else [edge] * len(self))
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Rows that cannot be used and why, gathered so that one message names several; a row counts once."""
+
+    found: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def add(self, source: str, place: int, why: str) -> None:
+        """One more, unless something is known of that row already."""
+        self.found.setdefault((source, place), why)
+
+    def refuse(self, advice: str) -> None:
+        """A DataError that names the first five, if there are any.
+
+        >>> faults = Faults()
+        >>> faults.add("pumps.csv, line", 7, "column 'heat' is empty")
+        >>> faults.refuse("correct or remove it")
+        Traceback (most recent call last):
+        covey.errors.DataError: 1 row cannot be used; correct or remove it:
+          pumps.csv, line 7: column 'heat' is empty
+        """
+        if not self.found:
+            return
+        lines = [f"  {source} {place}: {why}" for (source, place), why in sorted(self.found.items())]
+        more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
+        count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
+        raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """The rows of all tables, one after the other; a column of text that one of them lacks is None."""
+
+    def column(name: str) -> Any:
+        columns = [getattr(table, name) for table in tables]
+        return None if any(cells is None for cells in columns) else list(chain.from_iterable(columns))
+
+    texts = {name: column(name) for name in ("source", "place", *_ROLES)}
+    return Table(x=np.concatenate([table.x for table in tables]), features=tables[0].features, **texts)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number, NaN and infinity among them.
+
+    >>> is_number(" 1.5e3 "), is_number("nan"), is_number("1_000"), is_number("warm")
+    (True, True, False, False)
+    """
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # Python would read 1_000 as a thousand
+
+
+def number(cell: str) -> float:
+    """The number in a cell, NaN where there is none.
+
+    >>> number("-2.5"), number("warm")
+    (-2.5, nan)
+    """
+    return float(cell) if is_number(cell) else math.nan
+
+
+def complaint(cell: str) -> str:
+    """What is wrong with a cell that ought to hold a number a float32 can hold.
+
+    >>> complaint(""), complaint("warm"), complaint("1e99")
+    ('is empty', "is 'warm', which is not a number", 'is 1e99, too large for float32')
+    """
+    if not cell:
+        return "is empty"
+    if not is_number(cell):
+        return f"is {cell!r}, which is not a number"
+    value = number(cell)
+    return "is NaN" if math.isnan(value) else "is infinite" if math.isinf(value) else f"is {cell}, too large for float32"
+
+
+def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which floats a float32 cannot hold, NaN and infinity among them."""
+    fine: npt.NDArray[np.bool_] = np.abs(values) <= _LARGEST  # which NaN is not
+    return ~fine
+
+
+def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults: Faults) -> None:
+    """What is wrong with each row goes to the faults; cell(row, feature) is what the file has there."""
+    for role in _ROLES:
+        texts = getattr(table, role) or []
+        for row in [row for row, text in enumerate(texts) if not text] if "" in texts else []:
+            faults.add(table.source[row], table.place[row], f"column {getattr(columns, role)!r} is empty")
+    for row, text in enumerate(table.part or []):
+        if text not in SPLITS:
+            faults.add(table.source[row], table.place[row], f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}")
+    if table.x.dtype.kind == "f" and len(table):
+        flat = table.x.reshape(len(table), -1)
+        for row, feature in np.argwhere(unusable(flat)).tolist():
+            name = f"column {table.features[feature]!r}" if table.features else "a value of x"
+            faults.add(table.source[row], table.place[row], f"{name} {complaint(cell(row, feature))}")
+
+
+def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
+    """That the columns a file needs are there, once each, and have names."""
+    for name in (columns.label, *(columns.features or ()), *columns.needed):
+        if name not in header:
+            raise DataError(f"{path} has no column {name!r}{_hint(name, header)}; its columns are {_some(header)}.")
+    features = columns.chosen(header)
+    if not features:
+        raise DataError(f"{path} has no column of features beside {_some(header)}; add one.")
+    if "" in features:
+        raise DataError(f"column {header.index('') + 1} of {path} has no name; name it, or list the columns to use as features.")
+    for name in (*features, *columns.roles(header).values()):
+        if header.count(name) > 1:
+            raise DataError(f"{path} has {header.count(name)} columns {name!r}; give each a name of its own.")
+
+
+def check_named(table: Table, columns: Columns, path: Path) -> None:
+    """That features the user lists can be found by name."""
+    if columns.features and not table.features:
+        raise DataError(f"features = {list(columns.features)}, but the columns of x in {path} have no names; leave features out.")
+
+
+def _hint(name: str, header: Sequence[str]) -> str:
+    """What might be meant instead of a column that is not there."""
+    for mark, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and mark in header[0]:
+            return f", because {word} separate its columns: save it with commas"
+    close = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _some(header: Sequence[str]) -> str:
+    return ", ".join(header[:20]) + (f" and {len(header) - 20} more" if len(header) > 20 else "")

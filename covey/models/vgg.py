@@ -1,0 +1,68 @@
+"""A VGG: convolutions of 3 x 3 points with GroupNorm and ReLU, pooling between them, then linear layers.
+
+GroupNorm stands where the papers have BatchNorm, whose running statistics would leak between devices; it has as many parameters.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+from torch import nn
+
+from covey.errors import ModelError
+from covey.models.cnn import image_shape
+from covey.models.mlp import mlp
+
+Layer = int | Literal["M"]
+"""A convolution to so many channels, or a pooling."""
+
+_SMALL: tuple[Layer, ...] = (16, "M", 32, "M", 64, "M", 128, "M", 128, "M")  # the papers' VGG for CIFAR
+
+
+def vgg(
+    shape: Sequence[int] = (3, 32, 32),
+    *,
+    layers: Sequence[Layer] = _SMALL,
+    head: Sequence[int] = (),
+    classes: int = 10,
+    groups: int | None = 8,
+) -> nn.Sequential:
+    """A module for images of this shape, flat or not; `head` lists the widths of hidden linear layers.
+
+    A number in `layers` is a convolution to so many channels, "M" a pooling that halves an image. `groups` are GroupNorm's; None
+    leaves it out.
+
+    >>> sum(p.numel() for p in vgg(head=(128, 128)).parameters())
+    280074
+    """
+    image = image_shape(shape)
+    _check(layers, head, classes, groups)
+    inside, modules = image[0], [nn.Flatten(), nn.Unflatten(1, image)]
+    for layer in layers:
+        if layer == "M":
+            modules.append(nn.MaxPool2d(2))
+        else:
+            modules += _convolution(inside, layer, groups)
+            inside = layer
+    poolings = list(layers).count("M")
+    points = prod(side // 2**poolings for side in image[1:])
+    if not points:
+        raise ModelError(f"vgg({tuple(shape)}, ...): {poolings} poolings leave nothing of {image}; give fewer or larger images.")
+    return nn.Sequential(*modules, *mlp(inside * points, *head, classes))
+
+
+def _convolution(before: int, after: int, groups: int | None) -> list[nn.Module]:
+    norm = [] if groups is None else [nn.GroupNorm(groups, after)]
+    return [nn.Conv2d(before, after, 3, padding=1), *norm, nn.ReLU()]
+
+
+def _check(layers: Sequence[Layer], head: Sequence[int], classes: int, groups: int | None) -> None:
+    channels = [layer for layer in layers if layer != "M"]
+    if not all(isinstance(size, int) and size >= 1 for size in (*channels, *head, classes)):
+        given = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
+        raise ModelError(f"vgg({given}): give numbers of 1 or more, and 'M' in layers for a pooling.")
+    uneven = [size for size in channels if groups is not None and (groups < 1 or size % groups)]
+    if uneven:
+        raise ModelError(
+            f"vgg(groups={groups}, ...): {uneven[0]} channels do not fall into so many groups; give a divisor, or None."
+        )

@@ -1,0 +1,315 @@
+"""A user's own modules and algorithms, named as package.module:Class: found, checked, run and resumed; mistakes are named."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from covey.cli.config import defaults, load
+from covey.errors import ConfigError
+from experiments.kills.run import difference
+from tests.cli.command import ROOT, SMALL, covey
+
+NETS = '''
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    """Has a parameter of its own, which no layer resets from the seed."""
+
+    def __init__(self, inputs, outputs, *, width: int = 5, rates: tuple[float, ...] = (0.5,), activation=nn.Tanh):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(inputs, width), activation(), nn.Linear(width, outputs)
+        self.scale = nn.Parameter(1 + 0.1 * torch.randn(width))
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)) * self.scale)
+
+def grey(shape, classes=3, channels: "Unknown" = 2, kernel=(3, 3), name="grey", _hidden=object()):
+    image = nn.Unflatten(1, (1, 8, 8) if shape == (64,) else shape)  # which takes a tuple and no list
+    convolution = nn.Sequential(image, nn.Conv2d(1, channels, kernel), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(convolution, nn.Linear(36 * channels, classes))
+
+def normed(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+
+def narrow(inputs, width):
+    return nn.Linear(inputs, width)
+
+def nothing():
+    return 5
+
+class Plain:
+    pass
+
+made = nn.Linear(2, 2)
+'''
+
+ALGORITHM = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import covey
+
+
+@dataclass(frozen=True)
+class Mean(covey.Algorithm):
+    """Devices descend, the server averages."""
+
+    steps: int = 3
+    lr: float = 0.1
+    batch: int | None = 20
+
+    sends: ClassVar[str] = "its model"
+
+    def __post_init__(self) -> None:
+        covey.require(self, lr=None)
+
+    def server(self, me, w):
+        return me.ask(self.device, w).mean()
+
+    def device(self, me, w):
+        return covey.descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
+
+
+class Loose(covey.Algorithm):
+    def server(self, me, w):
+        return w
+
+
+@dataclass(frozen=True)
+class Headless(covey.Algorithm):
+    lr: float = 0.1
+'''
+
+OWN = (
+    "name=own", "algorithm.name=mine:Mean", "model.name=nets:Net", "data.devices=6", "tree.edges=none", "score_every=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An own folder to work in, with nets.py, a package and an algorithm; what is imported from there is forgotten after."""
+    (tmp_path / "kit").mkdir()
+    for name, text in (("nets.py", NETS), ("kit/__init__.py", ""), ("kit/deep.py", NETS), ("mine.py", ALGORITHM)):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def model(*changes: str) -> nn.Module:
+    return load(None, changes).experiment(0).model
+
+
+def problem(*changes: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        model(*changes)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_the_data_decides_is_filled_in() -> None:
+    net = model("model.name=nets:Net", "model.width=7")
+    assert (type(net).__name__, net.first.in_features, net.first.out_features, net.last.out_features) == ("Net", 64, 7, 10)
+    assert model("model.name=kit.deep:grey")[-1].out_features == 10  # the function's own default is 3
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_the_file_gives_stands() -> None:
+    assert model("model.name=nets:Net", "model.outputs=12").last.out_features == 12
+    assert model("model.name=nets:grey", "model.classes=11", "model.channels=3")[-1].weight.shape == (11, 108)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model.name=nets:Net"],
+        ["model.name=nets:Net", "model.rates=[0.5, 1.0]", "model.inputs=64"],
+        ["model.name=nets:grey"],
+        ["model.name=nets:grey", "model.shape=[1, 8, 8]"],
+        ["model.name=torch.nn:Linear", "model.in_features=64", "model.out_features=10"],
+        ["model.name=linear", "algorithm.name=mine:Mean", "algorithm.batch=none"],
+        ["model.name=vgg", "model.layers=[8, 'M', 16]", "model.groups=none"],
+        ["model.name=permfl_cnn", "model.net=fmnist"],
+    ],
+    ids=lambda changes: " ".join(changes),
+)
+def test_the_resolved_file_is_the_same_experiment(folder: Path, changes: list[str]) -> None:
+    first = load(None, changes)
+    (folder / "config.toml").write_text(first.text())
+    second = load(folder / "config.toml")
+    assert second.resolved() == first.resolved()
+    assert second.text() == first.text()
+    assert second.experiment(3).fingerprint() == first.experiment(3).fingerprint()
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_resolved_file_holds_the_defaults_but_nothing_of_the_data() -> None:
+    table = tomllib.loads(load(None, ["model.name=nets:Net"]).text())
+    assert table["model"] == {"name": "nets:Net", "width": 5, "rates": [0.5]}
+    assert tomllib.loads(load(None, ["model.name=nets:grey"]).text())["model"] == {
+        "name": "nets:grey",
+        "channels": 2,
+        "kernel": [3, 3],
+    }
+
+
+@pytest.mark.usefixtures("folder")
+def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
+    config, before = load(None, ["model.name=nets:Net"]), torch.get_rng_state()
+    one, again, other = (config.experiment(seed).model.scale for seed in (4, 4, 5))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["model.name=netts:Net"], ["'netts:Net'", "there is no module netts", "folder that holds netts.py", "PYTHONPATH"]),
+        (["model.name=kit.shallow:Net"], ["there is no module kit.shallow", "kit/shallow.py"]),
+        (["model.name=nets:Nett"], ["'nets:Nett'", "nets has no Nett", "it has Net, grey, normed, narrow, nothing."]),
+        (["model.name=mine:Net"], ["mine has no Net", "it has no model."]),
+        (["model.name=nets:"], ["'nets:'", "write it as package.module:Class"]),
+        (["model.name=nets:Net.forward"], ["write it as package.module:Class"]),
+        (["model.name=./nets.py:Net"], ["write it as package.module:Class", "nets:Net for the class Net in nets.py"]),
+        (["model.name=nets:Plain"], ["is the class Plain", "derived from torch.nn.Module, or a function"]),
+        (["model.name=nets:made"], ["of type Linear", "name a class derived from torch.nn.Module"]),
+        (["model.name=os:system"], ["builtin_function", "name a class derived from torch.nn.Module"]),
+        (["model.name=nets:nothing"], ["returned 5 of type int", "must return a torch.nn.Module"]),
+        (["model.name=nets:Net", "model.wdth=5"], ["unknown key model.wdth", "did you mean model.width?", "known are inputs"]),
+        (["model.name=nets:Net", "model.activation=relu"], ["unknown key model.activation"]),
+        (["model.name=nets:Net", "model.width=wide"], ['model.width = "wide"', "must be a valid integer", "the default is 5"]),
+        (["model.name=nets:narrow"], ["model.width is missing", "add it to the file"]),
+        (["model.name=nets:Net", "model.width=-2"], ["Net(inputs=64, outputs=10, width=-2", "Error: ", "(nets.py, line 10)"]),
+        (["algorithm.name=mine:Meen"], ["algorithm.name = 'mine:Meen'", "mine has no Meen", "it has Mean."]),
+        (["algorithm.name=mine:Loose"], ["is the class Loose", "frozen dataclass derived from covey.Algorithm"]),
+        (["algorithm.name=mine:Headless"], ["is the class Headless", "with a `server`"]),
+        (["algorithm.name=nets:Net"], ["is the class Net", "derived from covey.Algorithm"]),
+        (["algorithm.name=nets:normed"], ["is a function", "derived from covey.Algorithm"]),
+        (["algorithm.name=mine:Mean", "algorithm.lr=-1.0"], ["Mean: lr = -1.0 must be above 0"]),
+        (["algorithm.name=mine:Mean", "algorithm.rate=1.0"], ["unknown key algorithm.rate", "known are steps, lr, batch"]),
+        (["algorithm.name=mein"], ["'mein' is unknown", "or package.module:Class of your own"]),
+        (["data.name=nets:Net"], ["data.name = 'nets:Net' is unknown"]),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else "",
+)  # fmt: skip
+def test_a_wrong_name_or_key(changes: list[str], words: list[str]) -> None:
+    said = problem(*changes)
+    assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nonesuch", ["importing broken fails with ModuleNotFoundError: No module named 'nonesuch' (broken.py, line 1)."]),
+        ("x = 1\n\ny = x / 0", ["importing broken fails with ZeroDivisionError: division by zero (broken.py, line 3)."]),
+        ("def (", ["importing broken fails with SyntaxError", "broken.py, line 1"]),
+        ("import torch\ntorch.ones(2) @ torch.ones(3)", ["RuntimeError", "(broken.py, line 2)."]),
+    ],
+)
+def test_a_file_that_cannot_be_imported(folder: Path, text: str, words: list[str]) -> None:
+    (folder / "broken.py").write_text(text)
+    said = problem("model.name=broken:Net")
+    assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.usefixtures("folder")
+def test_batch_statistics_are_refused_in_one_line() -> None:
+    ended = covey("run", *SMALL, "model.name=nets:normed", "--out", "run")
+    assert ended.code == 2
+    assert re.fullmatch(r"error: layer '1' is BatchNorm1d.*use nn\.GroupNorm instead\.\n", ended.err)
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_list_mentions_them_and_shows_the_table_of_one() -> None:
+    lines = covey("list", "models").out.splitlines()
+    assert len([line for line in lines if line.startswith("package.module:Class ") and "of your own" in line]) == 1
+    shown = tomllib.loads(covey("list", "models", "nets:Net").out)["model"]
+    assert shown == {"name": "nets:Net", "inputs": "none", "outputs": "none", "width": 5, "rates": [0.5]}
+    assert defaults("algorithms", "mine:Mean") == {"name": "mine:Mean", "steps": 3, "lr": 0.1, "batch": 20}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "path"),
+    [
+        ("cnn", ["channels=[2]", "hidden=4", "kernel=3"], "each"),
+        ("permfl_cnn", ["net=fmnist"], "each"),
+        ("vgg", ["layers=[8, 'M', 8]", "head=[6]"], "each"),
+        ("linear", [], "fused"),
+    ],
+)
+def test_the_papers_models_take_their_sizes_from_the_data(name: str, options: list[str], path: str) -> None:
+    changes = [f"model.{option}" for option in options]
+    facts = json.loads(covey("doctor", *SMALL, f"model.name={name}", *changes, "--json").out)
+    assert facts["engine"]["path"] == path
+    net = model(f"model.name={name}", *changes)
+    assert net(torch.zeros(1, 64)).shape == (1, 10)
+
+
+def test_examples_that_are_no_images_are_refused() -> None:
+    said = problem("data.name=synthetic", "data.devices=2", "data.sizes=[20, 20]", "model.name=lenet")
+    assert said.startswith("examples of shape (60,) are no images; give (channels, height, width)")
+
+
+def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`covey WORDS` in this folder by a process that, as the installed command, does not look there for modules itself."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-m", "covey", *words]
+    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
+
+
+def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder: Path) -> None:
+    assert covey("run", *OWN, "rounds=4", "--out", "whole").code == 0
+    half = start(folder, "run", *OWN, "rounds=2", "--out", "half")
+    assert half.returncode == 0, half.stderr
+    assert start(folder, "run", "--resume", "half", "rounds=4").returncode == 0
+    assert difference(folder / "whole", folder / "half") is None
+    accuracy = json.loads((folder / "whole" / "summary.json").read_text())["models"][0]["accuracy"]["mean"]
+    assert accuracy > 0.2  # it learns: a guess is right in one of ten
+
+
+def test_away_from_its_module_a_run_says_where_to_start(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert covey("run", *SMALL, "rounds=1", "model.name=nets:Net", "--out", "run").code == 0
+    ended = start(tmp_path_factory.mktemp("elsewhere"), "run", "--resume", str(folder / "run"), "rounds=2")
+    assert ended.returncode == 2
+    assert "there is no module nets; start covey in the folder that holds nets.py" in ended.stderr
+
+
+def _other_steps(text: str) -> str:
+    return text.replace("steps=self.steps", "steps=self.steps + 1")
+
+
+def _other_width(text: str) -> str:
+    return text.replace("width: int = 5", "width: int = 6").replace(
+        "nn.Linear(width, outputs)", "nn.Linear(width, outputs, False)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "what"),
+    [("mine.py", _other_steps, "its code is"), ("nets.py", _other_width, "its model is")],
+)
+def test_code_that_changed_is_another_experiment(folder: Path, file: str, change: Callable[[str], str], what: str) -> None:
+    assert covey("run", *OWN, "rounds=1", "--out", "run").code == 0
+    (folder / file).write_text(change((folder / file).read_text()))
+    ended = start(folder, "run", "--resume", "run", "rounds=2")
+    assert ended.returncode == 4
+    assert "is of another experiment" in ended.stderr
+    assert what in ended.stderr

@@ -1,0 +1,116 @@
+"""`covey personalize`: a model for a device that was not in training, and every way to ask for it wrongly."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from covey.cli.config import load
+from tests.cli.command import ROOT, Result, covey
+
+OWN = ROOT / "examples" / "own_data" / "own.toml"
+TABLE = (ROOT / "examples" / "own_data" / "pumps.csv").read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PerMFL on the example's table."""
+    folder = tmp_path_factory.mktemp("own") / "run"
+    assert covey("run", OWN, "rounds=10", "--out", folder).code == 0
+    return folder
+
+
+@pytest.fixture
+def pump(tmp_path: Path) -> Path:
+    """One more pump, with the examples of the third."""
+    path = tmp_path / "pump-99.csv"
+    path.write_text("\n".join([TABLE[0], *(line.replace("pump-03", "pump-99") for line in TABLE if "pump-03" in line)]))
+    return path
+
+
+def said(ended: Result) -> str:
+    assert ended.code == 0, ended.err
+    return ended.out
+
+
+def test_a_new_device_gets_a_personal_model(run: Path, pump: Path) -> None:
+    text = said(covey("personalize", run, "--data", pump))
+    assert "its model starts from" in text
+    for word in ("global", "edge", "personal", "test %"):
+        assert word in text
+    model = load(run / "config.toml").experiment(0).model
+    model.load_state_dict(load_file(run / "personal-pump-99.safetensors"))  # what was written is a module's state
+
+
+def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path) -> None:
+    place = tmp_path / "mine.safetensors"
+    found = json.loads(said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place, "--json")))
+    assert found["start"] == "mill"
+    assert found["file"] == str(place)
+    assert set(found["scores"]) == {"global", "edge", "personal"}
+    before = load_file(place)
+    said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place))
+    assert all(torch.equal(value, load_file(place)[name]) for name, value in before.items())
+    more = json.loads(said(covey("personalize", run, "--data", pump, "--edge", "mill", "algorithm.steps=200", "--json")))
+    assert more["scores"]["personal"]["train"]["loss"] < found["scores"]["personal"]["train"]["loss"]
+
+
+def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
+    edges = ["harbour", "mill", "quarry", "works"]
+    each = [json.loads(said(covey("personalize", run, "--data", pump, "--edge", edge, "--json"))) for edge in edges]
+    losses = {edge: found["scores"]["edge"]["train"]["loss"] for edge, found in zip(edges, each, strict=True)}
+    best = json.loads(said(covey("personalize", run, "--data", pump, "--json")))
+    assert best["start"] == min(losses, key=losses.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["--edge", "nowhere"], ["--edge nowhere", "harbour, mill, quarry, works"]),
+        (["--seed", "3"], ["--seed 3", "the seeds 0 to 0"]),
+        (["rounds=3"], ["'rounds=3'", "only the algorithm's fields may change"]),
+        (["algorithm.stps=3"], ["unknown key algorithm.stps", "algorithm.steps"]),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(run: Path, pump: Path, words: list[str], parts: list[str]) -> None:
+    ended = covey("personalize", run, "--data", pump, *words)
+    assert ended.code == 2
+    for part in parts:
+        assert part in ended.err
+
+
+def test_bad_data_is_named_by_line(run: Path, pump: Path, tmp_path: Path) -> None:
+    lines = pump.read_text().splitlines()
+    lines[3] = lines[3].rsplit(",", 1)[0] + ",exploded"
+    pump.write_text("\n".join(lines))
+    ended = covey("personalize", run, "--data", pump)
+    assert ended.code == 2
+    assert "line 4" in ended.err
+    assert "exploded" in ended.err
+    assert covey("personalize", run, "--data", tmp_path / "none.csv").code == 2
+    assert "is not a run folder" in covey("personalize", tmp_path, "--data", pump).err
+
+
+def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert covey("run", OWN, "rounds=10", "algorithm.name=hierfavg", "algorithm.lr=1e38", "--out", folder).code == 3
+    ended = covey("personalize", folder, "--data", pump)
+    assert ended.code == 2
+    assert "has no models yet" in ended.err
+
+
+def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) -> None:
+    folder, rng = tmp_path / "run", np.random.default_rng(0)
+    words = ("algorithm.name=pfedme", "data.name=digits", "model.name=linear", "tree.edges=none", "rounds=2", "seeds=2")
+    assert covey("run", *words, "--out", folder).code == 0
+    np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
+    found = json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--seed", "1", "--json")))
+    assert found["start"] == "global"
+    assert set(found["scores"]) == {"global", "personal"}
+    assert (folder / "seed-1" / "personal-new.safetensors").exists()
+    assert "has no edge models" in covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", "1").err
+    np.savez(tmp_path / "wide.npz", x=rng.random((4, 65)), y=rng.integers(10, size=4))
+    assert "shape" in covey("personalize", folder, "--data", tmp_path / "wide.npz").err
