@@ -19,6 +19,7 @@ types: .venv/ready
 tests: .venv/ready
 	$(BIN)/python -m pytest -n 2 -q
 
+# Others: benchmarks.whole, benchmarks.growth, benchmarks.gpu, benchmarks.peers (benchmarks/RESULTS.md).
 bench: .venv/ready
 	$(BIN)/python -m benchmarks.loop
 
