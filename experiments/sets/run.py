@@ -45,13 +45,13 @@ def one(name: str) -> None:
     for partition, options in DEALS:
         began = time.perf_counter()
         try:
-            train, _, test = deal(raw.y, partition=partition, **options)  # type: ignore[arg-type]
+            parts = deal(raw.y, partition=partition, **options)  # type: ignore[arg-type]
         except ValueError as error:
             print(f"    {partition} {options or ''}: {str(error).split(';')[0]}", file=sys.stderr)
             continue
-        took, sizes = time.perf_counter() - began, train.counts() + test.counts()
+        took, sizes = time.perf_counter() - began, sum(part.counts() for part in parts)
         what = " ".join([partition, *(f"{key}={value}" for key, value in options.items())])
-        line = f"    {name}: {what}: {took:.2f} s, {train.devices} devices of {int(sizes.min())} to {int(sizes.max())}"
+        line = f"    {name}: {what}: {took:.2f} s, {parts[0].devices} devices of {int(sizes.min())} to {int(sizes.max())}"
         print(line, file=sys.stderr)
 
 
