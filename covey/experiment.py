@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from covey.nodes import Idle
 from covey.space import Space
 from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
+from covey.wire import Spec
 
 _PARTS = ("train", "validation", "test")
 
@@ -30,12 +32,13 @@ class Experiment:
     Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the data, and every
     `score_train_every` rounds on the training part too, which takes longer. `idle` says what devices that
     are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
-    {"server-edge": "bitmap", "edge-device": "dense"}. `protocol="paper"` trains on the validation part too and reports the
-    round that was best on test. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the
-    module came with, for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and
-    `memory` (bytes for rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices'
-    program into a CUDA graph where it can. `holdout_devices`, a number or a list of devices, take no part in training: when
-    models are scored, so is what each of them makes of the models it finds (covey/newcomers.py).
+    {"server-edge": "bitmap", "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/wire.py).
+    `protocol="paper"` trains on the validation part too and reports the round that was best on test. `start="seed"` initialises
+    every layer anew from the seed, "module" starts from the values the module came with, for instance a pretrained one. `workers`
+    (None: as many as torch has threads, fewer for small models) and `memory` (bytes for rows in training) change speed, never a
+    result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph where it can. `holdout_devices`, a
+    number or a list of devices, take no part in training: when models are scored, so is what each of them makes of the models it
+    finds (covey/newcomers.py).
     """
 
     algorithm: Algorithm
@@ -48,7 +51,7 @@ class Experiment:
     private: tuple[str, ...] = ()
     seed: int = 0
     idle: Idle = "skip"
-    codec: str | Mapping[str, str] = "dense"
+    codec: Spec = "dense"
     batches: Batches = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
@@ -107,7 +110,7 @@ class Experiment:
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
-        codec = self.codec if isinstance(self.codec, str) else str(sorted(self.codec.items()))
+        codec = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
         out = {
             "algorithm": describe(self.algorithm),
             "code": _source(type(self.algorithm)),
@@ -135,7 +138,9 @@ class Experiment:
         """The module's layers, and what training does not change: frozen parameters and buffers."""
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
-        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {_digest(*fixed)}"
+        own = {type(m) for m in self.model.modules() if not type(m).__module__.startswith(("torch.", "covey."))}
+        code = sorted(_class_source(kind) for kind in own)  # the layers may be the same and `forward` another
+        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {_digest(*fixed)} {code}"
 
 
 def unlike(experiments: Sequence[Experiment]) -> str | None:
@@ -208,6 +213,15 @@ def _source(algorithm: type) -> str:
     except (OSError, TypeError, KeyError):
         text = ""
     return f"{algorithm.__module__}.{algorithm.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _class_source(kind: type) -> str:
+    """A class by name and a hash of its own lines; by name alone where there is no file."""
+    try:
+        text = inspect.getsource(kind)
+    except (OSError, TypeError):
+        text = ""
+    return f"{kind.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _name(loss: Loss) -> str:

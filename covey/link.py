@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,8 @@ from covey import native
 from covey.codecs import CODECS, Codec
 from covey.codecs.blocks import check_dtype, count, patterns
 from covey.meter import Key, Meter, Traffic
-from covey.replies import Exact, Masked, Message
+from covey.replies import Exact, Masked, Message, Rows
+from covey.wire import Wire, difference, largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +107,32 @@ def _lengths(codec: Codec, sent: Tensor, width: int, size: int, masked: bool) ->
 _NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What the senders of some rows lost in earlier messages of this kind, and where they remember it."""
+
+    recall: Callable[[Rows], Rows]  # what is left over, given zeros where nothing is
+    keep: Callable[[Rows], None]
+
+
 @dataclass(frozen=True)
 class Link:
-    """One link: the codec of its model rows, and the ledger that counts what is really encoded."""
+    """One direction of a link: what it does to model rows, and the ledger that counts what is really encoded."""
 
-    codec: Codec
+    wire: Wire
     ledger: Ledger
 
-    def send(self, message: Message, route: Route, *, cut: float | None) -> Message:
-        """What the receivers get."""
+    def send(
+        self,
+        message: Message,
+        route: Route,
+        *,
+        cut: float | None,
+        reference: Rows | None = None,
+        keys: Callable[[], Tensor] | None = None,
+        memory: Memory | None = None,
+    ) -> Message:
+        """What the receivers get. `reference` is what came down to those who send now, `keys` the addresses of their draws."""
         if message is None:
             return None
         if isinstance(message, Exact):
@@ -125,13 +143,38 @@ class Link:
         rows, mask = (message.rows, message.mask) if isinstance(message, Masked) else (message, None)
         check_dtype(rows)
         cut_rows, sent = native.cut_count(rows, cut)
-        rows = self.codec.roundtrip(cut_rows)
+        rows, given = self._encoded(cut_rows, mask, reference, keys, memory)
+        codec = self.wire.codec
         if mask is not None:
             rows, sent = rows.masked_fill(~mask, 0), count(mask.expand(rows.shape))
         elif rows is not cut_rows:
             sent = count(patterns(rows))
         width, size, masked = rows.shape[1], rows.element_size(), mask is not None
-        known = self.codec.lengths(_NOTHING, width=width, size=size, masked=masked) is not None
-        lengths = None if known else self.codec.nbytes(rows, mask)
-        self.ledger.add(_Entry(route, self.codec, width, size, masked, False, sent, lengths))
+        known = codec.lengths(_NOTHING, width=width, size=size, masked=masked) is not None
+        lengths = None if known else codec.nbytes(rows, mask)
+        self.ledger.add(_Entry(route, codec, width, size, masked, False, sent, lengths))
+        if given is not None:
+            rows = rows + (given if mask is None else given.masked_fill(~mask, 0))
         return rows if mask is None else Masked(rows, mask)
+
+    def _encoded(
+        self,
+        rows: Rows,
+        mask: Tensor | None,
+        reference: Rows | None,
+        keys: Callable[[], Tensor] | None,
+        memory: Memory | None,
+    ) -> tuple[Rows, Rows | None]:
+        """What comes out of the codec at the other end, and what the receiver adds to it."""
+        wire = self.wire
+        given: Rows | None = None
+        if wire.update:
+            rows, given = difference(rows, reference)
+        if memory is not None:
+            rows = rows + memory.recall(torch.zeros_like(rows))
+        chosen = rows if wire.keep is None else largest(rows if mask is None else rows.masked_fill(~mask, 0), wire.keep)
+        out = wire.codec.roundtrip(chosen, mask, keys() if keys is not None and wire.codec.draws else None)
+        if memory is not None:
+            lost = rows - out
+            memory.keep(lost if mask is None else torch.where(mask, lost, memory.recall(torch.zeros_like(rows))))
+        return out, given

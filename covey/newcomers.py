@@ -13,7 +13,6 @@ from torch import Tensor
 
 from covey import draws, smooth_l1
 from covey.algorithm import Algorithm
-from covey.codecs import codec
 from covey.data import Shards
 from covey.errors import DivergedError
 from covey.experiment import Experiment
@@ -24,6 +23,7 @@ from covey.score import Model, score_of
 from covey.store import Store
 from covey.task import Task
 from covey.tree import Tree
+from covey.wire import wires
 
 TIER = "new device"
 
@@ -43,7 +43,7 @@ class Newcomers:
         start = torch.stack([e.initial(self.task.space) for e in experiments]).repeat_interleave(self.each, 0)
         workers = (first.workers or torch.get_num_threads()) if self.task.device.type == "cpu" else 1
         self.tree = Tree.flat(1).times(len(self.ids))
-        links = {"server-device": codec("dense")}
+        links = wires("dense", self.tree.links)
         self._simulator = Simulator(
             first.algorithm, self.tree, self.task, links, start, seeds, "skip", first.batches, workers, first.memory,
             capture=False, lane="score",

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from covey import checkpoint
 from covey.checkpoint import Checkpoint
-from covey.codecs import Codec, codec
 from covey.data import Shards
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.experiment import Experiment, unlike
@@ -29,7 +28,7 @@ from covey.newcomers import Newcomers, held_out
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.task import Task
-from covey.tree import Tree
+from covey.wire import wires
 
 _GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
 
@@ -177,7 +176,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue
         grain = 1 if e.workers else _GRAIN
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
-        tree, links = tree.times(copies), _codecs(e, tree)
+        tree, links = tree.times(copies), wires(e.codec, tree.links)
         return Simulator(e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture)
 
     def _newcomers(self) -> Newcomers | None:
@@ -213,7 +212,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         tree, task, parts = self.simulator.tree, self.simulator.task, self.experiment.due(self.round)
         if not parts:
             return [{} for _ in self.experiments]
-        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies)
+        slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
+        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies, slots)
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
             models = [scorer.read(row, tree) for row in sums.split(1)]
@@ -398,15 +398,6 @@ def _part_of(experiment: Experiment, out: Sequence[int], *, new: bool) -> Shards
     """The data of the devices that train, or of the new ones."""
     data = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
     return data.chosen([d for d in range(data.devices) if (d in set(out)) == new]) if out else data
-
-
-def _codecs(experiment: Experiment, tree: Tree) -> dict[str, Codec]:
-    links = ["-".join(ends) for ends in zip(tree.tiers, tree.tiers[1:], strict=False)]
-    if isinstance(experiment.codec, str):
-        return dict.fromkeys(links, codec(experiment.codec))
-    if unknown := set(experiment.codec) - set(links):
-        raise ConfigError(f"codec names the link {unknown.pop()!r}, but the links are {', '.join(links)}.")
-    return {link: codec(experiment.codec.get(link, "dense")) for link in links}
 
 
 def _names(simulator: Simulator) -> list[str]:

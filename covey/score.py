@@ -7,7 +7,7 @@ are given over the holders alone and, beside them, with that fallback.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from covey.tree import Tree
 
 _BINS = 101
 _SUMS = 5 + _BINS + 2  # right, loss, count, accuracy, 1, histogram of the holders; right and count of everybody
-_FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zeros
+_FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zeros; with a cut also of angles and layers' shares
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Model:
     nonzeros: float  # mean share of entries above `cut`
     cut: float
     scores: dict[str, Score]
+    angle: float | None = None  # mean angle between the entries above `cut` and their signs, in degrees; None without a cut
+    layers: dict[str, float] = field(default_factory=dict)  # mean share of non-zeros of every parameter; empty without a cut
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Scorer:
     parts: tuple[str, ...]
     top: str = "server"
     classifies: bool = True
+    slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -74,14 +77,16 @@ class Scorer:
         facts = self._read_facts(values[len(names) * len(self.parts) * _SUMS :], tree)
         out = {}
         for at, (tier, name) in enumerate(names):
-            holders, age, nonzeros = facts[tier, name]
+            holders, age, nonzeros, *more = facts[tier, name]
             scores = {}
             for k, part in enumerate(self.parts):
                 start = (at * len(self.parts) + k) * _SUMS
                 scores[part] = _score(values[start : start + _SUMS], self.classifies)
             some = max(holders, 1)
             zero = self.algorithm.zero(tier, name) or 0.0
-            out[name] = Model(tier, int(holders), age / some, nonzeros / some, zero, scores)
+            angle = more[0] / some if more else None
+            layers = {slot[0]: share / some for slot, share in zip(self.slots, more[1:], strict=False)}
+            out[name] = Model(tier, int(holders), age / some, nonzeros / some, zero, scores, angle, layers)
         return out
 
     def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
@@ -89,8 +94,9 @@ class Scorer:
         facts, at = {}, 0
         for tier in reversed(tree.tiers):
             for name in [*(["global"] if tier == self.top else []), *(n for t, n in self.names if t == tier)]:
-                facts[tier, name] = values[at : at + _FACTS]
-                at += _FACTS
+                size = _FACTS if self.algorithm.zero(tier, name) is None else _FACTS + 1 + len(self.slots)
+                facts[tier, name] = values[at : at + size]
+                at += size
         return facts
 
     def _sums_of(self, me: Nodes, models: list[Rows], facts: list[Rows]) -> Rows:
@@ -116,8 +122,13 @@ class Scorer:
         return torch.cat([held * _figures(tally), everybody], dim=1)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
-        share = smooth_l1.nonzeros(rows, self.algorithm.zero(me.tier, name)).double()[:, None]
-        return torch.cat([held, held * age, held * share], dim=1)
+        zero = self.algorithm.zero(me.tier, name)
+        share = smooth_l1.nonzeros(rows, zero).double()[:, None]
+        facts = [held, held * age, held * share]
+        if zero is not None:
+            parts = [smooth_l1.nonzeros(rows[:, start:stop], zero).double()[:, None] for _, start, stop in self.slots]
+            facts += [held * figure for figure in (smooth_l1.angle(rows, zero)[:, None], *parts)]
+        return torch.cat(facts, dim=1)
 
 
 def score_of(tally: Tally, rows: slice, classifies: bool) -> Score:

@@ -74,3 +74,17 @@ def floored(gamma: float, rows: Tensor, *, threshold: float | None, floor: float
     [[0.0], [0.10000000149011612]]
     """
     return rows.new_full((len(rows), 1), gamma).masked_fill(nonzeros(rows, threshold)[:, None] < floor, low)
+
+
+def angle(rows: Tensor, threshold: float) -> Tensor:
+    """The angle of each row, its entries up to the threshold taken as zeros, with its signs, in degrees, float64 [n].
+
+    FedMac's Assumption 5 wants it small: 0 where all entries that are left have one size. A row without any has the angle 0.
+
+    >>> angle(torch.tensor([[2.0, -2.0, 1e-9], [1.0, 0.0, 0.0], [3.0, 4.0, 0.0]]), 1e-6).round(decimals=2)
+    tensor([0.0000, 0.0000, 8.1300], dtype=torch.float64)
+    """
+    sizes = torch.nn.functional.hardshrink(rows, threshold).abs().double()
+    count, length = sizes.count_nonzero(dim=1).double(), sizes.norm(dim=1)
+    cosine = sizes.sum(1) / (count.sqrt() * length).clamp(min=1e-300)
+    return torch.where(count > 0, torch.rad2deg(torch.acos(cosine.clamp(max=1.0))), 0.0)

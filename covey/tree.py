@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -75,6 +76,11 @@ class Tree:
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
         return (self.copies, *(sum(counts) for counts in self.children))
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The names of the links, "server-edge" and so on, from the top."""
+        return tuple(map("-".join, pairwise(self.tiers)))
 
     @property
     def devices(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from covey import gram, native, smooth_l1
-from covey.codecs import Bitmap
+from covey.codecs import Bitmap, gaps, integers
 from covey.codecs.blocks import count, patterns
 from covey.compiled import takes
 from covey.data import Shards, own_parts
 from covey.descend import descend
-from covey.errors import ProgramError
+from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
 from covey.task import Batch, Task
 from covey.terms import Terms
@@ -452,3 +453,155 @@ def test_scores_of_large_outputs_and_of_nobody(instructions: str) -> None:
     broken = rows(task, 3)
     broken[2] = torch.nan
     assert task.evaluate(broken, "train", IDS).loss.isnan().tolist() == [False, False, True, False, False]
+
+
+WIDTHS = [0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 130, 191, 300, 1025]
+FILL = 0xA5  # what lies around an array that a pass writes, and must stay
+
+
+def unaligned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same values at an odd address, as in a message."""
+    raw = np.full(values.nbytes + 7, FILL, np.uint8)
+    there = raw[3 : 3 + values.nbytes].view(values.dtype)
+    there[:] = values
+    return there
+
+
+def guarded(count: int, dtype: Any) -> tuple[np.ndarray[Any, Any], Callable[[], bool]]:
+    """Memory for `count` values at an odd address, and whether what lies around it is as it was."""
+    raw = np.full(count * np.dtype(dtype).itemsize + 131, FILL, np.uint8)
+    size = count * np.dtype(dtype).itemsize
+    return raw[67 : 67 + size].view(dtype), lambda: bool((raw[:67] == FILL).all() and (raw[67 + size :] == FILL).all())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.95, 1.0])
+def test_bits_and_the_values_under_them(instructions: str, share: float, dtype: Any) -> None:
+    rng = np.random.default_rng(1)
+    for width in WIDTHS:
+        values = np.where(rng.random(width) < share, rng.standard_normal(width), 0).astype(dtype)
+        values[rng.random(width) < 0.02] = -0.0
+        yes = values.view(f"u{values.itemsize}") != 0
+        bits, bits_alone = guarded((width + 7) // 8, np.uint8)
+        assert native.nonzero(unaligned(values), bits) == yes.sum() == native.ones(bits, width)
+        assert (bits == np.packbits(yes, bitorder="little")).all()
+        some, some_alone = guarded(int(yes.sum()), dtype)
+        native.squeeze(unaligned(values), bits, some)
+        assert some.tobytes() == values[yes].tobytes()
+        row, row_alone = guarded(width, dtype)
+        native.spread(some, bits, row)
+        assert row.tobytes() == values.tobytes()
+        assert bits_alone()
+        assert some_alone()
+        assert row_alone()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_values_and_bits_that_do_not_agree_stay_within_their_memory(instructions: str, dtype: Any) -> None:
+    for width in WIDTHS:
+        bits, values = np.full((width + 7) // 8, 255, np.uint8), np.ones(width, dtype)
+        for fewer in {0, 1, width // 2, max(0, width - 1)}:
+            some, alone = guarded(min(fewer, width), dtype)
+            native.squeeze(values, bits, some)
+            assert alone()
+            row, alone = guarded(width, dtype)
+            native.spread(unaligned(some), bits, row)
+            assert alone()
+            assert row.sum() == len(some)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.003, 0.05, 0.5, 1.0])
+def test_gaps(share: float) -> None:
+    rng = np.random.default_rng(2)
+    for width in [*WIDTHS, 70_000]:
+        yes = rng.random(width) < share
+        bits = np.packbits(yes, bitorder="little")
+        length = native.gap_length(bits, width)
+        out, alone = guarded(length, np.uint8)
+        native.write_gaps(bits, width, out)
+        assert alone()
+        back, alone = guarded(len(bits), np.uint8)
+        back[:] = 0
+        assert native.read_gaps(out, int(yes.sum()), back, width)
+        assert (back == bits).all()
+        assert alone()
+        for sent in (int(yes.sum()) - 1, int(yes.sum()) + 1):
+            assert not native.read_gaps(out, sent, np.zeros_like(bits), width) or sent < 0
+        for narrower in {w for w in (width - 1, width // 2) if w >= 0 and yes[w:].any()}:
+            few, alone = guarded((narrower + 7) // 8, np.uint8)
+            few[:] = 0
+            assert not native.read_gaps(out, int(yes.sum()), few, narrower)
+            assert alone()
+
+
+@given(block=st.binary(max_size=40), sent=st.integers(0, 45), width=st.integers(0, 600))
+def test_gaps_of_any_bytes_are_those_of_numpy(block: bytes, sent: int, width: int) -> None:
+    raw = np.frombuffer(block, np.uint8)
+    bits, alone = guarded((width + 7) // 8, np.uint8)
+    bits[:] = 0
+    taken = native.read_gaps(raw, sent, bits, width)
+    assert alone()
+    try:
+        places = gaps._places(raw, sent, width)
+    except DecodeError:
+        assert not taken
+    else:
+        assert taken
+        assert np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist() == places.tolist()
+
+
+@pytest.mark.parametrize("brain", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_halves(instructions: str, dtype: Any, brain: bool) -> None:
+    half = torch.bfloat16 if brain else torch.float16
+    rng = np.random.default_rng(3)
+    for width in WIDTHS:
+        values = (rng.standard_normal(width) * 10.0 ** rng.uniform(-9, 4, width)).astype(dtype)
+        want = torch.from_numpy(values).float().to(half)
+        words, alone = guarded(2 * width, np.uint8)
+        native.narrow(values, words, brain=brain)
+        assert words.tobytes() == want.view(torch.int16).numpy().tobytes()
+        assert alone()
+        wide = np.empty(width, dtype)
+        assert native.widen(words, wide, brain=brain) == 0
+        assert (wide == want.double().numpy()).all()
+        blurred = np.empty(width, dtype)
+        native.blur(values, blurred, brain=brain)
+        assert blurred.tobytes() == wide.tobytes()
+
+
+@pytest.mark.parametrize("key", [None, 0, 2**64 - 1, -17])
+@pytest.mark.parametrize("levels", [7, 127])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantised(instructions: str, dtype: torch.dtype, levels: int, key: int | None) -> None:
+    g = torch.Generator().manual_seed(4)
+    for width in WIDTHS:
+        row = torch.randn(width, generator=g, dtype=torch.float64).to(dtype)
+        row[torch.rand(width, generator=g) < 0.02] = torch.inf
+        for block in (1, 5, 64, 256):
+            keys = None if key is None else torch.tensor([(key + 2**63) % 2**64 - 2**63])
+            whole, scale = integers.quantise_rows(row[None], block=block, levels=levels, keys=keys)
+            got, alone = guarded(width, np.int8)
+            scales = np.empty(scale.shape[1], row.numpy().dtype)
+            native.quantise(row.numpy(), got, scales, block=block, levels=levels, key=key)
+            assert alone()
+            assert got.tolist() == whole[0].tolist()
+            assert scales.tobytes() == scale[0].numpy().tobytes()
+            back, peaks = np.empty_like(row.numpy()), np.empty(len(scales), np.uint8)
+            native.dequantise(got, scales, back, peaks, block=block)
+            want = whole[0].to(dtype) * scale[0].repeat_interleave(block)[:width]
+            assert torch.equal(torch.from_numpy(back).nan_to_num(9e9), want.nan_to_num(9e9))
+            assert peaks.tolist() == [int(part.abs().max()) for part in whole[0].split(block)] if width else True
+
+
+def test_nibbles() -> None:
+    for count_ in range(70):
+        some = np.random.default_rng(5).integers(-8, 8, count_).astype(np.int8)
+        packed, alone = guarded((count_ + 1) // 2, np.uint8)
+        native.pack_nibbles(some, packed)
+        assert alone()
+        assert [int(byte) & 15 for byte in packed] == [int(v) & 15 for v in some[::2]]
+        back, alone = guarded(count_, np.int8)
+        native.unpack_nibbles(packed, back)
+        assert alone()
+        assert back.tolist() == some.tolist()

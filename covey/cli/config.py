@@ -13,6 +13,7 @@ import datetime
 import difflib
 import inspect
 import json
+import re
 import tomllib
 import types
 import typing
@@ -102,7 +103,7 @@ class Config(BaseModel):
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
     private: list[str] = []
     idle: Literal["skip", "train"] = "skip"
-    codec: str | dict[str, str] = "dense"
+    codec: str | dict[str, Any] = "dense"
     batches: Literal["uniform", "cyclic"] = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
@@ -163,6 +164,11 @@ class Config(BaseModel):
                 raise ConfigError(f"parts = {_spell(self.parts)} lacks {_spell(part)}, which the summary is made from; add it.")
             if not shards.part(part).counts().sum():
                 raise ConfigError(f"no device has {part} examples, which the summary is made from; change data.split.")
+
+    @property
+    def title(self) -> str:
+        """The experiment's name, or its algorithm's, as a file may be called."""
+        return self.name or re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.algorithm["name"]))
 
     def resolved(self) -> dict[str, Any]:
         """Every value that decides a run, defaults filled in, as TOML can hold it."""

@@ -106,7 +106,7 @@ def show(
     experiment = config.experiment(config.seed)
     shards, tree = experiment.data, experiment.tree
     facts = _facts(shards, tree)
-    picture = out or Path(f"{config.name or config.algorithm['name']}-data.png")
+    picture = out or Path(f"{config.title}-data.png")
     with refused(picture):
         draw(shards, tree, picture, title=f"{shards.name}: {tree}" + (f"\nleaks: {_leaks(facts)}" if _leaks(facts) else ""))
     if as_json:

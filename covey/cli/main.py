@@ -56,6 +56,7 @@ class Kind(StrEnum):
     algorithms = "algorithms"
     data = "data"
     models = "models"
+    partitions = "partitions"
     codecs = "codecs"
 
 

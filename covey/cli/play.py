@@ -35,7 +35,7 @@ class Interrupted(CoveyError):
 def start(config: Config, out: Path | None, console: Console, command: list[str]) -> tuple[Folder, Summary]:
     """A new run in a new folder."""
     covey.run(config.experiment(config.seed))  # everything wrong with it is said before a folder is made
-    folder = create(out or unused(config.name or config.algorithm["name"]))
+    folder = create(out or unused(config.title))
     with folder.lock():
         return _play(config, folder, console, command)
 
@@ -68,7 +68,7 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
             with refused(folder.path / "plot.png"):
-                draw(histories, folder.path / "plot.png", title=config.name or config.algorithm["name"])
+                draw(histories, folder.path / "plot.png", title=config.title)
     except KeyboardInterrupt as error:
         raise Interrupted(f"the state is saved; go on with: {again}") from error
     except CheckpointError as error:

@@ -86,5 +86,6 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         }
     )
     | {modules.FORM: Entry(modules.FORM, nn.Module, _OWN)},
+    "partitions": {name: Entry(name, data.deal, line) for name, line in data.PARTITIONS.items()},
     "codecs": {name: Entry(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
 }

@@ -64,6 +64,8 @@ def table(console: Console, summary: Summary) -> None:
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
     if cuts:
         console.print(f"non-zero means larger than the cut: {', '.join(cuts)}", highlight=False)
+        angles = [f"{m.model} {m.angle.mean:.1f}" for m in summary.models if m.angle is not None]
+        console.print(f"degrees between a model and its signs: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
         console.print(_links(summary))

@@ -1,27 +1,27 @@
-"""The two kinds of block a message is made of, raw values and packed bits, with every length checked."""
+"""One message, block by block: what there is to send of a row, and what can be read of it, with every length checked."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covey.codecs import header
+from covey.codecs import bits, gaps, header, numbers
+from covey.codecs.bits import Bytes, Values
+from covey.codecs.header import Header, Tag
 from covey.errors import ConfigError, DecodeError
 
-Bits = NDArray[np.bool_]
-Values = NDArray[np.floating[Any]]
 LITTLE_ENDIAN: dict[torch.dtype, np.dtype[np.floating[Any]]] = {
     torch.float32: np.dtype("<f4"),
     torch.float64: np.dtype("<f8"),
 }
 PATTERNS = {torch.float32: torch.int32, torch.float64: torch.int64}
-
-
-def bit_bytes(width: int) -> int:
-    """How many bytes `width` bits take."""
-    return (width + 7) // 8
 
 
 def patterns(rows: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def count(sent: Tensor) -> Tensor:
 
 
 def check_dtype(rows: Tensor) -> None:
-    """Refuse what the header has no number format for."""
+    """Refuse what the header has no number for."""
     if rows.dtype not in PATTERNS:
         raise ConfigError(f"a codec carries float32 or float64 rows, not {rows.dtype}; convert the row first.")
 
@@ -53,51 +53,171 @@ def check_rows(rows: Tensor, mask: Tensor | None, *, ndim: int) -> None:
         raise ConfigError(f"a mask for {list(rows.shape)} must be bool and as wide, got {mask.dtype} {list(mask.shape)}.")
 
 
-def to_values(row: Tensor) -> Values:
-    """One row as little-endian numbers in main memory."""
-    values: Values = row.detach().cpu().numpy().astype(LITTLE_ENDIAN[row.dtype], copy=False)
-    return values
+def kept(rows: Tensor, mask: Tensor | None) -> Tensor:
+    """The rows with zeros outside the mask; the rows themselves without one."""
+    return rows if mask is None else rows.masked_fill(~mask, 0)
 
 
-def to_bits(mask: Tensor) -> Bits:
-    """One mask in main memory."""
-    bits: Bits = mask.detach().cpu().numpy()
-    return bits
+def arriving(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
+    """What is left of rows [n, P] whose values travel in this format."""
+    check_rows(rows, mask, ndim=2)
+    return kept(numbers.rounded(rows, values), mask)
 
 
-def pack_bits(bits: Bits) -> bytes:
-    """Eight to a byte, lowest bit first, padded with zeros."""
-    return np.packbits(bits, bitorder="little").tobytes()
+def which(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
+    """Not 0 where a value of rows [n, P] is sent by a layout that does not send all."""
+    check_rows(rows, mask, ndim=2)
+    return patterns(numbers.rounded(rows, values)) if mask is None else mask.expand(rows.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """One row on its way: its values as they will arrive, the format they travel in, and its mask."""
+
+    row: Values
+    dtype: torch.dtype
+    values: str
+    mask: Tensor | None
+
+    @cached_property
+    def bits(self) -> Bytes:
+        """Which values are sent if not all are: those inside the mask, or those that are not 0."""
+        return bits.of_values(self.row) if self.mask is None else bits.of_mask(self.mask.numpy())
+
+    @cached_property
+    def count(self) -> int:
+        """How many those are."""
+        return bits.count(self.bits, self.width)
+
+    @cached_property
+    def gap_length(self) -> int:
+        """How many bytes the gaps between them take."""
+        return gaps.length(self.bits, self.width)
+
+    @property
+    def width(self) -> int:
+        """How many values the row has."""
+        return len(self.row)
+
+    @property
+    def size(self) -> int:
+        """Bytes of one value on the wire."""
+        return numbers.size(self.values, self.row.itemsize)
+
+    def header(self, tag: Tag) -> bytes:
+        """The first bytes; `tag` is the layout's without a mask."""
+        return Header(Tag(tag + (self.mask is not None)), self.dtype, self.width, self.values).pack()
+
+    def all_values(self) -> NDArray[Any]:
+        """Every value as it travels."""
+        return numbers.to_wire(self.row, self.values)
+
+    def some_values(self) -> NDArray[Any]:
+        """The values under the bits as they travel."""
+        return numbers.to_wire(bits.squeeze(self.row, self.bits, self.count), self.values)
+
+
+def sent(row: Tensor, mask: Tensor | None, values: str) -> Sent:
+    """What there is to send of a row: zeros outside the mask, so that nothing leaks that was not to be sent."""
+    check_rows(row, mask, ndim=1)
+    if mask is not None:
+        row, mask = row.detach().cpu(), mask.cpu()
+    return Sent(numbers.arriving(numbers.to_little(kept(row, mask)), values), row.dtype, values, mask)
+
+
+def join(*parts: bytes | NDArray[Any]) -> bytes:
+    """The parts of a message, one after the other."""
+    return b"".join(part if isinstance(part, bytes) else part.data for part in parts)
 
 
 class Reader:
     """Reads the blocks of one message from front to back; a block that is not all there is a DecodeError."""
 
-    def __init__(self, message: bytes) -> None:
-        self._message = memoryview(message)
+    def __init__(self, message: bytes, head: Header) -> None:
+        self.head = head
+        self._message = np.frombuffer(message, np.uint8)
         self._at = header.SIZE
 
-    def bits(self, width: int) -> Bits:
-        """The next `width` bits."""
-        packed = np.frombuffer(self._take(bit_bytes(width), f"{width} mask bits"), dtype=np.uint8)
+    @property
+    def left(self) -> int:
+        """Bytes not read yet."""
+        return len(self._message) - self._at
+
+    def block(self, size: int, what: str) -> Bytes:
+        """The next `size` bytes; `what` they are, should they not be there."""
+        if self.left < size:
+            raise DecodeError(f"message ends early: {what} need {size} bytes, found {self.left}.")
+        self._at += size
+        return self._message[self._at - size : self._at]
+
+    def number(self, size: int, what: str) -> int:
+        """The next `size` bytes as one number."""
+        return int.from_bytes(self.block(size, what).tobytes(), "little")
+
+    def bits(self) -> Bytes:
+        """A bit for each value of the row."""
+        width = self.head.width
+        packed = self.block(bits.length(width), f"{width} mask bits")
         if width % 8 and packed[-1] >> (width % 8):
             raise DecodeError(f"last mask byte is {packed[-1]:#04x}, expected only its low {width % 8} bits to be used.")
-        return np.unpackbits(packed, count=width, bitorder="little").view(np.bool_)
+        return packed
 
-    def values(self, count: int, dtype: torch.dtype) -> Values:
-        """The next `count` values, in memory of their own."""
-        stored = LITTLE_ENDIAN[dtype]
-        block = self._take(count * stored.itemsize, f"{count} values of {dtype}")
-        return np.frombuffer(block, dtype=stored).astype(stored.newbyteorder("="), copy=True)
+    def values(self, count: int) -> Values:
+        """The next `count` values, perhaps in the memory of the message."""
+        size, dtype = self.value_size, self.head.dtype
+        what = f"{count} values of {dtype}" + ("" if self.head.values == "own" else f" as {self.head.values}")
+        return numbers.from_wire(self.block(count * size, what), self.head.values, LITTLE_ENDIAN[dtype])
+
+    @property
+    def value_size(self) -> int:
+        """Bytes of one value on the wire."""
+        return numbers.size(self.head.values, self.head.dtype.itemsize)
+
+    def spread(self, packed: Bytes, values: Values) -> tuple[Tensor, Tensor | None]:
+        """The row with these values under the bits, and the bits as its mask if it has one."""
+        return numbers.to_tensor(bits.spread(values, packed, self.head.width)), self.mask(packed)
+
+    def mask(self, packed: Bytes) -> Tensor | None:
+        """The bits as a mask, if the message has one."""
+        return torch.from_numpy(bits.unpack(packed, self.head.width)) if self.head.masked else None
 
     def end(self) -> None:
         """Refuse bytes after the last block."""
-        if self._at != len(self._message):
+        if self.left:
             raise DecodeError(f"message of {len(self._message)} bytes, expected it to end after {self._at}.")
 
-    def _take(self, size: int, what: str) -> memoryview:
-        found = len(self._message) - self._at
-        if found < size:
-            raise DecodeError(f"message ends early: {what} need {size} bytes, found {found}.")
-        self._at += size
-        return self._message[self._at - size : self._at]
+
+class Layout(Protocol):
+    """A way to write one row after the header, and to read it."""
+
+    @property
+    def tag(self) -> Tag:
+        """Its number without a mask; the next one is that with a mask."""
+        ...
+
+    def length(self, sent: Sent) -> int:
+        """How long the message is."""
+        ...
+
+    def write(self, sent: Sent) -> bytes:
+        """The message."""
+        ...
+
+    def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
+        """The row, and its mask if it has one."""
+        ...
+
+
+def shortest(layouts: Sequence[Layout], sent: Sent) -> bytes:
+    """The message in the layout that makes it shortest, the first of them if there are several."""
+    return min(layouts, key=lambda layout: layout.length(sent)).write(sent)
+
+
+def decode(layouts: Sequence[Layout], message: bytes, *, values: str, limit: int) -> tuple[Tensor, Tensor | None]:
+    """The row in a message of one of these layouts, and its mask if it has one."""
+    known = {Tag(layout.tag + masked): layout for layout in layouts for masked in (0, 1)}
+    head = header.read(message, tags=known, values=values, limit=limit)
+    reader = Reader(message, head)
+    row, mask = known[head.tag].read(reader)
+    reader.end()
+    return row, mask

@@ -9,10 +9,12 @@ class Codec(Protocol):
     """What a link does to a model row; every codec in `covey.codecs.CODECS` obeys `tests/laws/test_codecs.py`.
 
     A row is `[P]`, float32 or float64. A mask is `[P]`, bool: only these coordinates are sent, the receiver gets the
-    mask too, and the others arrive as zeros (a kept weight may itself be 0). The laws:
+    mask too, and the others arrive as zeros (a kept weight may itself be 0). A key is the address of the draws by which some
+    codecs round (`covey.draws.key`); the others leave it alone. The laws:
 
-        codec.decode(codec.encode(row), limit=P)[0] is codec.roundtrip(row[None])[0], bit for bit
-        len(codec.encode(row)) == codec.nbytes(row[None])[0]
+        codec.decode(codec.encode(row, mask, key), limit=P)[0] is codec.roundtrip(row[None], mask, keys)[0], bit for bit
+        codec.roundtrip changes nothing the second time
+        len(codec.encode(row, mask, key)) == codec.nbytes(row[None], mask)[0]
     """
 
     @property
@@ -20,7 +22,17 @@ class Codec(Protocol):
         """What an experiment calls it."""
         ...
 
-    def encode(self, row: Tensor, mask: Tensor | None = None) -> bytes:
+    @property
+    def lossless(self) -> bool:
+        """Whether every row arrives as it was, bit for bit."""
+        ...
+
+    @property
+    def draws(self) -> bool:
+        """Whether it rounds by draws, and so needs keys."""
+        ...
+
+    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
         """The message for one row, from any device and with any strides."""
         ...
 
@@ -36,12 +48,15 @@ class Codec(Protocol):
         ...
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor | None:
-        """The same from the number of values that are not 0, or inside the mask, `[n]`; None where more than that decides.
+        """The same from the number of values that arrive as not 0, or inside the mask, `[n]`; None where more than that decides.
 
-        `size` is that of one value in bytes. A link that has counted already need not read the rows again.
+        `size` is that of one value of the row in bytes. A link that has counted already need not read the rows again.
         """
         ...
 
-    def roundtrip(self, rows: Tensor) -> Tensor:
-        """What the receiver gets, `[n, P]`; the same tensor when the codec is lossless."""
+    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        """What the receiver gets, `[n, P]`; the same tensor when the codec is lossless and there is no mask.
+
+        `keys`, `[n]` int64, are the addresses of the draws: a row rounds in the same way whoever stands beside it.
+        """
         ...

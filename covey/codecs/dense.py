@@ -1,4 +1,4 @@
-"""Every value of the row, as it lies in memory."""
+"""Every value of the row, as it lies in memory or in 16 bits."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,53 +6,81 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from covey.codecs import header
-from covey.codecs.blocks import Reader, bit_bytes, check_rows, pack_bits, patterns, to_bits, to_values
-from covey.codecs.header import Header, Tag
+from covey.codecs import bits, blocks, header, numbers
+from covey.codecs.blocks import Reader, Sent
+from covey.codecs.header import Tag
 from covey.errors import DecodeError
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Lossless, and of one size whatever the values are: a mask is sent beside the row and saves nothing.
+    """Of one size whatever the values are: a mask is sent beside the row and saves nothing. Lossless with its own `values`.
 
     >>> message = Dense().encode(torch.tensor([1.0, 0.0, 2.0]))
     >>> len(message), Dense().decode(message, limit=3)[0].tolist()
     (18, [1.0, 0.0, 2.0])
     """
 
-    name: ClassVar[str] = "dense"
+    values: str = "own"
+    tag: ClassVar[Tag] = Tag.DENSE
+    draws: ClassVar[bool] = False
 
-    def encode(self, row: Tensor, mask: Tensor | None = None) -> bytes:
+    def __post_init__(self) -> None:
+        numbers.check(self.values)
+
+    @property
+    def name(self) -> str:
+        """dense, dense_f16 or dense_bf16."""
+        return "dense" if self.lossless else f"dense_{self.values}"
+
+    @property
+    def lossless(self) -> bool:
+        """Where the values are sent as they are."""
+        return self.values == "own"
+
+    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
         """The header and all values; zeros outside the mask, so that nothing leaks that was not to be sent."""
-        check_rows(row, mask, ndim=1)
-        if mask is None:
-            return Header(Tag.DENSE, row.dtype, len(row)).pack() + to_values(row).tobytes()
-        kept = row.cpu().masked_fill(~mask.cpu(), 0)
-        first = Header(Tag.DENSE_MASKED, row.dtype, len(row)).pack()
-        return first + pack_bits(to_bits(mask)) + to_values(kept).tobytes()
+        return self.write(blocks.sent(row, mask, self.values))
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
         """The row, and its mask if one was sent."""
-        head = header.read(message, tags=(Tag.DENSE, Tag.DENSE_MASKED), limit=limit)
-        reader = Reader(message)
-        mask = None if head.tag == Tag.DENSE else torch.from_numpy(reader.bits(head.width))
-        row = torch.from_numpy(reader.values(head.width, head.dtype))
-        reader.end()
-        if mask is not None and (extra := int(patterns(row)[~mask].count_nonzero())):
-            raise DecodeError(f"{extra} values outside the mask are not 0, expected none.")
-        return row, mask
+        return blocks.decode([self], message, values=self.values, limit=limit)
 
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """The same for every row."""
-        check_rows(rows, mask, ndim=2)
+        blocks.check_rows(rows, mask, ndim=2)
         sent = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """The same whatever is sent."""
-        return torch.full_like(sent, header.SIZE + size * width + (bit_bytes(width) if masked else 0))
+        return torch.full_like(sent, _length(width, numbers.size(self.values, size), masked))
 
-    def roundtrip(self, rows: Tensor) -> Tensor:
-        """The rows themselves."""
-        return rows
+    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        """Each value as it arrives."""
+        return blocks.arriving(rows, mask, self.values)
+
+    def length(self, sent: Sent) -> int:
+        """Of one message."""
+        return _length(sent.width, sent.size, sent.mask is not None)
+
+    def write(self, sent: Sent) -> bytes:
+        """The mask if there is one, and all values."""
+        mask = b"" if sent.mask is None else sent.bits
+        return blocks.join(sent.header(self.tag), mask, sent.all_values())
+
+    def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
+        """The reverse."""
+        packed = reader.bits() if reader.head.masked else None
+        values = reader.values(reader.head.width)
+        row = numbers.to_tensor(values if values.flags.owndata else values.copy())
+        if packed is None:
+            return row, None
+        mask = torch.from_numpy(bits.unpack(packed, reader.head.width))
+        if extra := int(blocks.patterns(row)[~mask].count_nonzero()):
+            raise DecodeError(f"{extra} values outside the mask are not 0, expected none.")
+        return row, mask
+
+
+def _length(width: int, size: int, masked: bool) -> int:
+    return header.SIZE + size * width + (bits.length(width) if masked else 0)

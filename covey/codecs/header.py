@@ -1,15 +1,24 @@
 """The six bytes every message starts with: what follows, in which number format, and how many values the row has.
 
-    byte 0     version (high four bits, now 1) and tag (low four bits: the layout of what follows)
-    byte 1     number format: 1 float32, 2 float64
+    byte 0     version (high four bits, now 2) and tag (low four bits: the layout of what follows)
+    byte 1     format of the values (high four bits: 0 the row's own, 1 IEEE half, 2 bfloat16, 3 int8, 4 int4)
+               and type of the row (low four bits: 1 float32, 2 float64)
     bytes 2-5  width P of the row, uint32
 
 All numbers are little-endian. What follows, by tag (bits: ceil(P / 8) bytes, lowest bit first, padding bits 0):
 
-    0 DENSE          P values
-    1 DENSE_MASKED   bits of the mask, P values (zeros outside the mask)
-    2 BITMAP         bits of the non-zero values, those values
-    3 BITMAP_MASKED  bits of the mask, the values inside it
+    0 DENSE             P values
+    1 DENSE_MASKED      bits of the mask, P values (zeros outside the mask)
+    2 BITMAP            bits of the non-zero values, those values
+    3 BITMAP_MASKED     bits of the mask, the values inside it
+    4 COO               number n of non-zero values, uint32; n gaps; those values
+    5 COO_MASKED        the same for the values inside the mask
+    6 QUANTISED         block size B, uint16; ceil(P / B) scales in the row's type; P integers
+    7 QUANTISED_MASKED  block size B, uint16; bits of the mask; ceil(P / B) scales in the row's type; the integers inside the mask
+
+A gap is how many values are left out before one that is sent, seven bits to a byte, lowest first, the highest bit set on all of
+its bytes but the last, in as few bytes as it takes. int4 are two to a byte, low half first, the last half 0 where they are odd.
+Of the many bit patterns of a NaN, half, bfloat16 and scales have the one with only the highest bit of the fraction set.
 """
 
 import struct
@@ -21,12 +30,13 @@ import torch
 
 from covey.errors import ConfigError, DecodeError
 
-VERSION = 1
+VERSION = 2
 LAYOUT = struct.Struct("<BBI")
 SIZE = LAYOUT.size
 WIDEST = 2**32 - 1
-FORMATS = {torch.float32: 1, torch.float64: 2}
-DTYPES = {number: dtype for dtype, number in FORMATS.items()}
+TYPES = {torch.float32: 1, torch.float64: 2}
+DTYPES = {number: dtype for dtype, number in TYPES.items()}
+FORMATS = ("own", "f16", "bf16", "int8", "int4")  # by number
 
 
 class Tag(IntEnum):
@@ -36,40 +46,53 @@ class Tag(IntEnum):
     DENSE_MASKED = 1
     BITMAP = 2
     BITMAP_MASKED = 3
+    COO = 4
+    COO_MASKED = 5
+    QUANTISED = 6
+    QUANTISED_MASKED = 7
 
 
 @dataclass(frozen=True)
 class Header:
     """What a message says about itself.
 
-    >>> read(Header(Tag.BITMAP, torch.float32, 7).pack(), tags=[Tag.BITMAP], limit=7).width
+    >>> read(Header(Tag.BITMAP, torch.float32, 7).pack(), tags=[Tag.BITMAP], values="own", limit=7).width
     7
     """
 
     tag: Tag
     dtype: torch.dtype
     width: int
+    values: str = "own"
+
+    @property
+    def masked(self) -> bool:
+        """Whether a mask follows, as it does for odd tags."""
+        return bool(self.tag & 1)
 
     def pack(self) -> bytes:
         """The six bytes."""
         if self.width > WIDEST:
             raise ConfigError(f"a row has {self.width} values, but a message holds at most {WIDEST}; split the row.")
-        return LAYOUT.pack(VERSION << 4 | self.tag, FORMATS[self.dtype], self.width)
+        return LAYOUT.pack(VERSION << 4 | self.tag, FORMATS.index(self.values) << 4 | TYPES[self.dtype], self.width)
 
 
-def read(message: bytes, *, tags: Collection[Tag], limit: int) -> Header:
-    """The header of a message, if it is one of these layouts and declares at most `limit` values."""
+def read(message: bytes, *, tags: Collection[Tag], values: str, limit: int) -> Header:
+    """The header of a message, if it is one of these layouts, has values in this format and declares at most `limit` of them."""
     if len(message) < SIZE:
         raise DecodeError(f"message of {len(message)} bytes, but the header alone needs {SIZE}.")
-    first, number, width = LAYOUT.unpack_from(message)
-    version, tag = first >> 4, first & 15
+    first, second, width = LAYOUT.unpack_from(message)
+    version, tag, form, kind = first >> 4, first & 15, second >> 4, second & 15
     if version != VERSION:
         raise DecodeError(f"message of format version {version}, expected {VERSION}; run one version of covey everywhere.")
     if tag not in tags:
         known = ", ".join(f"{t.value} ({t.name})" for t in tags)
         raise DecodeError(f"message with tag {tag}, expected one of {known}; use the same codec on both ends of a link.")
-    if number not in DTYPES:
-        raise DecodeError(f"message with number format {number}, expected one of {DTYPES}.")
+    if kind not in DTYPES:
+        raise DecodeError(f"message of a row of type {kind}, expected one of {DTYPES}.")
+    if form != FORMATS.index(values):
+        want = f"{FORMATS.index(values)} ({values})"
+        raise DecodeError(f"message with values in format {form}, expected {want}; use the same codec on both ends of a link.")
     if width > limit:
         raise DecodeError(f"message declares {width} values, expected at most {limit}.")
-    return Header(Tag(tag), DTYPES[number], width)
+    return Header(Tag(tag), DTYPES[kind], width, values)

@@ -1,4 +1,4 @@
-"""The compiled kernel, where there is one: whole descents of linear stacks on a CPU, and two passes over rows on the wire.
+"""The compiled kernel, where there is one: whole descents of linear stacks on a CPU, and passes over rows on the wire.
 
 `pip install` builds it from rows.c if it finds a compiler; without it everything runs through torch. COVEY_NATIVE=0 switches it
 off, COVEY_NATIVE=plain, avx2 or avx512 names the instruction set instead of the best one.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import sys
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Numbers = NDArray[np.int64] | NDArray[np.uint64]
+Bytes = NDArray[np.uint8]
+Small = NDArray[np.int8]
+Values = NDArray[np.floating[Any]]
 
-ABI = 4
+ABI = 5
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
@@ -144,6 +149,91 @@ def tanh(x: Tensor) -> Tensor:
     return out
 
 
+def packs() -> bool:
+    """Whether the kernel makes and reads messages: it does so in the machine's byte order, theirs is little-endian."""
+    return loaded() and sys.byteorder == "little"
+
+
+def nonzero(values: Values, bits: Bytes) -> int:
+    """How many of the values have any bit set, and into `bits` which, lowest bit first."""
+    return _on_wire("bits", values, values, len(values), bits)
+
+
+def squeeze(values: Values, bits: Bytes, to: Values) -> None:
+    """The values under the bits, as many as `to` holds."""
+    _on_wire("squeeze", to, values, bits, len(values), to, len(to))
+
+
+def spread(values: Values, bits: Bytes, to: Values) -> None:
+    """The reverse of `squeeze`, zeros elsewhere; `values` may lie at any address."""
+    _on_wire("spread", to, values, len(values), bits, len(to), to)
+
+
+def ones(bits: Bytes, width: int) -> int:
+    """How many of the first `width` bits are set."""
+    return _on_wire("ones", None, bits, width)
+
+
+def gap_length(bits: Bytes, width: int) -> int:
+    """How many bytes `write_gaps` writes."""
+    return _on_wire("gap_length", None, bits, width)
+
+
+def write_gaps(bits: Bytes, width: int, to: Bytes) -> None:
+    """The zeros before each set bit, as numbers of seven bits to a byte."""
+    _on_wire("write_gaps", None, bits, width, to)
+
+
+def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
+    """The reverse, into bits that are 0; False where these bytes are not `sent` gaps within the width, as short as can be."""
+    return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
+
+
+def narrow(values: Values, to: Bytes, *, brain: bool) -> None:
+    """Two bytes for each value: a half, or bfloat16."""
+    _on_wire("narrow", values, values, to, len(values), brain)
+
+
+def widen(halves: Bytes, to: Values, *, brain: bool) -> int:
+    """The reverse; returns how many are a NaN that `narrow` does not make."""
+    return _on_wire("widen", to, halves, to, len(to), brain)
+
+
+def blur(values: Values, to: Values, *, brain: bool) -> None:
+    """What `narrow` and `widen` leave of the values."""
+    _on_wire("blur", values, values, to, values.size, brain)
+
+
+def quantise(values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None) -> None:
+    """Integers up to `levels` and the scale of each block, to nearest or, with a key, by the draws at that address."""
+    rounding = (0, 0) if key is None else (1, key & (1 << 64) - 1)
+    _on_wire("quantise", values, values, to, scales, len(values), block, levels, *rounding)
+
+
+def dequantise(integers: Small, scales: Values, to: Values, peaks: Bytes, *, block: int) -> None:
+    """Integers times scales, and the largest magnitude among the integers of each block."""
+    _on_wire("dequantise", to, integers, scales, to, peaks, len(to), block)
+
+
+def pack_nibbles(integers: Small, to: Bytes) -> None:
+    """Two to a byte, the low half first."""
+    _on_wire("pack_nibbles", None, integers, to, len(integers))
+
+
+def unpack_nibbles(packed: Bytes, to: Small) -> None:
+    """The reverse."""
+    _on_wire("unpack_nibbles", None, packed, to, len(to))
+
+
+def _on_wire(name: str, numbers: Values | None, *arguments: NDArray[Any] | int) -> int:
+    """Call a pass over a message: for the numbers of a row in their type, or over bytes alone."""
+    assert isinstance(_library, Library)
+    assert all(isinstance(argument, int) or argument.flags.c_contiguous for argument in arguments)
+    kind = () if numbers is None else (_library.number, int(numbers.itemsize == 8))
+    plain = (argument if isinstance(argument, int) else argument.ctypes.data for argument in arguments)
+    return int(getattr(_library.calls, f"covey_{name}")(*kind, *plain))
+
+
 def _raise(wrong: int) -> None:
     if wrong:
         raise (MemoryError if wrong == 3 else IndexError)(f"the compiled kernel stopped: {_ERRORS[wrong]}.")
@@ -191,6 +281,18 @@ def _declare(calls: ctypes.CDLL) -> None:
     calls.covey_finite.argtypes = [whole, whole, at, size]
     calls.covey_tanh.argtypes = [whole, whole, at, at, size]
     calls.covey_choose.argtypes = [size, at, at, at, size, at]
+    calls.covey_bits.argtypes = [whole, whole, at, size, at]
+    calls.covey_squeeze.argtypes = [whole, whole, at, at, size, at, size]
+    calls.covey_spread.argtypes = [whole, whole, at, size, at, size, at]
+    calls.covey_ones.argtypes = calls.covey_gap_length.argtypes = [at, size]
+    calls.covey_write_gaps.argtypes = [at, size, at]
+    calls.covey_read_gaps.argtypes = [at, size, size, at, size]
+    calls.covey_narrow.argtypes = calls.covey_widen.argtypes = calls.covey_blur.argtypes = [whole, whole, at, at, size, whole]
+    calls.covey_quantise.argtypes = [whole, whole, at, at, at, size, size, whole, whole, ctypes.c_uint64]
+    calls.covey_dequantise.argtypes = [whole, whole, at, at, at, at, size, size]
+    calls.covey_pack_nibbles.argtypes = calls.covey_unpack_nibbles.argtypes = [at, at, size]
+    for name in ("bits", "squeeze", "spread", "ones", "gap_length", "write_gaps", "widen"):
+        getattr(calls, f"covey_{name}").restype = size
 
 
 _library: Library | str = _load(os.environ.get("COVEY_NATIVE", ""))

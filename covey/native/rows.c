@@ -4,13 +4,17 @@
  * compiler knows; the caller names one that covey_supports. Needs the vector extensions of gcc and clang.
  */
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 
-#define ABI 4
+#define ABI 5
 #define MOST_LAYERS 32
 #ifndef SOURCE
 #define SOURCE "unknown" /* setup.py gives a hash of this file and rows.h */
@@ -46,6 +50,30 @@ struct work {
     int64_t l1, part_start, part_stop;
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */
 };
+
+#define GOLDEN 0x9E3779B97F4A7C15u
+static inline uint64_t finalise(uint64_t z) /* of splitmix64, as in covey/draws.py */
+{
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* A message's 64 bits from `at` on, a multiple of 64; those beyond its width are 0. */
+static inline uint64_t word_at(const uint8_t *bits, int64_t width, int64_t at)
+{
+    uint64_t word = 0;
+    if (width - at >= 64)
+        memcpy(&word, bits + at / 8, 8);
+    else {
+        memcpy(&word, bits + at / 8, (size_t)(width - at + 7) / 8);
+        word &= ((uint64_t)1 << (width - at)) - 1;
+    }
+    return word;
+}
+
+typedef uint16_t loose16 __attribute__((aligned(1), may_alias));
+#define FEW 8 /* values of 64: so many are moved one by one */
 
 #define JOIN2(a, b) a##_##b
 #define JOIN(a, b) JOIN2(a, b)
@@ -121,6 +149,22 @@ int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows
 int covey_finite(int set, int twice, const void *values, int64_t count);
 int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
+int64_t covey_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits);
+int64_t covey_squeeze(int set, int twice, const void *values, const uint8_t *bits, int64_t width, void *to, int64_t sent);
+int64_t covey_spread(int set, int twice, const void *values, int64_t sent, const uint8_t *bits, int64_t width, void *to);
+int64_t covey_ones(const uint8_t *bits, int64_t width);
+int64_t covey_gap_length(const uint8_t *bits, int64_t width);
+int64_t covey_write_gaps(const uint8_t *bits, int64_t width, uint8_t *to);
+int covey_read_gaps(const uint8_t *from, int64_t length, int64_t sent, uint8_t *bits, int64_t width);
+int covey_narrow(int set, int twice, const void *from, uint8_t *to, int64_t count, int brain);
+int64_t covey_widen(int set, int twice, const uint8_t *from, void *to, int64_t count, int brain);
+int covey_blur(int set, int twice, const void *from, void *to, int64_t count, int brain);
+int covey_quantise(int set, int twice, const void *from, int8_t *to, void *scales, int64_t width, int64_t block, int levels,
+                   int stochastic, uint64_t key);
+int covey_dequantise(int set, int twice, const int8_t *from, const void *scales, void *to, uint8_t *peaks, int64_t width,
+                     int64_t block);
+int covey_pack_nibbles(const int8_t *from, uint8_t *to, int64_t count);
+int covey_unpack_nibbles(const uint8_t *from, int8_t *to, int64_t count);
 
 int covey_abi(void) { return ABI; }
 
@@ -205,13 +249,6 @@ int covey_tanh(int set, int twice, const void *from, void *to, int64_t count)
     return 0;
 }
 
-static uint64_t finalise(uint64_t z) /* of splitmix64, as in covey/draws.py */
-{
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
 /* The keyed permutation of draws.choose (swap-or-not), at each number in place: the same integers as there. */
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number)
 {
@@ -219,11 +256,169 @@ int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, cons
         const uint64_t key = keys[group[n]], size = sizes[group[n]];
         uint64_t at = number[n];
         for (int64_t turn = 0; turn < turns; turn++) {
-            const uint64_t pivot = finalise(key + 0x9E3779B97F4A7C15u * (2 * (uint64_t)turn + 1));
+            const uint64_t pivot = finalise(key + GOLDEN * (2 * (uint64_t)turn + 1));
             const uint64_t partner = (pivot % size + size - at) % size;
             if (finalise(pivot ^ finalise(at > partner ? at : partner)) & 1) at = partner;
         }
         number[n] = at;
     }
+    return 0;
+}
+
+/* ---- rows on the wire: which values are sent (a bit each), those values, and the gaps between them ----
+ * Whatever the bytes are, nothing outside the lengths given is read or written. */
+
+int64_t covey_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits)
+{
+    int64_t sent = 0;
+#define CALL(suffix, real) { sent = JOIN(bits, suffix)(values, width, bits); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return sent;
+}
+
+int64_t covey_squeeze(int set, int twice, const void *values, const uint8_t *bits, int64_t width, void *to, int64_t sent)
+{
+    int64_t count = 0;
+#define CALL(suffix, real) { count = JOIN(squeeze, suffix)(values, bits, width, to, sent); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return count;
+}
+
+int64_t covey_spread(int set, int twice, const void *values, int64_t sent, const uint8_t *bits, int64_t width, void *to)
+{
+    int64_t count = 0;
+#define CALL(suffix, real) { count = JOIN(spread, suffix)(values, sent, bits, width, to); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return count;
+}
+
+int64_t covey_ones(const uint8_t *bits, int64_t width)
+{
+    int64_t count = 0;
+    for (int64_t k = 0; k < width; k += 64) count += __builtin_popcountll(word_at(bits, width, k));
+    return count;
+}
+
+/* The bytes that the gaps before each set bit take, seven bits to a byte: within a word all but the first are below 64. */
+int64_t covey_gap_length(const uint8_t *bits, int64_t width)
+{
+    int64_t length = 0, next = 0;
+    for (int64_t k = 0; k < width; k += 64) {
+        const uint64_t word = word_at(bits, width, k);
+        if (!word) continue;
+        for (int64_t gap = k + __builtin_ctzll(word) - next; gap >>= 7;) length++;
+        length += __builtin_popcountll(word);
+        next = k + 64 - __builtin_clzll(word);
+    }
+    return length;
+}
+
+/* Those gaps, lowest seven bits first, the highest bit set on all bytes of a gap but its last. Returns their length. */
+int64_t covey_write_gaps(const uint8_t *bits, int64_t width, uint8_t *to)
+{
+    int64_t at = 0, next = 0;
+    for (int64_t k = 0; k < width; k += 64) {
+        uint64_t word = word_at(bits, width, k);
+        if (!word) continue;
+        int64_t gap = k + __builtin_ctzll(word) - next;
+        for (; gap > 127; gap >>= 7) to[at++] = (uint8_t)(gap | 128);
+        to[at++] = (uint8_t)gap;
+        next = k + __builtin_ctzll(word) + 1;
+        for (word &= word - 1; word; word &= word - 1) {
+            const int64_t here = k + __builtin_ctzll(word);
+            to[at++] = (uint8_t)(here - next);
+            next = here + 1;
+        }
+    }
+    return at;
+}
+
+/* The bits of `sent` gaps that fill `length` bytes, into zeros. Returns 0 where the bytes are nothing else. */
+int covey_read_gaps(const uint8_t *from, int64_t length, int64_t sent, uint8_t *bits, int64_t width)
+{
+    int64_t at = 0, place = 0;
+    for (; sent > 0; sent--) {
+        if (at == length) return 1;
+        int64_t gap = from[at++];
+        if (gap > 127) {
+            gap &= 127;
+            for (int shift = 7;; shift += 7) {
+                if (at == length || shift > 28) return 1;
+                const int64_t more = from[at++];
+                gap |= (more & 127) << shift;
+                if (more > 127) continue;
+                if (!more) return 1; /* written longer than it is */
+                break;
+            }
+        }
+        if (gap >= width - place) return 1;
+        place += gap;
+        bits[place / 8] |= (uint8_t)(1 << place % 8);
+        place++;
+    }
+    return at != length;
+}
+
+int covey_narrow(int set, int twice, const void *from, uint8_t *to, int64_t count, int brain)
+{
+#define CALL(suffix, real) { JOIN(narrow, suffix)(from, to, count, brain); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return 0;
+}
+
+int64_t covey_widen(int set, int twice, const uint8_t *from, void *to, int64_t count, int brain)
+{
+    int64_t strange = 0;
+#define CALL(suffix, real) { strange = JOIN(widen, suffix)(from, to, count, brain); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return strange;
+}
+
+int covey_blur(int set, int twice, const void *from, void *to, int64_t count, int brain)
+{
+#define CALL(suffix, real) { JOIN(blur, suffix)(from, to, count, brain); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return 0;
+}
+
+int covey_quantise(int set, int twice, const void *from, int8_t *to, void *scales, int64_t width, int64_t block, int levels,
+                   int stochastic, uint64_t key)
+{
+    const uint64_t place = finalise(key); /* as draws.bits has it for id 0 */
+#define CALL(suffix, real) { JOIN(quantise, suffix)(from, to, scales, width, block, levels, stochastic, place); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return 0;
+}
+
+int covey_dequantise(int set, int twice, const int8_t *from, const void *scales, void *to, uint8_t *peaks, int64_t width,
+                     int64_t block)
+{
+#define CALL(suffix, real) { JOIN(dequantise, suffix)(from, scales, to, peaks, width, block); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return 0;
+}
+
+int covey_pack_nibbles(const int8_t *from, uint8_t *to, int64_t count)
+{
+    for (int64_t k = 0; k < count / 2; k++) to[k] = (uint8_t)((from[2 * k] & 15) | from[2 * k + 1] << 4);
+    if (count % 2) to[count / 2] = from[count - 1] & 15;
+    return 0;
+}
+
+int covey_unpack_nibbles(const uint8_t *from, int8_t *to, int64_t count)
+{
+    for (int64_t k = 0; k < count / 2; k++) {
+        to[2 * k] = (int8_t)(((from[k] & 15) ^ 8) - 8);
+        to[2 * k + 1] = (int8_t)((from[k] >> 4 ^ 8) - 8);
+    }
+    if (count % 2) to[count - 1] = (int8_t)(((from[count / 2] & 15) ^ 8) - 8);
     return 0;
 }

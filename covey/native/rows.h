@@ -809,6 +809,248 @@ HERE void NAME(tanh_row)(const REAL *from, REAL *to, int64_t count)
     }
 }
 
+/* Messages start at any address. */
+typedef WHOLE NAME(loose) __attribute__((aligned(1), may_alias));
+#define LOOSE NAME(loose)
+
+/* Which of `count` values, at most 64, have any bit set. */
+INLINE uint64_t NAME(nonzero)(const LOOSE *values, int64_t count)
+{
+    uint64_t word = 0, eight;
+#if BYTES == 64
+    if (count == 64) {
+        for (int j = 0; j < 64; j += LANES) {
+            const __m512i v = _mm512_loadu_si512(values + j);
+            word |= (uint64_t)(sizeof(REAL) == 4 ? _mm512_test_epi32_mask(v, v) : _mm512_test_epi64_mask(v, v)) << j;
+        }
+        return word;
+    }
+#endif
+    uint8_t yes[64] = {0};
+    if (count == 64)
+        for (int j = 0; j < 64; j++) yes[j] = values[j] != 0;
+    else
+        for (int j = 0; j < count; j++) yes[j] = values[j] != 0;
+    for (int j = 0; j < 64; j += 8) {
+        memcpy(&eight, yes + j, 8);
+        word |= (eight * 0x0102040810204080u >> 56) << j; /* eight bytes of 0 or 1 become eight bits */
+    }
+    return word;
+}
+
+/* A bit for each value that is not 0; returns how many. */
+HERE int64_t NAME(bits)(const LOOSE *values, int64_t width, uint8_t *bits)
+{
+    int64_t sent = 0;
+    for (int64_t k = 0; k < width; k += 64) {
+        const int64_t count = width - k < 64 ? width - k : 64;
+        const uint64_t word = NAME(nonzero)(values + k, count);
+        memcpy(bits + k / 8, &word, (size_t)(count + 7) / 8);
+        sent += __builtin_popcountll(word);
+    }
+    return sent;
+}
+
+/* The values under the bits, moved together; no more than `sent`. Returns how many. */
+HERE int64_t NAME(squeeze)(const LOOSE *values, const uint8_t *bits, int64_t width, LOOSE *to, int64_t sent)
+{
+    int64_t n = 0;
+    for (int64_t k = 0; k < width && n < sent; k += 64) {
+        uint64_t word = word_at(bits, width, k);
+        const LOOSE *from = values + k;
+        if (width - k >= 64 && sent - n >= 64 && __builtin_popcountll(word) > FEW) {
+#if BYTES == 64
+            for (int j = 0; j < 64; j += LANES, word >>= LANES) {
+                const __m512i v = _mm512_loadu_si512(from + j);
+                const __m512i some = sizeof(REAL) == 4 ? _mm512_maskz_compress_epi32((__mmask16)word, v)
+                                                       : _mm512_maskz_compress_epi64((__mmask8)word, v);
+                _mm512_storeu_si512(to + n, some);
+                n += __builtin_popcountll(word << (64 - LANES));
+            }
+#else
+            for (int j = 0; j < 64; j++) {
+                to[n] = from[j];
+                n += word >> j & 1;
+            }
+#endif
+        } else
+            for (; word && n < sent; word &= word - 1) to[n++] = from[__builtin_ctzll(word)];
+    }
+    return n;
+}
+
+/* The reverse: the values under the bits, zeros elsewhere. Returns how many of the `sent` values were taken. */
+HERE int64_t NAME(spread)(const LOOSE *values, int64_t sent, const uint8_t *bits, int64_t width, LOOSE *to)
+{
+    int64_t n = 0;
+    for (int64_t k = 0; k < width; k += 64) {
+        uint64_t word = word_at(bits, width, k);
+        LOOSE *here = to + k;
+        if (width - k >= 64 && sent - n >= 64 && __builtin_popcountll(word) > FEW) {
+#if BYTES == 64
+            for (int j = 0; j < 64; j += LANES, word >>= LANES) {
+                const __m512i v = _mm512_loadu_si512(values + n);
+                const __m512i some = sizeof(REAL) == 4 ? _mm512_maskz_expand_epi32((__mmask16)word, v)
+                                                       : _mm512_maskz_expand_epi64((__mmask8)word, v);
+                _mm512_storeu_si512(here + j, some);
+                n += __builtin_popcountll(word << (64 - LANES));
+            }
+#else
+            for (int j = 0; j < 64; j++) {
+                here[j] = values[n] & -(WHOLE)(word >> j & 1);
+                n += word >> j & 1;
+            }
+#endif
+        } else {
+            memset(here, 0, (size_t)(width - k < 64 ? width - k : 64) * sizeof(REAL));
+            for (; word && n < sent; word &= word - 1) here[__builtin_ctzll(word)] = values[n++];
+        }
+    }
+    return n;
+}
+
+/* The 16 bits of a value: IEEE's half, or `brain`, the upper half of a float. To nearest, ties to even, by way of float as torch does
+ * it; what is finite stays so, and there is one NaN. */
+INLINE uint16_t NAME(half)(REAL value, const int brain)
+{
+    const REAL most = (REAL)FLT_MAX;
+    if (sizeof(REAL) == 8 && !isinf(value)) value = value > most ? most : value < -most ? -most : value;
+    const float single = (float)value, shifted = fabsf(single) + 0.5f; /* whose last place is that of the smallest halves */
+    uint32_t bits, small;
+    memcpy(&bits, &single, 4);
+    memcpy(&small, &shifted, 4);
+    const uint32_t magnitude = bits & 0x7fffffff, infinite = brain ? 0x7f80 : 0x7c00, drop = brain ? 16 : 13;
+    /* choices by masks: a branch would keep this from being vectors */
+    const uint32_t tiny = -(uint32_t)(!brain && magnitude < 0x38800000), odd = -(uint32_t)(magnitude >= 0x7f800000);
+    const uint32_t nan = -(uint32_t)(magnitude > 0x7f800000);
+    uint32_t half = (magnitude - (brain ? 0 : 0x38000000) + ((1u << (drop - 1)) - 1) + (magnitude >> drop & 1)) >> drop;
+    half = half < infinite ? half : infinite - 1;
+    half = (half & ~tiny) | ((small - 0x3f000000) & tiny);
+    half = (half & ~odd) | (infinite & odd) | (bits >> 16 & 0x8000);
+    return (uint16_t)((half & ~nan) | ((infinite | (brain ? 0x40 : 0x200)) & nan));
+}
+
+INLINE REAL NAME(whole)(uint32_t half, const int brain)
+{
+    const uint32_t magnitude = half & 0x7fff, sign = (half & 0x8000) << 16;
+    uint32_t bits = magnitude << 16, small = magnitude | 0x3f000000;
+    float single;
+    if (!brain) {
+        memcpy(&single, &small, 4);
+        single -= 0.5f;
+        memcpy(&small, &single, 4);
+        const uint32_t tiny = -(uint32_t)(magnitude < 0x400);
+        bits = (magnitude << 13) + (magnitude < 0x7c00 ? 0x38000000 : 0x70000000);
+        bits = (small & tiny) | (bits & ~tiny);
+    }
+    bits |= sign;
+    memcpy(&single, &bits, 4);
+    return (REAL)single;
+}
+
+HERE void NAME(narrow)(const REAL *from, uint8_t *to, int64_t count, int brain)
+{
+    loose16 *out = (loose16 *)to;
+    if (brain)
+        for (int64_t k = 0; k < count; k++) out[k] = NAME(half)(from[k], 1);
+    else
+        for (int64_t k = 0; k < count; k++) out[k] = NAME(half)(from[k], 0);
+}
+
+/* Returns how many are a NaN that `narrow` does not make. */
+HERE int64_t NAME(widen)(const uint8_t *from, REAL *to, int64_t count, int brain)
+{
+    const loose16 *in = (const loose16 *)from;
+    int64_t strange = 0;
+    if (brain)
+        for (int64_t k = 0; k < count; k++) {
+            to[k] = NAME(whole)(in[k], 1);
+            strange += (in[k] & 0x7fff) > 0x7f80 && in[k] != 0x7fc0;
+        }
+    else
+        for (int64_t k = 0; k < count; k++) {
+            to[k] = NAME(whole)(in[k], 0);
+            strange += (in[k] & 0x7fff) > 0x7c00 && in[k] != 0x7e00;
+        }
+    return strange;
+}
+
+/* What is left of the values after both. */
+HERE void NAME(blur)(const REAL *from, REAL *to, int64_t count, int brain)
+{
+    if (brain)
+        for (int64_t k = 0; k < count; k++) to[k] = NAME(whole)(NAME(half)(from[k], 1), 1);
+    else
+        for (int64_t k = 0; k < count; k++) to[k] = NAME(whole)(NAME(half)(from[k], 0), 0);
+}
+
+/* The scale of a block whose largest magnitude has these bits: so few of its own that `levels` times it is exact. */
+INLINE REAL NAME(grain)(WHOLE peak, int levels)
+{
+    const WHOLE infinite = sizeof(REAL) == 4 ? (WHOLE)0x7f800000 : (WHOLE)0x7ff0000000000000;
+    const REAL least = sizeof(REAL) == 4 ? (REAL)FLT_MIN : (REAL)DBL_MIN;
+    REAL scale;
+    if (peak == 0) return 0;
+    if (peak >= infinite) return (REAL)NAN;
+    memcpy(&scale, &peak, sizeof scale);
+    scale /= (REAL)levels;
+    scale = scale < least ? least : scale;
+    memcpy(&peak, &scale, sizeof scale);
+    peak &= ~(WHOLE)levels;
+    memcpy(&scale, &peak, sizeof scale);
+    return scale;
+}
+
+/* Integers up to `levels` and the scale of each block, by the rules of covey/codecs/quantised.py; `place` is where the draws of
+ * stochastic rounding are. */
+HERE void NAME(quantise)(const REAL *from, int8_t *to, REAL *scales, int64_t width, int64_t block, int levels, int stochastic,
+                         uint64_t place)
+{
+    const REAL magic = sizeof(REAL) == 4 ? 12582912.0f : 6755399441055744.0; /* adding it rounds, ties to even */
+    const WHOLE positive = (WHOLE)((((uint64_t)1) << (8 * sizeof(REAL) - 1)) - 1);
+    for (int64_t start = 0; start < width; start += block) {
+        const int64_t stop = width - start < block ? width : start + block;
+        WHOLE peak = 0;
+        for (int64_t k = start; k < stop; k++) {
+            WHOLE size;
+            memcpy(&size, from + k, sizeof size);
+            size &= positive;
+            peak = size > peak ? size : peak;
+        }
+        const REAL scale = NAME(grain)(peak, levels);
+        *scales++ = scale;
+        if (!(scale > 0))
+            memset(to + start, 0, (size_t)(stop - start));
+        else if (stochastic)
+            for (int64_t k = start; k < stop; k++) {
+                const REAL value = from[k] / scale, size = value < 0 ? -value : value;
+                const int32_t below = (int32_t)size;
+                const int64_t draw = (int64_t)(finalise(place + GOLDEN * (uint64_t)k) >> 11);
+                const int32_t up = below + ((double)draw < (double)(size - (REAL)below) * 9007199254740992.0);
+                const int32_t whole = up > levels ? levels : up;
+                to[k] = (int8_t)(value < 0 ? -whole : whole);
+            }
+        else
+            for (int64_t k = start; k < stop; k++) to[k] = (int8_t)(int32_t)((from[k] / scale + magic) - magic);
+    }
+}
+
+/* The values again, and the largest magnitude among the integers of each block. */
+HERE void NAME(dequantise)(const int8_t *from, const REAL *scales, REAL *to, uint8_t *peaks, int64_t width, int64_t block)
+{
+    for (int64_t start = 0; start < width; start += block) {
+        const int64_t stop = width - start < block ? width : start + block;
+        const REAL scale = *scales++;
+        int low = 0, high = 0;
+        for (int64_t k = start; k < stop; k++) {
+            to[k] = (REAL)from[k] * scale;
+            low = from[k] < low ? from[k] : low;
+            high = from[k] > high ? from[k] : high;
+        }
+        *peaks++ = (uint8_t)(-low > high ? -low : high);
+    }
+}
+
 #undef LANES
 #undef HERE
 #undef INLINE
@@ -819,6 +1061,7 @@ HERE void NAME(tanh_row)(const REAL *from, REAL *to, int64_t count)
 #undef ALL
 #undef PICK
 #undef BELOW
+#undef LOOSE
 #undef TILE
 #undef TILES
 #undef TILE_ROW

@@ -45,6 +45,8 @@ class ModelFigures:
     loss: Figure | None
     nonzeros: Figure
     cut: float
+    angle: Figure | None  # between a sparse model and its signs, in degrees
+    layers: dict[str, float]  # share of non-zeros of every parameter of a sparse model, mean over seeds
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
         nonzeros=_figure(chosen, lambda c: c.chosen.models[name].nonzeros) or Figure(0.0, None),
         cut=first.cut,
+        angle=_figure(chosen, lambda c: c.chosen.models[name].angle),
+        layers={layer: statistics.mean(c.chosen.models[name].layers[layer] for c in chosen) for layer in first.layers},
     )
 
 

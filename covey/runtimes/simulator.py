@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,17 +18,17 @@ from torch import Tensor
 from covey import draws, native
 from covey.algorithm import Algorithm, Program
 from covey.clock import Clock
-from covey.codecs import Codec
 from covey.data.shards import some
 from covey.errors import DivergedError, ProgramError
 from covey.graph import Call, Graphs
-from covey.link import Ledger, Link, Route
+from covey.link import Ledger, Link, Memory, Route
 from covey.meter import Meter
 from covey.nodes import Idle, Nodes
 from covey.replies import Exact, Ids, Masked, Message, Replies, Rows
 from covey.store import Store
 from covey.task import Batches, Task
 from covey.tree import Sample, Tree
+from covey.wire import Wire
 
 _SCORES = 4  # chunks per worker when models are scored, which takes as long as a device has examples
 
@@ -44,7 +44,7 @@ class Simulator:
     algorithm: Algorithm
     tree: Tree
     task: Task
-    codecs: Mapping[str, Codec]
+    wires: Mapping[tuple[str, str], Wire]
     start: Rows
     seeds: tuple[int, ...] = (0,)
     idle: Idle = "skip"
@@ -121,8 +121,9 @@ class Simulator:
             idle = self._idle(me, asker, len(ids), answers)
         with self._timed("links"):
             copies = torch.bincount(asker, minlength=len(me))
-            down = tuple(self._send(row, me.tier, me.ids, copies, (me.tier, tier), "down") for row in rows)
-            down_each = tuple(self._send_each(me, tier, value, asker, ids) for value in each)
+            way = _Way((me.tier, tier), "down", program.__name__, path)
+            down = tuple(self._send(row, me.ids, copies, replace(way, number=k)) for k, row in enumerate(rows))
+            down_each = tuple(self._send_each(me, way, value, asker, ids) for value in each)
         question = _Question(program, (me.tier, tier), me.round, path, ids, asker, answers, idle, down, down_each)
         with self._timed("training", threads=self.workers) if self._leaf(tier) else nullcontext():
             done = list(self._each_chunk(partial(self._run, question), len(ids), leaf=self._leaf(tier)))
@@ -154,11 +155,12 @@ class Simulator:
             self._keep(nodes, ids, q.round)
             with self._timed("links"):
                 here = q.answers[(q.answers >= part.start) & (q.answers < part.stop)] - part.start
+                way = _Way(q.ends, "up", q.program.__name__, q.path, came=arguments[0] if q.down else None)
                 if isinstance(answer, tuple):
-                    return tuple(self._up(q, ids, here, message, nodes) for message in answer)
-                return self._up(q, ids, here, answer, nodes)
+                    return tuple(self._up(q, ids, here, m, nodes, replace(way, number=k)) for k, m in enumerate(answer))
+                return self._up(q, ids, here, answer, nodes, way)
 
-    def _up(self, q: _Question, ids: Ids, here: Tensor, message: Message, nodes: Nodes) -> Message:
+    def _up(self, q: _Question, ids: Ids, here: Tensor, message: Message, nodes: Nodes, way: _Way) -> Message:
         """What arrives above of the answers of those who answer, `here` among the nodes."""
         rows, tier = _rows(message), q.ends[1]
         if rows is None:
@@ -170,7 +172,9 @@ class Simulator:
             )
         if not any(rows is kept for kept in nodes.kept.values()):
             self._doubt(tier, f"the answer of {q.program.__name__}", rows, ids)
-        return self._receive(_select(message, here), tier, ids[here], torch.ones_like(here), q.ends, "up")
+        if way.came is not None and len(here) < len(ids):
+            way = replace(way, came=way.came[here.to(way.came.device, non_blocking=True)])
+        return self._receive(_select(message, here), ids[here], torch.ones_like(here), way)
 
     def _leaf(self, tier: str) -> bool:
         return tier == self.tree.tiers[-1]
@@ -254,19 +258,41 @@ class Simulator:
             with self._storing:  # workers take turns
                 self.store.put(nodes.tier, name, ids, rows, round)
 
-    def _send(self, message: Message, sender: str, ids: Ids, copies: Tensor, ends: tuple[str, str], direction: str) -> Any:
+    def _send(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Any:
         """The rows that arrive."""
-        out = self._receive(message, sender, ids, copies, ends, direction)
+        out = self._receive(message, ids, copies, way)
         return out.rows if isinstance(out, Exact) else out
 
-    def _receive(self, message: Message, sender: str, ids: Ids, copies: Tensor, ends: tuple[str, str], direction: str) -> Message:
+    def _receive(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Message:
         """What the receivers get of a message."""
-        name = "-".join(ends)
-        route = Route((name, direction, self.lane), copies, self.tree.copy(sender, ids))
+        sender, wire = way.sender, self.wires[way.link, way.direction]
+        route = Route((way.link, way.direction, self.lane), copies, self.tree.copy(sender, ids))
         cut = self.algorithm.cut(sender, self._round) if self.lane == "train" else None
-        return Link(self.codecs[name], self._ledger).send(message, route, cut=cut)
+        memory = self._memory(way, ids) if wire.feedback and self.lane == "train" else None
 
-    def _send_each(self, me: Nodes, tier: str, value: Tensor, asker: Tensor, ids: Tensor) -> Tensor:
+        def keys() -> Tensor:
+            words = (self._round, way.path, "wire", way.link, way.direction, way.program, way.number)
+            each = draws.keys(self.seeds, *words)[self.tree.copy(sender, ids)].to(self.task.device)
+            return draws.bits(each, self.tree.local(sender, ids).to(self.task.device), 1)[:, 0]
+
+        return Link(wire, self._ledger).send(message, route, cut=cut, reference=way.came, keys=keys, memory=memory)
+
+    def _memory(self, way: _Way, ids: Ids) -> Memory:
+        """What these senders' messages of this kind have lost so far: an ordinary kept row of theirs, which is no model."""
+        name = f"_lost {way.link} {way.direction} {way.program} {way.number}"
+
+        def keep(rows: Rows) -> None:
+            with self._storing:
+                self.store.put(way.sender, name, ids, rows, self._round)
+
+        def recall(zeros: Rows) -> Rows:
+            with self._storing:
+                lost = self.store.get(way.sender, name, ids, zeros, 0)
+            return zeros if lost is None else lost
+
+        return Memory(recall, keep)
+
+    def _send_each(self, me: Nodes, way: _Way, value: Tensor, asker: Tensor, ids: Tensor) -> Tensor:
         """Each child's own entry of a value that has one per child of the askers."""
         counts = me.children
         if len(value) != int(counts.sum()):
@@ -276,7 +302,7 @@ class Simulator:
         starts = torch.cumsum(counts, 0) - counts
         chosen = value[(starts[asker] + ids - self.tree.first(me.tier, me.ids)[asker]).to(value.device)]
         flat = Exact((chosen[:, None] if chosen.ndim == 1 else chosen.flatten(1)).to(self.task.dtype))
-        self._send(flat, me.tier, me.ids[asker], torch.ones_like(ids), (me.tier, tier), "down")
+        self._send(flat, me.ids[asker], torch.ones_like(ids), way)
         return chosen
 
     def _doubt(self, tier: str, what: str, rows: Tensor | None, ids: Ids) -> None:
@@ -323,6 +349,26 @@ class _Question:
     idle: Tensor | None
     down: tuple[Any, ...]
     each: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """What a message is: its link and direction, the program that it asks for or answers, and which of its rows."""
+
+    ends: tuple[str, str]
+    direction: str
+    program: str
+    path: int
+    number: int = 0
+    came: Rows | None = None  # what came down to those who answer
+
+    @property
+    def link(self) -> str:
+        return "-".join(self.ends)
+
+    @property
+    def sender(self) -> str:
+        return self.ends[0 if self.direction == "down" else 1]
 
 
 @dataclass(frozen=True, eq=False)

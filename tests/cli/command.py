@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,11 +46,17 @@ def covey(*words: object) -> Result:
 
 
 def spawn(*words: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    """`covey WORDS` in a process of its own, one thread as in the tests."""
+    """`covey WORDS` in a process of its own, one thread as in the tests; it hears Ctrl-C even if these run in the background."""
+
+    def fresh() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if before is not None:
+            before()
+
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "covey", *map(str, words)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe, preexec_fn=before)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe, preexec_fn=fresh)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

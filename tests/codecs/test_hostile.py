@@ -3,21 +3,43 @@
 import re
 import struct
 import tracemalloc
+from collections.abc import Iterator
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from covey.codecs import CODECS, Bitmap, Codec, Dense
+from covey import native
+from covey.codecs import CODECS, Auto, Bitmap, Codec, Coo, Dense, Quantised, gaps
 from covey.errors import DecodeError
 
 LIMIT = 100
-every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-many = settings(max_examples=400)
+ALL: dict[str, Codec] = {
+    **CODECS,
+    "int8 in blocks of 3": Quantised(8, block=3),
+    "int4 drawn": Quantised(4, block=3, rounding="stochastic"),
+}
+every_codec = pytest.mark.parametrize("codec", ALL.values(), ids=ALL.keys())
+many = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ROW = torch.tensor([0.0, 1.5, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
 MASK = ROW > 0
-GOOD = [codec.encode(ROW, mask) for codec in CODECS.values() for mask in (None, MASK)]
+LONG = torch.nn.functional.pad(ROW, (0, 90))
+GOOD = [
+    codec.encode(row, mask, 7)
+    for codec in ALL.values()
+    for row, mask in [(ROW, None), (ROW, MASK), (ROW.double(), None), (LONG, None), (LONG, LONG > 0), (ROW * torch.nan, None)]
+]
+
+
+@pytest.fixture(params=["kernel", "numpy"], autouse=True)
+def with_and_without_the_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.param == "numpy":
+        monkeypatch.setattr(native, "_library", "gone")
+    return
 
 
 def survives(codec: Codec, message: bytes) -> None:
@@ -27,7 +49,7 @@ def survives(codec: Codec, message: bytes) -> None:
         return
     assert row.numel() <= LIMIT
     assert mask is None or (mask.shape == row.shape and not row[~mask].count_nonzero())
-    again, _ = codec.decode(codec.encode(row, mask), limit=LIMIT)
+    again, _ = codec.decode(codec.encode(row, mask, 3), limit=LIMIT)
     assert again.numpy().tobytes() == row.numpy().tobytes()
 
 
@@ -41,13 +63,23 @@ def test_random_bytes(codec: Codec, message: bytes) -> None:
 @every_codec
 @many
 @given(
-    first=st.integers(0x10, 0x13),
-    number=st.integers(1, 2),
+    tag=st.integers(0, 8),
+    kind=st.integers(0, 3),
+    form=st.none() | st.integers(0, 5),
     width=st.integers(0, 40) | st.integers(0, 2**32 - 1),
+    count=st.none() | st.integers(0, 9),
     rest=st.binary(max_size=200),
 )
-def test_random_bytes_behind_a_good_header(codec: Codec, first: int, number: int, width: int, rest: bytes) -> None:
-    survives(codec, struct.pack("<BBI", first, number, width) + rest)
+def test_random_bytes_behind_a_good_header(
+    codec: Codec, tag: int, kind: int, form: int | None, width: int, count: int | None, rest: bytes
+) -> None:
+    own = codec.encode(ROW, None, 1)[1] >> 4
+    head = struct.pack("<BBI", 0x20 | tag, (own if form is None else form) << 4 | kind, width)
+    if isinstance(codec, Quantised):
+        head += struct.pack("<H", codec.block if count is None else count)
+    elif count is not None:  # of the values that a row with gaps sends
+        head += struct.pack("<I", count)
+    survives(codec, head + rest)
 
 
 @every_codec
@@ -55,46 +87,86 @@ def test_random_bytes_behind_a_good_header(codec: Codec, first: int, number: int
 @given(
     message=st.sampled_from(GOOD),
     changes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), max_size=3),
-    end=st.integers(0, 60),
+    end=st.integers(0, 60) | st.none(),
     tail=st.binary(max_size=5),
 )
-def test_mutated_messages(codec: Codec, message: bytes, changes: list[tuple[int, int]], end: int, tail: bytes) -> None:
+def test_mutated_messages(codec: Codec, message: bytes, changes: list[tuple[int, int]], end: int | None, tail: bytes) -> None:
     mutated = bytearray(message)
     for at, byte in changes:
         mutated[at % len(mutated)] = byte
     survives(codec, bytes(mutated[:end]) + tail)
 
 
-@pytest.mark.parametrize("message", GOOD)
-def test_every_shorter_and_every_longer_message_is_refused(message: bytes) -> None:
-    codec = next(c for c in (Dense(), Bitmap()) if message in (c.encode(ROW), c.encode(ROW, MASK)))
-    codec.decode(message, limit=9)
+@every_codec
+@pytest.mark.parametrize("row", [ROW, LONG], ids=["short", "long"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_shorter_and_every_longer_message_is_refused(codec: Codec, row: torch.Tensor, masked: bool) -> None:
+    message = codec.encode(row, row > 0 if masked else None, 2)
+    codec.decode(message, limit=len(row))
     for end in range(len(message)):
         with pytest.raises(DecodeError):
-            codec.decode(message[:end], limit=9)
-    with pytest.raises(DecodeError, match=f"{len(message) + 1} bytes, expected it to end after {len(message)}"):
-        codec.decode(message + b"\0", limit=9)
+            codec.decode(message[:end], limit=len(row))
+    for more in (b"\0", b"\x80", b"\0" * 8):
+        with pytest.raises(DecodeError):
+            codec.decode(message + more, limit=len(row))
 
 
-dense, dense_masked, bitmap, bitmap_masked = GOOD
+dense, dense_masked = Dense().encode(ROW), Dense().encode(ROW, MASK)
+bitmap, f16 = Bitmap().encode(ROW), Dense("f16").encode(ROW)
+coo = Coo().encode(ROW)
+int8 = Quantised(8, block=4).encode(ROW)
+int4 = Quantised(4).encode(ROW)
+header = struct.Struct("<BBI").pack
 
 
 @pytest.mark.parametrize(
     ("codec", "message", "says"),
     [
         (Dense(), b"", "0 bytes, but the header alone needs 6"),
-        (Dense(), b"\x20" + dense[1:], "version 2, expected 1"),
-        (Dense(), b"\x00" * 42, "version 0, expected 1"),
+        (Dense(), b"\x10" + dense[1:], "version 1, expected 2"),
+        (Dense(), b"\x00" * 42, "version 0, expected 2"),
         (Dense(), bitmap, "tag 2, expected one of 0 (DENSE), 1 (DENSE_MASKED)"),
-        (Bitmap(), dense_masked, "tag 1, expected one of 0 (DENSE), 2 (BITMAP), 3 (BITMAP_MASKED)"),
-        (Dense(), b"\x1f" + dense[1:], "tag 15, expected"),
-        (Dense(), b"\x10\x03" + dense[2:], "number format 3, expected"),
+        (Bitmap(), coo, "tag 4, expected one of 0 (DENSE), 1 (DENSE_MASKED), 2 (BITMAP), 3 (BITMAP_MASKED)"),
+        (Quantised(8), dense, "tag 0, expected one of 6 (QUANTISED), 7 (QUANTISED_MASKED)"),
+        (Dense(), b"\x2f" + dense[1:], "tag 15, expected"),
+        (Dense(), b"\x20\x03" + dense[2:], "a row of type 3, expected"),
+        (Dense(), f16, "values in format 1, expected 0 (own)"),
+        (Dense("f16"), dense, "values in format 0, expected 1 (f16)"),
+        (Quantised(8), int4, "values in format 4, expected 3 (int8)"),
         (Dense(), dense[:-1], "9 values of torch.float32 need 36 bytes, found 35"),
+        (Dense("f16"), f16[:-1], "9 values of torch.float32 as f16 need 18 bytes, found 17"),
+        (Dense("f16"), f16[:6] + b"\x01\x7e" + f16[8:], "1 values are a NaN in other bits than 0x7e00"),
+        (Dense("bf16"), header(0x20, 0x21, 1) + b"\xc0\xff", "1 values are a NaN in other bits than 0x7fc0"),
         (Bitmap(), bitmap[:7], "9 mask bits need 2 bytes, found 1"),
         (Bitmap(), bitmap[:7] + b"\x03" + bitmap[8:], "last mask byte is 0x03, expected only its low 1 bits"),
         (Bitmap(), bitmap[:6] + b"\x0b" + bitmap[7:], "4 values of torch.float32 need 16 bytes, found 12"),
         (Bitmap(), bitmap[:6] + b"\x02" + bitmap[7:], "20 bytes, expected it to end after 16"),
         (Dense(), dense_masked[:8] + b"\x01" + dense_masked[9:], "1 values outside the mask are not 0"),
+        (Coo(), coo[:9], "the number of values sent need 4 bytes, found 3"),
+        (Coo(), coo[:6] + b"\x0a\0\0\0" + coo[10:], "10 values, expected at most the 9 of its row"),
+        (Coo(), coo[:11], "the gaps before 3 values need 3 bytes, found 1"),
+        (Coo(), coo[:-1], "3 values of torch.float32 need 12 bytes, found 11"),
+        (Coo(), coo + b"\0", "4 bytes hold 4 whole gaps, expected 3 and nothing after them"),
+        (Coo(), coo[:10] + b"\x81" + coo[11:], "3 bytes hold 2 whole gaps, expected 3"),
+        (Coo(), coo[:12] + b"\x84" + coo[13:], "3 bytes hold 2 whole gaps, expected 3"),
+        (Coo(), coo[:10] + b"\x81\x00" + coo[11:], "gap 0 takes 2 bytes, expected it in the fewest"),
+        (Coo(), coo[:10] + b"\xff" * 5 + b"\x01" + coo[11:], "gap 0 takes 6 bytes, expected it in the fewest"),
+        (Coo(), coo[:10] + b"\xff" * 4 + b"\x7f" + coo[11:], "a gap of 34359738367, expected less than the row's 9 values"),
+        (Coo(), coo[:10] + b"\x02" + coo[11:], "the gaps end at place 9, expected all of them within 9 values"),
+        (Quantised(8), int8, "in blocks of 4, expected 256"),
+        (Quantised(8, block=4), int8[:7], "the block size need 2 bytes, found 1"),
+        (Quantised(8, block=4), int8[:19], "3 scales of torch.float32 need 12 bytes, found 11"),
+        (Quantised(8, block=4), int8[:-1], "9 integers of 8 bits need 9 bytes, found 8"),
+        (Quantised(8, block=4), int8[:20] + b"\x05" + int8[21:-1] + b"\x05", "block 2 has integers up to 5 under the scale"),
+        (Quantised(8, block=4), int8[:24] + b"\x05" + int8[25:], "block 1 has integers up to 5 under the scale 0.0, expected 0"),
+        (Quantised(8, block=4), int8[:20] + b"\x80" + int8[21:], "block 0 has integers up to 128 under the scale"),
+        (Quantised(8, block=4), int8[:8] + b"\xff" * 4 + int8[12:], "scale 0 is nan, expected 0, the usual NaN, or"),
+        (Quantised(8, block=4), int8[:8] + b"\x01\0\x80\x3f" + int8[12:], "scale 0 is 1.0000001"),
+        (Quantised(8, block=4), int8[:8] + b"\0\0\x80\x7f" + int8[12:], "scale 0 is inf"),
+        (Quantised(8, block=4), int8[:8] + b"\0\0\x80\x7e" + int8[12:], "scale 0 is 8.5"),
+        (Quantised(8, block=4), int8[:8] + b"\0\0\0\x80" + int8[12:], "scale 0 is -0.0"),
+        (Quantised(8, block=4), int8[:8] + b"\x80\0\0\0" + int8[12:], "scale 0 is 1.79"),
+        (Quantised(4), int4[:-1] + b"\x17", "last byte of 9 int4 is 0x17, expected its high half to be 0"),
     ],
 )
 def test_messages_say_what_was_found_and_what_was_expected(codec: Codec, message: bytes, says: str) -> None:
@@ -103,21 +175,46 @@ def test_messages_say_what_was_found_and_what_was_expected(codec: Codec, message
 
 
 @every_codec
-@pytest.mark.parametrize("tag", range(4))
-def test_a_huge_declared_width_allocates_nothing(codec: Codec, tag: int) -> None:
-    message = struct.pack("<BBI", 0x10 | tag, 2, 2**32 - 1) + b"\xff" * 64
+def test_a_huge_declared_width_allocates_nothing(codec: Codec) -> None:
+    block = b"\x03\0" if getattr(codec, "block", None) == 3 else b"\0\x01"
     tracemalloc.start()
     try:
-        with pytest.raises(DecodeError):
-            codec.decode(message, limit=2**33)  # even where the limit would allow it, the bytes are not there
-        with pytest.raises(DecodeError):
-            codec.decode(message, limit=1000)
-        assert tracemalloc.get_traced_memory()[1] < 200_000
+        for tag, form in product(range(8), range(5)):
+            message = struct.pack("<BBI", 0x20 | tag, form << 4 | 2, 2**32 - 1) + (block if tag > 5 else b"") + b"\xff" * 64
+            for limit in (2**33, 1000):  # even where the limit would allow it, the bytes are not there
+                with pytest.raises(DecodeError):
+                    codec.decode(message, limit=limit)
+        assert tracemalloc.get_traced_memory()[1] < 300_000
     finally:
         tracemalloc.stop()
 
 
 def test_the_limit_itself_is_allowed() -> None:
-    assert Bitmap().decode(bitmap, limit=9)[0].numel() == 9
-    with pytest.raises(DecodeError, match="declares 9 values, expected at most 8"):
-        Bitmap().decode(bitmap, limit=8)
+    for codec, message in ((Bitmap(), bitmap), (Coo(), coo), (Auto(), coo), (Quantised(4), int4)):
+        assert codec.decode(message, limit=9)[0].numel() == 9
+        with pytest.raises(DecodeError, match="declares 9 values, expected at most 8"):
+            codec.decode(message, limit=8)
+
+
+def test_auto_reads_what_any_lossless_codec_writes() -> None:
+    for codec in (Dense(), Bitmap(), Coo()):
+        for mask in (None, MASK):
+            row, got = Auto().decode(codec.encode(ROW, mask), limit=9)
+            assert row.tolist() == (ROW.tolist() if mask is None else ROW.masked_fill(~MASK, 0).tolist())
+            assert str(got) == str(mask)
+
+
+def test_every_short_string_of_telling_bytes_as_gaps() -> None:
+    strings = [bytes(block) for n in range(4) for block in product((0, 1, 2, 126, 127, 128, 129, 255), repeat=n)]
+    taken = {block: packed for block in strings if (packed := gaps_or_none(block, 2)) is not None}
+    assert {b"\x00\x00", b"\x7f\x80\x01", b"\x80\x01\x7f", b"\xff\x01\x02"} <= set(taken)
+    assert not {b"\x00", b"\x80\x00\x00", b"\x00\x80\x00", b"\xff\x02\x00"} & set(taken)
+    for block, packed in taken.items():
+        assert gaps.write(packed, 300, gaps.length(packed, 300)).tobytes() == block
+
+
+def gaps_or_none(block: bytes, sent: int) -> NDArray[np.uint8] | None:
+    try:
+        return gaps.read(np.frombuffer(block, np.uint8), sent, 300)
+    except DecodeError:
+        return None

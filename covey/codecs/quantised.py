@@ -1,0 +1,120 @@
+"""Small integers instead of values: each block of a row has a scale, and each value becomes a multiple of it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.codecs import bits, blocks, header, integers, numbers
+from covey.codecs.blocks import LITTLE_ENDIAN, Reader
+from covey.codecs.header import Header, Tag
+from covey.codecs.integers import Integers
+from covey.errors import ConfigError, DecodeError
+
+_BLOCK = 2  # bytes of the block size
+_LARGEST = (1 << 8 * _BLOCK) - 1
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """`bits` for each value, and a scale for each `block` of them; a block that holds NaN or infinity arrives as NaN.
+
+    `rounding` is "nearest" (ties to even), or "stochastic": up with the probability of what is left over, by the draw at the
+    row's key and the value's place, so that the mean over many keys is the value itself. Zeros arrive as +0.0. With a mask only
+    the integers inside it travel.
+
+    >>> message = Quantised(8).encode(torch.tensor([-127.0, 0.0, 3.4]))
+    >>> len(message), Quantised(8).decode(message, limit=3)[0].tolist()
+    (15, [-127.0, 0.0, 3.0])
+    """
+
+    bits: int
+    block: int = 256
+    rounding: str = "nearest"
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ConfigError(f"Quantised has bits=4 or 8, not {self.bits!r}.")
+        if type(self.block) is not int or not 0 < self.block <= _LARGEST:
+            raise ConfigError(f"Quantised has a block of 1 to {_LARGEST} values, not {self.block!r}.")
+        if self.rounding not in ("nearest", "stochastic"):
+            raise ConfigError(f"Quantised has rounding 'nearest' or 'stochastic', not {self.rounding!r}.")
+
+    @property
+    def name(self) -> str:
+        """int8 or int4."""
+        return f"int{self.bits}"
+
+    @property
+    def draws(self) -> bool:
+        """Where rounding is stochastic."""
+        return self.rounding == "stochastic"
+
+    @property
+    def levels(self) -> int:
+        """The largest integer."""
+        return (1 << self.bits - 1) - 1
+
+    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+        """The header, the block size, the mask if there is one, the scales and the integers."""
+        blocks.check_rows(row, mask, ndim=1)
+        if self.draws and key is None:
+            raise ConfigError(f"{self.name} with stochastic rounding draws by address: give encode a key, as draws.key makes it.")
+        if mask is not None:
+            row, mask = row.detach().cpu(), mask.cpu()
+        values = numbers.to_little(blocks.kept(row, mask))
+        found, scales = integers.quantise(values, block=self.block, levels=self.levels, key=key if self.draws else None)
+        tag, packed = Tag.QUANTISED, np.empty(0, np.uint8)
+        if mask is not None:
+            tag, packed, found = Tag.QUANTISED_MASKED, bits.of_mask(mask.numpy()), found[mask.numpy()]
+        first = Header(tag, row.dtype, len(row), self.name).pack() + self.block.to_bytes(_BLOCK, "little")
+        return blocks.join(first, packed, scales, found if self.bits == 8 else integers.pack_nibbles(found))
+
+    def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
+        """The row, and its mask if one was sent."""
+        head = header.read(message, tags=(Tag.QUANTISED, Tag.QUANTISED_MASKED), values=self.name, limit=limit)
+        reader = Reader(message, head)
+        if (block := reader.number(_BLOCK, "the block size")) != self.block:
+            raise DecodeError(f"message in blocks of {block}, expected {self.block}; use the same codec on both ends of a link.")
+        mask = reader.mask(reader.bits()) if head.masked else None
+        count = integers.blocks(head.width, self.block)
+        dtype = LITTLE_ENDIAN[head.dtype]
+        scales = reader.block(count * dtype.itemsize, f"{count} scales of {head.dtype}").view(dtype).copy()
+        integers.check_scales(scales, self.levels)
+        found = self._integers(reader, head.width if mask is None else int(mask.count_nonzero()))
+        reader.end()
+        if mask is not None:
+            inside, found = found, np.zeros(head.width, np.int8)
+            found[mask.numpy()] = inside
+        row, peaks = integers.dequantise(found, scales, block=self.block)
+        integers.check_peaks(scales, peaks, self.levels)
+        return blocks.kept(numbers.to_tensor(row), mask), mask
+
+    def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Counted from the mask, or the same for every row."""
+        blocks.check_rows(rows, mask, ndim=2)
+        nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        sent = nothing if mask is None else blocks.count(mask.expand(rows.shape))
+        return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
+
+    def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
+        """All scales, and the integers inside the mask or all of them."""
+        always = header.SIZE + _BLOCK + size * integers.blocks(width, self.block) + (bits.length(width) if masked else 0)
+        return always + ((sent if masked else torch.full_like(sent, width)) * self.bits + 7) // 8
+
+    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        """Integers times scales."""
+        blocks.check_rows(rows, mask, ndim=2)
+        if self.draws and (keys is None or keys.dtype != torch.int64 or keys.shape != rows.shape[:1]):
+            got = "none" if keys is None else f"{keys.dtype} {list(keys.shape)}"
+            raise ConfigError(f"{self.name} with stochastic rounding needs a key for each row, int64 [{len(rows)}], got {got}.")
+        sent = blocks.kept(rows.detach(), mask)
+        back = integers.rounded(sent, block=self.block, levels=self.levels, keys=keys if self.draws else None)
+        return blocks.kept(back, mask)
+
+    def _integers(self, reader: Reader, count: int) -> Integers:
+        packed = reader.block((count * self.bits + 7) // 8, f"{count} integers of {self.bits} bits")
+        return packed.view(np.int8) if self.bits == 8 else integers.unpack_nibbles(packed, count)
