@@ -3,7 +3,7 @@
 `COVEY_DATA=FOLDER python -m experiments.reach.run`: MNIST, 20 devices of 5 labels, 784-100-10, all asked, under 4 edges where the
 method has them. A run ends when the validation accuracy of the global and the personal model (where there is one) has passed its
 target, or after 60 rounds. Counted is what the server sends and receives, all rounds and nodes; what edges and devices say to
-each other stands beside it. Three seeds, each with its own weights, partition and draws.
+each other stands beside it. Two seeds, each with its own weights, partition and draws.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 import covey
 from covey.algorithms import FedAvg, HierFAVG, PerMFL, PFedMe, SFedHP
 
-TARGETS = {"global": 0.90, "personal": 0.95}
+TARGETS = {"global": 0.85, "personal": 0.90}
 ROUNDS = 60
 
 METHODS: dict[str, covey.Algorithm] = {
     "FedAvg": FedAvg(lr=0.1),
-    "pFedMe": PFedMe(lam=15.0, lr=0.02, personal_lr=0.05),
+    "pFedMe": PFedMe(lam=15.0, lr=0.1, personal_lr=0.06),
     "HierFAVG": HierFAVG(lr=0.1, edge_rounds=5),
-    "PerMFL": PerMFL(lam=0.5, lr=0.1, edge_lr=0.3, edge_rounds=5),
-    "sFedHP": SFedHP(lam1=5.0, lam2=5.0, lr2=0.05),
-    "sFedHP, sparse": SFedHP(lam1=5.0, lam2=5.0, lr2=0.05, gamma1=0.001, gamma2=0.001, floor=0.2),
+    "PerMFL": PerMFL(lam=3.0, gamma=1.0, beta=1.0, lr=0.1, edge_lr=0.25, edge_rounds=5),
+    "sFedHP": SFedHP(lam1=5.0, lam2=5.0, lr1=0.2, lr2=0.1, edge_rounds=10),
+    "sFedHP, sparse": SFedHP(lam1=5.0, lam2=5.0, lr1=0.2, lr2=0.1, edge_rounds=10, gamma1=0.001, gamma2=0.001, floor=0.2),
 }
 LARGEST = {"name": "auto", "keep": 0.1, "update": True, "feedback": True}
 CODECS: dict[str, Any] = {
@@ -77,11 +77,11 @@ def reach(algorithm: covey.Algorithm, codec: Any, seed: int) -> dict[str, Any]:
 def main() -> None:
     """A table in Markdown: MB on the server's links until each target, and the round."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every figure of every seed here")
     asked = parser.parse_args()
     every: dict[str, list[dict[str, Any]]] = {}
-    print("| method | codec | global 90 %: MB | round | MB below | personal 95 %: MB | round | MB below |")
+    print("| method | codec | global 85 %: MB | round | MB below | personal 90 %: MB | round | MB below |")
     print("|---|---|---|---|---|---|---|---|")
     for name, algorithm in METHODS.items():
         for title, codec in CODECS.items():
