@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from covey import native
 from covey.codecs import bits, gaps, header, numbers
 from covey.codecs.bits import Bytes, Values
 from covey.codecs.header import Header, Tag
@@ -22,6 +23,7 @@ LITTLE_ENDIAN: dict[torch.dtype, np.dtype[np.floating[Any]]] = {
     torch.float64: np.dtype("<f8"),
 }
 PATTERNS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_LARGE = 1 << 22  # bytes from which on a message is written into large pages
 
 
 def patterns(rows: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ def which(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """One row on its way: its values as they will arrive, the format they travel in, and its mask."""
+    """One row on its way: its values, zeros outside its mask if it has one, and the format they travel in."""
 
     row: Values
     dtype: torch.dtype
@@ -81,8 +83,8 @@ class Sent:
 
     @cached_property
     def bits(self) -> Bytes:
-        """Which values are sent if not all are: those inside the mask, or those that are not 0."""
-        return bits.of_values(self.row) if self.mask is None else bits.of_mask(self.mask.numpy())
+        """Which values are sent if not all are: those inside the mask, or those that arrive as not 0."""
+        return bits.of_values(numbers.arriving(self.row, self.values)) if self.mask is None else bits.of_mask(self.mask.numpy())
 
     @cached_property
     def count(self) -> int:
@@ -118,16 +120,18 @@ class Sent:
 
 
 def sent(row: Tensor, mask: Tensor | None, values: str) -> Sent:
-    """What there is to send of a row: zeros outside the mask, so that nothing leaks that was not to be sent."""
+    """What there is to send of a row; nothing outside the mask, lest it leak."""
     check_rows(row, mask, ndim=1)
     if mask is not None:
         row, mask = row.detach().cpu(), mask.cpu()
-    return Sent(numbers.arriving(numbers.to_little(kept(row, mask)), values), row.dtype, values, mask)
+    return Sent(numbers.to_little(kept(row, mask)), row.dtype, values, mask)
 
 
 def join(*parts: bytes | NDArray[Any]) -> bytes:
     """The parts of a message, one after the other."""
-    return b"".join(part if isinstance(part, bytes) else part.data for part in parts)
+    raw = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part.view(np.uint8) for part in parts]
+    size = sum(len(part) for part in raw)
+    return native.join(raw, size) if size > _LARGE and native.packs() else b"".join(part.data for part in raw)
 
 
 class Reader:

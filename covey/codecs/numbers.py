@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 24  # values that torch rounds together
 
 def check(values: str) -> None:
     """Refuse the name of another format."""
-    if values != "own" and values not in HALVES:
+    if values not in ("own", *HALVES):
         raise ConfigError(f"values travel as 'own', 'f16' or 'bf16', not {values!r}.")
 
 
@@ -63,16 +63,16 @@ def arriving(row: Values, values: str) -> Values:
     return row if values == "own" else to_little(rounded(to_tensor(row), values))
 
 
-def to_wire(arriving: Values, values: str) -> NDArray[Any]:
-    """Values as they will arrive, in the bytes that travel."""
+def to_wire(row: Values, values: str) -> NDArray[Any]:
+    """The bytes that travel."""
     if values == "own":
-        return arriving
+        return row
     if native.packs():
-        halves = np.empty(2 * len(arriving), np.uint8)
-        native.narrow(arriving, halves, brain=values == "bf16")
+        halves = np.empty(2 * len(row), np.uint8)
+        native.narrow(row, halves, brain=values == "bf16")
         return halves
-    words = to_tensor(arriving).float().to(HALVES[values]).view(torch.int16).numpy().astype("<u2")
-    words[np.isnan(arriving)] = _NAN[values]
+    words = rounded(to_tensor(row), values).float().to(HALVES[values]).view(torch.int16).numpy().astype("<u2")
+    words[np.isnan(row)] = _NAN[values]
     return words
 
 

@@ -36,7 +36,7 @@ class Quantised:
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
+        if type(self.bits) is not int or self.bits not in (4, 8):
             raise ConfigError(f"Quantised has bits=4 or 8, not {self.bits!r}.")
         if type(self.block) is not int or not 0 < self.block <= _LARGEST:
             raise ConfigError(f"Quantised has a block of 1 to {_LARGEST} values, not {self.block!r}.")

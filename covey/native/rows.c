@@ -13,6 +13,9 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #define ABI 5
 #define MOST_LAYERS 32
@@ -149,6 +152,7 @@ int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows
 int covey_finite(int set, int twice, const void *values, int64_t count);
 int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
+int covey_large_pages(void *from, int64_t size);
 int64_t covey_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits);
 int64_t covey_squeeze(int set, int twice, const void *values, const uint8_t *bits, int64_t width, void *to, int64_t sent);
 int64_t covey_spread(int set, int twice, const void *values, int64_t sent, const uint8_t *bits, int64_t width, void *to);
@@ -267,6 +271,18 @@ int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, cons
 
 /* ---- rows on the wire: which values are sent (a bit each), those values, and the gaps between them ----
  * Whatever the bytes are, nothing outside the lengths given is read or written. */
+
+/* Ask for pages of 2 MB where the system has them: memory that is written for the first time is mostly spent on getting it. */
+int covey_large_pages(void *from, int64_t size)
+{
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t page = 4096, at = (uintptr_t)from, start = (at + page - 1) / page * page;
+    const uintptr_t stop = (at + (uintptr_t)size) / page * page;
+    return stop > start ? madvise((void *)start, stop - start, MADV_HUGEPAGE) : 0;
+#else
+    return from == NULL || size < 0;
+#endif
+}
 
 int64_t covey_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits)
 {
@@ -408,7 +424,7 @@ int covey_dequantise(int set, int twice, const int8_t *from, const void *scales,
 
 int covey_pack_nibbles(const int8_t *from, uint8_t *to, int64_t count)
 {
-    for (int64_t k = 0; k < count / 2; k++) to[k] = (uint8_t)((from[2 * k] & 15) | from[2 * k + 1] << 4);
+    for (int64_t k = 0; k < count / 2; k++) to[k] = (uint8_t)((from[2 * k] & 15) | (from[2 * k + 1] & 15) << 4);
     if (count % 2) to[count / 2] = from[count - 1] & 15;
     return 0;
 }

@@ -909,8 +909,8 @@ HERE int64_t NAME(spread)(const LOOSE *values, int64_t sent, const uint8_t *bits
     return n;
 }
 
-/* The 16 bits of a value: IEEE's half, or `brain`, the upper half of a float. To nearest, ties to even, by way of float as torch does
- * it; what is finite stays so, and there is one NaN. */
+/* The 16 bits of a value: IEEE's half, or `brain`, the upper half of a float. To nearest, ties to even, by way of float as torch
+ * does it; what is finite stays so, and there is one NaN. */
 INLINE uint16_t NAME(half)(REAL value, const int brain)
 {
     const REAL most = (REAL)FLT_MAX;

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.codecs import CODECS, Auto, Bitmap, Codec, Coo, Dense, Quantised
+from covey.codecs import CODECS, Auto, Bitmap, Codec, Coo, Dense, Quantised, blocks
 
 ROW = torch.tensor([0.0, 1.5, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
 MASK = torch.tensor([True, True, False, False, False, False, False, False, True])
@@ -146,3 +146,13 @@ def test_a_model_of_zeros_takes_a_bit_a_value_or_ten_bytes() -> None:
     assert Coo().nbytes(zeros).tolist() == Auto().nbytes(zeros).tolist() == [10] * 2
     assert Quantised(8).nbytes(zeros).tolist() == [8 + 4 * 311 + 79_510] * 2
     assert Quantised(4).nbytes(zeros).tolist() == [8 + 4 * 311 + 39_755] * 2
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+def test_large_messages_are_the_same_bytes(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = torch.randn(3000, generator=torch.Generator().manual_seed(1)).relu()
+    usual = [codec.encode(row, mask) for mask in (None, row > 0.1)]
+    monkeypatch.setattr(blocks, "_LARGE", 0)
+    large = [codec.encode(row, mask) for mask in (None, row > 0.1)]
+    assert [bytes(bytearray(message)) for message in large] == usual
+    assert [hash(message) for message in large] == [hash(message) for message in usual]
