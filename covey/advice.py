@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,35 @@ from torch import Tensor
 
 from covey import draws
 from covey.algorithm import Algorithm, PerNode
-from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, Local, Nested, PerMFL, PFedMe, SFedHP
+from covey.algorithms import (
+    AL2GD,
+    APFL,
+    L2GD,
+    Clustered,
+    DemLearn,
+    Ditto,
+    FedAlt,
+    FedAMP,
+    FedAvg,
+    FedMac,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSim,
+    FineTune,
+    HeurFedAMP,
+    HierFAVG,
+    Local,
+    Nested,
+    PerFedAvg,
+    PerMFL,
+    PFedBayes,
+    PFedGP,
+    PFedMe,
+    Pruned,
+    Scaffold,
+    SFedHP,
+)
 from covey.errors import ConfigError
 from covey.experiment import Experiment
 from covey.replies import Rows
@@ -530,7 +558,7 @@ def _envelope(lam: float, loss: _Loss) -> _Loss:
     return _Loss(L, None, exact=False)
 
 
-def _plain(a: FedAvg | HierFAVG | Local, loss: _Loss) -> Iterator[Advice]:
+def _plain(a: FedAvg | HierFAVG | Local | Scaffold | APFL | FedPer | Clustered, loss: _Loss) -> Iterator[Advice]:
     yield from _inner(a.lr, 0.0, loss, steps=a.steps)
 
 
@@ -541,6 +569,74 @@ def _finetune(a: FineTune, loss: _Loss) -> Iterator[Advice]:
 
 def _fedprox(a: FedProx, loss: _Loss) -> Iterator[Advice]:
     yield from _inner(a.lr, a.mu, loss, steps=a.steps, names=("lr", "mu"))
+
+
+def _fedrep(a: FedRep, loss: _Loss) -> Iterator[Advice]:
+    yield from _inner(a.lr, 0.0, loss, steps=a.steps)
+    yield from _inner(a.head_lr, 0.0, loss, steps=a.head_steps, names=("head_lr", "lam"))
+
+
+def _parts(a: FedAlt | FedSim | Pruned, loss: _Loss) -> Iterator[Advice]:
+    """Only some columns move at a time, whose curvature is at most that of all: what is stable for all is stable for them."""
+    above = replace(loss, exact=False)
+    steps = a.steps if isinstance(a, FedSim) else a.personal_steps
+    yield from _inner(a.lr, 0.0, above, steps=a.steps)
+    yield from _inner(a.personal_lr, 0.0, above, steps=steps, names=("personal_lr", "lam"))
+
+
+def _demlearn(a: DemLearn, loss: _Loss) -> Iterator[Advice]:
+    yield from _inner(a.lr, a.mu, loss, steps=a.steps, names=("lr", "mu"))
+
+
+def _pfedbayes(a: PFedBayes, loss: _Loss) -> Iterator[Advice]:
+    text = f"personal_lr = {a.personal_lr:g}: Adam's steps are about that large whatever the curvature, so there is no condition."
+    yield Advice("note", "inner step", text, {"personal_lr": a.personal_lr})
+
+
+def _pfedgp(a: PFedGP, loss: _Loss) -> Iterator[Advice]:
+    text = f"lr = {a.lr:g}: the loss is a Gaussian process's, its gradients are clipped at {a.clip:g}; no condition is known."
+    yield Advice("note", "inner step", text, {"lr": a.lr, "clip": a.clip})
+
+
+def _ditto(a: Ditto, loss: _Loss) -> Iterator[Advice]:
+    yield from _inner(a.lr, 0.0, loss, steps=a.steps)
+    lasting = max(a.personal_steps, 2)  # v goes on from where it stood, so that one step a round adds up
+    yield from _inner(a.personal_lr, a.lam, loss, steps=lasting, names=("personal_lr", "lam"))
+
+
+def _fedamp(a: FedAMP | HeurFedAMP, loss: _Loss) -> Iterator[Advice]:
+    tie, name = (a.lam / a.alpha, "lam/alpha") if isinstance(a, FedAMP) else (a.lam, "lam")
+    yield from _inner(a.lr, tie, loss, steps=a.steps, names=("lr", name))
+
+
+def _perfedavg(a: PerFedAvg, loss: _Loss) -> Iterator[Advice]:
+    """The gradient of f(x - alpha grad f(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) where H is left out."""
+    power = 1 if a.order == "first" else 2
+    yield from _one_round(lambda h: (1 - a.lr * h * (1 - a.alpha * h) ** power) ** a.steps, loss)
+
+
+def _l2gd(a: L2GD, loss: _Loss) -> Iterator[Advice]:
+    local = a.lr / (1 - a.p)
+    yield from _inner(local, 0.0, loss, steps=2, names=("lr/(1-p)", "lam"))  # flips add up, whatever a round holds
+    yield from _overshoot(a.lr * a.lam / a.p, "lr*lam/p")
+    if loss.L is not None:
+        most = 0.5 / max(loss.L / (1 - a.p), a.lam / a.p, 1e-30)  # 1/2 over the expected smoothness
+        yield _theorem("the rate of L2GD", [_at_most("lr", a.lr, most)], {"largest lr": most})
+
+
+def _al2gd(a: AL2GD, loss: _Loss) -> Iterator[Advice]:
+    chances = list(a.edge_p) if isinstance(a.edge_p, Sequence) else [a.edge_p]
+    local, pull = a.lr / (1 - a.p) / (1 - max(chances)), a.lr * a.lam / (1 - a.p) / min(chances)
+    yield from _inner(local, 0.0, loss, steps=2, names=("lr/((1-p)(1-edge_p))", "lam"))
+    yield from _overshoot(pull, "lr*lam/((1-p) edge_p)")
+    yield from _overshoot(a.lr * a.gamma / a.p, "lr*gamma/p")
+
+
+def _overshoot(step: float, name: str) -> Iterator[Advice]:
+    """A move towards a mean by `step` times the distance."""
+    if step >= 2:
+        text = f"{name} = {step:g} is 2 or more: models overshoot their mean by more than their distance; lower lr."
+        yield Advice("warning", "averaging step", text, {name: step})
 
 
 def _at_most(name: str, value: float, bound: float) -> Condition:
@@ -561,6 +657,23 @@ def _most(value: PerNode) -> float:
 
 
 _CHECKS: dict[type[Algorithm], Callable[[Any, _Loss], Iterator[Advice]]] = {
+    AL2GD: _al2gd,
+    APFL: _plain,
+    Clustered: _plain,
+    DemLearn: _demlearn,
+    Ditto: _ditto,
+    FedAlt: _parts,
+    FedSim: _parts,
+    PFedBayes: _pfedbayes,
+    PFedGP: _pfedgp,
+    Pruned: _parts,
+    FedAMP: _fedamp,
+    FedPer: _plain,
+    FedRep: _fedrep,
+    HeurFedAMP: _fedamp,
+    L2GD: _l2gd,
+    PerFedAvg: _perfedavg,
+    Scaffold: _plain,
     FedAvg: _plain,
     FedMac: _fedmac,
     FedProx: _fedprox,

@@ -17,6 +17,7 @@ from covey.tree import Tree
 
 if TYPE_CHECKING:
     from covey.nodes import Nodes
+    from covey.task import Predict
 
 Program = Callable[..., Any]
 """A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers rows."""
@@ -34,7 +35,11 @@ class Algorithm(ABC):
     sends: ClassVar[str]
     """What leaves a device, in words."""
     splits: ClassVar[bool] = False
-    """Whether its programs keep `me.private` layers on the device."""
+    """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep a whole model "personal"."""
+    idle_trains: ClassVar[bool] = True
+    """Whether those who are not asked may train all the same; not where what they keep is a part of the server's own sums."""
+    any_depth: ClassVar[bool] = False
+    """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
 
     @abstractmethod
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -53,22 +58,33 @@ class Algorithm(ABC):
         return self.cut(tier)
 
     def above(self) -> str:
-        """The name under which the tier above keeps the model it sends to devices; "global" where that is the server's own."""
+        """Under which name the tier above keeps the model it sends to devices; "global", or what nobody keeps: the server's."""
         return "global"
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         """The personal models of devices that took no part in training, from the model above them: one run of `device`."""
-        answer = getattr(self, "device")(me, w)  # noqa: B009
+        answer = getattr(self, "device")(me, w[:, me.shared] if self.splits else w)  # noqa: B009
         rows = me.kept.get("personal", answer[0] if isinstance(answer, tuple) else answer)
         if not isinstance(rows, Tensor) or rows.shape != w.shape:
             name = type(self).__name__
             raise ProgramError(f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own.")
         return rows
 
+    def memory(self) -> int:
+        """About how many bytes one device's programs need besides models and batches; chunks of devices are made by it."""
+        return 0
+
+    def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
+        """How devices predict with their rows of a model of this name; None, the default: as the module does.
+
+        Called once when a model is scored; what it returns is called for every block of examples of any part.
+        """
+        return None
+
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""
         name, want = type(self).__name__, self.tiers()
-        if tree.tiers == want:
+        if tree.tiers == want or self.any_depth:
             return tree, None
         if len(want) == 2 and tree.depth > 2:
             flat = tree.flattened()

@@ -82,6 +82,8 @@ def takes(start: Rows, terms: Terms) -> bool:
     """Whether the kernel is there and does what these terms ask for."""
     plain = native.serves(start) and terms.method == "gradient" and terms.tol is None
     mask, part = terms.mask, terms.part
+    if isinstance(terms.lr, Tensor) and terms.lr.ndim == 2 and terms.lr.shape[1] > 1:  # it knows step sizes by row alone
+        return False
     return plain and (mask is None or mask.dtype == torch.bool) and (part is None or part.step in (None, 1))
 
 

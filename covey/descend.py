@@ -7,6 +7,7 @@ its gradient. Every term is evaluated at the same x; `start` is never changed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def descend(
     """Rows after `steps` steps from `start`, or fewer for a row whose gradient norm falls to `tol`.
 
     `prox` is (lam, anchor), `l1` is (gamma, rho): smooth for rho > 0, a soft threshold with exact zeros for rho = 0. `mask` and
-    `part` (a column slice) say which coordinates move. Steps may be [n], lr, lam and gamma [n, 1].
+    `part` (a column slice) say which coordinates move. Steps may be [n], lr, lam and gamma [n, 1]; lr also a row [1, P].
 
     >>> descend(torch.zeros(1, 2), lambda x: x - 1, steps=2, lr=0.5).tolist()
     [[0.75, 0.75]]
@@ -45,6 +46,11 @@ def descend(
     if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
         l1 = None
     lr = lr if isinstance(lr, Tensor) else float(lr)
+    if part is not None:
+        columns = range(*part.indices(start.shape[1]))
+        if not columns:
+            return start.clone()
+        part = None if len(columns) == start.shape[1] else part
     terms = Terms(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
     if not isinstance(steps, int | Tensor):
         raise ProgramError(f"descend with steps = {steps!r}: give a whole number, or one per row [n].")
@@ -59,6 +65,38 @@ def descend(
     if method not in _METHODS:
         raise ProgramError(f"method = {method!r}: choose one of {', '.join(_METHODS)}.")
     return _METHODS[method](start.clone(), gradient, terms)
+
+
+class Stepper:
+    """Steps on rows whose objective changes from one to the next, where `descend` would have one: "gradient" or "adam".
+
+    >>> stepper = Stepper("adam", lr=0.1)
+    >>> [x] = stepper.step((torch.ones(1, 2),), (torch.tensor([[5.0, -3.0]]),))
+    >>> [round(value, 4) for value in x[0].tolist()]
+    [0.9, 1.1]
+    """
+
+    def __init__(self, method: Literal["gradient", "adam"], lr: Coefficient, beta1: float = 0.9, beta2: float = 0.999) -> None:
+        self._method, self._lr, self._betas = method, lr, (beta1, beta2)
+        self._moments: list[tuple[Rows, Rows]] = []
+        self._taken = 0
+
+    def step(self, rows: tuple[Rows, ...], gradients: tuple[Rows, ...]) -> tuple[Rows, ...]:
+        """The rows after a step along each one's gradient; nothing is changed in place."""
+        if self._method == "gradient":
+            return tuple(x - self._lr * g for x, g in zip(rows, gradients, strict=True))
+        if not self._moments:
+            self._moments = [(torch.zeros_like(x), torch.zeros_like(x)) for x in rows]
+        beta1, beta2 = self._betas
+        self._taken += 1
+        out = []
+        for at, (x, g) in enumerate(zip(rows, gradients, strict=True)):
+            mean, square = self._moments[at]
+            mean, square = beta1 * mean + (1 - beta1) * g, beta2 * square + (1 - beta2) * g * g
+            self._moments[at] = mean, square
+            size = (square / (1 - beta2**self._taken)).sqrt() + 1e-8
+            out.append(x - self._lr * mean / (1 - beta1**self._taken) / size)
+        return tuple(out)
 
 
 def step_without_data(x: Rows, terms: Terms, lr: float, l2: float = 0.0) -> None:
@@ -133,14 +171,11 @@ def _momentum(strong: Coefficient, step: int) -> Coefficient:
     return (1 - root) / (1 + root) if root > 0 else step / (step + 3)
 
 
-def _adam(x: Rows, gradient: Gradient, terms: Terms, beta1: float = 0.9, beta2: float = 0.999) -> Rows:
-    mean, square, active = torch.zeros_like(x), torch.zeros_like(x), None
+def _adam(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+    stepper, active = Stepper("adam", terms.lr), None
     for step in range(terms.longest):
         total = terms.gradient(x, gradient(x))
-        mean = beta1 * mean + (1 - beta1) * total
-        square = beta2 * square + (1 - beta2) * total * total
-        size = (square / (1 - beta2 ** (step + 1))).sqrt() + 1e-8
-        moved = terms.shrink(x - terms.lr * mean / (1 - beta1 ** (step + 1)) / size, terms.lr)
+        moved = terms.shrink(stepper.step((x,), (total,))[0], terms.lr)
         active = terms.active(step, total, active)
         x, done = _settle(x, moved, active)
         if done:

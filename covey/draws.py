@@ -67,6 +67,16 @@ def normal(address: Address, ids: Tensor, width: int) -> Tensor:
     return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)
 
 
+def failures(uniform: Tensor, chance: float | Tensor) -> Tensor:
+    """How often a coin of this chance fails before it first succeeds, from numbers in [0, 1): whole numbers of their type.
+
+    >>> failures(torch.tensor([0.1, 0.6, 0.8]), 0.5).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    below_one = uniform.double().clamp(max=1 - 2.0**-53)  # a float32 may have been rounded up to 1
+    return torch.floor(torch.log1p(-below_one) / torch.log1p(-torch.as_tensor(chance, dtype=torch.float64))).to(uniform)
+
+
 def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
     """The keys of one address under several seeds, int64 [seeds]."""
     return torch.tensor([_signed(key(seed, *words)) for seed in seeds], dtype=torch.int64)

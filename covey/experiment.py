@@ -30,15 +30,16 @@ class Experiment:
     """What to run. Only the first five have no default; `covey.run(experiment)` runs it.
 
     Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the data, and every
-    `score_train_every` rounds on the training part too, which takes longer. `idle` says what devices that
-    are not asked do: nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as
-    {"server-edge": "bitmap", "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/wire.py).
-    `protocol="paper"` trains on the validation part too and reports the round that was best on test. `start="seed"` initialises
-    every layer anew from the seed, "module" starts from the values the module came with, for instance a pretrained one. `workers`
-    (None: as many as torch has threads, fewer for small models) and `memory` (bytes for rows in training) change speed, never a
-    result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph where it can. `holdout_devices`, a
-    number or a list of devices, take no part in training: when models are scored, so is what each of them makes of the models it
-    finds (covey/newcomers.py).
+    `score_train_every` rounds on the training part too, which takes longer. `idle` says what devices that are not asked do:
+    nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
+    "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/wire.py). `protocol="paper"` trains on the
+    validation part too and reports the round that was best on test. `private`, a pattern or several, says which layers stay on
+    the device where the algorithm splits models: "conv*" for a kind of layer, "head" for the last, or names of layers or
+    parameters. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
+    for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for
+    rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph
+    where it can. `holdout_devices`, a number or a list of devices, take no part in training: when models are scored, so is what
+    each of them makes of the models it finds (covey/newcomers.py).
     """
 
     algorithm: Algorithm
@@ -48,7 +49,7 @@ class Experiment:
     rounds: int
     loss: Loss = "cross_entropy"
     l2: float = 0.0
-    private: tuple[str, ...] = ()
+    private: str | tuple[str, ...] = ()
     seed: int = 0
     idle: Idle = "skip"
     codec: Spec = "dense"
@@ -69,7 +70,7 @@ class Experiment:
         for name, kind, example in _KINDS:
             if not isinstance(getattr(self, name), kind) or isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r}: give {example}.")
-        object.__setattr__(self, "private", tuple(self.private))
+        object.__setattr__(self, "private", (self.private,) if isinstance(self.private, str) else tuple(self.private))
         object.__setattr__(self, "parts", tuple(self.parts))
         for name, least in (("rounds", 1), ("score_every", 1), ("score_train_every", 1), ("memory", 1), ("workers", 1)):
             value = getattr(self, name)
@@ -85,6 +86,9 @@ class Experiment:
         if self.private and not self.algorithm.splits:
             name = type(self.algorithm).__name__
             raise ConfigError(f"private = {self.private!r}, but {name} shares all layers, so they would be sent; leave it out.")
+        if self.idle == "train" and not self.algorithm.idle_trains:
+            name = type(self.algorithm).__name__
+            raise ConfigError(f"idle = 'train', but {name} counts on what devices keep when they are asked; use 'skip'.")
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         self._check_holdout()

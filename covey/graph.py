@@ -184,6 +184,9 @@ class Taped(Nodes):
     def __len__(self) -> int:
         return len(self._given)
 
+    def reads(self, what: str) -> None:
+        self._tape.refuse(what)
+
     def address(self, *words: int | str) -> draws.Address:
         self._tape.draws.append(words)
         keys = draws.keys(self._runtime.seeds, self._number, self._path, self.tier, *words)
@@ -222,7 +225,7 @@ class Static(Nodes):
 
     def rewind(self) -> None:
         """Before the program runs on these nodes."""
-        self.kept, self._calls, self._drawn, self._recalled = {}, {}, 0, 0
+        self.kept, self.notes, self._calls, self._drawn, self._recalled = {}, {}, {}, 0, 0
 
     @property
     def round(self) -> Any:
@@ -364,7 +367,7 @@ class Graphs:
         def work() -> tuple[dict[str, Tensor], Any]:
             nodes.rewind()
             answer = call.program(nodes, *(value.clone() for value in nodes.arguments))
-            return nodes.kept, answer
+            return nodes.kept, (answer, nodes.notes)
 
         live = (variant.replay for variants in self._variants.values() for variant in variants)
         beside = next((replay for replay in live if replay is not None), None)
@@ -378,8 +381,10 @@ class Graphs:
         self.replays += 1
         out = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path)
         copies: dict[int, Tensor] = {}  # what is kept and answered alike stays one tensor
+        answer, notes = variant.replay.answer
         out.kept = {name: _copy(rows, copies) for name, rows in variant.replay.kept.items()}
-        return out, _copy(variant.replay.answer, copies)
+        out.notes = {name: _copy(values, copies) for name, values in notes.items()}
+        return out, _copy(answer, copies)
 
     def _refuse(self, call: Call, reason: str) -> None:
         self.reasons[call.program.__name__] = reason

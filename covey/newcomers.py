@@ -21,7 +21,7 @@ from covey.replies import Rows, exact
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, score_of
 from covey.store import Store
-from covey.task import Task
+from covey.task import Tally, Task
 from covey.tree import Tree
 from covey.wire import wires
 
@@ -79,7 +79,7 @@ class Newcomers:
         out: list[dict[str, Model]] = [{} for _ in above]
         with torch.no_grad():
             for name, rows in models.items():
-                tallies = {part: self.task.evaluate(rows, part, self.ids) for part in parts}
+                tallies = self.tallies(name.removeprefix("new_"), rows, parts, round)
                 zero = self.algorithm.zero("device", "personal")
                 shares = smooth_l1.nonzeros(rows, zero)
                 for at, found in enumerate(out):
@@ -87,6 +87,13 @@ class Newcomers:
                     scores = {part: score_of(tally, mine, self.task.classifies) for part, tally in tallies.items()}
                     found[name] = Model(TIER, self.each, 0.0, float(shares[mine].mean()), zero or 0.0, scores)
         return out
+
+    def tallies(self, name: str, rows: Rows, parts: Sequence[str], round: int) -> dict[str, Tally]:
+        """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own data, by part."""
+        model = self.algorithm.above() if name == "edge" else name
+        me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
+        predict = self.algorithm.predictor(me, model, rows)
+        return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:
         with torch.no_grad():

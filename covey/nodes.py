@@ -14,7 +14,7 @@ from covey.algorithm import PerNode, Program
 from covey.errors import ConfigError, ProgramError
 from covey.replies import Exact, Ids, Masked, Message, Replies, Rows, exact
 from covey.store import NEVER, Store
-from covey.task import Batch, Batches, Tally, Task
+from covey.task import Batch, Batches, Predict, Tally, Task
 from covey.terms import Terms
 from covey.tree import Sample, Tree
 
@@ -62,6 +62,7 @@ class Nodes:
         self._asks = 0
         self._calls: dict[str, int] = {}
         self.kept: dict[str, Tensor] = {}
+        self.notes: dict[str, tuple[Tensor, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -117,11 +118,47 @@ class Nodes:
         """Each node's weight in a mean: its number of training examples, or None for uniform weights."""
         if kind == "uniform":
             return None
-        return exact(self._runtime.task.counts("train", self.there)[:, None].to(self._runtime.task.dtype))
+        return exact(self.count)
 
-    def evaluate(self, rows: Rows, part: str) -> Tally:
+    @property
+    def count(self) -> Tensor:
+        """Each node's number of training examples, [n, 1]."""
+        return self._runtime.task.counts("train", self.there)[:, None].to(self._runtime.task.dtype)
+
+    def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
+        """Each row's mean data loss on a batch of its node's own, or on all its training examples, [n, 1]; without l2."""
+        task = self._runtime.task
+        if batch is not None:
+            return task.loss(rows, batch)[:, None]
+        tally = task.evaluate(rows, "train", self.ids)
+        return (tally.loss / tally.count.clamp(min=1))[:, None].to(rows)
+
+    def evaluate(self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0) -> Tally:
         """How these models do on a part of the nodes' own data; for scoring."""
-        return self._runtime.task.evaluate(rows, part, self.ids)
+        return self._runtime.task.evaluate(rows, part, self.ids, predict=predict, bins=bins)
+
+    def outputs(self, rows: Rows, batch: Batch) -> Tensor:
+        """What these models make of the examples of a batch, [n, B, ...]."""
+        return self._runtime.task.outputs(rows, batch)
+
+    def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+        """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives one number per node, [n]."""
+        data = self._runtime.task.gradient_of(rows, batch, loss)
+        return data + self._runtime.task.l2 * rows if self._runtime.task.l2 else data
+
+    def examples(self, size: int) -> Batch:
+        """Up to `size` training examples of each node's own, the same every time: all, or as many at even distances."""
+        return self._runtime.task.spread(self.there, size)
+
+    @property
+    def labels(self) -> Tensor:
+        """Which classes each node has training examples of, bool [n, classes]."""
+        return self._runtime.task.labels(self.there)
+
+    @property
+    def most_labels(self) -> int:
+        """The most classes that any node has; known also where there are no rows."""
+        return self._runtime.task.most_labels
 
     # Memory
 
@@ -165,6 +202,28 @@ class Nodes:
             raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
         return task.constant(value)[self.local][:, None]
 
+    def by_part(self, shared: float, private: float) -> float | Tensor:
+        """A number for shared and one for private columns: itself where one will do, else a row [1, P]."""
+        space, task = self._runtime.task.space, self._runtime.task
+        if shared == private or space.shared in (0, space.width):
+            return private if space.shared == 0 else shared
+        row = torch.full((1, space.width), shared, dtype=task.dtype, device=task.device)
+        row[:, self.private] = private
+        return row
+
+    # Figures
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Put a figure of each node [n] into the round's record: its mean, least and most per tier.
+
+        It is for whoever watches the run: it is not sent, costs no bytes, and no program can read it.
+        """
+        if values.shape not in ((len(self),), (len(self), 1)):
+            raise ProgramError(
+                f"{self.tier}: note({name!r}) got shape {tuple(values.shape)} for {len(self)} nodes; give one number per node."
+            )
+        self.notes[name] = (*self.notes.get(name, ()), values.detach().reshape(-1))
+
     # Draws
 
     def uniform(self, stream: str, width: int = 1) -> Tensor:
@@ -199,6 +258,15 @@ class Nodes:
         sample: Sample = None,
         where: Where = None,
     ) -> tuple[Replies, Replies, Replies]: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, ...]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> tuple[Replies, ...]: ...
     def ask(
         self,
         program: Program,
@@ -224,6 +292,9 @@ class Nodes:
             if count != len(self):
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
+
+    def reads(self, what: str) -> None:
+        """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""
 
     def next_ask(self) -> int:
         """The path of this call's next ask; for runtimes."""
@@ -288,6 +359,8 @@ class DataGradient:
             raise ConfigError(
                 'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
             )
+        if isinstance(terms.steps, Tensor):
+            self._me.reads("its devices take numbers of steps that it computes")
         first, self._until = self._step, self._step + terms.longest
         one = self._batch if isinstance(self._batch, Batch) else None
         rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)

@@ -76,6 +76,12 @@ class Replies:
         return torch.bincount(self._asker, minlength=self._askers)
 
     @cached_property
+    def cover(self) -> Rows:
+        """How many answers to each asker hold each coordinate, [n, width]."""
+        rows = self._need()
+        return self._total(torch.ones_like(rows) if self._mask is None else self._mask.to(rows).expand_as(rows))
+
+    @cached_property
     def _even(self) -> int:
         """How many answered each asker, where all got the same number and more than none; else 0."""
         least = int(self.count.min()) if self._askers else 0

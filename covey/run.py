@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from covey import checkpoint
+from covey.calibrate import Calibration
 from covey.checkpoint import Checkpoint
 from covey.data import Shards
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.meter import Meter, Traffic
 from covey.newcomers import Newcomers, held_out
+from covey.notes import Note
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.task import Task
@@ -45,6 +47,7 @@ class Round:
     spent: dict[str, float] = field(
         default_factory=dict, compare=False
     )  # of these: training, links, cohorts, scores, other; the checkpoint before
+    notes: dict[str, dict[str, Note]] = field(default_factory=dict)  # what programs noted of those asked, by tier and name
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -149,9 +152,11 @@ class Runs(Iterator[tuple[Round, ...]]):
     def _play(self, meters: list[Meter]) -> None:
         began, round, tree = time.perf_counter(), self.round, self.simulator.tree
         self.simulator.cohorts.clear()
+        self.simulator.notes.clear()
         self.simulator.clock.start()
         w = self.simulator.play(self.experiment.algorithm.server, self._state.w, round=round)
         models = self._score(w)
+        notes = self.simulator.notes.read(tree)
         asked = {tier: np.unique(torch.cat(ids).numpy()) for tier, ids in self.simulator.cohorts.items()}
         spent = self.simulator.clock.take() | ({"checkpoint": self._saving} if self._saving else {})
         self._saving = 0.0
@@ -164,7 +169,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 size = tree.size(tier) // tree.copies
                 cohorts[tier] = (ids[ids // size == at] - at * size).tolist()
             traffic = self.simulator.meters[at].since(meters[at])
-            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, spent)))
+            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, spent, notes[at])))
         self._state = State(w, round + 1, tuple(histories))
 
     def _build(self) -> Simulator:
@@ -223,9 +228,9 @@ class Runs(Iterator[tuple[Round, ...]]):
             return [mine | theirs for mine, theirs in zip(models, new, strict=True)]
 
     def _above(self, at: int, w: Tensor) -> Tensor:
-        """What the tier above the devices keeps of the model it sends them, [nodes, P]; nothing where that is the global one."""
+        """What the tier above the devices keeps of the models it sends them, [m, P]; nothing where that is the global one."""
         name = self.experiment.algorithm.above()
-        return w[:0] if name == "global" else self.seeds[at].rows(name)[1]
+        return w[:0] if name == "global" or name not in _names(self.simulator) else self.seeds[at].rows(name)[1]
 
     def _restore(self, paths: Sequence[Path | None]) -> None:
         rounds = {seed.restore(path) if path is not None else 0 for seed, path in zip(self.seeds, paths, strict=True)}
@@ -282,12 +287,13 @@ class Seed:
         return self._runs.engine
 
     def rows(self, model: str = "global") -> tuple[Tensor, Tensor]:
-        """(ids, rows) of a kept model; the global one has the id 0."""
+        """(ids, rows) of a kept model; the global one has the id 0. Several models of one node are numbered in order."""
         if model == "global":
             return torch.zeros(1, dtype=torch.int64), self.w.clone()
         for tier, name, ids, _, rows in self._columns():
             if name == model and tier in self.simulator.tree.tiers:
-                return ids, rows
+                several = rows.ndim == 3
+                return (torch.arange(rows.shape[:2].numel()), rows.flatten(0, 1)) if several else (ids, rows)
         raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(self.models())}.")
 
     def models(self) -> list[str]:
@@ -301,6 +307,23 @@ class Seed:
         if not len(where):
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
         return self.simulator.task.space.fill(rows[int(where[0, 0])])
+
+    def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
+        """Whether each model means the chances it gives, over the devices that hold it and their examples of this part."""
+        simulator, algorithm = self.simulator, self.experiment.algorithm
+        if not simulator.task.classifies:
+            raise ConfigError("calibration is about the chances of classes, but these targets are numbers.")
+        if part not in ("train", "validation", "test") or bins < 1:
+            raise ConfigError(
+                f"calibration on part = {part!r} with bins = {bins}: give train, validation or test, and 1 or more."
+            )
+        scorer = Scorer(algorithm, _models(simulator), (part,), simulator.tree.tiers[0], bins=bins)
+        totals = [meter.copy().totals for meter in simulator.meters]
+        with simulator.scoring():
+            sums = simulator.play(scorer.server, self._runs._state.w, round=max(self.round - 1, 0))
+        for meter, good in zip(simulator.meters, totals, strict=True):
+            meter.totals = good  # a look is no part of the run
+        return scorer.calibrations(sums[self._at : self._at + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything this run needs to go on as if it had never stopped."""
@@ -425,4 +448,7 @@ def _record(facts: dict[str, Any]) -> Round:
     for key, value in facts["traffic"].items():
         link, direction, lane = key.split("/")
         traffic[link, direction, lane] = Traffic(**value)
-    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"])
+    notes = {  # records of earlier versions have none
+        tier: {name: Note(**note) for name, note in found.items()} for tier, found in facts.get("notes", {}).items()
+    }
+    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"], notes)

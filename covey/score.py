@@ -1,8 +1,9 @@
 """How good every model is: sums that devices add up through the same `ask`, and the figures that follow from them.
 
 For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and a histogram of accuracy.
-A node that keeps a model sends it to all devices under it. Where nothing was kept yet, the global model stands in; figures
-are given over the holders alone and, beside them, with that fallback.
+A node that keeps a model sends it to all devices under it; where an algorithm leaves layers private, each device scores it with
+its own of these. Where nothing was kept yet, the global model stands in; figures are given over the holders alone and, beside
+them, with that fallback.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey import smooth_l1
+from covey import calibrate, smooth_l1
 from covey.algorithm import Algorithm
+from covey.calibrate import Calibration
 from covey.nodes import Nodes
 from covey.replies import Exact, Rows, exact
-from covey.task import Tally
+from covey.task import Predict, Tally
 from covey.tree import Tree
 
 _BINS = 101
@@ -60,6 +62,7 @@ class Scorer:
     top: str = "server"
     classifies: bool = True
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
+    bins: int = 0  # of confidence, for calibration; 0: none is wanted
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -68,19 +71,23 @@ class Scorer:
 
     def node(self, me: Nodes, *above: Rows) -> Exact:
         """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each model of the tiers above."""
-        return exact(self._sums_of(me, list(above), []))
+        models = list(above)
+        if me.leaf and self.algorithm.splits:
+            mine = me.recall("personal", default=models[0])[:, me.private]
+            models[::2] = [torch.cat([rows[:, me.shared], mine], dim=1) for rows in models[::2]]
+        return exact(self._sums_of(me, models, []))
 
     def read(self, sums: Tensor, tree: Tree) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
         names = [(self.top, "global"), *self.names]
         values = sums[0].tolist()
-        facts = self._read_facts(values[len(names) * len(self.parts) * _SUMS :], tree)
+        facts = self._read_facts(values[len(names) * len(self.parts) * self._width :], tree)
         out = {}
         for at, (tier, name) in enumerate(names):
             holders, age, nonzeros, *more = facts[tier, name]
             scores = {}
             for k, part in enumerate(self.parts):
-                start = (at * len(self.parts) + k) * _SUMS
+                start = (at * len(self.parts) + k) * self._width
                 scores[part] = _score(values[start : start + _SUMS], self.classifies)
             some = max(holders, 1)
             zero = self.algorithm.zero(tier, name) or 0.0
@@ -88,6 +95,19 @@ class Scorer:
             layers = {slot[0]: share / some for slot, share in zip(self.slots, more[1:], strict=False)}
             out[name] = Model(tier, int(holders), age / some, nonzeros / some, zero, scores, angle, layers)
         return out
+
+    def calibrations(self, sums: Tensor) -> dict[str, Calibration]:
+        """The calibration of every model on the first part, over the devices that hold it."""
+        out = {}
+        for at, name in enumerate(["global", *(name for _, name in self.names)]):
+            end = at * len(self.parts) * self._width + self._width
+            out[name] = calibrate.read(sums[0, end - self._width + _SUMS : end])
+        return out
+
+    @property
+    def _width(self) -> int:
+        """How many sums there are of one model on one part."""
+        return _SUMS + (3 * self.bins + 2 if self.bins else 0)
 
     def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
         """Facts are appended on the way up, so the lowest tier's come first."""
@@ -112,14 +132,18 @@ class Scorer:
 
     def _under(self, me: Nodes, models: list[Rows]) -> Rows:
         if me.leaf:
-            pairs = zip(models[::2], models[1::2], strict=True)
-            return torch.cat([self._sums(me, rows, held, part) for rows, held in pairs for part in self.parts], dim=1)
+            names, found = ["global", *(name for _, name in self.names)], []
+            for name, rows, held in zip(names, models[::2], models[1::2], strict=True):
+                predict = self.algorithm.predictor(me, name, rows)
+                found += [self._sums(me, rows, held, part, predict) for part in self.parts]
+            return torch.cat(found, dim=1)
         return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
 
-    def _sums(self, me: Nodes, rows: Rows, held: Rows, part: str) -> Rows:
-        tally = me.evaluate(rows, part)
+    def _sums(self, me: Nodes, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
+        tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
         everybody = torch.stack([tally.right, tally.count], dim=1)
-        return torch.cat([held * _figures(tally), everybody], dim=1)
+        honesty = [] if tally.honesty is None else [held * tally.honesty]
+        return torch.cat([held * _figures(tally), everybody, *honesty], dim=1)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)

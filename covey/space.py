@@ -40,6 +40,9 @@ class Slot:
 class Space:
     """The rows of a module: its trainable parameters, shared ones first, those matching a `private` pattern last.
 
+    A pattern is for parameters ("3.bias"), layers ("3") or kinds of layers ("conv*"); "head" is the last layer, if none has that
+    name.
+
     >>> space = Space(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
     >>> space.width, space.shared
     (11, 8)
@@ -50,7 +53,7 @@ class Space:
         self.module = module
         linear = {f"{name}.weight".lstrip(".") for name, m in module.named_modules() if isinstance(m, nn.Linear)}
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        secret = _private([name for name, _ in named], private)
+        secret = _private(module, [name for name, _ in named], (private,) if isinstance(private, str) else private)
         start, slots = 0, []
         for name, parameter in sorted(named, key=lambda item: item[0] in secret):
             slots.append(Slot(name, parameter.shape, start, transposed=name in linear))
@@ -90,11 +93,21 @@ class Space:
         return module
 
 
-def _private(names: list[str], patterns: Sequence[str]) -> set[str]:
+def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:
+    called = _called(module, names)
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ModelError(f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}.")
-    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+        if not any(fnmatchcase(call, pattern) for calls in called.values() for call in calls):
+            kinds = "a kind of layer such as 'conv*', or 'head', the last layer"
+            raise ModelError(f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; or give {kinds}.")
+    return {name for name in names if any(fnmatchcase(call, pattern) for call in called[name] for pattern in patterns)}
+
+
+def _called(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
+    """What a pattern may call each parameter: its own name, its layer's, its layer's kind; "head" also in the last layer."""
+    layers = {name: name.rpartition(".")[0] for name in names}
+    kinds = {layer: type(module.get_submodule(layer)).__name__.lower() for layer in layers.values()}
+    last = layers[names[-1]] if names and "head" not in kinds else "head"
+    return {name: {name, layer, kinds[layer]} | ({"head"} if layer == last else set()) for name, layer in layers.items()}
 
 
 def _check(module: nn.Module) -> None:

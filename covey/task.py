@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from covey import draws, gram, native
+from covey import calibrate, draws, gram, native
 from covey.compiled import kernel, takes
 from covey.data import Part, Shards
 from covey.descend import step_without_data
@@ -57,6 +57,11 @@ class Tally:
     right: Tensor
     loss: Tensor
     count: Tensor
+    honesty: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibrate`
+
+
+Predict = Callable[[Batch, Tensor], Tensor]
+"""Outputs [m, B, ...] for a batch of m devices, given which of the rows they are, [m]; for classes, as good as logits."""
 
 
 class Task:
@@ -69,7 +74,7 @@ class Task:
         *,
         loss: Loss = "cross_entropy",
         l2: float = 0.0,
-        private: tuple[str, ...] = (),
+        private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -170,6 +175,13 @@ class Task:
                 view.copy_(g)
         return out
 
+    def loss(self, x: Rows, batch: Batch) -> Tensor:
+        """Each row's mean loss on its batch, [n]; without l2."""
+        if not len(x):
+            return x.new_zeros(0)
+        losses = self.losses(self.forward(self._views(x), batch.x), batch.y)
+        return losses.mean(1) if batch.weight is None else (losses * batch.weight).sum(1) / batch.weight.sum(1)
+
     def full_gradient(self, x: Rows, ids: Ids) -> Rows:
         """The gradient of each row's mean loss over its whole training part, [n, P]; without l2."""
         out = torch.zeros_like(x)
@@ -185,25 +197,68 @@ class Task:
                 out[rows.to(x.device)] += part
         return out
 
-    def evaluate(self, x: Rows, split: str, ids: Ids) -> Tally:
-        """Right answers, summed loss and count of each row on its device's part."""
+    def evaluate(self, x: Rows, split: str, ids: Ids, *, predict: Predict | None = None, bins: int = 0) -> Tally:
+        """Right answers, summed loss and count of each row on its device's part, and with `bins`, what calibration needs.
+
+        The outputs are the module's, or what `predict` makes of the examples.
+        """
         by_label = self.classifies and self._kernel is not None and self._kernel.loss == "squared_error"
-        if self._kernel is not None and x.dtype == self.dtype and native.serves(x) and not by_label:
+        plain = predict is None and not bins and not by_label
+        if self._kernel is not None and x.dtype == self.dtype and native.serves(x) and plain:
             counts = self.counts(split, ids)
             right, loss = self._kernel.score(x, self._index[split], self._offset[split][ids], counts)
             return Tally(right, loss, counts.double())
         zero = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
         right, loss = zero.clone(), zero.clone()
+        honesty = zero.new_zeros(len(ids), 3 * bins + 2) if bins else None
         for rows, batch in self.blocks(split, ids):
             where = torch.arange(len(ids), device=self.device) if rows is None else rows.to(self.device)
-            here = x if rows is None else x[where]
-            outputs = self.forward(self._views(here), batch.x)
+            outputs = self.outputs(x if rows is None else x[where], batch) if predict is None else predict(batch, where)
             assert batch.weight is not None
             losses = self.losses(outputs, batch.y) * batch.weight
             loss[where] += losses.double().sum(1)
             if self.classifies:
                 right[where] += ((outputs.argmax(-1) == batch.y) * batch.weight).double().sum(1)
-        return Tally(right, loss, self.counts(split, ids).double().to(self.device))
+            if honesty is not None:
+                honesty[where] += calibrate.sums(outputs, batch.y, batch.weight, bins)
+        return Tally(right, loss, self.counts(split, ids).double().to(self.device), honesty)
+
+    def outputs(self, x: Rows, batch: Batch) -> Tensor:
+        """What each row's module makes of its examples, [n, B, ...]."""
+        return self.forward(self._views(x), batch.x)
+
+    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+        """The gradient of a loss of one's own, which takes the outputs [n, B, ...] and gives one number per row, [n]."""
+        leaf = x.detach().requires_grad_()
+        if not len(x):
+            loss(self.outputs(x, batch))  # a rehearsal is to find what cannot work
+            return torch.zeros_like(x)
+        with torch.enable_grad():
+            return torch.autograd.grad(loss(self.outputs(leaf, batch)).sum(), leaf)[0]
+
+    def spread(self, ids: Ids, size: int) -> Batch:
+        """Up to `size` training examples of each device: all where it has no more, else as many, evenly spaced."""
+        size = size if self.block("train") == _BLOCK else min(size, self.block("train"))  # nobody has more
+        counts = self.counts("train", ids.to(self.device))[:, None]
+        slots = torch.arange(size, device=self.device)[None, :]
+        inside = slots < counts
+        slots = torch.where(counts > size, slots * counts // size, torch.where(inside, slots, 0))
+        return self._take("train", ids, slots, inside.to(self.dtype))
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return torch.from_numpy(self.shards.labels() > 0).to(self.device)
+
+    def labels(self, ids: Ids) -> Tensor:
+        """Which classes each device has training examples of, bool [n, classes]."""
+        if not self.classifies:
+            raise ConfigError("these targets are numbers, but the algorithm needs classes; give integer labels.")
+        return self._labels[ids.to(self.device)]
+
+    @cached_property
+    def most_labels(self) -> int:
+        """The most classes that one device has."""
+        return int(self._labels.sum(1).max())
 
     def descend(self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, one: Batch | None = None) -> Rows | None:
         """Plain steps on mini-batches, in place on one buffer of rows; None for what this path does not do.

@@ -12,7 +12,7 @@ from covey import smooth_l1
 from covey.replies import Rows
 
 Coefficient = float | Tensor
-"""One number for all rows, or a column [n, 1]."""
+"""One number for all rows, or a column [n, 1]; a step size may also be a row [1, P], one for each parameter."""
 Method = Literal["gradient", "nesterov", "adam"]
 
 

@@ -76,11 +76,13 @@ def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], Wire]:
     out = {}
     for link in links:
         here = spec.get(link, "dense")
-        both = isinstance(here, str) or "name" in here
-        if not both and (unknown := set(here) - set(DIRECTIONS)):
+        if not isinstance(here, str | Mapping):
+            raise ConfigError(f"codec.{link} = {here!r}: give a codec's name, one of {', '.join(CODECS)}, or a table.")
+        apart = here if isinstance(here, Mapping) and "name" not in here else None
+        if apart is not None and (unknown := set(apart) - set(DIRECTIONS)):
             raise ConfigError(f"codec.{link} has {unknown.pop()!r}; give a codec, or one for each of down and up.")
         for direction in DIRECTIONS:
-            mine = _shared(here, direction) if both else here.get(direction, "dense")
+            mine = _shared(here, direction) if apart is None else apart.get(direction, "dense")
             out[link, direction] = wire(mine, f"codec.{link}", direction)
     return out
 

@@ -15,7 +15,31 @@ from torch import nn
 import covey
 from covey import Algorithm, Experiment, Run, Tree, descend
 from covey.advice import Advice, advise, smoothness
-from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, Level, Local, Nested, PerMFL, PFedMe, SFedHP
+from covey.algorithms import (
+    AL2GD,
+    ALGORITHMS,
+    APFL,
+    L2GD,
+    Clustered,
+    Ditto,
+    FedAMP,
+    FedAvg,
+    FedMac,
+    FedPer,
+    FedProx,
+    FedRep,
+    FineTune,
+    HeurFedAMP,
+    HierFAVG,
+    Level,
+    Local,
+    Nested,
+    PerFedAvg,
+    PerMFL,
+    PFedMe,
+    Scaffold,
+    SFedHP,
+)
 from covey.errors import ConfigError, DivergedError
 
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
@@ -198,7 +222,10 @@ def test_what_is_an_error_whatever_the_loss_diverges_whatever_the_loss(algorithm
         assert 1 < once < thrice
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1), HierFAVG(lr=0.1), Local(lr=0.1), FineTune(lr=0.1), FedProx(lr=0.1)])
+PLAIN = (FedAvg, HierFAVG, Local, FineTune, FedProx, Scaffold, APFL, FedPer, Clustered)
+
+
+@pytest.mark.parametrize("algorithm", [algorithm(lr=0.1) for algorithm in PLAIN], ids=lambda a: type(a).__name__)
 def test_plain_steps_are_an_error_only_above_an_exact_l(algorithm: Any) -> None:
     assert levels(advise(algorithm)) == {"note"}
     assert levels(advise(algorithm, smoothness=19)) == {"note"}
@@ -206,7 +233,7 @@ def test_plain_steps_are_an_error_only_above_an_exact_l(algorithm: Any) -> None:
     assert advise(algorithm, smoothness=21, exact=True)[0].level == "error"
     run = play(replace(algorithm, batch=None), 21.0, rounds=5)
     left = run.rows("personal")[1] if isinstance(algorithm, Local) else run.w
-    assert float(left.abs().max()) > 1e3
+    assert float(left.abs().max()) > 1e2
 
 
 def test_sufficient_is_not_necessary_for_permfl() -> None:
@@ -329,3 +356,45 @@ def test_smoothness_does_not_see_relus_switch() -> None:
         algorithm=FedAvg(), data=covey.data.digits(devices=4), model=covey.models.mlp(64, 100, 10), tree=Tree.flat(4), rounds=1
     )
     assert 1 < smoothness(built) < 4
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS.values() if a is not Nested], ids=lambda a: a.__name__)
+def test_defaults_are_known_and_safe_for_ordinary_losses(algorithm: type[Algorithm]) -> None:
+    assert "unknown algorithm" not in {advice.about for advice in advise(algorithm())}
+    assert levels(advise(algorithm(), smoothness=2.0)) == {"note"}
+
+
+def test_a_personal_model_that_lasts_diverges_by_one_step_a_round() -> None:
+    algorithm = Ditto(lam=5.0, personal_lr=0.5, personal_steps=1, steps=1, lr=0.1, batch=None)
+    assert "error" in levels(advise(algorithm))
+    assert float(play(algorithm, 1.0, rounds=30).rows("personal")[1].abs().max()) > 100
+
+
+@pytest.mark.parametrize("order", ["first", "hessian-free"])
+def test_an_inner_step_beyond_the_curvature_turns_per_fedavg_around(order: Any) -> None:
+    """At alpha h = 2 the first-order step goes the wrong way; with the Hessian it goes the right way, by h (1 - alpha h)^2."""
+    algorithm = PerFedAvg(alpha=1.0, lr=0.1, steps=2, order=order, batch=None)
+    factor = (1 - 0.1 * 2 * (1 - 2) ** (1 if order == "first" else 2)) ** 2
+    found = advise(algorithm, smoothness=2.0, exact=True)
+    assert about(found, "one round").numbers["factor at L"] == pytest.approx(factor)
+    assert ("error" in levels(found)) == (order == "first")
+    assert float(play(algorithm, 2.0).w) == pytest.approx(factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", [L2GD(lr=0.1, p=0.5, lam=0.1), AL2GD(lr=0.1, p=0.5, edge_p=0.2, lam=0.1, gamma=0.1)])
+def test_local_flips_are_as_long_as_they_are_rare(algorithm: Any) -> None:
+    local = 0.1 / 0.5 / (1 - getattr(algorithm, "edge_p", 0.0))
+    assert "error" not in levels(advise(algorithm, smoothness=1.9 / local, exact=True))
+    assert "error" in levels(advise(algorithm, smoothness=2.1 / local, exact=True))
+    run = play(replace(algorithm, batch=None), 4 / local, rounds=40)
+    assert float(run.w.abs().max()) > 1e3
+
+
+def test_ties_and_averaging_steps_are_named() -> None:
+    assert about(advise(FedAMP(lam=10.0, alpha=0.1, lr=0.03)), "inner step").level == "error"
+    assert about(advise(HeurFedAMP(lam=10.0, lr=0.03)), "inner step").numbers["lr*lam"] == pytest.approx(0.3)
+    assert about(advise(L2GD(lam=20.0, p=0.1, lr=0.02)), "averaging step").level == "warning"
+    assert about(advise(AL2GD(gamma=20.0, p=0.1, lr=0.02)), "averaging step").numbers == {"lr*gamma/p": pytest.approx(4.0)}
+    assert about(advise(L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0), "the rate of L2GD").numbers["largest lr"] == 0.05
+    found = advise(FedRep(head_lr=0.5), smoothness=5.0, exact=True)
+    assert [advice.level for advice in found] == ["error", "note"]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import covey
 from covey import Algorithm, CoveyError, Experiment, Nodes, Tree
-from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, Local, PerMFL, PFedMe, SFedHP
+from covey.algorithms import ALGORITHMS, FedAlt, FedAvg, HierFAVG, PerMFL, Pruned, SFedHP
 from covey.data import own, synthetic
 from covey.errors import CheckpointError, ConfigError, DataError, ModelError, ProgramError, TreeError
 from covey.models import linear, mlp
@@ -154,6 +154,13 @@ CASES: dict[str, Case] = {
     "a list with one wrong entry": (lambda: PerMFL(lr=[0.1, -0.2]), ConfigError, ["PerMFL: lr = [0.1, -0.2]", "above 0"]),
     "no steps": (lambda: FedAvg(steps=0), ConfigError, ["FedAvg: steps = 0", "between 1"]),
     "a batch of 0": (lambda: FedAvg(batch=0), ConfigError, ["FedAvg: batch = 0"]),
+    "a ratio above 1": (lambda: Pruned(ratio=[0.5, 1.5]), ConfigError, ["Pruned: ratio = [0.5, 1.5]", "between 0 and 1"]),
+    "too few ratios": (lambda: start(algorithm=Pruned(ratio=[0.5, 0.5])), ConfigError, ["a list of 2 values for 6 nodes"]),
+    "nothing left to prune": (lambda: start(algorithm=Pruned(), private="*"), ConfigError, ["Pruned", "all are private"]),
+    "an order nobody knows": (lambda: Pruned(order="both"), ConfigError, ["'both'", "'alternate', 'together'"]),
+    "private layers that are not there": (
+        lambda: start(algorithm=FedAlt(), private="conv*"), ModelError, ["'conv*' matches no parameter", "'head', the last"],
+    ),
     "a floor above 1": (lambda: SFedHP(floor=1.5), ConfigError, ["SFedHP: floor = 1.5", "between 0 and 1"]),
     "half a step": (lambda: start(algorithm=FedAvg(steps=2.5)), ConfigError, ["FedAvg: steps = 2.5 must be int"]),
     "half a batch": (lambda: start(algorithm=FedAvg(batch=2.5)), ConfigError, ["FedAvg: batch = 2.5 must be int | None"]),
@@ -165,7 +172,7 @@ CASES: dict[str, Case] = {
     "a sample as text": (lambda: start(algorithm=FedAvg(sample="half")), ConfigError, ["'half'"]),
     "an lr that is no number": (lambda: FedAvg(lr=float("nan")), ConfigError, ["FedAvg: lr = nan"]),
 }  # fmt: skip
-for algorithm in (FedAvg, FedMac, FedProx, FineTune, HierFAVG, Local, PerMFL, PFedMe):
+for algorithm in (algorithm for name, algorithm in ALGORITHMS.items() if name not in ("sfedhp", "nested")):
     CASES[f"{algorithm.__name__} with a negative lr"] = (
         lambda algorithm=algorithm: algorithm(lr=-0.1),
         ConfigError,

@@ -89,6 +89,23 @@ def test_mask_and_part_say_what_moves(method: Any, l1: tuple[float, float] | Non
     close(got[mask], free[mask], 1e-14)
 
 
+def test_a_part_of_no_columns_moves_nothing_and_one_of_all_is_none() -> None:
+    start = torch.full((2, 3), 1.7, dtype=torch.float64)
+    nothing = descend(start, quadratic, steps=5, lr=0.1, part=slice(3, 3))
+    assert torch.equal(nothing, start)
+    assert nothing is not start
+    assert torch.equal(descend(start, quadratic, steps=5, lr=0.1, part=slice(0, 3)), descend(start, quadratic, steps=5, lr=0.1))
+
+
+@pytest.mark.parametrize("method", ["gradient", "nesterov", "adam"])
+@pytest.mark.parametrize("l1", [None, (0.3, 0.1), (0.3, 0.0)])
+def test_every_parameter_may_have_a_step_size_of_its_own(method: Any, l1: tuple[float, float] | None) -> None:
+    start, lr = torch.full((2, 3), 1.7, dtype=torch.float64), torch.tensor([[0.1, 0.2, 0.1]], dtype=torch.float64)
+    got = descend(start, quadratic, steps=5, lr=lr, l1=l1, method=method)
+    for j in range(3):  # the coordinates do not interact here
+        close(got[:, j], descend(start, quadratic, steps=5, lr=float(lr[0, j]), l1=l1, method=method)[:, j], 1e-14)
+
+
 @pytest.mark.parametrize("method", ["gradient", "nesterov", "adam"])
 def test_rows_may_have_steps_sizes_and_penalties_of_their_own(method: Any) -> None:
     start = torch.randn(2, 3, dtype=torch.float64)

@@ -55,6 +55,7 @@ def test_private_layers_are_for_algorithms_that_split_and_decide_the_bits() -> N
         experiment(algorithm=FedAvg(), private=("1.*",))
     one, two = (experiment(algorithm=Splitting(), private=private).fingerprint() for private in ((), ("1.*",)))
     assert one["private"] != two["private"]
+    assert two == experiment(algorithm=Splitting(), private="1.*").fingerprint()
 
 
 def test_another_algorithm_of_the_same_name_is_another_experiment() -> None:

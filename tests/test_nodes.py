@@ -124,6 +124,19 @@ def test_a_number_for_all_or_one_for_each() -> None:
         me.own([1, 2])
 
 
+def test_a_number_for_shared_columns_and_one_for_private_ones() -> None:
+    me = nodes([4, 0])
+    assert me.by_part(0.5, 0.5) == 0.5
+    row = me.by_part(0.5, 0.1)
+    assert isinstance(row, Tensor)
+    assert row.tolist() == [[0.5] * 4 + [0.1] * 6]
+    whole = simulator()
+    whole.task.space.shared = whole.task.space.width
+    assert nodes([0], on=whole).by_part(0.5, 0.1) == 0.5
+    whole.task.space.shared = 0
+    assert nodes([0], on=whole).by_part(0.5, 0.1) == 0.1
+
+
 def test_initial_rows_are_the_same_for_all_and_may_be_changed() -> None:
     on = simulator()
     me = nodes([0, 3], on=on)
@@ -139,3 +152,13 @@ def test_one_row_per_node_is_sent() -> None:
         nodes([0, 1], tier="edge").ask(Nobody().device, torch.ones(3, 2))
     with pytest.raises(ProgramError, match="a device asked for device, but it has no children"):
         nodes([0, 1]).ask(Nobody().device, torch.ones(2, 2))
+
+
+def test_losses_of_a_batch_and_of_everything() -> None:
+    me, draw = nodes([1, 4, 0]), torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 10, generator=draw, dtype=torch.float64)
+    tally = me.evaluate(rows, "train")
+    torch.testing.assert_close(me.loss(rows, None), (tally.loss / tally.count)[:, None])
+    batch = me.batch(4)
+    assert batch is not None
+    assert torch.equal(me.loss(rows, batch)[1:2], nodes([4]).loss(rows[1:2], nodes([4]).batch(4)))

@@ -58,6 +58,9 @@ def test_means_and_sums_equal_a_loop(case: tuple[Tensor, Tensor, Tensor, Tensor,
     torch.testing.assert_close(weights_sum.expand_as(scale), scale)
     assert replies.count.tolist() == torch.bincount(asker, minlength=askers).tolist()
 
+    held = naive(rows, mask, torch.ones_like(weights), asker, askers)[1]
+    assert replies.cover.tolist() == held
+
     default = torch.arange(askers * rows.shape[1], dtype=torch.float64).view(askers, -1)
     expected = torch.where(scale == 0, default, total / scale)
     torch.testing.assert_close(replies.mean(weight=weight, default=default), expected)

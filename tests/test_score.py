@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 import covey
 from covey import Algorithm, Experiment, Nodes, Tree
+from covey.algorithms import FedAlt
 from covey.data import Shards, own_parts
 from covey.errors import ProgramError
-from covey.models import linear
+from covey.models import linear, mlp
 from covey.run import Run
 
 TREE = Tree.grouped([3, 8, 4])
@@ -156,6 +157,22 @@ def test_holders_age_and_nonzeros() -> None:
     assert 0 < models["personal"].nonzeros < 1
     assert models["personal"].age > 0
     assert (models["global"].holders, models["global"].age) == (1, 0)
+
+
+def test_a_model_from_above_is_scored_with_each_devices_own_private_layers() -> None:
+    algorithm = FedAlt(steps=2, personal_steps=2, lr=0.3, personal_lr=0.3, batch=None, sample=2)
+    here = Experiment(algorithm, shards(), mlp(2, 4, 3), TREE, rounds=2, private="head", dtype=torch.float64, parts=("test",))
+    run = covey.run(here)
+    record = list(run)[-1]
+    task, w = run.simulator.task, run.w.clone()
+    ids, personal = run.rows("personal")
+    rows = w.repeat(TREE.devices, 1)
+    rows[ids, task.space.shared :] = personal[:, task.space.shared :]
+    tally = task.evaluate(rows, "test", torch.arange(TREE.devices))
+    assert 0 < len(ids) < TREE.devices
+    assert record.models["global"].scores["test"].loss == pytest.approx(float(tally.loss.sum() / tally.count.sum()), rel=1e-12)
+    alone = task.evaluate(w.repeat(TREE.devices, 1), "test", torch.arange(TREE.devices))
+    assert abs(float(alone.loss.sum() - tally.loss.sum())) > 1e-3
 
 
 def test_scoring_changes_nothing() -> None:

@@ -1,5 +1,7 @@
 """A module's parameters as a row, and back."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,6 +72,38 @@ def test_private_parameters_come_last() -> None:
     assert torch.equal(space.row(space.fill(torch.arange(17.0))), torch.arange(17.0))
     assert Space(module).shared == 17
     assert Space(module, private=["*"]).shared == 0
+
+
+class Named(nn.Module):
+    """A convolution, two linear layers, a parameter of its own and a head that does not come last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.first, self.head, self.out = nn.Conv2d(1, 2, 2), nn.Linear(2, 3), nn.Linear(3, 1)
+
+
+@pytest.mark.parametrize(
+    ("private", "names"),
+    [
+        ("conv*", {"first.weight", "first.bias"}),
+        ("linear", {"head.weight", "head.bias", "out.weight", "out.bias"}),
+        ("head", {"head.weight", "head.bias"}),
+        ("out", {"out.weight", "out.bias"}),
+        (["first", "*.bias"], {"first.weight", "first.bias", "head.bias", "out.bias"}),
+        ("scale", {"scale"}),
+        ("named", {"scale"}),
+    ],
+)  # fmt: skip
+def test_a_pattern_may_name_parameters_layers_and_kinds_of_layers(private: Any, names: set[str]) -> None:
+    space = Space(Named(), private=private)
+    assert {slot.name for slot in space.slots if slot.start >= space.shared} == names
+
+
+def test_the_head_is_the_last_layer_where_none_is_called_so() -> None:
+    for module in (mlp(3, 4, 2), nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))):
+        space = Space(module, private="head")
+        assert (space.shared, space.width) == (16, 26)
 
 
 def test_frozen_parameters_are_left_out_and_kept() -> None:

@@ -125,6 +125,19 @@ def test_gradient_of_a_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_loss_of_a_batch_and_of_a_short_one(name: str) -> None:
+    task, _, loss, rows = made(name)
+    with torch.no_grad():
+        batch, lap = drawn(task, 7, IDS, 9), task.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3]))
+        whole, short = task.loss(rows, batch), task.loss(rows, lap)
+        for d, length in enumerate((1, 3, 100, 100)):
+            module = task.space.fill(rows[d])
+            torch.testing.assert_close(whole[d], loss(module(batch.x[d]), batch.y[d]).mean())
+            torch.testing.assert_close(short[d], loss(module(lap.x[d, :length]), lap.y[d, :length]).mean())
+    assert task.loss(rows[:0], drawn(task, 7, IDS[:0], 9)).shape == (0,)
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_gradient_of_a_short_batch(name: str) -> None:
     task, shards, loss, rows = made(name)
     got = task.gradient(rows, task.cyclic(IDS, 200, torch.tensor([0, 0, 1, 3])))

@@ -101,7 +101,7 @@ class Config(BaseModel):
     seeds: int = Field(1, ge=1)
     loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
-    private: list[str] = []
+    private: str | list[str] = []
     idle: Literal["skip", "train"] = "skip"
     codec: str | dict[str, Any] = "dense"
     batches: Literal["uniform", "cyclic"] = "uniform"
@@ -155,7 +155,8 @@ class Config(BaseModel):
         """What decides how a device learns from its data."""
         plain = ("loss", "l2", "batches", "start", "device", "workers", "memory")
         settings = {name: getattr(self, name) for name in plain}
-        return {"seed": seed, "private": tuple(self.private), "dtype": _DTYPES[self.dtype], **settings}
+        private = self.private if isinstance(self.private, str) else tuple(self.private)
+        return {"seed": seed, "private": private, "dtype": _DTYPES[self.dtype], **settings}
 
     def _need_parts(self, shards: Shards) -> None:
         """The summary takes the round from validation data and the figures from test data; paper runs use test alone."""

@@ -100,7 +100,8 @@ class Folder:
     def models(self, run: Seed) -> None:
         """Every kept model: its parameters stacked over the nodes that keep it, and their ids."""
         _mkdir(self.path / "models")
-        for name in run.models():
+        above = run.experiment.algorithm.above()  # may be several models of one node, which are not scored
+        for name in dict.fromkeys([*run.models(), above]):
             ids, rows = run.rows(name)
             rows = rows.cpu()
             tensors = {"ids": ids}

@@ -1,4 +1,4 @@
-"""The commands: run, personalize, data, advise, list, doctor."""
+"""The commands: run, personalize, data, plan, advise, list, doctor."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from covey.cli import data, show
 from covey.cli import personalize as personal
 from covey.cli.config import SECTIONS, Config, defaults, load
 from covey.cli.folder import environment
+from covey.cli.plan import plan
 from covey.cli.play import Interrupted, resume, start
 from covey.cli.registry import REGISTRY
 from covey.cli.words import AsJson, What, split
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data.app, name="data", epilog=_EPILOG)
+app.command(epilog=_EPILOG)(plan)
 
 
 class Kind(StrEnum):
@@ -247,7 +249,7 @@ def _more(kind: Kind, make: Any) -> dict[str, str]:
     if kind != Kind.algorithms:
         return {}
     names = [tier for tier in ("server", "edge", "device") if hasattr(make, tier)]
-    return {"tiers": ", ".join(names) if len(names) > 1 else "any", "leaves the device": make.sends}
+    return {"tiers": ", ".join(names) if len(names) > 1 and not make.any_depth else "any", "leaves the device": make.sends}
 
 
 def _diagnose(config: Config) -> dict[str, Any]:

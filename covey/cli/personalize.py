@@ -47,15 +47,18 @@ def personalize(run: Path, data: Path, edge: str | None, out: Path | None, chang
     space, above = task.task.space, experiment.algorithm.above()
     _, w = _rows(place, "global", space)
     ids, rows = _rows(place, above, space) if above != "global" else (torch.zeros(1, dtype=torch.int64), w)
-    at = _chosen(edge, above, ids, form) if edge is not None else int(task.fitting([rows])[0])
+    edges = form.names.edges if len(experiment.algorithm.tiers()) > 2 else ()
+    names = [edges[number] if edges else str(number) for number in ids.tolist()]
+    at = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
     given = rows[at : at + 1].to(task.task.device)
     personal = task.adapted(given, round=config.rounds)
     models = {"global": w.to(given), **({"edge": given} if above != "global" else {}), "personal": personal}
     parts = {part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")}
-    scores = {name: _scores(task, row, [part for part, count in parts.items() if count]) for name, row in models.items()}
+    some = [part for part, count in parts.items() if count]
+    scores = {name: _scores(task, name, row, some, config.rounds) for name, row in models.items()}
     path = out or place / f"personal-{data.stem}.safetensors"
     _write(path, space, personal, config, data)
-    start = "global" if above == "global" else _edge_name(int(ids[at]), form)
+    start = "global" if above == "global" else names[at]
     return Personalized(path, start, scores, parts)
 
 
@@ -99,23 +102,18 @@ def _rows(place: Path, model: str, space: Space) -> tuple[Tensor, Tensor]:
     return ids, rows
 
 
-def _chosen(edge: str, above: str, ids: Tensor, form: Described) -> int:
+def _chosen(edge: str, above: str, names: list[str]) -> int:
     """The position of the edge of that name, or number."""
     if above == "global":
         raise ConfigError(f"--edge {edge}: this algorithm has no edge models; leave it out.")
-    names = [_edge_name(number, form) for number in ids.tolist()]
     if edge not in names:
         raise ConfigError(f"--edge {edge}: the edges are {', '.join(names)}.")
     return names.index(edge)
 
 
-def _edge_name(number: int, form: Described) -> str:
-    return form.names.edges[number] if form.names.edges else str(number)
-
-
-def _scores(task: Newcomers, row: Tensor, parts: list[str]) -> dict[str, Score]:
+def _scores(task: Newcomers, name: str, row: Tensor, parts: list[str], round: int) -> dict[str, Score]:
     with torch.no_grad():
-        tallies = {part: task.task.evaluate(row, part, task.ids) for part in parts}
+        tallies = task.tallies(name, row, parts, round)
     return {part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()}
 
 

@@ -24,6 +24,7 @@ from covey.graph import Call, Graphs
 from covey.link import Ledger, Link, Memory, Route
 from covey.meter import Meter
 from covey.nodes import Idle, Nodes
+from covey.notes import Notes
 from covey.replies import Exact, Ids, Masked, Message, Replies, Rows
 from covey.store import Store
 from covey.task import Batches, Task
@@ -55,6 +56,7 @@ class Simulator:
     capture: bool = True
     lane: str = "train"
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
 
     def __post_init__(self) -> None:
         self.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
@@ -83,6 +85,7 @@ class Simulator:
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
             answer = program(me, rows.clone())
             self._keep(me, me.ids, round)
+            self._note(me, me.ids, None)
             self._doubt(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids)
             if self.task.device.type == "cuda":
                 with self._timed("training"):  # most of what it still has to do
@@ -153,6 +156,7 @@ class Simulator:
                 nodes = Nodes(self, tier, ids, round=q.round, path=q.path, idle=idle)
                 answer = q.program(nodes, *arguments)
             self._keep(nodes, ids, q.round)
+            self._note(nodes, ids, idle)
             with self._timed("links"):
                 here = q.answers[(q.answers >= part.start) & (q.answers < part.stop)] - part.start
                 way = _Way(q.ends, "up", q.program.__name__, q.path, came=arguments[0] if q.down else None)
@@ -224,7 +228,7 @@ class Simulator:
 
     def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
         """Leaves in chunks over the workers, other tiers at once; results in id order."""
-        room = max(1, self.memory // self.workers // self.task.row_bytes())
+        room = max(1, self.memory // self.workers // (self.task.row_bytes() + self.algorithm.memory()))
         if self.task.path == "each":  # rows run one by one, and a model stays in the cache for all its steps
             room = 1
         least = -(-self.grain // self.task.space.width)
@@ -257,6 +261,15 @@ class Simulator:
             self._doubt(nodes.tier, f"the kept {name!r}", rows, ids)
             with self._storing:  # workers take turns
                 self.store.put(nodes.tier, name, ids, rows, round)
+
+    def _note(self, nodes: Nodes, ids: Ids, idle: Tensor | None) -> None:
+        """Record what a program call noted of those who were asked."""
+        if not nodes.notes or self.lane != "train":
+            return
+        for name, found in nodes.notes.items():
+            for values in found:
+                self._doubt(nodes.tier, f"the note {name!r}", values, ids)
+                self.notes.add(nodes.tier, name, ids, values, idle)
 
     def _send(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Any:
         """The rows that arrive."""

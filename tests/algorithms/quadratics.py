@@ -1,7 +1,7 @@
 """Devices whose loss is 1/2 (x - a)' H (x - a), as least squares: in numpy, for what a test expects, and in covey."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,52 @@ both = pytest.mark.parametrize(("fs", "batch"), [(SMALL, None), (COPIES, 2)], id
 W = np.array([0.7, -0.4])
 
 
+class Halves(nn.Module):
+    """Least squares of which the first coefficients are one layer, `u`, and the others another, `v`."""
+
+    def __init__(self, first: int, then: int) -> None:
+        super().__init__()
+        self.first, self.u, self.v = first, nn.Linear(first, 1, bias=False), nn.Linear(then, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.u(x[:, : self.first]) + self.v(x[:, self.first :])
+        return out
+
+
+def split(
+    algorithm: Algorithm,
+    devices: Sequence[Device],
+    tree: Tree | None = None,
+    *,
+    w: Vector,
+    shared: int,
+    rounds: int = 2,
+    codec: str = "dense",
+) -> Run:
+    """A run in which the first `shared` parameters are everybody's and the others private; all start from w."""
+    shards = covey.data.own_parts(train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices])
+    model, tree = Halves(shared, len(w) - shared), tree or Tree.flat(len(devices))
+    run = covey.run(
+        covey.Experiment(
+            algorithm, shards, model, tree, rounds, loss="squared_error", private="v", score_every=rounds, parts=("train",),
+            dtype=torch.float64, workers=1, codec=codec,
+        )
+    )  # fmt: skip
+    run.w = torch.from_numpy(w)[None].clone()
+    run.simulator.start = run.w.clone()
+    return run
+
+
+def best_parts(devices: Sequence[Device], shared: int) -> tuple[Vector, list[Vector]]:
+    """The minimiser of the mean of f_i([u, v_i]) over u and all v_i: u of the losses with every v_i at its best, then these."""
+    S, H, b = shared, 0.0, 0.0
+    for f in devices:
+        A, B, C, g = f.H[:S, :S], f.H[:S, S:], f.H[S:, S:], f.H @ f.a
+        H, b = H + A - B @ np.linalg.solve(C, B.T), b + g[:S] - B @ np.linalg.solve(C, g[S:])
+    u: Vector = np.linalg.solve(H, b)
+    return u, [np.linalg.solve(f.H[S:, S:], (f.H @ f.a)[S:] - f.H[S:, :S] @ u) for f in devices]
+
+
 def start(
     algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, l2: float = 0.0
 ) -> Run:
@@ -103,6 +149,18 @@ def play(
     for _ in run:
         pass
     return run
+
+
+def over_time(
+    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, after: int, rounds: int, seeds: int = 20
+) -> Vector:
+    """All personal models of many runs that differ in their coins, after each of `rounds` rounds, [rounds * seeds, n, d]."""
+    here = start(algorithm, devices, tree, w=np.zeros(len(devices[0].a)), rounds=after + rounds).experiment
+    runs, found = covey.runs([replace(here, seed=seed) for seed in range(seeds)]), []
+    for _ in runs:
+        column = runs.simulator.store.columns["device", "personal"]
+        found.append(column.rows[column.slot].reshape(seeds, len(devices), -1).numpy().copy())
+    return np.concatenate(found[after:])
 
 
 def row(run: Run) -> Vector:

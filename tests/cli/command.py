@@ -15,7 +15,7 @@ from unittest.mock import patch
 from covey.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").rglob("*.toml"))
+EXAMPLES = sorted(set((ROOT / "examples").rglob("*.toml")) - set((ROOT / "examples" / "plan").rglob("*.toml")))
 DEMO = ROOT / "covey" / "cli" / "demo.toml"
 SMALL = (
     "name=small", "rounds=4", "score_every=1", "checkpoint_every=2",

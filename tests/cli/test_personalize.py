@@ -114,3 +114,18 @@ def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) ->
     assert "has no edge models" in covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", "1").err
     np.savez(tmp_path / "wide.npz", x=rng.random((4, 65)), y=rng.integers(10, size=4))
     assert "shape" in covey("personalize", folder, "--data", tmp_path / "wide.npz").err
+
+
+def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
+    folder, rng = tmp_path / "run", np.random.default_rng(0)
+    words = ("algorithm.name=clustered", "algorithm.clusters=3", "data.name=digits", "model.name=linear", "tree.edges=none")
+    assert covey("run", *words, "rounds=2", "--out", folder).code == 0
+    assert load_file(folder / "models" / "clusters.safetensors")["ids"].tolist() == [0, 1, 2]
+    np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
+    found = json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--json")))
+    assert found["start"] in "012"
+    losses = [
+        json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")))["scores"]["edge"]
+        for at in "012"
+    ]
+    assert found["scores"]["edge"]["train"]["loss"] == min(loss["train"]["loss"] for loss in losses)

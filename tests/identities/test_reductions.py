@@ -1,12 +1,13 @@
 """Algorithms that coincide when their parameters say so, on full batches and, where both draw alike, on mini-batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
-from covey import Algorithm, Nodes, Rows, descend
-from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HierFAVG, PerMFL, PFedMe, SFedHP
+from covey import Algorithm, Nodes, Rows, data, descend
+from covey.algorithms import DemLearn, FedAvg, FedMac, FedProx, FineTune, HierFAVG, PerMFL, PFedBayes, PFedMe, SFedHP
 from covey.algorithms.nested import Level, Nested
 from covey.tree import Tree
 from tests.identities.worlds import EQUAL, FLAT, UNEQUAL, WORLDS, deviation, trajectory
@@ -145,3 +146,89 @@ def test_fedmac_without_correlation_is_fedavg_with_an_average_of_the_local_path(
     other, path = trajectory(AveragedPath(rate=0.3, steps=6, lr=LR, batch=batch), world, FLAT)
     assert deviation(one, other) < 1e-11
     assert deviation(mac.rows("personal")[1], path.rows("personal")[1]) < 1e-11
+
+
+@every_world
+@full_and_mini
+def test_demlearn_with_one_level_that_takes_over_the_mean_is_fedprox(world: str, batch: int | None) -> None:
+    settings = {"mu": LAM, "steps": 4, "lr": LR, "batch": batch}
+    assert_coincide(world, DemLearn(levels=1, alpha=1.0, **settings), FedProx(**settings))
+
+
+@every_world
+def test_demlearn_with_one_level_is_fedavg_whose_devices_mix_with_the_mean(world: str) -> None:
+    @dataclass(frozen=True)
+    class Mixing(Algorithm):
+        """FedAvg from (1 - alpha) one's own last model + alpha the mean."""
+
+        alpha: float
+
+        def server(self, me: Nodes, w: Rows) -> Rows:
+            return me.ask(self.device, w).mean()
+
+        def device(self, me: Nodes, w: Rows) -> Rows:
+            start = torch.lerp(me.recall("own", default=w), w, self.alpha)
+            return me.keep("own", descend(start, me.grad(6), steps=4, lr=LR))
+
+    assert_coincide(world, DemLearn(levels=1, alpha=0.4, mu=0.0, steps=4, lr=LR, batch=6), Mixing(0.4))
+
+
+@dataclass(frozen=True)
+class Weakening(Algorithm):
+    """pFedMe whose penalty, one per coordinate, is lam e^(-2 r); with a step of w, r grows by step times penalty times gap^2."""
+
+    local_rounds: int
+    steps: int
+    lr: float
+    personal_lr: float
+    beta: float
+    batch: int | None
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        r = me.recall("_r", default=torch.zeros_like(w))
+        ws, rs = me.ask(self.device, w, r)
+        me.keep("_r", torch.lerp(r, rs.mean(), self.beta))
+        return torch.lerp(w, ws.mean(), self.beta)
+
+    def device(self, me: Nodes, w: Rows, r: Rows) -> tuple[Rows, Rows]:
+        theta = w
+        for _ in range(self.local_rounds):
+            penalty, gradient = LAM * torch.exp(-2 * r), me.grad(me.batch(self.batch))
+            for _ in range(self.steps):
+                theta = theta - self.personal_lr * (gradient(theta) + penalty * (theta - w))
+            w, r = w - self.lr * penalty * (w - theta), r + self.lr * penalty * (w - theta) ** 2
+        return w, r
+
+
+@every_world
+@full_and_mini
+def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_models_disagree(
+    world: str, batch: int | None
+) -> None:
+    """Let sigma = s -> 0 and zeta / n = lam s^2. By the means, the divergence has pFedMe's gradients lam e^(-2 r) (mu - m), where
+    r = log s - log s_0. By sigma it has none, as zeta / n does; but by log s it has - lam e^(-2 r) (mu - m)^2: a local
+    distribution that is too narrow for the personal one widens. One local round of one global round is pFedMe itself.
+    """
+    shards = _even(world)
+
+    def gap(other: Algorithm, rho: float, rounds: int, **steps: Any) -> float:
+        s = torch.nn.functional.softplus(torch.tensor(rho, dtype=torch.float64)).item()
+        zeta = LAM * s * s * int(shards.train.counts()[0])
+        bayes = PFedBayes(zeta=zeta, rho=rho, method="gradient", restart=True, **steps)
+        left, right = (trajectory(each, world, FLAT, rounds=rounds, data=shards)[0] for each in (bayes, other))
+        return deviation(left, right)
+
+    steps = {"local_rounds": 3, "steps": 4, "lr": 0.5, "personal_lr": LR, "beta": 0.7, "batch": batch}
+    wide, narrow = (gap(Weakening(**steps), rho, 3, **steps) for rho in (-9.0, -18.0))
+    assert narrow < 1e-6
+    assert narrow < 1e-3 * wide
+    once = {**steps, "local_rounds": 1, "steps": 8, "lr": 1 / LAM, "beta": 1.0}
+    assert gap(PFedMe(lam=LAM, **once), -18.0, 1, **once) < 1e-6
+
+
+def _even(world: str) -> data.Shards:
+    """The world's data with as many training examples on every device, so that zeta / n is one number."""
+    shards = WORLDS[world]()["data"]
+    least = int(shards.train.counts().min())
+    held = [shards.train.held(device)[:least].numpy() for device in range(shards.devices)]
+    return replace(shards, train=data.shards.Part.of(held))

@@ -34,6 +34,8 @@ class Case:
     algorithm: Algorithm
     settings: dict[str, Any] = field(default_factory=dict)
     l1: bool = False  # a penalty without a fixed point
+    noisy: bool = False  # what it draws, or adds in its first rounds, leaves no fixed point
+    prunes: bool = False  # as l1, for what is set to zero
     idle: bool = True  # skipped or trained, idle nodes leave the global model alone
 
     def __str__(self) -> str:
@@ -49,16 +51,37 @@ def levels(*middle: str, correlation: bool = False, **last: Any) -> tuple[Level,
     return (Level("server", lr=0.5), *between, mine, Level("device", "personal", **personal))
 
 
+HEADS = {"@private": ("*weight",)}  # of every model a law uses
+PARTS = {"steps": 4, "lr": 0.3, "personal_lr": 0.2, "batch": 6, "@private": "head"}
+FLAT = Tree.flat(8)
+
 SMALL: dict[str, dict[str, Any]] = {
+    "FedAlt": {**PARTS, "personal_steps": 3},
     "FedAvg": {"steps": 4, "lr": 0.3, "batch": 6},
     "FedProx": {"mu": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
+    "FedSim": {**PARTS, "personal_lr": 0.3},
     "FineTune": {"steps": 4, "lr": 0.3, "tune_steps": 3, "tune_lr": 0.2, "batch": 6},
     "Local": {"steps": 4, "lr": 0.3, "batch": 6},
+    "Scaffold": {"steps": 4, "lr": 0.2, "server_lr": 0.9, "batch": 6},
+    "PerFedAvg": {"alpha": 0.2, "steps": 4, "lr": 0.3, "batch": 6},
+    "Ditto": {"lam": 0.5, "steps": 4, "lr": 0.3, "personal_steps": 3, "personal_lr": 0.2, "batch": 6},
+    "APFL": {"alpha": 0.4, "alpha_lr": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
+    "L2GD": {"lam": 0.1, "p": 0.05, "lr": 0.2, "batch": 6},
+    "AL2GD": {"lam": 0.2, "gamma": 0.1, "p": 0.05, "edge_p": 0.3, "lr": 0.2, "batch": 6},
+    "FedPer": {"steps": 4, "lr": 0.3, "batch": 6, **HEADS},
+    "FedRep": {"head_steps": 3, "head_lr": 0.3, "steps": 2, "lr": 0.3, "batch": 6, **HEADS},
+    "FedAMP": {"lam": 0.5, "alpha": 0.5, "sigma": 4.0, "steps": 4, "lr": 0.3, "batch": 6},
+    "HeurFedAMP": {"self_weight": 0.4, "sigma": 5.0, "lam": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
+    "Clustered": {"clusters": 3, "pick": 6, "steps": 4, "lr": 0.3, "batch": 6},
     "HierFAVG": {"edge_rounds": 2, "steps": 3, "lr": 0.3, "batch": 6},
     "PFedMe": {"lam": 2.0, "local_rounds": 3, "steps": 3, "lr": 0.2, "personal_lr": 0.2, "beta": 1.5, "batch": 6},
     "FedMac": {"lam": 0.05, "local_rounds": 4, "steps": 2, "lr": 6.0, "personal_lr": 0.2, "batch": 6},
     "PerMFL": {"lam": 1.0, "gamma": 1.5, "lr": 0.3, "edge_lr": 0.4, "edge_rounds": 3, "steps": 3, "batch": 6},
+    "Pruned": {**PARTS, "personal_steps": 3, "probe_steps": 2, "ratio": 0.4, "@codec": "bitmap", "!prunes": True},
     "SFedHP": {"lam1": 2.0, "lam2": 3.0, "edge_rounds": 3, "steps": 3, "lr1": 0.4, "lr2": 0.2, "batch": 6},
+    "DemLearn": {"levels": 3, "mu": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
+    "PFedBayes": {"local_rounds": 3, "steps": 2, "lr": 0.05, "personal_lr": 0.05, "batch": 6, "!noisy": True},
+    "PFedGP": {"steps": 2, "lr": 0.5, "batch": 8, "support": 9, "gibbs_steps": 1, "draws": 2, "predict_draws": 3, "!noisy": True},
     "Nested": {"levels": levels("edge")},
 }
 
@@ -66,7 +89,29 @@ SPARSE_MAC = {"gamma": 0.02, "gamma_w": 0.002, "rho": 1e-3}
 SPARSE_HP = {"gamma1": 0.02, "gamma2": 0.02, "rho": 1e-3}
 LISTS = {"lr": [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2], "steps": [1, 2, 3, 4, 3, 2, 1, 2]}
 
+RATIOS = [0.1, 0.9, 0.5, 0.0, 1.0, 0.3, 0.8, 0.7]
+
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "FedAlt": {
+        "flat-sample": {"sample": 3, "@tree": FLAT, "weight": "samples", "!idle": False},
+        "edge-rounds": {"edge_rounds": 2, "device_sample": 0.5, "!idle": False},
+        "full-all-shared": {"batch": None, "@private": ()},
+        "cyclic-first-layer": {"@batches": "cyclic", "@private": "1.*", "@idle": "train", "sample": 2, "!idle": False},
+        "four-tiers": {"@tree": Tree(((2,), (1, 2), (3, 1, 4)))},
+    },
+    "FedSim": {
+        "two-step-sizes": {"personal_lr": 0.1},
+        "flat-sample": {"sample": 3, "@tree": FLAT, "weight": "samples", "!idle": False},
+        "edge-rounds": {"edge_rounds": 2, "device_sample": 0.5, "!idle": False, "personal_lr": 0.1},
+    },
+    "Pruned": {
+        "flat-sample": {"sample": 3, "@tree": FLAT, "weight": "samples", "!idle": False},
+        "lists": {"ratio": RATIOS, "edge_rounds": 2, "device_sample": 0.5, "!idle": False},
+        "flat-together-lists": {"ratio": RATIOS, "order": "together", "personal_lr": 0.1, "@tree": FLAT, "@codec": "dense"},
+        "together": {"order": "together", "personal_lr": 0.3, "batch": None},
+        "pruning-alone": {"@private": (), "sample": 2},
+        "nothing-pruned": {"ratio": 0.0, "!prunes": False},
+    },
     "FedAvg": {
         "full-samples": {"batch": None, "weight": "samples"},
         "sample": {"sample": 3},
@@ -75,6 +120,21 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "FedProx": {"sample-samples": {"sample": 3, "weight": "samples"}},
     "FineTune": {"sample": {"sample": 3}, "cyclic": {"@batches": "cyclic"}},
     "Local": {"full": {"batch": None}},
+    "Scaffold": {"sample": {"sample": 3}, "full-bitmap": {"batch": None, "@codec": "bitmap"}},
+    "PerFedAvg": {
+        "hessian-free": {"order": "hessian-free", "sample": 3},
+        "full-l2": {"order": "hessian-free", "batch": None, "@l2": 0.01, "weight": "samples"},
+        "cyclic": {"@batches": "cyclic"},
+    },
+    "Ditto": {"sample": {"sample": 3, "weight": "samples"}, "full-l2": {"batch": None, "@l2": 0.01}},
+    "APFL": {"sample": {"sample": 3, "weight": "samples"}, "fixed": {"alpha_lr": 0.0}, "full": {"batch": None}},
+    "L2GD": {"full-l2": {"batch": None, "@l2": 0.01}, "bitmap": {"p": 0.1, "@codec": "bitmap"}},
+    "AL2GD": {"lists": {"edge_p": [0.1, 0.7, 0.4]}, "full": {"batch": None}},
+    "FedPer": {"sample": {"sample": 3, "!idle": False}, "shared": {"@private": (), "@codec": "bitmap"}},
+    "FedRep": {"sample": {"sample": 3, "weight": "samples", "!idle": False}, "full": {"batch": None}},
+    "FedAMP": {"sample": {"sample": 3}, "far": {"sigma": 0.5, "alpha": 3.0, "batch": None}},
+    "HeurFedAMP": {"sample": {"sample": 3}, "full": {"batch": None, "sigma": 50.0}},
+    "Clustered": {"sample": {"sample": 3, "weight": "samples"}, "full": {"batch": None, "pick": None, "spread": 0.5}},
     "HierFAVG": {
         "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
         "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
@@ -105,6 +165,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sample": {"sample": 2, "batch": None},
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
     },
+    "DemLearn": {
+        "average-amplify": {"linkage": "average", "amplify": 1.15, "amplify_rounds": 2, "!noisy": True},
+        "one-level": {"levels": 1, "alpha": 1.0, "batch": None},
+    },
+    "PFedBayes": {
+        "sample": {"sample": 3, "beta": 0.7, "!idle": False},
+        "restart-draws": {"sample": 0.5, "restart": True, "draws": 3, "batch": None},
+        "gradient": {"method": "gradient", "zeta": 0.1, "rho": -2.0},
+    },
+    "PFedGP": {"sample-cyclic": {"sample": 3, "weight": "samples", "@batches": "cyclic", "@l2": 0.01, "!idle": False}},
     "Nested": {
         "four-tiers": {"levels": levels("edge1", "edge2", batch=None)},
         "two-tiers": {"levels": levels(gamma=0.02, rho=1e-3), "!l1": True},
@@ -113,7 +183,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-TREES = {2: Tree.flat(8), 3: Tree.grouped([3, 1, 4]), 4: Tree(((2,), (1, 2), (3, 1, 4)))}
+TREES = {2: FLAT, 3: Tree.grouped([3, 1, 4]), 4: Tree(((2,), (1, 2), (3, 1, 4)))}
 
 
 def found() -> Iterator[type[Algorithm]]:
@@ -207,7 +277,8 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
 def assert_moved(run: Run, least: float = 0.05) -> None:
     """The global model or a kept one is far from where it began."""
     begin = run.simulator.start[0]
-    models = [rows for *_, rows in run.simulator.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
+    kept = [(name, rows) for _, name, *_, rows in run.simulator.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
+    models = [rows for name, rows in kept if not name.startswith("_")]
     far = max((rows - begin).norm(dim=1).max() / begin.norm() for rows in [run.w, *models])
     assert far > least, f"the furthest model moved by {far:.1e} of its norm"
 

@@ -2,11 +2,13 @@
 
 from dataclasses import fields
 
+import pytest
 import torch
 
 import covey
 from covey.algorithms import PerMFL
 from covey.algorithms.nested import Nested
+from covey.errors import ConfigError
 from tests.laws.cases import CASES, Case, assert_moved, every, experiment, finished
 
 
@@ -15,7 +17,8 @@ def sampled(case: Case) -> bool:
     return any(getattr(part, f.name) is not None for part in parts for f in fields(part) if f.name.endswith("sample"))
 
 
-SAMPLED = {name: case for name, case in CASES.items() if sampled(case)}
+REFUSED = {name: case for name, case in CASES.items() if not case.algorithm.idle_trains}
+SAMPLED = {name: case for name, case in CASES.items() if sampled(case) and name not in REFUSED}
 ALONE = {name: case for name, case in SAMPLED.items() if case.idle}
 TOUCHED = {name: case for name, case in SAMPLED.items() if not case.idle}
 
@@ -45,9 +48,15 @@ def test_memory_that_feeds_the_global_model_does_depend_on_it(case: Case) -> Non
     assert not torch.equal(skip.w, train.w)
 
 
+@every(REFUSED)
+def test_training_is_refused_where_the_server_counts_on_what_devices_keep(case: Case) -> None:
+    with pytest.raises(ConfigError, match=f"idle = 'train', but {type(case.algorithm).__name__}"):
+        experiment(case, idle="train")
+
+
 def first_sampled_link(case: Case) -> str:
     """The topmost link on which not everybody is asked; below an idle edge, devices do answer."""
-    tiers = case.algorithm.tiers()
+    tiers = experiment(case).tree.tiers
     top = case.algorithm.levels[0].sample if isinstance(case.algorithm, Nested) else getattr(case.algorithm, "sample", None)
     return "-".join(tiers[:2] if top is not None else tiers[1:3])
 

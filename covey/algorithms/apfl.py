@@ -1,0 +1,58 @@
+"""APFL: a device's model is a mixture of its own and the global one, and it learns in which shares (Deng, Kamani, Mahdavi, 2020).
+
+The paper's w_i, v_i, v-bar_i, alpha_i, eta, tau are `x`, `v`, "personal", `alpha`, `lr`, `steps`. alpha_i moves once a round, by
+a step of size `alpha_lr` along <v - w, grad f(v-bar)>; with `alpha_lr` 0 it stays where it begins.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class APFL(Algorithm):
+    """The global model is FedAvg's; v takes `steps` on f(alpha v + (1 - alpha) x), x being the device's model on FedAvg's way."""
+
+    alpha: float = 0.5
+    alpha_lr: float = 0.02
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps, never its own part of the mixture"
+
+    def __post_init__(self) -> None:
+        require(self, alpha=(0, 1), alpha_lr=(0, math.inf), steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        x, v = w, me.recall("_own", default=w)
+        alpha = self.share(me, w, v)
+        of_x, of_mix = me.grad(self.batch), me.grad(self.batch, "personal")
+        for _ in range(self.steps):
+            v = v - self.lr * alpha * of_mix(torch.lerp(x, v, alpha))
+            x = descend(x, of_x, steps=1, lr=self.lr)
+        me.keep("_own", v)
+        me.keep("personal", torch.lerp(x, v, alpha))  # alpha v + (1 - alpha) x
+        return x, me.weight(self.weight)
+
+    def share(self, me: Nodes, w: Rows, v: Rows) -> Rows:
+        """alpha of each device in this round, [n, 1]."""
+        alpha = me.recall("_alpha", default=w.new_full((len(w), 1), self.alpha))
+        if self.alpha_lr:
+            slope = (v - w) * me.grad(self.batch, "alpha")(torch.lerp(w, v, alpha))
+            alpha = (alpha - self.alpha_lr * slope.sum(1, keepdim=True)).clamp(0, 1)
+        return me.keep("_alpha", alpha)

@@ -1,0 +1,67 @@
+"""Clustered training (IFCA): k models, each device trains the one that fits it best (Ghosh, Chung, Yin, Ramchandran, 2020).
+
+The paper's theta_j, k, gamma, tau are `models`, `clusters`, `lr`, `steps`; of its two ways to average, that of models. A
+cluster's model is the mean of the devices that picked it, and stays as it was where nobody did.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Message, Rows, exact
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class Clustered(Algorithm):
+    """Each device picks the model of least loss on `pick` of its training examples (None: all) and trains it for `steps` steps.
+
+    The first cluster begins at the initial model, the others `spread` times a standard normal row away from it. The global model
+    is the mean of all answers; a device keeps the model it picked as "cluster" and what it made of it as "personal".
+    """
+
+    clusters: int = 2
+    spread: float = 0.1
+    pick: int | None = None
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps, and which cluster it picked"
+
+    def __post_init__(self) -> None:
+        require(self, clusters=(1, 1e4), spread=(0, 1e9), pick=(1, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def above(self) -> str:
+        return "clusters"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        models = self.begin(me, w) if (last := me.recall("clusters")) is None else last
+        answers, *picked = me.ask(self.device, *models.unbind(1), sample=self.sample)
+        means = [answers.mean(weight=picks, default=old) for picks, old in zip(picked, models.unbind(1), strict=True)]
+        me.keep("clusters", torch.stack(means, dim=1))
+        totals, counts = zip(*(answers.sums(picks) for picks in picked), strict=True)
+        return torch.stack(totals).sum(0) / torch.stack(counts).sum(0)
+
+    def begin(self, me: Nodes, w: Rows) -> Tensor:
+        """The models of all clusters, [n, k, P]."""
+        away = me.normal("clusters", (self.clusters - 1) * w.shape[1]).view(len(w), self.clusters - 1, w.shape[1])
+        return torch.cat([w[:, None], w[:, None] + self.spread * away], dim=1)
+
+    def device(self, me: Nodes, *models: Rows) -> tuple[Message, ...]:
+        examples = me.batch(self.pick, "pick")
+        losses = torch.cat([me.loss(model, examples) for model in models], dim=1)
+        picked = one_hot(losses.argmin(1), len(models)).to(losses)
+        start = torch.where(picked[:, :, None] == 1, torch.stack(models, dim=1), 0).sum(1)
+        theta = descend(me.keep("cluster", start), me.grad(self.batch), steps=self.steps, lr=self.lr)
+        weight = me.weight(self.weight)
+        weights = picked if weight is None else picked * weight.rows
+        return me.keep("personal", theta), *(exact(column) for column in weights.t()[:, :, None])

@@ -1,0 +1,46 @@
+"""Ditto: FedAvg's global model, and beside it a personal one that is held near it (Li, Hu, Beirami, Smith, 2021).
+
+The paper's w, v_k, lambda, eta_g, eta_l are `w`, `v`, `lam`, `lr`, `personal_lr`; v_k lasts, and is pulled to the w that a
+round begins with. Its public code draws one batch for both models; here each has its own.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class Ditto(Algorithm):
+    """The global model is FedAvg's to the bit; a device's own v descends f + lam/2 |v - w|^2 from where it stood."""
+
+    lam: float = 1.0
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    personal_steps: int = 20
+    personal_lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps, never the personal one"
+
+    def __post_init__(self) -> None:
+        require(self, lam=(0, 1e9), steps=(1, 1e9), lr=None, personal_steps=(1, 1e9), personal_lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        self.adapt(me, w)
+        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        v = me.recall("personal", default=w)
+        v = descend(v, me.grad(self.batch, "personal"), prox=(self.lam, w), steps=self.personal_steps, lr=self.personal_lr)
+        return me.keep("personal", v)

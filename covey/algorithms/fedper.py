@@ -1,0 +1,48 @@
+"""FedPer: everybody shares the base layers and keeps a head of its own (Arivazhagan et al., 2019).
+
+The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of the experiment names the head's layers.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class FedPer(Algorithm):
+    """Devices take `steps` steps on base and head together; the base becomes the mean of theirs, a head never leaves its device.
+
+    The global model is the shared base under the initial head.
+    """
+
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "the shared layers of its model, never the private ones"
+    splits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
+        return torch.cat([base.mean(weight=samples), w[:, me.private]], dim=1)
+
+    def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
+        head = me.recall("personal", default=me.initial())[:, me.private]
+        x = descend(torch.cat([base, head], dim=1), me.grad(self.batch), steps=self.steps, lr=self.lr)
+        return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        self.device(me, w[:, me.shared])
+        return me.kept["personal"]

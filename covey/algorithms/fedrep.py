@@ -1,0 +1,55 @@
+"""FedRep: devices fit their own heads to a shared representation, then the representation to their heads (Collins et al., 2021).
+
+The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of the experiment names the head's layers); its
+tau_h, tau, alpha are `head_steps`, `steps`, `head_lr` and `lr`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class FedRep(Algorithm):
+    """`head_steps` steps on the head under a fixed base, then `steps` on the base under that head; the base becomes the mean.
+
+    The global model is the shared base under the initial head. A new device fits a head and leaves the base as it is.
+    """
+
+    sample: Sample = None
+    head_steps: int = 20
+    head_lr: float = 0.02
+    steps: int = 5
+    lr: float = 0.02
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "the shared layers of its model, never the private ones"
+    splits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self, head_steps=(1, 1e9), head_lr=None, steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
+        return torch.cat([base.mean(weight=samples), w[:, me.private]], dim=1)
+
+    def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
+        x = descend(self.fitted(me, base), me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
+        return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+
+    def fitted(self, me: Nodes, base: Rows) -> Rows:
+        """The base with each device's head after its steps."""
+        head = me.recall("personal", default=me.initial())[:, me.private]
+        start = torch.cat([base, head], dim=1)
+        return descend(start, me.grad(self.batch, "head"), part=me.private, steps=self.head_steps, lr=self.head_lr)
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        return self.fitted(me, w[:, me.shared])

@@ -1,0 +1,63 @@
+"""FedSim: some layers are shared, the others stay on the device; both learn at once (Pillutla et al., 2022).
+
+The paper's u, v_i, tau, gamma_u, gamma_v are `u`, `v`, `steps`, `lr`, `personal_lr`. Which layers are v is the experiment's
+`private`. Edges average what is under them `edge_rounds` times, as in HierFAVG.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class FedSim(Algorithm):
+    """A device's model is [u, v], with v its own: `steps` on both, each with its step size; u is averaged.
+
+    `sample` says how many the server asks, `device_sample` how many an edge does. The private columns of the global row stay as
+    they began; it is scored with each device's own.
+    """
+
+    sample: Sample = None
+    device_sample: Sample = None
+    edge_rounds: int = 1
+    steps: int = 20
+    lr: float = 0.01
+    personal_lr: float = 0.01
+    batch: int | None = 32
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its shared layers after the local steps, never the private ones"
+    splits: ClassVar[bool] = True
+    any_depth: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, personal_lr=None, batch=(1, 1e9))
+
+    def above(self) -> str:
+        return "edge"
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        replies, samples = me.ask(self.below, w[:, me.shared], sample=self.sample)
+        return torch.cat([replies.mean(weight=samples), w[:, me.private]], dim=1)
+
+    def below(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
+        return self.device(me, u) if me.leaf else self.edge(me, u)
+
+    def edge(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
+        for _ in range(self.edge_rounds):
+            replies, samples = me.ask(self.below, u, sample=self.device_sample)
+            u = replies.mean(weight=samples)
+        me.keep(me.tier, torch.cat([u, me.initial()[:, me.private]], dim=1))
+        return u, samples.total()
+
+    def device(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
+        v = me.recall("personal", default=me.initial())[:, me.private]
+        x = descend(torch.cat([u, v], dim=1), me.grad(self.batch), steps=self.steps, lr=me.by_part(self.lr, self.personal_lr))
+        return me.keep("personal", x)[:, me.shared], me.weight(self.weight)

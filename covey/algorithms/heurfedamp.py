@@ -1,0 +1,57 @@
+"""HeurFedAMP: FedAMP whose weights are a softmax of cosines, the own one fixed (Huang et al., 2021).
+
+The paper's w_i, u_i, xi_ii, sigma, lambda are `theta`, `u`, `self_weight`, `sigma`, `lam` (lambda/alpha_k in one). Defaults are
+those of FedMac's comparison.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from covey import attention
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes
+from covey.replies import Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class HeurFedAMP(Algorithm):
+    """u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j; from u_i, `steps` on f_i + lam/2 |w_i - u_i|^2.
+
+    The server holds the last model of every device, the initial one of who has not sent any; the global model, which nobody
+    uses, is their mean.
+    """
+
+    self_weight: float = 0.5
+    sigma: float = 50.0
+    lam: float = 5.0
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    batch: int | None = 20
+
+    sends: ClassVar[str] = "its personal model; the server holds everybody's"
+
+    def __post_init__(self) -> None:
+        require(self, self_weight=(0, 1), sigma=(0, 1e9), lam=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))
+        u = attention.mixed(self.weights(models), models)
+        rows, asker, child = me.ask(self.device, each=(u.flatten(0, 1),), sample=self.sample).gather()
+        models[asker, child] = rows
+        return me.keep("_models", models).mean(1)
+
+    def weights(self, models: Tensor) -> Tensor:
+        """xi, [n, N, N]: rows that sum to 1, none of them negative."""
+        likeness = attention.only_others(self.sigma * attention.cosines(models), -math.inf).softmax(2)
+        likeness = likeness.nan_to_num(0)  # who is alone has no others to weigh
+        return attention.with_itself((1 - self.self_weight) * likeness)
+
+    def device(self, me: Nodes, u: Rows) -> Rows:
+        theta = descend(u, me.grad(self.batch), prox=(self.lam, u), steps=self.steps, lr=self.lr)
+        return me.keep("personal", theta)

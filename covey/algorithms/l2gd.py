@@ -1,0 +1,54 @@
+"""L2GD: local models held near their mean, by random turns of local steps and averaging (Hanzely, Richtarik, 2020).
+
+The paper's x_i, lambda, p are `x`, `lam`, `p`; its alpha/n is `lr`. Every iteration flips one coin for all: with chance 1 - p
+devices step on their losses, with chance p they move towards their mean. A round is all flips up to and including the first that
+averages, so that it talks once.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from covey import draws
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes
+from covey.replies import Rows, exact
+
+
+@dataclass(frozen=True)
+class L2GD(Algorithm):
+    """Descends sum_i f_i(x_i) + lam/2 |x_i - mean|^2 by steps x - lr/(1-p) grad f or x - lr lam/p (x - mean).
+
+    The mean is the global model. At the minimum x_i = mean - grad f_i(x_i)/lam; a constant lr stays in a ball around it. New
+    devices take 1/p steps on f + lam/2 |x - mean|^2.
+    """
+
+    lam: float = 1.0
+    p: float = 0.1
+    lr: float = 0.02
+    batch: int | None = 20
+
+    sends: ClassVar[str] = "its personal model"
+
+    def __post_init__(self) -> None:
+        require(self, lam=(0, 1e9), p=(1e-4, 0.9999), lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        steps = draws.failures(me.uniform("coin"), self.p)
+        mean = me.ask(self.device, exact(steps)).mean()
+        me.ask(self.pull, mean)
+        return mean
+
+    def device(self, me: Nodes, steps: Rows) -> Rows:
+        x = me.recall("personal", default=me.initial())
+        x = descend(x, me.grad(self.batch), steps=steps[:, 0].long(), lr=self.lr / (1 - self.p))
+        return me.keep("personal", x)
+
+    def pull(self, me: Nodes, mean: Rows) -> None:
+        x = me.recall("personal", default=mean)
+        me.keep("personal", torch.lerp(x, mean, self.lr * self.lam / self.p))
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        return descend(w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr)

@@ -1,0 +1,56 @@
+"""Per-FedAvg: a global model from which one gradient step makes a good personal one (Fallah, Mokhtari, Ozdaglar, 2020).
+
+The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three batches of a device's training
+examples, drawn anew at every step. A device's own model is w after one step of size alpha on another training batch.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Algorithm):
+    """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x - alpha grad f(x)).
+
+    `order="first"` leaves out H; "hessian-free" takes H g as a central difference of gradients at x + delta g and x - delta g.
+    """
+
+    alpha: float = 0.03
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.003
+    order: Literal["first", "hessian-free"] = "first"
+    delta: float = 1e-3
+    batch: int | None = 20
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its model after the local steps, never the personal one"
+
+    def __post_init__(self) -> None:
+        require(self, alpha=(0, 1e9), steps=(1, 1e9), lr=None, delta=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        self.adapt(me, w)
+        x, inner, outer = w, me.grad(self.batch, "inner"), me.grad(self.batch)
+        for _ in range(self.steps):
+            g = outer(x - self.alpha * inner(x))
+            x = x - self.lr * (g if self.order == "first" else g - self.alpha * self.curved(me, x, g))
+        return x, me.weight(self.weight)
+
+    def curved(self, me: Nodes, x: Rows, g: Rows) -> Rows:
+        """H(x) g, about; both gradients are of one batch."""
+        gradient = me.grad(me.batch(self.batch, "curvature"))
+        return (gradient(x + self.delta * g) - gradient(x - self.delta * g)) / (2 * self.delta)
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        return me.keep("personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha))

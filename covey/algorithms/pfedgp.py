@@ -1,0 +1,97 @@
+"""pFedGP: one network of features for all, and every device's own tree of Gaussian processes on them (Achituve et al., 2021).
+
+The features are the module's outputs; there may be more of them than classes. A device orders the classes it has by label and
+halves them until each is alone; where it has both halves, a Gaussian process on the features of their examples says which one,
+with the kernel `scale` exp(-|x - z|^2 / (2 `length`^2)). Only the network is learned and sent. The public code's inner steps,
+Gibbs steps and draws in training and prediction are `steps`, `gibbs_steps`, `draws`, `predict_draws`. That code splits classes
+by 2-means of their features, takes exp E log sigmoid(f) for E sigmoid(f), and all of a device's examples; here the chances are
+expectations, and `batch` examples are drawn for a step and up to `support` taken for a prediction. Its momentum is left out: the
+optimiser starts anew in every round, and there is one step.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from covey import gp
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes, Weight
+from covey.replies import Exact, Rows
+from covey.task import Batch, Predict
+from covey.tree import Sample
+
+_ELSE = 1e-6  # the chance of classes that a device has never seen, all of them together
+
+
+@dataclass(frozen=True)
+class PFedGP(Algorithm):
+    """`steps` steps on the log-loss of one half of a batch, predicted from the other half; w is the mean network.
+
+    A model predicts with a device's own Gaussian processes on up to `support` of its training examples: scores of "global" are
+    of the common network with everybody's own classifier (the paper's figure), of "personal" of the device's network.
+    """
+
+    sample: Sample = None
+    steps: int = 1
+    lr: float = 0.05
+    weight_decay: float = 0.001
+    clip: float = 50.0
+    batch: int = 64
+    support: int = 200
+    scale: float = 8.0
+    length: float = 1.0
+    gibbs_steps: int = 5
+    draws: int = 20
+    predict_draws: int = 30
+    weight: Weight = "uniform"
+
+    sends: ClassVar[str] = "its network of features; the classifier never leaves it"
+
+    def __post_init__(self) -> None:
+        require(self, lr=None, clip=None, scale=None, length=None, weight_decay=(0, 1e9), steps=(1, 1e9), batch=(2, 1e9))
+        require(self, support=(1, 1e9), gibbs_steps=(1, 1e9), draws=(1, 1e9), predict_draws=(1, 1e9))
+
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        devices, samples = me.ask(self.device, w, sample=self.sample)
+        return devices.mean(weight=samples)
+
+    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+        def gradient(x: Rows) -> Rows:
+            batch = me.grad(self.batch).batch(0)
+            g = me.gradient(x, batch, lambda features: self.loss(me, features, batch))
+            size: Tensor = g.norm(dim=1, keepdim=True)
+            return g / (size / self.clip).clamp(min=1)
+
+        w = descend(w, gradient, decay=self.weight_decay, steps=self.steps, lr=self.lr)
+        return me.keep("personal", w), me.weight(self.weight)
+
+    def loss(self, me: Nodes, features: Tensor, batch: Batch) -> Tensor:
+        """Minus the mean logarithm of the chance that the second half's labels have, given the first half, [n]."""
+        half, weight = self.batch // 2, torch.ones_like(features[:, :, 0]) if batch.weight is None else batch.weight
+        known = self.classifier(me, features[:, :half], batch.y[:, :half], weight[:, :half], draws=self.draws, stream="train")
+        logs = known.log_chances(features[:, half:]).gather(2, batch.y[:, half:, None])[:, :, 0]
+        return -(weight[:, half:] * logs).sum(1) / weight[:, half:].sum(1).clamp(min=1)
+
+    def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
+        batch, has = me.examples(self.support), me.labels
+        known = self.classifier(me, me.outputs(rows, batch), batch.y, batch.weight, draws=self.predict_draws, stream=model)
+
+        def predict(batch: Batch, which: Tensor) -> Tensor:
+            chances = has[which][:, None] * known.log_chances(me.outputs(rows[which], batch), which).exp()
+            return torch.log((1 - _ELSE) * chances + _ELSE / has.shape[1])
+
+        return predict
+
+    def memory(self) -> int:
+        train, predict = 8 * self.draws * (self.batch // 2) ** 2, self.predict_draws * self.support * (3 * self.support + 512)
+        return 8 * max(train, predict)  # matrices that a gradient goes back through, and those of one block of examples
+
+    def classifier(
+        self, me: Nodes, features: Tensor, y: Tensor, weight: Tensor | None, *, draws: int, stream: str
+    ) -> gp.Classifier:
+        """The device's own classifier on the features of these examples."""
+        return gp.classifier(gp.Kernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,
+                             steps=self.gibbs_steps, draws=draws, source=me, stream=stream)  # fmt: skip

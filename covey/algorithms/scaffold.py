@@ -1,0 +1,50 @@
+"""SCAFFOLD: FedAvg whose devices correct their drift by what everybody's gradients have been (Karimireddy et al., 2020).
+
+The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`, `sample`, `lr`, `server_lr`; c_i follows its
+option II. Models and controls both travel, so that every message is twice as long.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from covey.algorithm import Algorithm, require
+from covey.descend import descend
+from covey.nodes import Nodes
+from covey.replies import Rows
+from covey.tree import Sample
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient on the way, and c the mean of all c_i."""
+
+    sample: Sample = None
+    steps: int = 20
+    lr: float = 0.02
+    server_lr: float = 1.0
+    batch: int | None = 20
+
+    sends: ClassVar[str] = "its model after the local steps, and by how much its control changed"
+    idle_trains: ClassVar[bool] = False  # c would no longer be the mean of all c_i
+
+    def __post_init__(self) -> None:
+        require(self, steps=(1, 1e9), lr=None, server_lr=None, batch=(1, 1e9))
+
+    def server(self, me: Nodes, x: Rows) -> Rows:
+        c = me.recall("_control", default=torch.zeros_like(x))
+        y, change = me.ask(self.device, x, c, sample=self.sample)
+        share = (y.count / me.children)[:, None].to(x)  # S/N
+        me.keep("_control", c + share * change.mean())
+        return torch.lerp(x, y.mean(), self.server_lr)
+
+    def device(self, me: Nodes, x: Rows, c: Rows) -> tuple[Rows, Rows]:
+        c_i = me.recall("_control", default=torch.zeros_like(x))
+        y = descend(x, me.grad(self.batch), linear=c - c_i, steps=self.steps, lr=self.lr)
+        change = (x - y) / (self.steps * self.lr) - c
+        me.keep("_control", c_i + change)
+        return y, change
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        return self.device(me, w, torch.zeros_like(w))[0]

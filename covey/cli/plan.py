@@ -1,0 +1,162 @@
+"""`covey plan`: who gets how much of the band and prunes how much, what that takes, and who is left out and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from covey.cli.folder import refused
+from covey.cli.scenario import Described, load
+from covey.cli.words import AsJson
+from covey.errors import ConfigError
+from covey.report.plan_picture import draw
+from covey.wireless import POLICIES, Plan, Policy, fixed
+from covey.wireless import plan as make
+
+SWEEPS = {"deadline": "deadline", "bandwidth": "cells.bandwidth", "devices": "devices.count"}
+_ROWS = 40  # devices that a table on a terminal lists
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario.")],
+    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")] = None,
+    sweep: Annotated[str | None, typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The picture to write. Default: NAME.png here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan rounds over the air: band, pruning ratio, latency and energy of every device, and who is starved or left out, and why.
+
+    Examples:
+
+      covey plan examples/plan/scenario.toml
+
+      covey plan examples/plan/scenario.toml policy=fair "deadline=40 ms" rounds=100
+
+      covey plan examples/plan/scenario.toml --sweep "deadline=15 ms,20 ms,25 ms,30 ms"
+    """
+    changes = changes or []
+    described = load(file, changes)
+    done = _plan(described)
+    name, points = _sweep(file, changes, sweep)
+    picture = out or Path(f"{described.file.name}.png")
+    with refused(picture):
+        draw(
+            done, picture, f"{described.file.name}: {done.policy}, deadline {described.file.deadline}", sweep=name, points=points
+        )
+    others = [make(described.scenario, policy, rounds=described.file.rounds).summary() for policy in POLICIES.values()]
+    if as_json:
+        facts = {"summary": done.summary(), "devices": rows(done), "policies": others, "sweep": points, "picture": str(picture)}
+        print(json.dumps(facts))
+        return
+    _show(Console(soft_wrap=True), done, others, name, points)
+    Console(soft_wrap=True).print(f"picture: {escape(str(picture))}", highlight=False)
+
+
+def _plan(described: Described) -> Plan:
+    file = described.file
+    policy: Policy = fixed(file.ratio) if file.policy == "fixed" else POLICIES[file.policy]
+    return make(described.scenario, policy, rounds=file.rounds)
+
+
+def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """The name of what is swept, and the summary at each of its values."""
+    if sweep is None:
+        return "", []
+    name, _, values = sweep.partition("=")
+    if name.strip() not in SWEEPS or not values.strip():
+        raise ConfigError(f'--sweep {sweep!r} must be one of {", ".join(SWEEPS)} and values, such as "deadline=15 ms,25 ms".')
+    name, points = name.strip(), []
+    for value in (value.strip() for value in values.split(",")):
+        summary = _plan(load(file, [*changes, f"{SWEEPS[name]}={value}"])).summary()
+        points.append({name: value, **summary})
+    return name, points
+
+
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    """One entry per device, means over the rounds it is asked in, as JSON can hold them."""
+    asked, devices = plan.asked, plan.scenario.devices
+    times = torch.clamp(asked.sum(0), min=1)
+    means = {
+        "share": plan.share, "ratio": plan.ratio * asked, "latency_ms": 1e3 * plan.formula.latency,
+        "latency_ms_encoded": 1e3 * plan.encoded.latency, "compute_ms": 1e3 * plan.formula.compute,
+        "upload_ms": 1e3 * plan.formula.upload, "joules": plan.formula.joules, "mbit_per_s": plan.rate / 1e6,
+    }  # fmt: skip
+    columns = {key: ((value * asked).sum(0) / times).tolist() for key, value in means.items()}
+    counts = {"asked": asked.sum(0).tolist(), "starved": plan.starved.sum(0).tolist(), "late": plan.late().sum(0).tolist()}
+    found = []
+    for at in range(len(devices)):
+        place = {"device": devices.name(at), "cell": int(devices.cell[at]), "distance_m": float(devices.distance[at])}
+        figures = {key: column[at] for key, column in {**columns, **counts}.items()}
+        found.append({**place, **figures, "why": _why(plan, at)})
+    return found
+
+
+def _why(plan: Plan, at: int) -> str:
+    """The reason in the first round that has one."""
+    troubled = (~plan.asked | plan.starved | plan.late())[:, at].nonzero()[:, 0].tolist()
+    if not troubled:
+        return ""
+    row = troubled[0]
+    what = "left out" if not plan.asked[row, at] else "late" if plan.late()[row, at] else "starved"
+    when = f" in {len(troubled)} of {len(plan.rounds)} rounds" if len(plan.rounds) > 1 else ""
+    return f"{what}{when}: {plan.why(at, row)}"
+
+
+def _show(console: Console, plan: Plan, others: list[dict[str, Any]], name: str, points: list[dict[str, Any]]) -> None:
+    summary, s = plan.summary(), plan.scenario
+    sizes = f"{_count(len(s.devices), 'device')}, {_count(len(s.cells), 'cell')}, {_count(len(plan.rounds), 'round')}"
+    console.print(f"{plan.policy}: {sizes}, deadline {1e3 * s.deadline:g} ms, ratio up to {s.rho_max:g}", highlight=False)
+    table = _table("device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked")
+    found = rows(plan)
+    for row in found[:_ROWS]:
+        figures = [
+            f"{row['distance_m']:.0f}",
+            f"{100 * row['share']:.2f}",
+            f"{100 * row['ratio']:.2f}",
+            f"{row['mbit_per_s']:.2f}",
+        ]
+        times = [f"{row['latency_ms']:.2f}", f"{row['latency_ms_encoded']:.2f}", f"{1e3 * row['joules']:.2f}", str(row["asked"])]
+        table.add_row(row["device"], str(row["cell"]), *figures, *times)
+    console.print(table)
+    if len(found) > _ROWS:
+        console.print(f"and {len(found) - _ROWS} more; --json has them all", highlight=False)
+    for row in [row for row in found if row["why"]][:_ROWS]:
+        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}", highlight=False)
+    if certificate := summary["certificate"]:
+        console.print("certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()), highlight=False)
+    console.print(
+        "\nevery policy, by round: ratio, who is starved, left out and late, time (encoded: with header and mask), energy",
+        highlight=False,
+    )
+    console.print(_summaries("policy", others))
+    if points:
+        console.print(f"\nsweep of {name}", highlight=False)
+        console.print(_summaries(name, points))
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' if n != 1 else ''}"
+
+
+def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
+    table = _table(first, "mean %", "worst %", "starved", "left", "late", "ms", "encoded", "mJ")
+    for one in summaries:
+        ratios = [f"{100 * one['mean_ratio']:.2f}", f"{100 * one['worst_ratio']:.2f}"]
+        counts = [f"{one[key]:g}" if one[key] == int(one[key]) else f"{one[key]:.1f}" for key in ("starved", "left_out", "late")]
+        times = [f"{one['round_ms']:.2f}", f"{one['round_ms_encoded']:.2f}", f"{1e3 * one['joules']:.1f}"]
+        table.add_row(str(one[first]), *ratios, *counts, *times)
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at, name in enumerate(names):
+        table.add_column(name, justify="right" if at else "left", no_wrap=True)
+    return table

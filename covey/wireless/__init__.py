@@ -1,0 +1,60 @@
+"""Radio: channels, what a round takes a device in seconds and joules, and who should get how much of the band.
+
+>>> from covey.wireless import Cells, Channel, Devices, Noise, Scenario, Work, equal, plan
+>>> devices = Devices.of([0, 0], distance=[60.0, 240.0], cpu=3e9, cycles=20.0, power=0.63)
+>>> work = Work(shared=120_000, personal=30_000, steps=5, personal_steps=3)
+>>> scenario = Scenario(devices, Cells.of(20e6), Channel(Noise(1e-14), fading="none"), work, deadline=0.015)
+>>> best = plan(scenario)
+>>> best.ratio.round(decimals=3).tolist(), plan(scenario, equal).ratio.round(decimals=3).tolist()
+([[0.238, 0.95]], [[0.535, 0.732]])
+"""
+
+from covey.wireless.channel import Channel, LogDistance, Noise, Urban
+from covey.wireless.device import Cells, Devices, Spread
+from covey.wireless.latency import Timing, Work, encoded_bits, formula_bits
+from covey.wireless.plan import Plan, Scenario, plan
+from covey.wireless.policies import (
+    POLICIES,
+    Policy,
+    equal,
+    fair,
+    fixed,
+    optimal,
+    personal_fastest,
+    personal_only,
+    pruning_only,
+    weighted,
+)
+from covey.wireless.problem import Problem, Reason
+from covey.wireless.solve import Allocation, Certificate
+
+__all__ = [
+    "POLICIES",
+    "Allocation",
+    "Cells",
+    "Certificate",
+    "Channel",
+    "Devices",
+    "LogDistance",
+    "Noise",
+    "Plan",
+    "Policy",
+    "Problem",
+    "Reason",
+    "Scenario",
+    "Spread",
+    "Timing",
+    "Urban",
+    "Work",
+    "encoded_bits",
+    "equal",
+    "fair",
+    "fixed",
+    "formula_bits",
+    "optimal",
+    "personal_fastest",
+    "personal_only",
+    "plan",
+    "pruning_only",
+    "weighted",
+]

@@ -1,0 +1,51 @@
+"""FedRep (Collins et al., 2021, Algorithm 1) by hand: heads first under a fixed base, then the base under fixed heads."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from parts import DATA, Pair, deviation, pair, start, step
+
+from covey.algorithms import FedRep
+from covey.newcomers import Newcomers
+
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize("sample", [None, 2])
+def test_rounds_by_hand(sample: int | None) -> None:
+    run = start(FedRep(sample=sample, head_steps=3, head_lr=0.2, steps=2, lr=0.1, batch=None))
+    base, head = pair(run.module())
+    own: dict[int, Pair] = {}
+    for record in run:
+        asked = record.cohorts["device"]
+        for i in asked:
+            now = (base, own[i][1] if i in own else head)
+            for _ in range(3):
+                now = step(now, DATA[i], head=0.2)
+            for _ in range(2):
+                now = step(now, DATA[i], base=0.1)
+            own[i] = now
+        base = sum(own[i][0] for i in asked) / len(asked)
+        assert deviation(run, "global", 0, (base, head)) <= EXACT
+        assert all(deviation(run, "personal", i, own[i]) <= EXACT for i in own)
+
+
+def test_only_the_shared_layers_are_sent() -> None:
+    run = start(FedRep(head_steps=1, steps=1, batch=None))
+    list(run)
+    for direction in ("up", "down"):
+        assert run.meter.traffic(direction=direction).values == 3 * 4 * 6
+
+
+def test_a_new_device_fits_the_best_head_to_the_base_it_gets() -> None:
+    run = start(FedRep(head_steps=3, head_lr=0.2, steps=1, lr=0.05, batch=None), rounds=2)
+    list(run)
+    long = replace(run.experiment, algorithm=FedRep(head_steps=40, head_lr=2.5, batch=None))
+    new = Newcomers([long], [long.data.chosen([2])])
+    base = pair(run.module())[0]
+    found = pair(new.task.space.fill(new.adapted(run.w, round=2)[0]))
+    features = DATA[2][0] @ base.T
+    best = torch.linalg.lstsq(features, DATA[2][1][:, None]).solution.T
+    assert torch.equal(found[0], base)
+    torch.testing.assert_close(found[1], best, rtol=0, atol=1e-9)
