@@ -77,7 +77,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     values, coin = (torch.randn(asked.width, generator=generator), torch.rand(asked.width, generator=generator))
     for share in SHARES:
-        row = values * (coin < share)
+        row = torch.where(coin < share, values, 0.0)  # a product would leave -0.0, which is a value
         for name, one in chosen.items():
             message = one.encode(row, None, 1)
             there = best(lambda one=one, row=row: one.encode(row, None, 1), asked.repeats)
