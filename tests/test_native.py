@@ -565,9 +565,15 @@ def test_halves(instructions: str, dtype: Any, brain: bool) -> None:
         wide = np.empty(width, dtype)
         assert native.widen(words, wide, brain=brain) == 0
         assert (wide == want.double().numpy()).all()
+        bits, alone = guarded((width + 7) // 8, np.uint8)
+        values[rng.random(width) < 0.5] *= 1e-40 if brain else 1e-8
+        native.nonzero_halves(values, bits, brain=brain)
+        few = torch.from_numpy(values).float().to(half)
+        assert bits.tolist() == np.packbits(few.view(torch.int16).numpy() != 0, bitorder="little").tolist()
+        assert alone()
         blurred = np.empty(width, dtype)
         native.blur(values, blurred, brain=brain)
-        assert blurred.tobytes() == wide.tobytes()
+        assert blurred.tobytes() == few.double().numpy().astype(dtype).tobytes()
 
 
 @pytest.mark.parametrize("key", [None, 0, 2**64 - 1, -17])

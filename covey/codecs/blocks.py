@@ -84,7 +84,7 @@ class Sent:
     @cached_property
     def bits(self) -> Bytes:
         """Which values are sent if not all are: those inside the mask, or those that arrive as not 0."""
-        return bits.of_values(numbers.arriving(self.row, self.values)) if self.mask is None else bits.of_mask(self.mask.numpy())
+        return numbers.bits_of(self.row, self.values) if self.mask is None else bits.of_mask(self.mask.numpy())
 
     @cached_property
     def count(self) -> int:

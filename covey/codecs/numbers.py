@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covey import native
+from covey.codecs import bits
 from covey.codecs.bits import Bytes, Values
 from covey.errors import ConfigError, DecodeError
 
@@ -58,9 +59,15 @@ def _rounded(rows: Tensor, half: torch.dtype) -> Tensor:
     return torch.where(rows.isinf(), rows, near).masked_fill(rows.isnan(), torch.nan)
 
 
-def arriving(row: Values, values: str) -> Values:
-    """The same for one row in main memory."""
-    return row if values == "own" else to_little(rounded(to_tensor(row), values))
+def bits_of(row: Values, values: str) -> Bytes:
+    """A bit for each value of one row that does not arrive as 0."""
+    if values == "own":
+        return bits.of_values(row)
+    if not native.packs():
+        return bits.of_values(to_little(rounded(to_tensor(row), values)))
+    packed = np.empty(bits.length(len(row)), np.uint8)
+    native.nonzero_halves(row, packed, brain=values == "bf16")
+    return packed
 
 
 def to_wire(row: Values, values: str) -> NDArray[Any]:

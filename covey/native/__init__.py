@@ -190,6 +190,11 @@ def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
     return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
 
 
+def nonzero_halves(values: Values, bits: Bytes, *, brain: bool) -> None:
+    """Into `bits` which of the values `narrow` would not make 0."""
+    _on_wire("half_bits", values, values, len(values), bits, brain)
+
+
 def narrow(values: Values, to: Bytes, *, brain: bool) -> None:
     """Two bytes for each value: a half, or bfloat16."""
     _on_wire("narrow", values, values, to, len(values), brain)
@@ -300,6 +305,7 @@ def _declare(calls: ctypes.CDLL) -> None:
     calls.covey_ones.argtypes = calls.covey_gap_length.argtypes = [at, size]
     calls.covey_write_gaps.argtypes = [at, size, at]
     calls.covey_read_gaps.argtypes = [at, size, size, at, size]
+    calls.covey_half_bits.argtypes = [whole, whole, at, size, at, whole]
     calls.covey_narrow.argtypes = calls.covey_widen.argtypes = calls.covey_blur.argtypes = [whole, whole, at, at, size, whole]
     calls.covey_quantise.argtypes = [whole, whole, at, at, at, size, size, whole, whole, ctypes.c_uint64]
     calls.covey_dequantise.argtypes = [whole, whole, at, at, at, at, size, size]

@@ -75,6 +75,17 @@ static inline uint64_t word_at(const uint8_t *bits, int64_t width, int64_t at)
     return word;
 }
 
+/* 64 bytes of 0 or 1 as bits. */
+static inline uint64_t word_of(const uint8_t *yes)
+{
+    uint64_t word = 0, eight;
+    for (int j = 0; j < 64; j += 8) {
+        memcpy(&eight, yes + j, 8);
+        word |= (eight * 0x0102040810204080u >> 56) << j;
+    }
+    return word;
+}
+
 typedef uint16_t loose16 __attribute__((aligned(1), may_alias));
 #define FEW 8 /* values of 64: so many are moved one by one */
 
@@ -160,6 +171,7 @@ int64_t covey_ones(const uint8_t *bits, int64_t width);
 int64_t covey_gap_length(const uint8_t *bits, int64_t width);
 int64_t covey_write_gaps(const uint8_t *bits, int64_t width, uint8_t *to);
 int covey_read_gaps(const uint8_t *from, int64_t length, int64_t sent, uint8_t *bits, int64_t width);
+int covey_half_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits, int brain);
 int covey_narrow(int set, int twice, const void *from, uint8_t *to, int64_t count, int brain);
 int64_t covey_widen(int set, int twice, const uint8_t *from, void *to, int64_t count, int brain);
 int covey_blur(int set, int twice, const void *from, void *to, int64_t count, int brain);
@@ -376,6 +388,14 @@ int covey_read_gaps(const uint8_t *from, int64_t length, int64_t sent, uint8_t *
         place++;
     }
     return at != length;
+}
+
+int covey_half_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits, int brain)
+{
+#define CALL(suffix, real) { JOIN(half_bits, suffix)(values, width, bits, brain); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return 0;
 }
 
 int covey_narrow(int set, int twice, const void *from, uint8_t *to, int64_t count, int brain)

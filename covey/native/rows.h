@@ -816,9 +816,9 @@ typedef WHOLE NAME(loose) __attribute__((aligned(1), may_alias));
 /* Which of `count` values, at most 64, have any bit set. */
 INLINE uint64_t NAME(nonzero)(const LOOSE *values, int64_t count)
 {
-    uint64_t word = 0, eight;
 #if BYTES == 64
     if (count == 64) {
+        uint64_t word = 0;
         for (int j = 0; j < 64; j += LANES) {
             const __m512i v = _mm512_loadu_si512(values + j);
             word |= (uint64_t)(sizeof(REAL) == 4 ? _mm512_test_epi32_mask(v, v) : _mm512_test_epi64_mask(v, v)) << j;
@@ -831,11 +831,7 @@ INLINE uint64_t NAME(nonzero)(const LOOSE *values, int64_t count)
         for (int j = 0; j < 64; j++) yes[j] = values[j] != 0;
     else
         for (int j = 0; j < count; j++) yes[j] = values[j] != 0;
-    for (int j = 0; j < 64; j += 8) {
-        memcpy(&eight, yes + j, 8);
-        word |= (eight * 0x0102040810204080u >> 56) << j; /* eight bytes of 0 or 1 become eight bits */
-    }
-    return word;
+    return word_of(yes);
 }
 
 /* A bit for each value that is not 0; returns how many. */
@@ -946,6 +942,21 @@ INLINE REAL NAME(whole)(uint32_t half, const int brain)
     bits |= sign;
     memcpy(&single, &bits, 4);
     return (REAL)single;
+}
+
+/* A bit for each value whose 16 bits are not 0. */
+HERE void NAME(half_bits)(const REAL *values, int64_t width, uint8_t *bits, int brain)
+{
+    for (int64_t k = 0; k < width; k += 64) {
+        const int64_t count = width - k < 64 ? width - k : 64;
+        uint8_t yes[64] = {0};
+        if (brain)
+            for (int64_t j = 0; j < count; j++) yes[j] = NAME(half)(values[k + j], 1) != 0;
+        else
+            for (int64_t j = 0; j < count; j++) yes[j] = NAME(half)(values[k + j], 0) != 0;
+        const uint64_t word = word_of(yes);
+        memcpy(bits + k / 8, &word, (size_t)(count + 7) / 8);
+    }
 }
 
 HERE void NAME(narrow)(const REAL *from, uint8_t *to, int64_t count, int brain)
