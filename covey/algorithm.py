@@ -18,6 +18,7 @@ from covey.tree import Tree
 if TYPE_CHECKING:
     from covey.nodes import Nodes
     from covey.task import Predict
+    from covey.wireless import Work
 
 Program = Callable[..., Any]
 """A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers rows."""
@@ -69,6 +70,15 @@ class Algorithm(ABC):
             name = type(self).__name__
             raise ProgramError(f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own.")
         return rows
+
+    @property
+    def planned(self) -> bool:
+        """Whether its devices prune as a radio plan says, `me.planned`."""
+        return False
+
+    def work(self, shared: int, private: int) -> Work | None:
+        """What a device does for one answer, by which a radio plan reckons; None: not said. Both are numbers of weights."""
+        return None
 
     def memory(self) -> int:
         """About how many bytes one device's programs need besides models and batches; chunks of devices are made by it."""

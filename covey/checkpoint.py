@@ -71,9 +71,9 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
 
 def same_experiment(path: str | os.PathLike[str], saved: dict[str, str], wanted: dict[str, str]) -> None:
     """An error that names the first thing in which a checkpoint's experiment differs from this one."""
-    for name in wanted:
-        if saved.get(name) != wanted[name]:
-            had, want = _around_difference(str(saved.get(name)), wanted[name])
+    for name in {**wanted, **saved}:
+        if saved.get(name) != wanted.get(name):
+            had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
             raise CheckpointError(f"{path} is of another experiment: its {name} is {had}, this one's is {want}.")
 
 

@@ -21,6 +21,7 @@ from covey.space import Space
 from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
 from covey.wire import Spec
+from covey.wireless.radio import Radio
 
 _PARTS = ("train", "validation", "test")
 
@@ -39,7 +40,8 @@ class Experiment:
     for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for
     rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph
     where it can. `holdout_devices`, a number or a list of devices, take no part in training: when models are scored, so is what
-    each of them makes of the models it finds (covey/newcomers.py).
+    each of them makes of the models it finds (covey/newcomers.py). With a `radio` every round has seconds and joules, and an
+    algorithm may prune as its plan says (covey/wireless/radio.py).
     """
 
     algorithm: Algorithm
@@ -65,6 +67,7 @@ class Experiment:
     memory: int = 2**31
     capture: bool = True
     holdout_devices: int | tuple[int, ...] = 0
+    radio: Radio | None = None
 
     def __post_init__(self) -> None:
         for name, kind, example in _KINDS:
@@ -92,6 +95,7 @@ class Experiment:
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         self._check_holdout()
+        self._check_radio()
         try:
             device = torch.device(self.device)
         except RuntimeError as error:
@@ -112,6 +116,20 @@ class Experiment:
         if len(ids) == devices:
             raise ConfigError(f"holdout_devices = {wanted!r} leaves none of the {devices} devices to train on.")
 
+    def _check_radio(self) -> None:
+        name = type(self.algorithm).__name__
+        if self.radio is None:
+            if self.algorithm.planned:
+                raise ConfigError(f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.')
+            return
+        if not isinstance(self.radio, Radio):
+            raise ConfigError(f"radio = {self.radio!r}: give a covey.wireless.Radio.")
+        self.radio.fits(torch.repeat_interleave(torch.arange(len(self.tree.children[-1])), torch.tensor(self.tree.children[-1])))
+        if self.radio.late == "drop" and not self.algorithm.idle_trains:
+            raise ConfigError(f"radio: late = 'drop', but {name} counts on every answer; use 'wait'.")
+        if self.idle == "train" and self.algorithm.planned:
+            raise ConfigError("idle = 'train', but a plan gives ratios to those who are asked alone; use 'skip'.")
+
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
         codec = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
@@ -125,6 +143,7 @@ class Experiment:
         }
         out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
         plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
+        out |= {} if self.radio is None else {"radio": str(self.radio)}
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
 
     def initial(self, space: Space) -> torch.Tensor:

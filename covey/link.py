@@ -18,11 +18,15 @@ from covey.wire import Wire, difference, largest
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Where a message goes: the link's name, direction and lane, and for each row its number of receivers and its tree."""
+    """Where a message goes: the link's name, direction and lane, and for each row its number of receivers and its tree.
+
+    `heard` is told how long the message of every row is, in bytes; it waits for a GPU.
+    """
 
     key: Key
     copies: Tensor
     tree: Tensor
+    heard: Callable[[Tensor], None] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,10 @@ class Ledger:
     def add(self, entry: _Entry) -> None:
         """Messages that have crossed."""
         self._entries.append(entry)
+        if entry.route.heard is not None:
+            facts = entry.width, entry.size, entry.masked
+            lengths = _lengths(entry.codec, entry.sent, *facts) if entry.lengths is None else entry.lengths
+            entry.route.heard(lengths.cpu())
 
     def clear(self) -> None:
         """Forget what is not settled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from covey.store import NEVER, Store
 from covey.task import Batch, Batches, Predict, Tally, Task
 from covey.terms import Terms
 from covey.tree import Sample, Tree
+
+if TYPE_CHECKING:
+    from covey.wireless.air import Air
 
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
@@ -33,6 +36,7 @@ class Runtime(Protocol):
     store: Store
     seeds: tuple[int, ...]
     batches: Batches
+    air: Air | None
 
     def ask(
         self,
@@ -63,6 +67,9 @@ class Nodes:
         self._calls: dict[str, int] = {}
         self.kept: dict[str, Tensor] = {}
         self.notes: dict[str, tuple[Tensor, ...]] = {}
+        self.steps: Tensor | float = 0.0  # gradient steps times the weights that moved, [n]; for runtimes with a radio
+        self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)  # s that these nodes waited for their children; likewise
+        self.granted: Tensor | None = None  # the ratios of a radio plan, [n]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -143,6 +150,7 @@ class Nodes:
 
     def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives one number per node, [n]."""
+        self.worked(rows.shape[1])
         data = self._runtime.task.gradient_of(rows, batch, loss)
         return data + self._runtime.task.l2 * rows if self._runtime.task.l2 else data
 
@@ -201,6 +209,13 @@ class Nodes:
         if len(value) != size:
             raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
         return task.constant(value)[self.local][:, None]
+
+    @property
+    def planned(self) -> Tensor:
+        """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
+        if self.granted is None:
+            raise ConfigError('ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.')
+        return self.granted[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
 
     def by_part(self, shared: float, private: float) -> float | Tensor:
         """A number for shared and one for private columns: itself where one will do, else a row [1, P]."""
@@ -293,6 +308,10 @@ class Nodes:
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
+    def worked(self, weights: Tensor | float) -> None:
+        """Called where nodes have taken gradient steps on this many weights; for runtimes."""
+        self.steps = self.steps + weights
+
     def reads(self, what: str) -> None:
         """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""
 
@@ -340,6 +359,7 @@ class DataGradient:
         self._step = 0
         self._ahead: dict[int, Batch] = {}
         self._until = 0  # the step before which all are sure to be wanted
+        self._counted = 0  # steps to come that are reckoned already
         self._task = me._runtime.task
 
     def __call__(self, x: Rows) -> Rows:
@@ -348,10 +368,17 @@ class DataGradient:
         else:
             data = self._task.gradient(x, self.batch(self._step))
         self._step += 1
+        if self._counted:
+            self._counted -= 1
+        else:
+            self._me.worked(x.shape[1])
         return data + self._task.l2 * x if self._task.l2 else data
 
     def descend(self, start: Rows, terms: Terms) -> Rows | None:
         """The whole loop in the engine, where it can."""
+        if self._me._runtime.air is not None:
+            self._me.worked(terms.moving(start))
+        self._counted = terms.longest
         if self._batch is None:
             return None
         uneven = isinstance(terms.steps, Tensor) or terms.tol is not None
@@ -366,6 +393,7 @@ class DataGradient:
         rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
         if rows is not None:
             self._step += terms.longest
+            self._counted = 0
         return rows
 
     def batch(self, step: int) -> Batch:

@@ -29,8 +29,10 @@ from covey.newcomers import Newcomers, held_out
 from covey.notes import Note
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
+from covey.space import Space
 from covey.task import Task
 from covey.wire import wires
+from covey.wireless.air import Air, Aired
 
 _GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
 
@@ -48,6 +50,7 @@ class Round:
         default_factory=dict, compare=False
     )  # of these: training, links, cohorts, scores, other; the checkpoint before
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)  # what programs noted of those asked, by tier and name
+    radio: Aired | None = None  # the round on the virtual clock, where the experiment has a radio
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -74,7 +77,8 @@ class Round:
             score = model.scores.get("test") or next(iter(model.scores.values()))
             figure = f"{score.accuracy:.4f}" if score.accuracy is not None else f"loss {score.loss}"
             scores.append(f"{name} {figure}")
-        return f"round {self.round + 1:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s"
+        air = "" if self.radio is None else f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
+        return f"round {self.round + 1:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s{air}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +161,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         w = self.simulator.play(self.experiment.algorithm.server, self._state.w, round=round)
         models = self._score(w)
         notes = self.simulator.notes.read(tree)
+        radio = self.simulator.air.read(self.simulator.elapsed) if self.simulator.air is not None else None
         asked = {tier: np.unique(torch.cat(ids).numpy()) for tier, ids in self.simulator.cohorts.items()}
         spent = self.simulator.clock.take() | ({"checkpoint": self._saving} if self._saving else {})
         self._saving = 0.0
@@ -169,7 +174,8 @@ class Runs(Iterator[tuple[Round, ...]]):
                 size = tree.size(tier) // tree.copies
                 cohorts[tier] = (ids[ids // size == at] - at * size).tolist()
             traffic = self.simulator.meters[at].since(meters[at])
-            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, spent, notes[at])))
+            aired = None if radio is None else radio[at]
+            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, spent, notes[at], aired)))
         self._state = State(w, round + 1, tuple(histories))
 
     def _build(self) -> Simulator:
@@ -182,7 +188,21 @@ class Runs(Iterator[tuple[Round, ...]]):
         grain = 1 if e.workers else _GRAIN
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
         tree, links = tree.times(copies), wires(e.codec, tree.links)
-        return Simulator(e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture)
+        over = self._air(task.space, seeds)
+        return Simulator(
+            e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture, over
+        )
+
+    def _air(self, space: Space, seeds: tuple[int, ...]) -> Air | None:
+        """The virtual clock, where the experiment has a radio."""
+        e = self.experiment
+        if e.radio is None:
+            return None
+        chosen = [[d for d in range(e.tree.devices) if d not in set(out)] for out in self.held_out]
+        work = e.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
+        bits = torch.finfo(e.dtype).bits
+        work = None if work is None else replace(work, bits=bits)
+        return Air(e.radio, work, e.algorithm.planned, seeds=seeds, chosen=chosen)
 
     def _newcomers(self) -> Newcomers | None:
         if not self.held_out[0]:
@@ -451,4 +471,7 @@ def _record(facts: dict[str, Any]) -> Round:
     notes = {  # records of earlier versions have none
         tier: {name: Note(**note) for name, note in found.items()} for tier, found in facts.get("notes", {}).items()
     }
-    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"], notes)
+    radio = facts.get("radio")
+    if radio is not None:
+        radio = Aired(**{**radio, "left_out": tuple(radio["left_out"]), "late": tuple(radio["late"])})
+    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"], notes, radio)

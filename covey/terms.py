@@ -68,6 +68,16 @@ class Terms:
         """The most steps any row takes."""
         return self.steps if isinstance(self.steps, int) else int(self.steps.max()) if self.steps.numel() else 0
 
+    def moving(self, rows: Rows) -> Tensor | float:
+        """How many weights move in all steps together, [n] or the same for all; with `tol`, at most."""
+        weights: Tensor | float = float(rows.shape[1])
+        if self.mask is not None:
+            weights = self.mask.expand(rows.shape)[:, self.part or slice(None)].sum(dim=1).double()
+        elif self.part is not None:
+            weights = float(len(range(*self.part.indices(rows.shape[1]))))
+        steps = self.steps.reshape(-1).to(rows.device).double() if isinstance(self.steps, Tensor) else self.steps
+        return weights * steps
+
     def _restrict(self, total: Rows) -> Rows:
         if self.mask is not None:
             total = total * self.mask

@@ -14,6 +14,7 @@ from covey.descend import descend
 from covey.nodes import Nodes, Weight
 from covey.replies import Exact, Rows
 from covey.tree import Sample
+from covey.wireless import Work
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class FedSim(Algorithm):
 
     def __post_init__(self) -> None:
         require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, personal_lr=None, batch=(1, 1e9))
+
+    def work(self, shared: int, private: int) -> Work:
+        return Work(shared, private, steps=self.steps, personal_steps=self.steps, probe_steps=0)
 
     def above(self) -> str:
         return "edge"

@@ -6,7 +6,7 @@ Which layers are v is the experiment's `private`: "conv*" in the paper's, none f
 that nobody kept stays as it was, where (15) would divide by zero. Masks save bytes with the codec "bitmap".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -18,13 +18,15 @@ from covey.errors import ConfigError
 from covey.nodes import Nodes, Weight
 from covey.replies import Exact, Masked, Replies, Rows
 from covey.tree import Sample
+from covey.wireless import Work
 
 
 @dataclass(frozen=True)
 class Pruned(Algorithm):
     """v learns; probe steps on u say which weights move; u restarts without the `ratio` that moved least, learns, is averaged.
 
-    One ranking goes over all shared weights, biases too. `ratio` may be a list with one entry per device. With
+    One ranking goes over all shared weights, biases too. `ratio` may be a list with one entry per device, or "plan": what the
+    experiment's radio allows each device in each round. With
     `order="together"` u and v learn at once after the probe, `steps` long (FedSim), else v before it (FedAlt). Every edge
     averages its devices per weight, `edge_rounds` times, and passes on the weights that any of them kept. `sample` says how many
     the server asks, `device_sample` how many an edge does. A round's notes are the share of u that each device has "kept" and
@@ -32,7 +34,7 @@ class Pruned(Algorithm):
     the share of weights "uncovered".
     """
 
-    ratio: PerNode = 0.5
+    ratio: PerNode | Literal["plan"] = 0.5
     order: Literal["alternate", "together"] = "alternate"
     sample: Sample = None
     device_sample: Sample = None
@@ -50,11 +52,25 @@ class Pruned(Algorithm):
     any_depth: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self, ratio=(0, 1), lr=None, personal_lr=None, batch=(1, 1e9))
+        require(self, lr=None, personal_lr=None, batch=(1, 1e9), **({} if self.planned else {"ratio": (0, 1)}))
         require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), probe_steps=(1, 1e9), personal_steps=(1, 1e9))
+
+    @property
+    def planned(self) -> bool:
+        return self.ratio == "plan"
+
+    def work(self, shared: int, private: int) -> Work | None:
+        if not self.planned:
+            return None
+        personal = self.steps if self.order == "together" else self.personal_steps
+        return Work(shared, private, steps=self.steps, personal_steps=personal, probe_steps=self.probe_steps)
 
     def above(self) -> str:
         return "edge"
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        alone = replace(self, ratio=0.0) if self.planned else self  # nobody plans for a newcomer
+        return Algorithm.adapt(alone, me, w)
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         if me.shared.stop == 0:
@@ -80,7 +96,7 @@ class Pruned(Algorithm):
         return replies.mean(weight=samples, default=u)
 
     def device(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        together, ratio = self.order == "together", me.own(self.ratio)
+        together, ratio = self.order == "together", me.planned if self.ratio == "plan" else me.own(self.ratio)
         v = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([u, v], dim=1)
         if not together:

@@ -30,6 +30,7 @@ from covey.store import Store
 from covey.task import Batches, Task
 from covey.tree import Sample, Tree
 from covey.wire import Wire
+from covey.wireless.air import Air, Grant, most
 
 _SCORES = 4  # chunks per worker when models are scored, which takes as long as a device has examples
 
@@ -39,7 +40,7 @@ class Simulator:
     """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
     A chunk for a worker holds at least `grain` values of rows; `start` are the initial rows, [seeds, P]; `capture` allows CUDA
-    graphs.
+    graphs. With an `air` the virtual clock runs: programs then run as they are, since their steps are counted.
     """
 
     algorithm: Algorithm
@@ -54,6 +55,7 @@ class Simulator:
     memory: int = 2**31
     grain: int = 1
     capture: bool = True
+    air: Air | None = None
     lane: str = "train"
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
@@ -63,7 +65,9 @@ class Simulator:
         self.start = self.start.to(self.task.device, self.task.dtype)
         self.meters = [Meter() for _ in self.seeds]
         self.clock = Clock()
-        self.graphs = Graphs(self) if self.capture and self.task.device.type == "cuda" else None
+        capture = self.capture and self.air is None and self.task.device.type == "cuda"
+        self.graphs = Graphs(self) if capture else None
+        self.elapsed = torch.zeros(len(self.seeds), 2, dtype=torch.float64)  # s that the servers waited in the last round
         self._ledger = Ledger(self.meters)
         self._doubts: list[_Doubt] = []
         self._storing = threading.Lock()
@@ -81,9 +85,12 @@ class Simulator:
         self._round = round
         self._ledger.clear()
         self._doubts.clear()
+        if self.air is not None and self.lane == "train":
+            self.air.clear()
         with _one_thread(), torch.no_grad():
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
             answer = program(me, rows.clone())
+            self.elapsed = me.elapsed if self.lane == "train" else self.elapsed
             self._keep(me, me.ids, round)
             self._note(me, me.ids, None)
             self._doubt(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids)
@@ -119,7 +126,7 @@ class Simulator:
         path, tier = me.next_ask(), self._below(me, program)
         with self._timed("cohorts"):
             asking = torch.arange(len(me)) if where is None else where.reshape(-1).nonzero()[:, 0].cpu()
-            position, ids, answers = self._cohort(me, tier, asking, sample, path)
+            position, ids, answers, grant = self._cohort(me, tier, asking, sample, path)
             asker = asking[position]
             idle = self._idle(me, asker, len(ids), answers)
         with self._timed("links"):
@@ -127,17 +134,22 @@ class Simulator:
             way = _Way((me.tier, tier), "down", program.__name__, path)
             down = tuple(self._send(row, me.ids, copies, replace(way, number=k)) for k, row in enumerate(rows))
             down_each = tuple(self._send_each(me, way, value, asker, ids) for value in each)
-        question = _Question(program, (me.tier, tier), me.round, path, ids, asker, answers, idle, down, down_each)
+        timed = _Timed(ids, grant) if self.air is not None and self.lane == "train" else None
+        question = _Question(program, (me.tier, tier), me.round, path, ids, asker, answers, idle, down, down_each, timed)
         with self._timed("training", threads=self.workers) if self._leaf(tier) else nullcontext():
             done = list(self._each_chunk(partial(self._run, question), len(ids), leaf=self._leaf(tier)))
         self._check()
-        child = ids[answers] - self.tree.first(me.tier, me.ids)[asker[answers]]
+        counts = None if timed is None else self._wait(me, tier, asker[answers], timed, answers)
+        answered = answers if counts is None else answers[counts]
+        child = ids[answered] - self.tree.first(me.tier, me.ids)[asker[answered]]
 
         def replies(messages: list[Message]) -> Replies:
+            if counts is not None:
+                messages = [_select(_together(messages), counts.nonzero()[:, 0])]
             masks = [message.mask for message in messages if isinstance(message, Masked)]
             parts = [rows for rows in map(_rows, messages) if rows is not None]
             mask = torch.cat(masks) if masks else None
-            return Replies(parts or None, asker=asker[answers], askers=len(me), mask=mask, child=child)
+            return Replies(parts or None, asker=asker[answered], askers=len(me), mask=mask, child=child)
 
         if isinstance(done[0], tuple):
             return tuple(replies(list(messages)) for messages in zip(*done, strict=True))
@@ -154,12 +166,17 @@ class Simulator:
                 nodes, answer = self.graphs.run(Call(q.program, tier, ids, q.round, q.path, arguments, idle))
             else:
                 nodes = Nodes(self, tier, ids, round=q.round, path=q.path, idle=idle)
+                nodes.granted = q.timed.ratio(part) if q.timed is not None else None
                 answer = q.program(nodes, *arguments)
             self._keep(nodes, ids, q.round)
             self._note(nodes, ids, idle)
+            if q.timed is not None:
+                q.timed.add(part, nodes)
             with self._timed("links"):
                 here = q.answers[(q.answers >= part.start) & (q.answers < part.stop)] - part.start
                 way = _Way(q.ends, "up", q.program.__name__, q.path, came=arguments[0] if q.down else None)
+                if q.timed is not None:
+                    way = replace(way, heard=partial(q.timed.heard, part.start + here))
                 if isinstance(answer, tuple):
                     return tuple(self._up(q, ids, here, m, nodes, replace(way, number=k)) for k, m in enumerate(answer))
                 return self._up(q, ids, here, answer, nodes, way)
@@ -193,8 +210,10 @@ class Simulator:
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         return tier
 
-    def _cohort(self, me: Nodes, tier: str, asking: Tensor, sample: Sample, path: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Who runs, as (position of the asker, child id), and which of them answer."""
+    def _cohort(
+        self, me: Nodes, tier: str, asking: Tensor, sample: Sample, path: int
+    ) -> tuple[Tensor, Tensor, Tensor, Grant | None]:
+        """Who runs, as (position of the asker, child id), which of them answer, and what they are given of the air."""
         if sample is not None:
             self.tree.picks(me.tier, sample)  # also when nobody asks, so that a wrong number shows before the first round
         askers = me.ids[asking]
@@ -203,13 +222,18 @@ class Simulator:
         else:
             address = draws.keys(self.seeds, me.round, path, tier)[self.tree.copy(me.tier, askers)]
             position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
+        whole, grant = sample is None, None
+        if self.air is not None and self.lane == "train" and self._leaf(tier):
+            grant = self.air.grant(ids, me.round)
+            if not bool(grant.asked.all()):
+                position, ids, whole = position[grant.asked], ids[grant.asked], False
         if self.lane == "train":
             asked = ids if me.idle is None else ids[~me.idle[asking][position]]
             self.cohorts.setdefault(tier, []).append(asked)
-        if sample is None or self.idle == "skip":
-            return position, ids, torch.arange(len(ids))
+        if whole or self.idle == "skip":
+            return position, ids, torch.arange(len(ids)), grant
         position, everyone = self._children(me.tier, askers)
-        return position, everyone, torch.isin(everyone, ids).nonzero()[:, 0]
+        return position, everyone, torch.isin(everyone, ids).nonzero()[:, 0], grant
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes; who asks every round asks for the same."""
@@ -217,6 +241,21 @@ class Simulator:
         if last is None or not torch.equal(last[0], ids):
             last = self._asked[tier] = (ids, *self.tree.cohort(tier, ids, sample=None, address=0))
         return last[1:]
+
+    def _wait(self, me: Nodes, tier: str, asker: Tensor, timed: _Timed, answers: Tensor) -> Tensor | None:
+        """Let the clock of those who ask run until they have their answers; whose count, [m] bool, or None for all."""
+        assert self.air is not None
+        sent = timed.sent[answers]
+        if timed.grant is None:
+            above = self.tree.below(tier) == self.tree.tiers[-1]  # the cells' edges, which have wires
+            wire = self.air.wire(self.tree.first(tier, timed.ids[answers]), sent) if above else 0.0
+            me.elapsed = me.elapsed + most(timed.elapsed[answers] + wire, asker, len(me))
+            return None
+        took = self.air.took(timed.grant, timed.steps[answers], sent)
+        counts = self.air.in_time(timed.grant, took, asker, len(me))
+        relay = me.tier == self.tree.tiers[0]
+        me.elapsed = me.elapsed + self.air.waits(timed.grant, took, counts, sent, asker, len(me), relay)
+        return None if bool(counts.all()) else counts
 
     def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
         """Who of those that run was not asked, or stands under one that was not."""
@@ -279,7 +318,7 @@ class Simulator:
     def _receive(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Message:
         """What the receivers get of a message."""
         sender, wire = way.sender, self.wires[way.link, way.direction]
-        route = Route((way.link, way.direction, self.lane), copies, self.tree.copy(sender, ids))
+        route = Route((way.link, way.direction, self.lane), copies, self.tree.copy(sender, ids), way.heard)
         cut = self.algorithm.cut(sender, self._round) if self.lane == "train" else None
         memory = self._memory(way, ids) if wire.feedback and self.lane == "train" else None
 
@@ -362,6 +401,30 @@ class _Question:
     idle: Tensor | None
     down: tuple[Any, ...]
     each: tuple[Tensor, ...]
+    timed: _Timed | None = None
+
+
+class _Timed:
+    """What the virtual clock must know of those who run, [m]: steps, bytes sent, and how long they waited themselves."""
+
+    def __init__(self, ids: Ids, grant: Grant | None) -> None:
+        self.ids, self.grant = ids, grant
+        self.steps, self.sent = torch.zeros(2, len(ids), dtype=torch.float64)
+        self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)
+
+    def add(self, part: slice, nodes: Nodes) -> None:
+        """What some of them have done."""
+        self.steps[part] = nodes.steps.cpu().double() if isinstance(nodes.steps, Tensor) else nodes.steps
+        self.elapsed[part] = nodes.elapsed
+
+    def heard(self, at: Tensor, lengths: Tensor) -> None:
+        """Messages of some of them have been sent; no two workers have the same ones."""
+        self.sent[at] += lengths
+
+    def ratio(self, part: slice) -> Tensor | None:
+        """The ratios granted to some of them; None where idle ones run as well, who were granted nothing."""
+        grant = self.grant
+        return grant.ratio[part] if grant is not None and len(grant.ids) == len(self.ids) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,6 +437,7 @@ class _Way:
     path: int
     number: int = 0
     came: Rows | None = None  # what came down to those who answer
+    heard: Callable[[Tensor], None] | None = None  # told the bytes of each message
 
     @property
     def link(self) -> str:
@@ -396,6 +460,15 @@ class _Doubt:
 
 def _rows(message: Message) -> Rows | None:
     return message.rows if isinstance(message, Masked | Exact) else message
+
+
+def _together(messages: list[Message]) -> Message:
+    """The answers of all chunks as one."""
+    if isinstance(messages[0], Masked):
+        both = [(message.rows, message.mask) for message in messages if isinstance(message, Masked)]
+        return Masked(*(torch.cat(parts) for parts in zip(*both, strict=True)))
+    parts = [rows for rows in map(_rows, messages) if rows is not None]
+    return torch.cat(parts) if parts else None
 
 
 def _select(message: Message, answers: Tensor) -> Message:

@@ -9,6 +9,7 @@
 ([[0.238, 0.95]], [[0.535, 0.732]])
 """
 
+from covey.wireless.air import Aired
 from covey.wireless.channel import Channel, LogDistance, Noise, Urban
 from covey.wireless.device import Cells, Devices, Spread
 from covey.wireless.latency import Timing, Work, encoded_bits, formula_bits
@@ -26,10 +27,12 @@ from covey.wireless.policies import (
     weighted,
 )
 from covey.wireless.problem import Problem, Reason
+from covey.wireless.radio import Radio
 from covey.wireless.solve import Allocation, Certificate
 
 __all__ = [
     "POLICIES",
+    "Aired",
     "Allocation",
     "Cells",
     "Certificate",
@@ -40,6 +43,7 @@ __all__ = [
     "Plan",
     "Policy",
     "Problem",
+    "Radio",
     "Reason",
     "Scenario",
     "Spread",

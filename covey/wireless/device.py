@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -78,7 +78,7 @@ class Devices:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("distance", "cpu", "cycles", "power", "capacitance", "weight"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column.shape != self.cell.shape:
                 raise ConfigError(f"{name} has {len(column)} values for {len(self.cell)} devices; give one for each, or one.")
@@ -107,6 +107,18 @@ class Devices:
         columns = {name: column(value, len(cells), name, seed) for name, value in given.items()}
         return cls(cell=cells, names=tuple(names), **columns)
 
+    def take(self, chosen: Tensor) -> Devices:
+        """Some of the devices, in this order."""
+        names = tuple(self.names[at] for at in chosen.tolist()) if self.names else ()
+        return replace(self, names=names, **{name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)})
+
+    @classmethod
+    def stack(cls, parts: Sequence[Devices], *, cells: int) -> Devices:
+        """Populations beside each other, each with `cells` cells of its own; without their names."""
+        cell = torch.cat([part.cell + at * cells for at, part in enumerate(parts)])
+        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
+        return cls(cell=cell, names=(), **columns)
+
     def __len__(self) -> int:
         return len(self.cell)
 
@@ -116,6 +128,9 @@ class Devices:
     def name(self, at: int) -> str:
         """What a message calls a device."""
         return self.names[at] if self.names else f"device {at}"
+
+
+_COLUMNS = ("distance", "cpu", "cycles", "power", "capacitance", "weight")
 
 
 def column(value: Column, n: int, name: str, seed: int) -> Tensor:
@@ -155,6 +170,14 @@ class Cells:
         given = [torch.as_tensor(value, dtype=torch.float64) for value in (bandwidth, wire_rate, wire_delay)]
         n = count or max([len(value) for value in given if value.ndim], default=1)
         return cls(*(value.expand(n).clone() if value.ndim == 0 else value for value in given))
+
+    def times(self, copies: int) -> Cells:
+        """The same cells several times over."""
+        return self.take(torch.arange(len(self)).repeat(copies))
+
+    def take(self, chosen: Tensor) -> Cells:
+        """Some of the cells, in this order."""
+        return Cells(self.bandwidth[chosen], self.wire_rate[chosen], self.wire_delay[chosen])
 
     def __len__(self) -> int:
         return len(self.bandwidth)

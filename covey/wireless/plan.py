@@ -19,7 +19,7 @@ from covey.wireless.policies import Policy, optimal
 from covey.wireless.problem import Problem, Reason
 from covey.wireless.solve import Allocation, Certificate
 
-_LATE = 1e-9  # relative: a device that ends at the deadline may end an ulp after it
+LATE = 1e-9  # relative: a device that ends at the deadline may end an ulp after it
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +72,12 @@ class Scenario:
 def plan(scenario: Scenario, policy: Policy = optimal, *, rounds: int | range = 1) -> Plan:
     """The plan of a policy, for rounds 0, 1, ... or for a range of them."""
     rounds = range(rounds) if isinstance(rounds, int) else rounds
+    return plan_for(scenario.gain(rounds), scenario, policy, rounds=rounds)
+
+
+def plan_for(gain: Tensor, scenario: Scenario, policy: Policy, *, rounds: range) -> Plan:
+    """The plan for channel gains [rounds, n] that are known, whatever the scenario's own would be."""
     doing = replace(scenario, work=policy.work(scenario.work))
-    gain = doing.gain(rounds)
     problem = doing.problem(gain)
     return Plan(doing, policy.name, rounds, gain, problem, policy.allocate(problem))
 
@@ -152,7 +156,7 @@ class Plan:
 
     def late(self, timing: Timing | None = None) -> Tensor:
         """Who ends after the deadline."""
-        return (timing or self.formula).latency > self.scenario.deadline * (1 + _LATE)
+        return (timing or self.formula).latency > self.scenario.deadline * (1 + LATE)
 
     def round_seconds(self, timing: Timing | None = None) -> Tensor:
         """(18) with the wires, [rounds]: the last device of each cell, then its edge's message to the server."""

@@ -23,6 +23,7 @@ class Policy:
     name: str
     allocate: Callable[[Problem], Allocation]
     work: Callable[[Work], Work] = lambda work: work
+    prunes: bool = True
 
 
 def given(p: Problem, *, ratio: Tensor | float | None = None, share: Tensor | float | None = None) -> Allocation:
@@ -66,14 +67,14 @@ def _each(p: Problem, value: Tensor | float) -> Tensor:
 optimal = Policy("optimal", best)
 fair = Policy("fair", level)
 equal = Policy("equal", given)
-personal_only = Policy("personal_only", lambda p: given(p, ratio=0.0), Work.unprobed)
-personal_fastest = Policy("personal_fastest", lambda p: fastest(p, ratio=0.0), Work.unprobed)
+personal_only = Policy("personal_only", lambda p: given(p, ratio=0.0), Work.unprobed, prunes=False)
+personal_fastest = Policy("personal_fastest", lambda p: fastest(p, ratio=0.0), Work.unprobed, prunes=False)
 pruning_only = Policy("pruning_only", best, Work.whole)
 
 
 def fixed(ratio: Tensor | float, share: Tensor | float | None = None) -> Policy:
     """These ratios, and these shares or the same for all."""
-    return Policy("fixed", lambda p: given(p, ratio=ratio, share=share))
+    return Policy(f"fixed {ratio}", lambda p: given(p, ratio=ratio, share=share))
 
 
 def weighted(weight: Tensor) -> Policy:

@@ -21,6 +21,7 @@ import covey
 from covey import Algorithm, Experiment, Run, Tree, algorithms, data, models
 from covey.algorithms.nested import Level, Nested
 from covey.run import Seed
+from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 
 INPUTS, CLASSES = 13, 5
 SIZES = (30, 9, 460, 55, 21, 40, 12, 77)  # one device has more examples than a block of a full pass
@@ -54,6 +55,7 @@ def levels(*middle: str, correlation: bool = False, **last: Any) -> tuple[Level,
 HEADS = {"@private": ("*weight",)}  # of every model a law uses
 PARTS = {"steps": 4, "lr": 0.3, "personal_lr": 0.2, "batch": 6, "@private": "head"}
 FLAT = Tree.flat(8)
+TREES = {2: FLAT, 3: Tree.grouped([3, 1, 4]), 4: Tree(((2,), (1, 2), (3, 1, 4)))}
 
 SMALL: dict[str, dict[str, Any]] = {
     "FedAlt": {**PARTS, "personal_steps": 3},
@@ -89,6 +91,15 @@ SPARSE_MAC = {"gamma": 0.02, "gamma_w": 0.002, "rho": 1e-3}
 SPARSE_HP = {"gamma1": 0.02, "gamma2": 0.02, "rho": 1e-3}
 LISTS = {"lr": [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1, 0.2], "steps": [1, 2, 3, 4, 3, 2, 1, 2]}
 
+AIR = Radio(  # the edges of the tree with three are its cells; some devices are late, and some that can never be in time
+    Devices.of(
+        [0, 0, 0, 1, 2, 2, 2, 2], distance=[60.0, 90.0, 1500.0, 30.0, 50.0, 70.0, 80.0, 500.0], cpu=1e8,
+        cycles=Spread("uniform", (15.0, 60.0)), power=0.6,
+    ),
+    Cells.of([2e5, 1e5, 3e5], wire_rate=1e6, wire_delay=0.001), Channel(Noise(1e-14)), deadline=0.01,
+)  # fmt: skip
+DROPS = replace(AIR, late="drop")
+
 RATIOS = [0.1, 0.9, 0.5, 0.0, 1.0, 0.3, 0.8, 0.7]
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -111,10 +122,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "together": {"order": "together", "personal_lr": 0.3, "batch": None},
         "pruning-alone": {"@private": (), "sample": 2},
         "nothing-pruned": {"ratio": 0.0, "!prunes": False},
+        "planned": {"ratio": "plan", "@radio": AIR},
+        "planned-fair-drop": {"ratio": "plan", "device_sample": 0.5, "@radio": replace(DROPS, policy=fair), "!idle": False},
     },
     "FedAvg": {
         "full-samples": {"batch": None, "weight": "samples"},
         "sample": {"sample": 3},
+        "late": {"@tree": TREES[3], "@radio": DROPS},
         "sample-train-cyclic": {"sample": 0.5, "@idle": "train", "@batches": "cyclic", "!idle": False},
     },
     "FedProx": {"sample-samples": {"sample": 3, "weight": "samples"}},
@@ -138,6 +152,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "HierFAVG": {
         "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
         "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
+        "late-train": {"device_sample": 0.5, "@idle": "train", "@radio": DROPS},
     },
     "PFedMe": {
         "sample": {"sample": 3, "weight": "samples", "weight_decay": 0.01},
@@ -182,8 +197,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sample": {"levels": (replace(levels("edge")[0], sample=2), *levels("edge")[1:])},
     },
 }
-
-TREES = {2: FLAT, 3: Tree.grouped([3, 1, 4]), 4: Tree(((2,), (1, 2), (3, 1, 4)))}
 
 
 def found() -> Iterator[type[Algorithm]]:

@@ -18,7 +18,7 @@ def sampled(case: Case) -> bool:
 
 
 REFUSED = {name: case for name, case in CASES.items() if not case.algorithm.idle_trains}
-SAMPLED = {name: case for name, case in CASES.items() if sampled(case) and name not in REFUSED}
+SAMPLED = {name: case for name, case in CASES.items() if sampled(case) and name not in REFUSED and not case.algorithm.planned}
 ALONE = {name: case for name, case in SAMPLED.items() if case.idle}
 TOUCHED = {name: case for name, case in SAMPLED.items() if not case.idle}
 

@@ -1,0 +1,194 @@
+"""The virtual clock of a run: what every answer takes over the air, and how long whoever asked waits for it.
+
+Times have two columns: by what was measured, the gradient steps taken and the bytes encoded; and by the plan's formulas, with
+q (1 - rho) N_u bits a message. Where nothing is planned both are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from covey.errors import ConfigError
+from covey.wireless.device import Cells, Devices
+from covey.wireless.latency import Work, formula_bits
+from covey.wireless.plan import LATE, Scenario, plan_for
+from covey.wireless.policies import Policy, optimal, personal_only
+from covey.wireless.radio import Radio
+
+_SOME_TIME = 1.0  # s: a deadline for policies that do not look at it
+
+
+@dataclass(frozen=True)
+class Aired:
+    """A round on the virtual clock."""
+
+    seconds: float  # from the server's question to its new model
+    joules: float  # of all devices
+    upload_joules: float  # of these, for sending
+    upload_bytes: int  # of all devices' answers, as encoded
+    formula_seconds: float | None = None  # with the plan's count of steps and bits; None where nothing is planned
+    formula_bytes: float | None = None
+    left_out: tuple[int, ...] = ()  # devices that the plan did not ask, whom no ratio brings to the deadline
+    late: tuple[int, ...] = ()  # devices that ended after the deadline
+
+
+@dataclass(frozen=True, eq=False)
+class Grant:
+    """What those asked are given, [m]."""
+
+    ids: Tensor
+    asked: Tensor  # bool, of all; the rest is of those asked alone
+    ratio: Tensor
+    rate: Tensor  # bit/s
+    formula: Tensor | None  # s, what a plan says their answers take
+    formula_bits: Tensor | None
+
+
+class Air:
+    """The radio of a run under way, for every seed a population of its own; cells are counted through."""
+
+    def __init__(
+        self, radio: Radio, work: Work | None, prunes: bool, *, seeds: Sequence[int], chosen: Sequence[Sequence[int]]
+    ) -> None:
+        """`work` is what a plan reckons with, if that is known; `prunes`, whether the algorithm takes its ratios from a plan;
+        `chosen`, each seed's devices that train, as the radio counts them.
+        """
+        self.radio, self.work, self.policy, self._seeds = radio, work, _policy(radio, work, prunes), tuple(seeds)
+        self._chosen = [torch.tensor(ids, dtype=torch.int64) for ids in chosen]
+        copies = len(self._seeds)
+        self.devices = Devices.stack([radio.devices.take(ids) for ids in self._chosen], cells=len(radio.cells))
+        self.cells: Cells = radio.cells.times(copies)
+        self._each, self._gain = len(self._chosen[0]), (-1, torch.zeros(0))
+        self.clear()
+
+    def clear(self) -> None:
+        """Before a round."""
+        copies = len(self._seeds)
+        self._joules = torch.zeros(copies, 2, dtype=torch.float64)  # computing, sending
+        self._bits = torch.zeros(copies, 2, dtype=torch.float64)  # as encoded, by formula
+        self._left_out: list[Tensor] = []
+        self._late: list[Tensor] = []
+
+    def grant(self, ids: Tensor, round: int) -> Grant:
+        """Shares of the bands, and ratios, for devices that are asked together."""
+        if not len(ids):
+            nothing = torch.zeros(0, dtype=torch.float64)
+            known = None if self.work is None else nothing
+            return Grant(ids, nothing.bool(), nothing, nothing, known, known)
+        devices, radio = self.devices.take(ids), self.radio
+        here = torch.tensor(sorted(set(devices.cell.tolist())))  # cells in which nobody is asked have no problem
+        scenario = Scenario(
+            replace(devices, cell=torch.searchsorted(here, devices.cell)), self.cells.take(here), radio.channel,
+            self.work or Work(shared=1.0), radio.deadline or _SOME_TIME, radio.rho_max, radio.mask and self.policy.prunes,
+        )  # fmt: skip
+        plan = plan_for(self._gains(round)[ids][None], scenario, self.policy, rounds=range(round, round + 1))
+        asked = plan.asked[0]
+        self._left_out.append(ids[~asked])
+        if self.work is None:
+            return Grant(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
+        size = float(self.work.shared)
+        kept = torch.floor(plan.kept[0][asked] * size * (1 + LATE)) / size  # whole weights, and not one too many
+        bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
+        return Grant(ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits)
+
+    def took(self, grant: Grant, work: Tensor, sent: Tensor) -> Tensor:
+        """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times weights, `sent` in bytes."""
+        devices = self.devices.take(grant.ids)
+        cycles, bits = devices.cycles * work, 8.0 * sent
+        upload = torch.where(bits > 0, bits / grant.rate, 0.0)
+        measured = cycles / devices.cpu + upload
+        spent = torch.stack([devices.capacitance * devices.cpu**2 * cycles, devices.power * upload], dim=1)
+        formula_bits = bits if grant.formula_bits is None else grant.formula_bits
+        self._joules.index_add_(0, grant.ids // self._each, spent)
+        self._bits.index_add_(0, grant.ids // self._each, torch.stack([bits, formula_bits], dim=1))
+        return torch.stack([measured, measured if grant.formula is None else grant.formula], dim=1)
+
+    def in_time(self, grant: Grant, took: Tensor, asker: Tensor, askers: int) -> Tensor:
+        """Whose answers count, [m] bool: with `late = "drop"` those in time, or the first where an asker has none."""
+        deadline, seconds = self.radio.deadline, took[:, 0]
+        if deadline is None:
+            return torch.ones_like(seconds, dtype=torch.bool)
+        late = seconds > deadline * (1 + LATE)
+        self._late.append(grant.ids[late])
+        if self.radio.late == "wait" or not bool(late.any()):
+            return torch.ones_like(late)
+        anyone = torch.zeros(askers, dtype=torch.bool).index_put_((asker[~late],), torch.tensor(True))
+        place = torch.argsort(torch.argsort(seconds, stable=True))  # of two that end at once the first
+        first = torch.full((askers,), len(place)).scatter_reduce(0, asker, place, "amin")
+        return ~late | (~anyone[asker] & (place == first[asker]))
+
+    def waits(self, grant: Grant, took: Tensor, counts: Tensor, sent: Tensor, asker: Tensor, askers: int, relay: bool) -> Tensor:
+        """Seconds that each asker waits, [n, 2]; with `relay` its devices' messages cross the wires of their cells as well."""
+        ends = took if self.radio.deadline is None else torch.where(counts[:, None], took, self.radio.deadline)
+        cell = self.devices.cell[grant.ids]
+        lasts = most(ends, cell, len(self.cells))
+        if relay:
+            bits = torch.stack([8.0 * sent, 8.0 * sent if grant.formula_bits is None else grant.formula_bits], dim=1)
+            total = torch.zeros(len(self.cells), 2, dtype=torch.float64).index_add_(0, cell[counts], bits[counts])
+            wire = self.cells.wire_delay[:, None] + total / self.cells.wire_rate[:, None]
+            lasts = torch.where(lasts > 0, lasts + wire, 0.0)
+        return most(lasts[cell], asker, askers)
+
+    def wire(self, first_device: Tensor, sent: Tensor) -> Tensor:
+        """Seconds of the edges' own answers on their wires, [m, 2]; an edge is the cell of its first device."""
+        cell = self.devices.cell[first_device]
+        formula = 8.0 * sent if self.work is None else torch.full_like(sent, self.work.bits * float(self.work.shared))
+        bits = torch.stack([8.0 * sent, formula], dim=1)
+        return self.cells.wire_delay[cell][:, None] + bits / self.cells.wire_rate[cell][:, None]
+
+    def read(self, elapsed: Tensor) -> list[Aired]:
+        """What the round came to for each seed; `elapsed` is how long the servers waited, [seeds, 2]."""
+        out, planned = [], self.work is not None
+        left_out, late = (torch.cat([ids[:0] for ids in self._chosen[:1]] + found) for found in (self._left_out, self._late))
+        for at in range(len(self._seeds)):
+            seconds, (computing, sending), bits = elapsed[at].tolist(), self._joules[at].tolist(), self._bits[at].tolist()
+            aired = Aired(
+                seconds=seconds[0],
+                joules=computing + sending,
+                upload_joules=sending,
+                upload_bytes=round(bits[0] / 8),
+                formula_seconds=seconds[1] if planned else None,
+                formula_bytes=bits[1] / 8 if planned else None,
+                left_out=self._names(at, left_out),
+                late=self._names(at, late),
+            )
+            out.append(aired)
+        return out
+
+    def _names(self, at: int, ids: Tensor) -> tuple[int, ...]:
+        """Which of these are devices of a seed, as the tree of its training counts them."""
+        return tuple(sorted({int(one) % self._each for one in ids[ids // self._each == at].tolist()}))
+
+    def _gains(self, round: int) -> Tensor:
+        """The channel gains of all seeds' devices in a round, [n]; those of a device whoever else is there."""
+        if self._gain[0] != round:
+            channel, rounds = self.radio.channel, range(round, round + 1)
+            found = [
+                channel.gain(self.radio.devices.distance[ids], ids, rounds=rounds, seed=seed)[0]
+                for ids, seed in zip(self._chosen, self._seeds, strict=True)
+            ]
+            self._gain = (round, torch.cat(found))
+        return self._gain[1]
+
+
+def most(values: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The largest of each group by column, [groups, k]; 0 where it has none."""
+    out = torch.zeros(groups, values.shape[1], dtype=torch.float64)
+    return out.scatter_reduce(0, group[:, None].expand(values.shape), values, "amax")
+
+
+def _policy(radio: Radio, work: Work | None, prunes: bool) -> Policy:
+    """How the band is shared; an error where that does not suit the algorithm."""
+    policy = radio.policy or (optimal if prunes else personal_only)
+    if prunes and radio.deadline is None:
+        raise ConfigError("radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' in [radio].")
+    if policy.prunes and not prunes:
+        rule = 'leave it out, or take personal_only or personal_fastest; Pruned(ratio="plan") prunes as a plan says'
+        raise ConfigError(f"radio: the policy {policy.name} prunes, but this algorithm takes no ratio from a plan; {rule}.")
+    if policy.name != personal_only.name and work is None:
+        raise ConfigError(f"radio: the policy {policy.name} needs to know a device's work, which this algorithm does not say.")
+    return policy

@@ -1,0 +1,77 @@
+"""The radio of a run: who stands where and computes how fast, which band a cell has, and how it is shared.
+
+A device's answer takes the time of its gradient steps, cycles per step and weight that moves, and of its upload: the bytes its
+message really has, over its share of the band. Sending down is free, as in Liu and Ratnarajah (2023). A node that asks waits for
+the last of those it asked; then its own answer crosses the wire of its cell. Where a method has no edges, the base station of a
+cell passes its devices' messages on, one after the other, once it has them all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from covey.errors import ConfigError
+from covey.wireless.channel import Channel
+from covey.wireless.device import Cells, Devices
+from covey.wireless.policies import Policy
+
+
+@dataclass(frozen=True, eq=False)
+class Radio:
+    """A run's virtual clock runs by this; the channel's draws are those of the run's seed.
+
+    `policy` shares each cell's band among those asked; None is `optimal` for an algorithm that takes its ratios from a plan, and
+    the same share for all for one that does not. `deadline`, in seconds, is what a plan meets. `late` says what becomes of an
+    answer after it: it is waited for, or dropped; where all of a node's are late, the first is waited for. `mask` plans for the
+    header and the mask of a message, which the paper does not count and which are sent.
+    """
+
+    devices: Devices
+    cells: Cells
+    channel: Channel
+    deadline: float | None = None
+    policy: Policy | None = None
+    late: Literal["wait", "drop"] = "wait"
+    rho_max: float = 0.95
+    mask: bool = True
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None and not (self.deadline > 0 and math.isfinite(self.deadline)):
+            raise ConfigError(f"radio: deadline = {self.deadline} s must be above 0 and finite.")
+        if self.late not in ("wait", "drop"):
+            raise ConfigError(f"radio: late = {self.late!r} must be 'wait' or 'drop'.")
+        if self.late == "drop" and self.deadline is None:
+            raise ConfigError("radio: late = 'drop' needs a deadline.")
+        if not 0 < self.rho_max <= 1:
+            raise ConfigError(f"radio: rho_max = {self.rho_max} must be above 0 and at most 1.")
+        if len(self.devices) and int(self.devices.cell.max()) >= len(self.cells):
+            most = int(self.devices.cell.max())
+            raise ConfigError(f"radio: a device stands in cell {most}, but there are {len(self.cells)} cells, counted from 0.")
+
+    def fits(self, parents: Tensor) -> None:
+        """An error unless there is a device for every leaf of a tree and the cells are its edges; `parents` are the leaves'."""
+        if len(self.devices) != len(parents):
+            raise ConfigError(f"radio: it has {len(self.devices)} devices, the tree {len(parents)}; they must be the same.")
+        edges = int(parents.max()) + 1
+        wrong = (self.devices.cell != parents).nonzero()
+        if edges > 1 and (len(self.cells) != edges or len(wrong)):
+            if len(self.cells) != edges:
+                raise ConfigError(f"radio: it has {len(self.cells)} cells for {edges} edges; every edge is a cell.")
+            at = int(wrong[0])
+            cell, edge = int(self.devices.cell[at]), int(parents[at])
+            raise ConfigError(f"radio: device {at} stands in cell {cell} but under edge {edge}; a cell is its edge.")
+
+    def __str__(self) -> str:
+        """What decides a run, for its fingerprint; columns by a hash."""
+        digest = hashlib.sha256()
+        for part in (self.devices, self.cells):
+            for column in vars(part).values():
+                if isinstance(column, Tensor):
+                    digest.update(column.double().numpy().tobytes())
+        plain: dict[str, Any] = {name: getattr(self, name) for name in ("channel", "deadline", "late", "rho_max", "mask")}
+        return f"{plain} {self.policy.name if self.policy else None} {digest.hexdigest()[:16]}"

@@ -1,0 +1,206 @@
+"""The virtual clock by hand: two devices, a deadline and a straggler; edges, wires, several asks; and a plan that drives a run.
+
+A linear model 2 -> 2 has 6 weights, its dense message 24 bytes and a header. The signals are 3 times and as strong as the noise,
+so over half of 40 kHz each the devices send 40 and 20 kbit/s.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import covey
+from covey import Experiment, Tree, data, models
+from covey.algorithms import FedAlt, FedAvg, HierFAVG, Pruned, Scaffold
+from covey.codecs import header
+from covey.errors import CheckpointError, ConfigError
+from covey.wireless import (
+    Cells,
+    Channel,
+    Devices,
+    LogDistance,
+    Noise,
+    Radio,
+    Scenario,
+    Work,
+    fair,
+    fixed,
+    optimal,
+    personal_fastest,
+    plan,
+)
+
+BITS = 8 * (24 + header.SIZE)
+CHANNEL = Channel(Noise(1.0), LogDistance(reference=0.0, exponent=1.0), fading="none")
+PAIR = Devices.of([0, 0], distance=1.0, cpu=[1e6, 0.5e6], cycles=100.0, power=[3.0, 1.0], capacitance=1e-12)
+TWO = Radio(PAIR, Cells.of(40e3), CHANNEL)
+STEPS = 5 * 6 * 100  # cycles of five steps on six weights: 3 and 6 ms
+FAST, SLOW = STEPS / 1e6 + BITS / 40e3, STEPS / 0.5e6 + BITS / 20e3
+
+
+def shards(devices: int = 2) -> data.Shards:
+    draw = torch.Generator().manual_seed(3)
+    pairs = [(x := torch.randn(20, 2, generator=draw), (x[:, 0] > 0.3 * at).long()) for at in range(devices)]
+    return data.own(pairs, classes=2)
+
+
+def experiment(algorithm: covey.Algorithm, radio: Radio | None, tree: Tree | None = None, **changes: object) -> Experiment:
+    tree = tree or Tree.flat(len(radio.devices) if radio else 2)
+    plain = {"data": shards(tree.devices), "model": models.linear(2, 2), "tree": tree, "rounds": 1, "radio": radio}
+    return Experiment(algorithm, **{**plain, **changes})
+
+
+def first(algorithm: covey.Algorithm, radio: Radio, tree: Tree | None = None, **changes: object) -> covey.Round:
+    return next(covey.run(experiment(algorithm, radio, tree, **changes)))
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-12)
+
+
+def test_the_slowest_is_waited_for() -> None:
+    radio = first(FedAvg(steps=5, batch=4), TWO).radio
+    assert radio is not None
+    assert radio.seconds == near(SLOW)
+    assert radio.upload_joules == near(3 * BITS / 40e3 + BITS / 20e3)
+    assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
+    assert radio.upload_bytes == BITS // 4
+    assert (radio.formula_seconds, radio.left_out, radio.late) == (None, (), ())
+
+
+def test_a_straggler_is_dropped_at_the_deadline() -> None:
+    """The round ends at the deadline, the server takes the other's model, and the straggler has spent its joules all the same."""
+    deadline = (FAST + SLOW) / 2
+    algorithm, radio = FedAvg(steps=5, batch=4), replace(TWO, deadline=deadline)
+    waited, dropped = first(algorithm, radio).radio, covey.run(experiment(algorithm, replace(radio, late="drop")))
+    aired = next(dropped).radio
+    assert waited is not None
+    assert aired is not None
+    assert (waited.seconds, waited.late) == (near(SLOW), (1,))
+    assert (aired.seconds, aired.late, aired.joules) == (near(deadline), (1,), near(waited.joules))
+    alone = covey.run(experiment(algorithm, None, Tree.flat(1), data=shards().chosen([0])))
+    next(alone)
+    assert torch.equal(dropped.w, alone.w)
+
+
+def test_when_all_are_late_the_first_counts() -> None:
+    run = covey.run(experiment(FedAvg(steps=5, batch=4), replace(TWO, deadline=FAST / 2, late="drop")))
+    aired = next(run).radio
+    assert aired is not None
+    assert (aired.seconds, aired.late) == (near(FAST), (0, 1))
+    alone = covey.run(experiment(FedAvg(steps=5, batch=4), None, Tree.flat(1), data=shards().chosen([0])))
+    next(alone)
+    assert torch.equal(run.w, alone.w)
+
+
+def test_edges_wait_round_by_round_and_cross_their_wires() -> None:
+    """Two cells: a pair, and the straggler's like alone on the whole band. Three rounds at each edge, then 7 ms and the wire."""
+    devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])
+    cells = Cells.of(40e3, wire_rate=[1e6, 1e3], wire_delay=0.007, count=2)
+    tree, algorithm = Tree.grouped([2, 1]), HierFAVG(steps=5, batch=4, edge_rounds=3)
+    aired = first(algorithm, Radio(devices, cells, CHANNEL), tree).radio
+    assert aired is not None
+    lone = STEPS / 0.5e6 + BITS / 40e3
+    assert aired.seconds == near(max(3 * SLOW + BITS / 1e6, 3 * lone + BITS / 1e3) + 0.007)
+
+
+def test_without_edges_the_base_stations_pass_messages_on() -> None:
+    devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])
+    cells = Cells.of(40e3, wire_rate=[1e6, 1e4], wire_delay=0.007, count=2)
+    aired = first(FedAvg(steps=5, batch=4), Radio(devices, cells, CHANNEL), Tree.grouped([2, 1])).radio
+    assert aired is not None
+    assert aired.seconds == near(max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007)
+
+
+WIDE = Devices.of([0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 200.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6)
+CELLS = Cells.of([2e6, 1e6], wire_rate=1e8, wire_delay=0.001)
+FADING = Channel(Noise(1e-14), shadowing=4.0)
+PLANNED = Pruned(ratio="plan", steps=4, probe_steps=2, personal_steps=3, lr=0.1, personal_lr=0.1, batch=4)
+
+
+def planned(policy: object = None, **changes: object) -> covey.Run:
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.004, policy=policy, **changes)
+    settings = {"private": "head", "codec": "bitmap", "rounds": 3, "seed": 7, "model": models.mlp(2, 40, 2)}
+    return covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings))
+
+
+@pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
+def test_a_plan_drives_a_run(policy: object) -> None:
+    """Ratios are those that `plan` gives for the seed's channel, and the real bytes meet the deadline they were planned for."""
+    run = planned(policy)
+    work = Work(120, 82, steps=4, probe_steps=2, personal_steps=3)
+    expected = plan(Scenario(WIDE, CELLS, FADING, work, 0.004, mask=True, seed=7), policy, rounds=3)
+    for row, record in enumerate(run):
+        assert record.radio is not None
+        asked, note = expected.asked[row], record.notes["device"]["kept"]
+        kept = torch.floor(expected.kept[row][asked] * 120 + 1e-6) / 120
+        assert (note.count, note.least, note.most) == (int(asked.sum()), near(float(kept.min())), near(float(kept.max())))
+        assert record.cohorts["device"] == asked.nonzero()[:, 0].tolist()
+        assert record.radio.left_out == tuple((~asked).nonzero()[:, 0].tolist())
+        assert record.radio.late == ()
+        assert record.radio.formula_seconds == near(float(expected.round_seconds()[row]))
+        assert record.radio.formula_seconds <= record.radio.seconds <= 0.004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
+        assert record.radio.formula_bytes == near(4 * 120 * float(expected.kept[row][asked].sum()))
+        assert record.radio.upload_bytes == int((4 * kept * 120 + header.SIZE + 15).round().sum())
+
+
+def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
+    record = next(planned(mask=False))
+    assert record.radio is not None
+    assert len(record.radio.late) == 8 - len(record.radio.left_out)
+
+
+def test_held_out_devices_leave_their_band_to_the_others() -> None:
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.004)
+    settings = {"private": "head", "codec": "bitmap", "holdout_devices": (0, 5), "model": models.mlp(2, 40, 2)}
+    record = next(covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings)))
+    assert record.radio is not None
+    assert len(record.cohorts["device"]) + len(record.radio.left_out) == 6
+    assert record.accuracy("new_personal") is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, deadline=-1.0), "deadline = -1"),
+        (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, late="drop"), "needs a deadline"),
+        (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, late="never"), "late = 'never'"),
+        (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, rho_max=2.0), "rho_max = 2"),
+        (lambda: Radio(replace(PAIR, cell=torch.tensor([0, 3])), Cells.of(1.0), CHANNEL), "cell 3"),
+        (lambda: experiment(FedAvg(), TWO, Tree.flat(3)), "2 devices, the tree 3"),
+        (lambda: experiment(FedAvg(), replace(TWO), Tree.grouped([1, 1])), "1 cells for 2 edges"),
+        (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([1, 1])), "device 1 stands in"),
+        (lambda: experiment(Pruned(ratio="plan"), None), "give a radio"),
+        (lambda: covey.run(experiment(Pruned(ratio="plan"), TWO)), "needs a deadline"),
+        (lambda: covey.run(experiment(FedAvg(), replace(TWO, deadline=1.0, policy=optimal))), "optimal prunes"),
+        (lambda: covey.run(experiment(Pruned(ratio=0.5), replace(TWO, deadline=1.0, policy=fixed(0.5)))), "fixed 0.5 prunes"),
+        (lambda: experiment(Scaffold(), replace(TWO, deadline=1.0, late="drop")), "Scaffold counts on every answer"),
+        (lambda: experiment(Pruned(ratio="plan"), replace(TWO, deadline=1.0), idle="train"), "use 'skip'"),
+        (lambda: Pruned(ratio="some"), "ratio = 'some'"),
+    ],
+)
+def test_bad_values(change: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        change()
+
+
+def test_fastest_shares_end_together() -> None:
+    """FedAlt says what its devices do, so the band can be shared for the last to end soonest, as `plan` has it."""
+    algorithm, settings = FedAlt(steps=5, personal_steps=1), {"private": "head", "model": models.mlp(2, 40, 2)}
+    equal_shares, fastest = (first(algorithm, replace(TWO, policy=p), **settings).radio for p in (None, personal_fastest))
+    assert equal_shares is not None
+    assert fastest is not None
+    work = Work(120, 82, steps=5, personal_steps=1, probe_steps=0)
+    expected = plan(Scenario(PAIR, TWO.cells, CHANNEL, work, 1.0), personal_fastest)
+    assert fastest.formula_seconds == near(float(expected.round_seconds()))
+    assert fastest.seconds < 0.95 * equal_shares.seconds
+
+
+def test_another_radio_is_another_experiment(tmp_path: object) -> None:
+    run = covey.run(experiment(FedAvg(), TWO, rounds=2))
+    next(run)
+    run.save(tmp_path / "saved")
+    for other in (None, replace(TWO, deadline=3.0)):
+        with pytest.raises(CheckpointError, match="its radio is"):
+            covey.run(experiment(FedAvg(), other, rounds=2), resume=tmp_path / "saved")
+    assert covey.run(experiment(FedAvg(), TWO, rounds=2), resume=tmp_path / "saved").history == run.history
