@@ -45,9 +45,8 @@ def captured(here: covey.Experiment) -> covey.Run:
     return run
 
 
-CAPTURED = {
-    name: case for name, case in CASES.items() if "radio" not in case.settings
-}  # whose steps are counted as they are taken
+# With a radio programs are not captured: their steps are counted as they are taken.
+CAPTURED = {name: case for name, case in CASES.items() if "radio" not in case.settings}
 
 
 @every(CAPTURED)
