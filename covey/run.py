@@ -471,7 +471,5 @@ def _record(facts: dict[str, Any]) -> Round:
     notes = {  # records of earlier versions have none
         tier: {name: Note(**note) for name, note in found.items()} for tier, found in facts.get("notes", {}).items()
     }
-    radio = facts.get("radio")
-    if radio is not None:
-        radio = Aired(**{**radio, "left_out": tuple(radio["left_out"]), "late": tuple(radio["late"])})
+    radio = None if facts.get("radio") is None else Aired(**facts["radio"])
     return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"], notes, radio)

@@ -8,11 +8,8 @@ that names them, in a change on the command line to the current folder.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import difflib
 import inspect
-import json
 import re
 import tomllib
 import types
@@ -25,18 +22,17 @@ from typing import Any, Literal, Union
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, create_model
 
 from covey import draws
-from covey.cli import modules
+from covey.cli import modules, scenario
 from covey.cli.registry import FACTS, REGISTRY
+from covey.cli.strict import STRICT, apply, check, nearest, spell
 from covey.data import Shards, edges
 from covey.errors import ConfigError
 from covey.experiment import Experiment
 from covey.tree import Tree
 
-T = typing.TypeVar("T", bound=BaseModel)
-_STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 _SECTIONS = {"algorithm": "algorithms", "data": "data", "model": "models"}
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -48,7 +44,7 @@ class TreeConfig(BaseModel):
     sets of PerMFL's Table 2 (worst, average), or as the data says, which is the default where it does.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
     edges: int | list[int] | None = None
     form: Literal["consecutive", "random", "similar", "worst", "average", "data"] | None = None
     children: list[list[int]] | None = None
@@ -81,20 +77,20 @@ class TreeConfig(BaseModel):
             raise ConfigError("tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers.")
         if self.form in ("random", "similar") and not isinstance(self.edges, int):
             raise ConfigError(
-                f"tree.form = {_spell(self.form)} needs their number, as in tree.edges = 4, not {_spell(self.edges)}."
+                f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, not {spell(self.edges)}."
             )
         if self.form in ("worst", "average", "data") and self.edges is not None:
-            raise ConfigError(f"tree.form = {_spell(self.form)} decides the edges; leave out tree.edges = {_spell(self.edges)}.")
+            raise ConfigError(f"tree.form = {spell(self.form)} decides the edges; leave out tree.edges = {spell(self.edges)}.")
         if self.form == "data" and not shards.edges:
             raise ConfigError(f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.')
         if self.form is not None and self.children is not None:
-            raise ConfigError(f"tree.form = {_spell(self.form)} is for tree.edges; leave it out, or tree.children.")
+            raise ConfigError(f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children.")
 
 
 class Config(BaseModel):
     """The plain part of a file; the tables [algorithm], [data] and [model] follow what they name."""
 
-    model_config = _STRICT
+    model_config = STRICT
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
     rounds: int = Field(60, ge=1)
     seed: int = 0
@@ -121,6 +117,7 @@ class Config(BaseModel):
     data: dict[str, Any] = {}
     model: dict[str, Any] = {}
     tree: TreeConfig = TreeConfig()
+    radio: dict[str, Any] | None = None
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
@@ -143,6 +140,7 @@ class Config(BaseModel):
             parts=tuple(self.parts),
             capture=self.capture,
             holdout_devices=out if isinstance(out, int) else tuple(out),
+            radio=None if self.radio is None else scenario.radio(self.radio, tree),
             **self._training(seed),
         )
 
@@ -162,7 +160,7 @@ class Config(BaseModel):
         """The summary takes the round from validation data and the figures from test data; paper runs use test alone."""
         for part in ("test",) if self.protocol == "paper" else ("validation", "test"):
             if part not in self.parts:
-                raise ConfigError(f"parts = {_spell(self.parts)} lacks {_spell(part)}, which the summary is made from; add it.")
+                raise ConfigError(f"parts = {spell(self.parts)} lacks {spell(part)}, which the summary is made from; add it.")
             if not shards.part(part).counts().sum():
                 raise ConfigError(f"no device has {part} examples, which the summary is made from; change data.split.")
 
@@ -179,6 +177,10 @@ class Config(BaseModel):
             known = {key: value for key, value in values.items() if value is not None or not _from_data(section, key)}
             out[section] = {"name": getattr(self, section)["name"], **known}
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
+        if self.radio is None:
+            del out["radio"]
+        else:
+            out["radio"] = scenario.radio_file(self.radio).model_dump(exclude_none=True)
         return typing.cast(dict[str, Any], _without_null(out))
 
     def text(self) -> str:
@@ -194,13 +196,15 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     for change in sorted(
         changes, key=lambda change: ".name=" not in change.replace(" ", "")
     ):  # a name drops the fields of another
-        _apply(table, change)
+        apply(table, change)
     _refuse_dates(table, "")
     if isinstance(tree := table.get("tree"), dict):
-        table["tree"] = _check(TreeConfig, _with_null(tree, TreeConfig), "tree.").model_dump(exclude_none=True)
-    config = _check(Config, _with_null(table, Config), "")
+        table["tree"] = check(TreeConfig, _with_null(tree, TreeConfig), "tree.").model_dump(exclude_none=True)
+    config = check(Config, _with_null(table, Config), "")
     for section in _SECTIONS:
         _values(section, getattr(config, section))
+    if config.radio is not None:
+        scenario.radio_file(config.radio)
     return config
 
 
@@ -213,7 +217,7 @@ def defaults(kind: str, name: str) -> dict[str, Any]:
     entries = REGISTRY[kind]
     section = SECTIONS.get(kind, kind)
     if name not in entries and not modules.is_own(section, name):
-        raise ConfigError(f"{name!r} is not among the {kind}{_nearest(name, entries)}; one of {', '.join(entries)}.")
+        raise ConfigError(f"{name!r} is not among the {kind}{nearest(name, entries)}; one of {', '.join(entries)}.")
     fields = _schema(_maker(section, name), section).model_fields if kind in SECTIONS else {}
     values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
     return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
@@ -238,24 +242,9 @@ def _place(table: dict[str, Any], folder: Path) -> None:
     for key in ("path", "data_dir"):
         if isinstance(data, dict) and isinstance(data.get(key), str) and data[key] != "none":
             data[key] = str((folder / Path(data[key]).expanduser()).resolve())
-
-
-def _apply(table: dict[str, Any], change: str) -> None:
-    key, equals, value = change.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{change!r} is neither a file nor a change; write changes as algorithm.lam1=15.")
-    *parents, last = key.strip().split(".")
-    for parent in parents:
-        table = table.setdefault(parent, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{change!r}: {parent} is a value, not a table.")
-    try:
-        new = tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
-        new = value.strip()
-    if last == "name" and parents and table.get("name") not in (None, new):
-        table.clear()  # another algorithm's fields would be unknown to this one
-    table[last] = new
+    devices = table["radio"].get("devices") if isinstance(table.get("radio"), dict) else None
+    if isinstance(devices, dict) and isinstance(devices.get("table"), str):
+        devices["table"] = str((folder / Path(devices["table"]).expanduser()).resolve())
 
 
 def _refuse_dates(value: Any, place: str) -> None:
@@ -298,9 +287,9 @@ def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
         listed = f"one of {', '.join(entries)}{own}"
         if name is None:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
-        raise ConfigError(f"{section}.name = {name!r} is unknown{_nearest(str(name), entries)}; {listed}.")
+        raise ConfigError(f"{section}.name = {name!r} is unknown{nearest(str(name), entries)}; {listed}.")
     schema = _schema(_maker(section, name), section)
-    return _check(schema, _with_null({k: v for k, v in table.items() if k != "name"}, schema), f"{section}.")
+    return check(schema, _with_null({k: v for k, v in table.items() if k != "name"}, schema), f"{section}.")
 
 
 def _maker(section: str, name: str) -> Callable[..., Any]:
@@ -317,7 +306,7 @@ def _schema(make: Callable[..., Any], section: str) -> type[BaseModel]:
         if parameter.kind in _BY_NAME and isinstance(default, _PLAIN) and not _taken(section, name):
             hint = hints.get(name, Any)
             fields[name] = (hint | None if default is None else hint, default)
-    return create_model(make.__name__, __config__=_STRICT, **fields)
+    return create_model(make.__name__, __config__=STRICT, **fields)
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -339,64 +328,6 @@ def _from_data(section: str, name: str) -> bool:
 def _taken(section: str, name: str) -> bool:
     """Whether a key of this name would mean something else, or is none."""
     return name == "name" or name.startswith("_") or (section, name) == ("data", "seed")
-
-
-def _check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
-    for key in table:
-        if key not in schema.model_fields:
-            known = ", ".join(schema.model_fields)
-            raise ConfigError(f"unknown key {prefix}{key}{_nearest(key, schema.model_fields, prefix)}; known are {known}.")
-    try:
-        return schema.model_validate_json(json.dumps(table))  # JSON mode: strict, yet a list may become a tuple
-    except ValidationError as error:
-        raise ConfigError(_explain(error, schema, prefix)) from error
-
-
-def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> str:
-    """The first wrong value with every rule it could have met, and the default as the fix."""
-    key = error.errors()[0]["loc"][0]
-    mine = [e for e in error.errors() if e["loc"][0] == key]
-    rules = dict.fromkeys(_rule(e["msg"]) for e in mine)
-    place = ".".join(str(part) for part in mine[0]["loc"] if isinstance(part, int | str) and str(part) not in _NOISE)
-    field = schema.model_fields[str(key)]
-    default = field.get_default(call_default_factory=True)
-    fix = "" if field.is_required() or isinstance(default, dict | BaseModel) else f"; the default is {_spell(default)}"
-    if mine[0]["type"] == "unexpected_keyword_argument":
-        known = _fields_inside(field.annotation)
-        return f"unknown key {prefix}{place}{_nearest(str(mine[0]['loc'][-1]), known)}; known are {', '.join(known)}."
-    if mine[0]["type"] == "missing":
-        return f"{prefix}{place} is missing and has no default; add it to the file."
-    verb = ":" if mine[0]["type"] == "value_error" else " must be"
-    return f"{prefix}{place} = {_spell(mine[0]['input'])}{verb} {' or '.join(rules)}{fix}."
-
-
-_NOISE = {"int", "float", "str", "bool", "none", "constrained-str"}
-_WORDS = {
-    "Input should be ": "", "Value error, ": "", "String should match pattern": "text that matches",
-    "a valid array": "a list", "an object": "a table",
-}  # fmt: skip
-
-
-def _rule(message: str) -> str:
-    """A rule in the words of TOML, to follow "must be"."""
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
-    return message.rstrip(".")
-
-
-def _fields_inside(annotation: Any) -> list[str]:
-    """The fields of the dataclass that a list such as tuple[Level, ...] holds."""
-    kinds = [kind for kind in typing.get_args(annotation) if dataclasses.is_dataclass(kind)]
-    return [field.name for kind in kinds for field in dataclasses.fields(kind)]
-
-
-def _spell(value: Any) -> str:
-    return '"none"' if value is None else json.dumps(value, default=str)
-
-
-def _nearest(key: str, known: typing.Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {prefix}{close[0]}?)" if close else ""
 
 
 def _with_null(table: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:

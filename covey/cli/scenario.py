@@ -14,33 +14,36 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from covey import draws
-from covey.cli.config import _apply, _check
+from covey.cli.strict import STRICT, apply, check
 from covey.errors import ConfigError
-from covey.wireless import Cells, Channel, Devices, LogDistance, Noise, Scenario, Spread, Urban, Work
+from covey.tree import Tree
+from covey.wireless import POLICIES, Cells, Channel, Devices, LogDistance, Noise, Radio, Scenario, Spread, Urban, Work
 from covey.wireless.units import quantity, to_si
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
 
-
-class CellsFile(BaseModel):
+class BandsFile(BaseModel):
     """One value for all cells, or a list with one for each."""
 
-    model_config = _STRICT
-    count: int | None = Field(default=None, ge=1)
+    model_config = STRICT
     bandwidth: str | list[str] = "20 MHz"
     wire_rate: str | list[str] = "1 Gbit/s"
     wire_delay: str | list[str] = "1 ms"
 
 
-class DevicesFile(BaseModel):
-    """`count`: how many in all, dealt evenly to the cells, or how many each cell has."""
+class CellsFile(BandsFile):
+    """The cells of a scenario; those of a run are the edges of its tree."""
 
-    model_config = _STRICT
-    count: int | list[int] | None = None
+    count: int | None = Field(default=None, ge=1)
+
+
+class ColumnsFile(BaseModel):
+    """What every device has."""
+
+    model_config = STRICT
     table: str | None = None
     distance: Any = {"disc": ["20 m", "250 m"]}
     cpu: Any = "3 GHz"
@@ -50,10 +53,16 @@ class DevicesFile(BaseModel):
     weight: Any = 1
 
 
+class DevicesFile(ColumnsFile):
+    """`count`: how many in all, dealt evenly to the cells, or how many each cell has."""
+
+    count: int | list[int] | None = None
+
+
 class ChannelFile(BaseModel):
     """The first three serve log_distance, the next four the urban cells."""
 
-    model_config = _STRICT
+    model_config = STRICT
     path_loss: Literal["log_distance", "urban_macro", "urban_micro"] = "log_distance"
     reference_loss: str = "30 dB"
     exponent: float = 3.5
@@ -67,31 +76,30 @@ class ChannelFile(BaseModel):
     rice_factor: str = "6 dB"
     noise: str = "-110 dBm"
 
-    def build(self) -> Channel:
-        heard = quantity(self.noise, "channel.noise", "power", "power per hertz")
-        loss = LogDistance(_one(self, "reference_loss", "decibels"), self.exponent, _one(self, "near", "length"))
-        return Channel(
-            Noise(heard.si, heard.kind == "power per hertz"),
-            loss if self.path_loss == "log_distance" else self._urban(),
-            _one(self, "shadowing", "decibels"),
-            self.fading,
-            _one(self, "rice_factor", "decibels"),
-        )
+    def build(self, place: str) -> Channel:
+        """The channel; `place` is where this table stands in the file."""
 
-    def _urban(self) -> Urban:
-        return Urban(
+        def one(key: str, kind: str) -> float:
+            return quantity(getattr(self, key), f"{place}{key}", kind).si
+
+        heard = quantity(self.noise, f"{place}noise", "power", "power per hertz")
+        urban = Urban(
             "macro" if self.path_loss == "urban_macro" else "micro",
-            _one(self, "carrier", "frequency"),
+            one("carrier", "frequency"),
             self.sight,
-            None if self.edge_height is None else _one(self, "edge_height", "length"),
-            _one(self, "device_height", "length"),
+            None if self.edge_height is None else one("edge_height", "length"),
+            one("device_height", "length"),
         )
+        plain = LogDistance(one("reference_loss", "decibels"), self.exponent, one("near", "length"))
+        loss = plain if self.path_loss == "log_distance" else urban
+        noise = Noise(heard.si, heard.kind == "power per hertz")
+        return Channel(noise, loss, one("shadowing", "decibels"), self.fading, one("rice_factor", "decibels"))
 
 
 class ModelFile(BaseModel):
     """Sizes are columns like those of devices."""
 
-    model_config = _STRICT
+    model_config = STRICT
     shared: Any = 120_000
     personal: Any = 30_000
     bits: int = Field(default=32, ge=1)
@@ -100,10 +108,25 @@ class ModelFile(BaseModel):
     probe_steps: int = Field(default=1, ge=0)
 
 
+class RadioFile(BaseModel):
+    """The table [radio] of an experiment: what a run's virtual clock goes by; the tree says who is in which cell."""
+
+    model_config = STRICT
+    policy: Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only"] | None = None
+    deadline: str | None = None
+    late: Literal["wait", "drop"] = "wait"
+    rho_max: float = Field(default=0.95, gt=0, le=1)
+    mask: bool = True
+    seed: int = 0  # of what [radio.devices] draws; the channel's draws are those of the run's seed
+    cells: dict[str, Any] = {}
+    devices: dict[str, Any] = {}
+    channel: dict[str, Any] = {}
+
+
 class ScenarioFile(BaseModel):
     """The whole file."""
 
-    model_config = _STRICT
+    model_config = STRICT
     name: str = "plan"
     policy: Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only", "fixed"] = "optimal"
     ratio: float = Field(default=0.5, ge=0, le=1)  # of the policy fixed
@@ -135,25 +158,59 @@ def load(path: Path, changes: Sequence[str] = ()) -> Described:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
     for change in changes:
-        _apply(table, change)
-    file = _check(ScenarioFile, table, "")
+        apply(table, change)
+    file = check(ScenarioFile, table, "")
     return Described(file, _scenario(file, path.parent))
 
 
+def radio_file(table: Mapping[str, Any]) -> RadioFile:
+    """The table [radio], wholly checked but for the numbers in it, and with all defaults."""
+    file = check(RadioFile, table, "radio.")
+    parts: dict[str, type[BaseModel]] = {"cells": BandsFile, "devices": ColumnsFile, "channel": ChannelFile}
+    known = {key: check(kind, getattr(file, key), f"radio.{key}.").model_dump(exclude_none=True) for key, kind in parts.items()}
+    return file.model_copy(update=known)
+
+
+def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
+    """The radio of an experiment on this tree: whoever has devices under it is a cell."""
+    file, counts = radio_file(table), tree.children[-1]
+    given = check(ColumnsFile, file.devices, "radio.devices.")
+    rows = _table(Path(given.table), tuple(KINDS), "radio.devices.table") if given.table else {}
+    cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return Radio(
+        devices=Devices(cell=cell, names=(), **_columns(given, rows, len(cell), file.seed, "radio.devices.")),
+        cells=_cells(check(BandsFile, file.cells, "radio.cells."), len(counts), "radio.cells."),
+        channel=check(ChannelFile, file.channel, "radio.channel.").build("radio.channel."),
+        deadline=None if file.deadline is None else quantity(file.deadline, "radio.deadline", "time").si,
+        policy=None if file.policy is None else POLICIES[file.policy],
+        late=file.late,
+        rho_max=file.rho_max,
+        mask=file.mask,
+    )
+
+
+KINDS = {"distance": "length", "cpu": "frequency", "cycles": "", "power": "power", "capacitance": "", "weight": ""}
+"""The columns of devices, and what each is a quantity of."""
+
+
+def _columns(file: ColumnsFile, rows: Mapping[str, list[Any]], n: int, seed: int, place: str) -> dict[str, Tensor]:
+    values = {key: rows.get(key, getattr(file, key)) for key in KINDS}
+    return {key: _column(values[key], f"{place}{key}", kind, n, seed) for key, kind in KINDS.items()}
+
+
 def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
-    given, model = _check(DevicesFile, file.devices, "devices."), _check(ModelFile, file.model, "model.")
-    cells = _cells(_check(CellsFile, file.cells, "cells."))
-    rows = _table(folder / given.table) if given.table else {}
+    given, model = check(DevicesFile, file.devices, "devices."), check(ModelFile, file.model, "model.")
+    named = check(CellsFile, file.cells, "cells.")
+    cells = _cells(named, named.count, "cells.")
+    rows = _table(folder / given.table, (*KINDS, "name", "cell", "shared", "personal"), "devices.table") if given.table else {}
     n, cell = _places(given, rows, len(cells))
-    kinds = {"distance": "length", "cpu": "frequency", "cycles": "", "power": "power", "capacitance": "", "weight": ""}
-    values = {key: rows.get(key, getattr(given, key)) for key in kinds}
-    columns = {key: _column(values[key], f"devices.{key}", kind, n, file.seed) for key, kind in kinds.items()}
+    columns = _columns(given, rows, n, file.seed, "devices.")
     sizes = {key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed) for key in ("shared", "personal")}
     steps = {"steps": model.steps, "personal_steps": model.personal_steps, "probe_steps": model.probe_steps}
     return Scenario(
         devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
         cells=cells,
-        channel=_check(ChannelFile, file.channel, "channel.").build(),
+        channel=check(ChannelFile, file.channel, "channel.").build("channel."),
         work=Work(sizes["shared"].round(), sizes["personal"].round(), model.bits, **steps),
         deadline=quantity(file.deadline, "deadline", "time").si,
         rho_max=file.rho_max,
@@ -162,13 +219,13 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
     )
 
 
-def _cells(file: CellsFile) -> Cells:
+def _cells(file: BandsFile, count: int | None, place: str) -> Cells:
     values: dict[str, Any] = {}
     for key, kind in (("bandwidth", "frequency"), ("wire_rate", "rate"), ("wire_delay", "time")):
         given = getattr(file, key)
-        each = [quantity(one, f"cells.{key}", kind).si for one in (given if isinstance(given, list) else [given])]
+        each = [quantity(one, f"{place}{key}", kind).si for one in (given if isinstance(given, list) else [given])]
         values[key] = each if isinstance(given, list) else each[0]
-    return Cells.of(values["bandwidth"], wire_rate=values["wire_rate"], wire_delay=values["wire_delay"], count=file.count)
+    return Cells.of(values["bandwidth"], wire_rate=values["wire_rate"], wire_delay=values["wire_delay"], count=count)
 
 
 def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tuple[int, Tensor]:
@@ -186,16 +243,15 @@ def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tup
     return sum(counts), torch.arange(cells).repeat_interleave(torch.tensor(counts))
 
 
-def _table(path: Path) -> dict[str, list[Any]]:
+def _table(path: Path, known: Sequence[str], place: str) -> dict[str, list[Any]]:
     try:
         with open(path, newline="") as file:
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"devices.table: cannot read {path}: {error}.") from error
-    known = {*DevicesFile.model_fields, "name", "cell", "shared", "personal"} - {"count", "table"}
-    if not lines or (unknown := set(lines[0]) - known) or any(None in line.values() for line in lines):
+        raise ConfigError(f"{place}: cannot read {path}: {error}.") from error
+    if not lines or (unknown := set(lines[0]) - set(known)) or any(None in line.values() for line in lines):
         what = "it has no rows" if not lines else f"unknown columns {sorted(map(str, unknown))}" if unknown else "a row is short"
-        raise ConfigError(f"devices.table {path}: {what}; known columns are {', '.join(sorted(known))}.")
+        raise ConfigError(f"{place} {path}: {what}; known columns are {', '.join(sorted(known))}.")
     return {key: [line[key] for line in lines] for key in lines[0]}
 
 
@@ -231,7 +287,3 @@ def _number(value: Any, name: str, kind: str) -> tuple[float, str]:
 def _si(value: Any, name: str, kind: str) -> float:
     number, unit = _number(value, name, kind)
     return to_si(number, unit) if unit else number
-
-
-def _one(file: ChannelFile, key: str, kind: str) -> float:
-    return quantity(getattr(file, key), f"channel.{key}", kind).si

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
-from covey.report.summary import Figure, Summary
+from covey.report.summary import Figure, RadioFigures, Summary
 from covey.run import Round
 
 Show = Callable[[Sequence[Round]], None]
@@ -69,10 +69,26 @@ def table(console: Console, summary: Summary) -> None:
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
         console.print(_links(summary))
+    if summary.radio is not None:
+        _radio(console, summary.radio)
     if summary.spent:
         total = sum(summary.spent.values())
         shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items())
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
+
+
+def _radio(console: Console, figures: RadioFigures) -> None:
+    """What the rounds took over the air."""
+    plan = "" if figures.formula_seconds is None else f" (by the plan's formulas {figures.formula_seconds})"
+    sent = "" if figures.formula_bytes is None else f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
+    console.print(
+        f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, {figures.joules} J of all devices,", highlight=False
+    )
+    console.print(
+        f"of which {figures.upload_joules} J for sending {figures.upload_bytes.mean / 1e6:.3f} MB{sent};"
+        f" in a round {figures.left_out} devices left out, {figures.late} late",
+        highlight=False,
+    )
 
 
 def newcomer(console: Console, done: Personalized) -> None:

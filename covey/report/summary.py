@@ -64,6 +64,20 @@ class LinkFigures:
 
 
 @dataclass(frozen=True)
+class RadioFigures:
+    """All rounds on the virtual clock: by what was measured, and by the plan's formulas where there is a plan."""
+
+    seconds: Figure
+    formula_seconds: Figure | None
+    joules: Figure  # of all devices
+    upload_joules: Figure
+    upload_bytes: Figure
+    formula_bytes: Figure | None
+    left_out: Figure  # devices in a round
+    late: Figure
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run has come to."""
 
@@ -74,6 +88,7 @@ class Summary:
     links: list[LinkFigures]
     protocol: Literal["honest", "paper"] = "honest"
     spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
+    radio: RadioFigures | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -86,7 +101,33 @@ def summarise(histories: Sequence[Sequence[Round]], protocol: Literal["honest", 
     names = list(scored[0][-1].models) if scored and scored[0] else []
     models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
     seconds = sum(record.seconds for history in histories for record in history)
-    return Summary(len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol, _spent(histories))
+    facts = (len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
+    return Summary(*facts, _spent(histories), _radio(histories))
+
+
+def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
+    every = [[record.radio for record in history if record.radio is not None] for history in histories]
+    if not any(every):
+        return None
+
+    def total(name: str) -> Figure | None:
+        values = [[getattr(aired, name) for aired in history] for history in every]
+        return None if None in values[0] else _over([sum(seed) for seed in values])
+
+    def number(name: str) -> Figure:
+        return _over([statistics.mean(len(getattr(aired, name)) for aired in history) for history in every])
+
+    none = Figure(0.0, None)
+    return RadioFigures(
+        seconds=total("seconds") or none,
+        formula_seconds=total("formula_seconds"),
+        joules=total("joules") or none,
+        upload_joules=total("upload_joules") or none,
+        upload_bytes=total("upload_bytes") or none,
+        formula_bytes=total("formula_bytes"),
+        left_out=number("left_out"),
+        late=number("late"),
+    )
 
 
 def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
@@ -120,8 +161,10 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
 
 def _figure(chosen: list[Selection], read: Callable[[Selection], float | None]) -> Figure | None:
     values = [value for value in map(read, chosen) if value is not None]
-    if not values:
-        return None
+    return _over(values) if values else None
+
+
+def _over(values: Sequence[float]) -> Figure:
     return Figure(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 

@@ -7,7 +7,7 @@ q (1 - rho) N_u bits a message. Where nothing is planned both are the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ class Aired:
     upload_bytes: int  # of all devices' answers, as encoded
     formula_seconds: float | None = None  # with the plan's count of steps and bits; None where nothing is planned
     formula_bytes: float | None = None
-    left_out: tuple[int, ...] = ()  # devices that the plan did not ask, whom no ratio brings to the deadline
-    late: tuple[int, ...] = ()  # devices that ended after the deadline
+    left_out: list[int] = field(default_factory=list)  # devices that the plan did not ask, whom no ratio brings to the deadline
+    late: list[int] = field(default_factory=list)  # devices that ended after the deadline
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,9 +159,9 @@ class Air:
             out.append(aired)
         return out
 
-    def _names(self, at: int, ids: Tensor) -> tuple[int, ...]:
+    def _names(self, at: int, ids: Tensor) -> list[int]:
         """Which of these are devices of a seed, as the tree of its training counts them."""
-        return tuple(sorted({int(one) % self._each for one in ids[ids // self._each == at].tolist()}))
+        return sorted({int(one) % self._each for one in ids[ids // self._each == at].tolist()})
 
     def _gains(self, round: int) -> Tensor:
         """The channel gains of all seeds' devices in a round, [n]; those of a device whoever else is there."""

@@ -1,6 +1,7 @@
 """The picture is a whole PNG, whatever a run has and lacks."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from matplotlib.image import imread
 import covey
 from covey.algorithms import FedAvg, Local
 from covey.meter import Traffic
-from covey.report.plot import draw
+from covey.report.plot import _spent, draw
 from covey.run import Round
+from covey.wireless import Aired
 from tests.report.rounds import link, record
 
 TRAFFIC = link(Traffic(2_000_000, 1, 50, 20, 4_000_000), Traffic(1_000_000, 1, 50, 10, 4_000_000))
@@ -61,3 +63,12 @@ def test_an_old_picture_is_replaced_and_differs(tmp_path: Path) -> None:
     before = path.read_bytes()
     draw([OTHER], path)
     assert path.read_bytes() != before
+
+
+def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path) -> None:
+    aired = [replace(one, radio=Aired(0.5 * (at + 1), 2.0, 1.0, 100)) for at, one in enumerate(CLASSES)]
+    assert _spent(aired, "round") == [1, 2, 3, 4]
+    assert _spent(aired, "seconds") == [0.5, 1.5, 3.0, 5.0]
+    assert _spent([replace(aired[0], models={}), *aired[1:]], "joules") == [4, 6, 8]
+    draw([aired, aired[:2]], tmp_path / "plot.png")
+    assert size(tmp_path / "plot.png") == (1980, 504)

@@ -1,6 +1,7 @@
 """The figures a run ends with, against numbers worked out by hand."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,6 +10,7 @@ from covey.cli import show
 from covey.meter import Traffic
 from covey.report.summary import Figure, summarise
 from covey.run import Round
+from covey.wireless import Aired
 from tests.report.rounds import link, record
 
 # Validation chooses round 1 of the first seed and round 0 of the second; test is best in rounds 2 and 1.
@@ -114,3 +116,19 @@ def test_the_table_of_regression_has_dashes() -> None:
     out = io.StringIO()
     show.table(Console(file=out, width=200), summarise([[record(0, validation=None, test=None, loss=1.0)]]))
     assert "global  1 server    -" in out.getvalue()
+
+
+def test_the_virtual_clock_of_two_seeds() -> None:
+    first = [replace(record(k, validation=0.5, test=0.5), radio=Aired(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], [])) for k in range(2)]
+    second = [replace(one, radio=Aired(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], [1, 2])) for one in first]
+    radio = summarise([first, second]).radio
+    assert radio is not None
+    assert (radio.seconds.mean, radio.joules.mean, radio.upload_joules.mean, radio.upload_bytes.mean) == (3.0, 10.0, 8.0, 400.0)
+    assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
+    assert radio.formula_seconds is not None
+    assert radio.formula_seconds.mean == pytest.approx(2.8)
+    plain = [replace(one, radio=Aired(1.0, 4.0, 3.0, 100)) for one in first]
+    assert summarise([plain]).radio == replace(
+        summarise([first]).radio, formula_seconds=None, formula_bytes=None, left_out=Figure(0, None)
+    )
+    assert summarise([[record(0, validation=0.5, test=0.5)]]).radio is None

@@ -65,7 +65,7 @@ def test_the_slowest_is_waited_for() -> None:
     assert radio.upload_joules == near(3 * BITS / 40e3 + BITS / 20e3)
     assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
     assert radio.upload_bytes == BITS // 4
-    assert (radio.formula_seconds, radio.left_out, radio.late) == (None, (), ())
+    assert (radio.formula_seconds, radio.left_out, radio.late) == (None, [], [])
 
 
 def test_a_straggler_is_dropped_at_the_deadline() -> None:
@@ -76,8 +76,8 @@ def test_a_straggler_is_dropped_at_the_deadline() -> None:
     aired = next(dropped).radio
     assert waited is not None
     assert aired is not None
-    assert (waited.seconds, waited.late) == (near(SLOW), (1,))
-    assert (aired.seconds, aired.late, aired.joules) == (near(deadline), (1,), near(waited.joules))
+    assert (waited.seconds, waited.late) == (near(SLOW), [1])
+    assert (aired.seconds, aired.late, aired.joules) == (near(deadline), [1], near(waited.joules))
     alone = covey.run(experiment(algorithm, None, Tree.flat(1), data=shards().chosen([0])))
     next(alone)
     assert torch.equal(dropped.w, alone.w)
@@ -87,7 +87,7 @@ def test_when_all_are_late_the_first_counts() -> None:
     run = covey.run(experiment(FedAvg(steps=5, batch=4), replace(TWO, deadline=FAST / 2, late="drop")))
     aired = next(run).radio
     assert aired is not None
-    assert (aired.seconds, aired.late) == (near(FAST), (0, 1))
+    assert (aired.seconds, aired.late) == (near(FAST), [0, 1])
     alone = covey.run(experiment(FedAvg(steps=5, batch=4), None, Tree.flat(1), data=shards().chosen([0])))
     next(alone)
     assert torch.equal(run.w, alone.w)
@@ -136,8 +136,8 @@ def test_a_plan_drives_a_run(policy: object) -> None:
         kept = torch.floor(expected.kept[row][asked] * 120 + 1e-6) / 120
         assert (note.count, note.least, note.most) == (int(asked.sum()), near(float(kept.min())), near(float(kept.max())))
         assert record.cohorts["device"] == asked.nonzero()[:, 0].tolist()
-        assert record.radio.left_out == tuple((~asked).nonzero()[:, 0].tolist())
-        assert record.radio.late == ()
+        assert record.radio.left_out == (~asked).nonzero()[:, 0].tolist()
+        assert record.radio.late == []
         assert record.radio.formula_seconds == near(float(expected.round_seconds()[row]))
         assert record.radio.formula_seconds <= record.radio.seconds <= 0.004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
         assert record.radio.formula_bytes == near(4 * 120 * float(expected.kept[row][asked].sum()))

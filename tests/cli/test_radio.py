@@ -1,0 +1,101 @@
+"""The table [radio] of an experiment: its example, what it makes, what it prints, and mistakes that are named."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import covey
+from covey.cli.config import load
+from covey.errors import ConfigError
+from tests.cli.command import ROOT
+from tests.cli.command import covey as command
+
+EXAMPLE = ROOT / "examples" / "radio.toml"
+
+
+def problem(*changes: str) -> str:
+    with pytest.raises(ConfigError) as caught:  # noqa: PT012
+        config = load(EXAMPLE, changes)
+        covey.run(config.experiment(config.seed))
+    return str(caught.value)
+
+
+def test_a_run_has_seconds_and_joules_everywhere(tmp_path: Path) -> None:
+    ended = command("run", EXAMPLE, "rounds=3", "seeds=2", "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    assert "over the air, all rounds of one seed:" in ended.out
+    assert "devices left out" in ended.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["radio"]
+    for seed in range(2):
+        folder = tmp_path / "run" / f"seed-{seed}"
+        records = [json.loads(line)["radio"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert all(record["seconds"] >= record["formula_seconds"] > 0 for record in records)
+        assert all(record["upload_bytes"] > record["formula_bytes"] > 0 for record in records)
+        assert [record.radio.joules for record in covey.history(folder / "checkpoint.safetensors") if record.radio] == [
+            record["joules"] for record in records
+        ]
+        assert sum(record["seconds"] for record in records) == pytest.approx(summary["seconds"]["mean"], rel=0.05)
+    again = command("run", "--resume", tmp_path / "run", "rounds=4")
+    assert again.code == 0, again.err
+
+
+def test_two_tiers_keep_their_cells() -> None:
+    """FedAvg takes the devices from under their edges, and they stay in their cells."""
+    config = load(EXAMPLE, ["algorithm.name=fedavg", "private=[]", "radio.policy=personal_only", "rounds=1"])
+    run = covey.run(config.experiment(0))
+    assert run.simulator.tree.depth == 2
+    assert run.simulator.air is not None
+    assert run.simulator.air.devices.cell.tolist() == [0] * 6 + [1] * 6
+    assert next(run).radio is not None
+
+
+def test_devices_from_a_table(tmp_path: Path) -> None:
+    lines = ["distance,cpu", *(f"{10 * (at + 1)} m,{at + 1} GHz" for at in range(12))]
+    (tmp_path / "devices.csv").write_text("\n".join(lines))
+    (tmp_path / "here.toml").write_text(EXAMPLE.read_text())
+    config = load(EXAMPLE, [f"radio.devices.table={tmp_path / 'devices.csv'}"])
+    radio = config.experiment(0).radio
+    assert radio is not None
+    assert radio.devices.distance.tolist() == [10.0 * (at + 1) for at in range(12)]
+    assert radio.devices.cpu[2] == 3e9
+    (tmp_path / "here.toml").write_text(EXAMPLE.read_text().replace("[radio.devices]", '[radio.devices]\ntable = "devices.csv"'))
+    assert load(tmp_path / "here.toml").resolved()["radio"]["devices"]["table"] == str(tmp_path / "devices.csv")
+
+
+def test_what_was_resolved_is_the_same_experiment(tmp_path: Path) -> None:
+    config = load(EXAMPLE)
+    (tmp_path / "again.toml").write_text(config.text())
+    again = load(tmp_path / "again.toml")
+    assert again.resolved() == config.resolved() == tomllib.loads(config.text())
+    assert again.experiment(0).fingerprint() == config.experiment(0).fingerprint()
+    assert "radio" not in load(None).resolved()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("radio.polcy=fair", ["unknown key radio.polcy", "did you mean radio.policy?"]),
+        ("radio.policy=best", ['radio.policy = "best"', "'optimal'"]),
+        ("radio.cells.count=3", ["unknown key radio.cells.count", "bandwidth"]),
+        ("radio.devices.count=3", ["unknown key radio.devices.count"]),
+        ("radio.cells.bandwidth=20", ["radio.cells.bandwidth"]),
+        ("radio.cells.bandwidth=20 m", ["radio.cells.bandwidth", "20 m"]),
+        ("radio.cells.bandwidth=['1 MHz', '1 MHz', '1 MHz']", ["3 values for 2 cells"]),
+        ("radio.deadline=soon", ["radio.deadline", "soon"]),
+        ("radio.deadline=0 ms", ["deadline = 0.0 s must be above 0"]),
+        ("radio.late=drops", ['radio.late = "drops"', "'wait' or 'drop'"]),
+        ("radio.channel.noise=3 dB", ["radio.channel.noise"]),
+        ("radio.channel.fadin=none", ["unknown key radio.channel.fadin", "did you mean radio.channel.fading?"]),
+        ("radio.devices.cpu=[1, 2]", ["radio.devices.cpu"]),
+        ("radio.devices.table=nowhere.csv", ["radio.devices.table: cannot read", "nowhere.csv"]),
+        ("algorithm.ratio=0.5", ["policy optimal prunes", "takes no ratio from a plan"]),
+        ("radio=none", ["give a radio, or a number"]),
+        ("idle=train", ["use 'skip'"]),
+    ],
+)
+def test_mistakes(change: str, words: list[str]) -> None:
+    said = problem(change)
+    for word in words:
+        assert word in said, said
