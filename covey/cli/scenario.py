@@ -224,6 +224,8 @@ def _cells(file: BandsFile, count: int | None, place: str) -> Cells:
     for key, kind in (("bandwidth", "frequency"), ("wire_rate", "rate"), ("wire_delay", "time")):
         given = getattr(file, key)
         each = [quantity(one, f"{place}{key}", kind).si for one in (given if isinstance(given, list) else [given])]
+        if isinstance(given, list) and count not in (None, len(each)):
+            raise ConfigError(f"{place}{key} has {len(each)} values for {count} cells; give one for each, or one.")
         values[key] = each if isinstance(given, list) else each[0]
     return Cells.of(values["bandwidth"], wire_rate=values["wire_rate"], wire_delay=values["wire_delay"], count=count)
 
