@@ -189,6 +189,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
         tree, links = tree.times(copies), wires(e.codec, tree.links)
         over = self._air(task.space, seeds)
+        if over is not None and over.policy.prunes and links[tree.links[-1], "up"].codec.name.startswith("dense"):
+            self.notes.append(f'{tree.links[-1]} sends dense rows up, pruned weights too, so all are late; use codec = "bitmap".')
         return Simulator(
             e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture, over
         )

@@ -81,6 +81,8 @@ def run(
 
       covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five seeds
 
+      covey run examples/radio.toml                   over the air: seconds and joules beside every score
+
       covey run --resume runs/demo-1 rounds=100       go on, for more rounds
     """
     console = Console(stderr=as_json, soft_wrap=True)

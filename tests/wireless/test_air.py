@@ -144,6 +144,16 @@ def test_a_plan_drives_a_run(policy: object) -> None:
         assert record.radio.upload_bytes == int((4 * kept * 120 + header.SIZE + 15).round().sum())
 
 
+def test_dense_links_are_warned_of() -> None:
+    assert not any("dense" in note for note in planned().notes)
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.004)
+    run = covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), private="head", model=models.mlp(2, 40, 2)))
+    assert any("edge-device sends dense rows up" in note for note in run.notes)
+    record = next(run)
+    assert record.radio is not None
+    assert record.radio.late == record.cohorts["device"]
+
+
 def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
     record = next(planned(mask=False))
     assert record.radio is not None
