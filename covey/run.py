@@ -190,7 +190,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         tree, links = tree.times(copies), wires(e.codec, tree.links)
         over = self._air(task.space, seeds)
         if over is not None and over.policy.prunes and links[tree.links[-1], "up"].codec.name.startswith("dense"):
-            self.notes.append(f'{tree.links[-1]} sends dense rows up, pruned weights too, so all are late; use codec = "bitmap".')
+            self.notes.append(
+                f'{tree.links[-1]} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".'
+            )
         return Simulator(
             e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture, over
         )

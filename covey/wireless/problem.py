@@ -138,19 +138,21 @@ def root(
 ) -> Tensor:
     """Where increasing functions are 0, all at once: Newton's steps, halving where one leaves the bracket.
 
-    `function` gives values and derivatives. An end of the bracket is the answer where the root lies beyond it. It ends with steps
-    up to `last`; the error after one of Newton's is of the order of its square.
+    `function` gives values and derivatives. An end of the bracket is the answer where the root lies beyond it. Each ends with a
+    step up to `last`, and does not move again while others do; the error after one of Newton's is of the order of its square.
     """
     left, right = torch.zeros_like(start) + low, torch.zeros_like(start) + high
     right = torch.where(function(left)[0] >= 0, left, right)
     left = torch.where(function(right)[0] <= 0, right, left)
     x = start.maximum(left).minimum(right)
+    found = torch.zeros_like(x, dtype=torch.bool)
     for _ in range(100):
         value, slope = function(x)
         left, right = torch.where(value < 0, x, left), torch.where(value > 0, x, right)
         step = x - value / slope
         new = torch.where((step >= left) & (step <= right), step, (left + right) / 2)
-        if ((new - x).abs() <= last).all():
-            return new
-        x = new
+        close = (new - x).abs() <= last
+        x, found = torch.where(found, x, new), found | close
+        if found.all():
+            break
     return x

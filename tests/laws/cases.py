@@ -99,6 +99,10 @@ AIR = Radio(  # the edges of the tree with three are its cells; some devices are
     Cells.of([2e5, 1e5, 3e5], wire_rate=1e6, wire_delay=0.001), Channel(Noise(1e-14)), deadline=0.01,
 )  # fmt: skip
 DROPS = replace(AIR, late="drop")
+TIGHT = replace(AIR, deadline=0.002)  # device 2 is left out of some rounds
+ALONE = replace(  # so is device 3 of all, and its edge has nobody else
+    TIGHT, devices=replace(AIR.devices, distance=torch.where(torch.arange(8) == 3, 5000.0, AIR.devices.distance))
+)
 
 RATIOS = [0.1, 0.9, 0.5, 0.0, 1.0, 0.3, 0.8, 0.7]
 
@@ -122,7 +126,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "together": {"order": "together", "personal_lr": 0.3, "batch": None},
         "pruning-alone": {"@private": (), "sample": 2},
         "nothing-pruned": {"ratio": 0.0, "!prunes": False},
-        "planned": {"ratio": "plan", "@radio": AIR},
+        "planned": {"ratio": "plan", "@radio": TIGHT},
+        "planned-nobody-at-an-edge": {"ratio": "plan", "weight": "samples", "edge_rounds": 2, "@radio": ALONE},
         "planned-fair-drop": {"ratio": "plan", "device_sample": 0.5, "@radio": replace(DROPS, policy=fair), "!idle": False},
     },
     "FedAvg": {

@@ -112,14 +112,14 @@ def test_without_edges_the_base_stations_pass_messages_on() -> None:
     assert aired.seconds == near(max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007)
 
 
-WIDE = Devices.of([0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 200.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6)
+WIDE = Devices.of([0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 900.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6)
 CELLS = Cells.of([2e6, 1e6], wire_rate=1e8, wire_delay=0.001)
 FADING = Channel(Noise(1e-14), shadowing=4.0)
 PLANNED = Pruned(ratio="plan", steps=4, probe_steps=2, personal_steps=3, lr=0.1, personal_lr=0.1, batch=4)
 
 
 def planned(policy: object = None, **changes: object) -> covey.Run:
-    radio = Radio(WIDE, CELLS, FADING, deadline=0.004, policy=policy, **changes)
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.0004, policy=policy, **changes)
     settings = {"private": "head", "codec": "bitmap", "rounds": 3, "seed": 7, "model": models.mlp(2, 40, 2)}
     return covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings))
 
@@ -129,29 +129,32 @@ def test_a_plan_drives_a_run(policy: object) -> None:
     """Ratios are those that `plan` gives for the seed's channel, and the real bytes meet the deadline they were planned for."""
     run = planned(policy)
     work = Work(120, 82, steps=4, probe_steps=2, personal_steps=3)
-    expected = plan(Scenario(WIDE, CELLS, FADING, work, 0.004, mask=True, seed=7), policy, rounds=3)
+    expected = plan(Scenario(WIDE, CELLS, FADING, work, 0.0004, mask=True, seed=7), policy, rounds=3)
+    assert 12 < int(expected.asked.sum()) < 24
+    assert float(expected.kept[expected.asked].mean()) < 0.9
     for row, record in enumerate(run):
         assert record.radio is not None
         asked, note = expected.asked[row], record.notes["device"]["kept"]
         kept = torch.floor(expected.kept[row][asked] * 120 + 1e-6) / 120
-        assert (note.count, note.least, note.most) == (int(asked.sum()), near(float(kept.min())), near(float(kept.max())))
+        assert note.count == int(asked.sum())
+        assert (note.least, note.most) == pytest.approx((float(kept.min()), float(kept.max())), rel=1e-6)  # noted in float32
         assert record.cohorts["device"] == asked.nonzero()[:, 0].tolist()
         assert record.radio.left_out == (~asked).nonzero()[:, 0].tolist()
         assert record.radio.late == []
         assert record.radio.formula_seconds == near(float(expected.round_seconds()[row]))
-        assert record.radio.formula_seconds <= record.radio.seconds <= 0.004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
+        assert record.radio.formula_seconds <= record.radio.seconds <= 0.0004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
         assert record.radio.formula_bytes == near(4 * 120 * float(expected.kept[row][asked].sum()))
         assert record.radio.upload_bytes == int((4 * kept * 120 + header.SIZE + 15).round().sum())
 
 
 def test_dense_links_are_warned_of() -> None:
     assert not any("dense" in note for note in planned().notes)
-    radio = Radio(WIDE, CELLS, FADING, deadline=0.004)
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
     run = covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), private="head", model=models.mlp(2, 40, 2)))
     assert any("edge-device sends dense rows up" in note for note in run.notes)
     record = next(run)
     assert record.radio is not None
-    assert record.radio.late == record.cohorts["device"]
+    assert record.radio.late
 
 
 def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
@@ -161,7 +164,7 @@ def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
 
 
 def test_held_out_devices_leave_their_band_to_the_others() -> None:
-    radio = Radio(WIDE, CELLS, FADING, deadline=0.004)
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
     settings = {"private": "head", "codec": "bitmap", "holdout_devices": (0, 5), "model": models.mlp(2, 40, 2)}
     record = next(covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings)))
     assert record.radio is not None
