@@ -1,4 +1,4 @@
-"""Whether a classifier means the chances it gives: calibration error, Brier score and log-loss, all from sums over examples."""
+"""Whether a classifier means the chances it gives: calibration errors, Brier score and log-loss, all from sums over examples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Calibration:
-    """Three figures of one model; the lower, the better."""
+    """Figures of one model; the lower, the better."""
 
     ece: float  # how far confidence and accuracy lie apart in a bin of confidence, the mean over examples
     brier: float  # the squared distance of the chances from the label's unit vector
     log_loss: float  # minus the logarithm of the label's chance
     count: int
+    mce: float  # as ece, of the worst bin that holds an example
 
 
 def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
@@ -49,5 +50,6 @@ def read(total: Tensor) -> Calibration:
     """The figures of sums [3 bins + 2]; not a number where there is no example."""
     right, confidence, count = total[:-2].view(3, -1)
     examples = count.sum()
-    ece = (right - confidence).abs().sum() / examples
-    return Calibration(float(ece), float(total[-2] / examples), float(total[-1] / examples), int(examples))
+    apart = (right - confidence).abs()
+    ece, mce = apart.sum() / examples, (apart / count.clamp(min=1)).max()
+    return Calibration(float(ece), float(total[-2] / examples), float(total[-1] / examples), int(examples), float(mce))
