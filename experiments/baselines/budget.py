@@ -1,0 +1,100 @@
+"""How many gradients a device evaluates: what a method is given, and what a run really took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor
+
+from covey.algorithm import Algorithm
+from covey.algorithms import (
+    AL2GD,
+    APFL,
+    L2GD,
+    Ditto,
+    FedAlt,
+    FedMac,
+    FedRep,
+    FineTune,
+    HierFAVG,
+    PerFedAvg,
+    PerMFL,
+    PFedBayes,
+    PFedMe,
+    Pruned,
+    SFedHP,
+)
+from covey.nodes import DataGradient, Nodes
+from covey.replies import Rows
+from covey.terms import Terms
+
+
+def gradients(a: Algorithm) -> float:
+    """Gradients of a mini-batch that a device evaluates in one round of the server; of coins, the expected number."""
+    match a:
+        case PerFedAvg():  # inner and outer, twice more for the product with the Hessian; one for the personal model
+            return (2 if a.order == "first" else 4) * a.steps + 1
+        case APFL():  # the mixture and the common model; one for alpha
+            return 2 * a.steps + (1 if a.alpha_lr else 0)
+        case FineTune():  # tuned in every round, because any may be the one that is reported
+            return a.steps + a.tune_steps
+        case Ditto() | FedAlt():
+            return a.steps + a.personal_steps
+        case FedRep():
+            return a.steps + a.head_steps
+        case Pruned():
+            return a.edge_rounds * (a.steps + a.probe_steps + (a.personal_steps if a.order == "alternate" else 0))
+        case PFedMe() | FedMac() | PFedBayes():
+            return a.local_rounds * a.steps
+        case PerMFL() | HierFAVG() | SFedHP():
+            assert isinstance(a.edge_rounds, int)
+            assert isinstance(a.steps, int)
+            return a.edge_rounds * a.steps
+        case L2GD():
+            return (1 - a.p) / a.p
+        case AL2GD():  # of the flips before the server's coin, those at which the edge's coin lets devices step
+            assert isinstance(a.edge_p, float)
+            return (1 - a.p) / a.p * (1 - a.edge_p)
+        case _:
+            return float(getattr(a, "steps"))  # noqa: B009
+
+
+class Count:
+    """Gradients evaluated so far, over all devices."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
+@contextmanager
+def counted() -> Iterator[Count]:
+    """Counts every gradient of training data that devices evaluate inside; one row on one batch is one."""
+    count, call, descend, own = Count(), DataGradient.__call__, DataGradient.descend, Nodes.gradient
+    uneven: WeakSet[DataGradient] = WeakSet()  # those whose steps were counted row by row when the descent began
+
+    def one(self: DataGradient, x: Rows) -> Rows:
+        count.total += 0 if self in uneven else len(x)
+        return call(self, x)
+
+    def many(self: DataGradient, start: Rows, terms: Terms) -> Rows | None:
+        if isinstance(terms.steps, Tensor):
+            count.total += int(terms.steps.sum())
+            uneven.add(self)
+            return descend(self, start, terms)
+        uneven.discard(self)
+        rows = descend(self, start, terms)
+        count.total += 0 if rows is None else len(start) * terms.steps
+        return rows
+
+    def of_ones_own(self: Nodes, rows: Rows, *rest: Any) -> Rows:
+        count.total += len(rows)
+        return own(self, rows, *rest)
+
+    DataGradient.__call__, DataGradient.descend, Nodes.gradient = one, many, of_ones_own  # type: ignore[method-assign]
+    try:
+        yield count
+    finally:
+        DataGradient.__call__, DataGradient.descend, Nodes.gradient = call, descend, own  # type: ignore[method-assign]
