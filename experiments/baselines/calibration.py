@@ -3,9 +3,9 @@
 `COVEY_DATA=FOLDER python -m experiments.baselines.calibration --json OUT.json --jobs 16` (or `--table`): Fashion-MNIST, 50
 devices of 5 labels (1,400 images each), 784-100-10. With every method a device evaluates 100 gradients of 64 examples, on average
 where devices are drawn: pFedGP and FedAvg ask 5 of the 50 in each of 1,000 rounds for one step, as pFedGP's paper does; the
-fine-tuned models have 800 such rounds and 20 steps of their own. With so few a plain network has not fitted its examples yet; so some have
-rows with five times as many. The step size is that of the best validation accuracy on seed 0 after half the rounds. Figures are
-of the last round and the test part; the outputs of plain networks are taken as they are.
+fine-tuned models have 800 such rounds and 20 steps of their own. With so few a plain network has not fitted its examples yet; so
+some have rows with five times as many. The step size is that of the best validation accuracy on seed 0 after half the rounds.
+Figures are of the last round and the test part; the outputs of plain networks are taken as they are.
 """
 
 from __future__ import annotations
