@@ -38,7 +38,7 @@ SLOW = ("pfedgp", "pfedbayes")  # run first, so that nothing waits for them in t
 SCORE_EVERY = {("synthetic", "pfedgp"): 2}  # scores of a run; its Gaussian processes take ten seconds to predict
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=12)
 def shards(name: str, seed: int) -> Shards:
     """The devices of a set; the smaller sizes of FedProx's code for the synthetic one."""
     if name == "synthetic":
