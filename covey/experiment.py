@@ -175,8 +175,8 @@ def unlike(experiments: Sequence[Experiment]) -> str | None:
     first, mine = experiments[0], experiments[0].fingerprint()
     for other in experiments[1:]:
         theirs = other.fingerprint()
-        for name in mine.keys() - {"seed", "data", "initial"}:
-            if mine[name] != theirs[name]:
+        for name in (mine | theirs).keys() - {"seed", "data", "initial"}:
+            if mine.get(name) != theirs.get(name):
                 return f"they differ in {name}"
         for name in ("rounds", "score_every", "score_train_every", "parts", "device", "workers", "memory"):
             if getattr(first, name) != getattr(other, name):

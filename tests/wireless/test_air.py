@@ -209,6 +209,13 @@ def test_fastest_shares_end_together() -> None:
     assert fastest.seconds < 0.95 * equal_shares.seconds
 
 
+def test_seeds_side_by_side_have_one_radio() -> None:
+    timed, plain = experiment(FedAvg(), TWO), experiment(FedAvg(), None, seed=1)
+    for pair in ((timed, plain), (plain, timed), (timed, replace(timed, seed=1, radio=replace(TWO, deadline=3.0)))):
+        with pytest.raises(ConfigError, match="they differ in radio"):
+            covey.runs(pair)
+
+
 def test_another_radio_is_another_experiment(tmp_path: object) -> None:
     run = covey.run(experiment(FedAvg(), TWO, rounds=2))
     next(run)
