@@ -157,6 +157,18 @@ def test_dense_links_are_warned_of() -> None:
     assert record.radio.late
 
 
+@pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
+def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> None:
+    """To the last bit, though noise by the hertz takes one cell more of Newton's steps than another."""
+    radio = Radio(WIDE, CELLS, Channel(Noise(1e-20, per_hertz=True), shadowing=8.0), deadline=0.002, policy=policy)
+    settings = {"private": "head", "codec": "bitmap", "rounds": 3, "model": models.mlp(2, 40, 2), "score_every": 3}
+    apart = [experiment(PLANNED, radio, Tree.grouped([4, 4]), seed=seed, **settings) for seed in range(4)]
+    together = covey.runs(apart)
+    list(together)
+    for seed, one in zip(together.seeds, apart, strict=True):
+        assert [record.radio for record in seed.history] == [record.radio for record in covey.run(one)]
+
+
 def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
     record = next(planned(mask=False))
     assert record.radio is not None
