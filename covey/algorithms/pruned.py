@@ -63,7 +63,8 @@ class Pruned(Algorithm):
         if not self.planned:
             return None
         personal = self.steps if self.order == "together" else self.personal_steps
-        return Work(shared, private, steps=self.steps, personal_steps=personal, probe_steps=self.probe_steps)
+        return Work(shared, private, steps=self.steps, personal_steps=personal, probe_steps=self.probe_steps,
+                    numbers=int(self.weight == "samples"))  # fmt: skip
 
     def above(self) -> str:
         return "edge"

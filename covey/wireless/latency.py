@@ -30,11 +30,12 @@ class Work:
     steps: int = 1  # tau_u
     personal_steps: int = 1  # tau_v
     probe_steps: int = 1  # tau_hat_u
+    numbers: int = 0  # sent beside the weights, each a message of its own, such as how many examples a device has
 
     def __post_init__(self) -> None:
         if not (torch.as_tensor(self.shared) >= 1).all() or not (torch.as_tensor(self.personal) >= 0).all():
             raise ConfigError(f"Work: shared = {self.shared} must be 1 or more and personal = {self.personal} 0 or more.")
-        for name, least in (("bits", 1), ("steps", 1), ("personal_steps", 0), ("probe_steps", 0)):
+        for name, least in (("bits", 1), ("steps", 1), ("personal_steps", 0), ("probe_steps", 0), ("numbers", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"Work: {name} = {getattr(self, name)} must be {least} or more.")
 
@@ -45,6 +46,11 @@ class Work:
     def unprobed(self) -> Work:
         """Without the steps that rank weights, which nobody needs who prunes nothing."""
         return replace(self, probe_steps=0)
+
+    @property
+    def number_bits(self) -> int:
+        """What the numbers beside the weights take."""
+        return self.numbers * (8 * header.SIZE + self.bits)
 
     def constant_cycles(self, devices: Devices) -> Tensor:
         """CPU cycles that no pruning saves, [n]: the first two terms of (12)."""
@@ -102,13 +108,13 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
         lengths = CODECS[codec].lengths(count[here], width=int(size), size=4, masked=True)
         if lengths is None:
             raise ConfigError(f"codec {codec!r}: its lengths depend on the values; give the bits measured.")
-        out[here] = 8 * lengths.double()
+        out[here] = 8 * lengths.double() + work.number_bits
     return torch.where(count > 0, out, 0.0)
 
 
 def mask_bits(work: Work) -> Tensor:
-    """What an encoded message has beyond the weights in it: its header, and a bit for each weight that may be kept, padded."""
-    return 8 * (header.SIZE + torch.ceil(torch.as_tensor(work.shared, dtype=torch.float64) / 8))
+    """What is sent beyond the weights: a header, a bit for each weight that may be kept, padded, and the numbers beside them."""
+    return 8 * (header.SIZE + torch.ceil(torch.as_tensor(work.shared, dtype=torch.float64) / 8)) + work.number_bits
 
 
 def wire_seconds(cells: Cells, work: Work) -> Tensor:

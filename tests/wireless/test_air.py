@@ -169,6 +169,17 @@ def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> N
         assert [record.radio for record in seed.history] == [record.radio for record in covey.run(one)]
 
 
+@pytest.mark.parametrize("late", ["wait", "drop"])
+def test_the_number_of_examples_is_planned_for(late: str) -> None:
+    """With weight = "samples" a device sends one number more, which must not make it late."""
+    radio = Radio(WIDE, CELLS, FADING, deadline=0.0015, late=late)
+    settings = {"private": "head", "codec": "bitmap", "seed": 7, "model": models.mlp(2, 40, 2)}
+    record = first(replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings)
+    assert record.radio is not None
+    assert record.notes["device"]["kept"].least < 1
+    assert record.radio.late == []
+
+
 def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
     record = next(planned(mask=False))
     assert record.radio is not None
