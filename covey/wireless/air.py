@@ -129,16 +129,19 @@ class Air:
         if relay:
             bits = torch.stack([8.0 * sent, 8.0 * sent if grant.formula_bits is None else grant.formula_bits], dim=1)
             total = torch.zeros(len(self.cells), 2, dtype=torch.float64).index_add_(0, cell[counts], bits[counts])
-            wire = self.cells.wire_delay[:, None] + total / self.cells.wire_rate[:, None]
-            lasts = torch.where(lasts > 0, lasts + wire, 0.0)
+            lasts = lasts + self._crossing(torch.arange(len(self.cells)), total)
         return most(lasts[cell], asker, askers)
 
     def wire(self, first_device: Tensor, sent: Tensor) -> Tensor:
         """Seconds of the edges' own answers on their wires, [m, 2]; an edge is the cell of its first device."""
         cell = self.devices.cell[first_device]
         formula = 8.0 * sent if self.work is None else torch.full_like(sent, self.work.bits * float(self.work.shared))
-        bits = torch.stack([8.0 * sent, formula], dim=1)
-        return self.cells.wire_delay[cell][:, None] + bits / self.cells.wire_rate[cell][:, None]
+        return self._crossing(cell, torch.where(sent[:, None] > 0, torch.stack([8.0 * sent, formula], dim=1), 0.0))
+
+    def _crossing(self, cell: Tensor, bits: Tensor) -> Tensor:
+        """Seconds of bits [m, 2] on the wires of cells [m]; a wire that nothing crosses takes no time."""
+        crossing = self.cells.wire_delay[cell][:, None] + bits / self.cells.wire_rate[cell][:, None]
+        return torch.where(bits > 0, crossing, 0.0)
 
     def read(self, elapsed: Tensor) -> list[Aired]:
         """What the round came to for each seed; `elapsed` is how long the servers waited, [seeds, 2]."""

@@ -11,7 +11,7 @@ import torch
 
 import covey
 from covey import Experiment, Tree, data, models
-from covey.algorithms import FedAlt, FedAvg, HierFAVG, Pruned, Scaffold
+from covey.algorithms import AL2GD, FedAlt, FedAvg, HierFAVG, Local, Pruned, Scaffold
 from covey.codecs import header
 from covey.errors import CheckpointError, ConfigError
 from covey.wireless import (
@@ -110,6 +110,16 @@ def test_without_edges_the_base_stations_pass_messages_on() -> None:
     aired = first(FedAvg(steps=5, batch=4), Radio(devices, cells, CHANNEL), Tree.grouped([2, 1])).radio
     assert aired is not None
     assert aired.seconds == near(max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007)
+
+
+def test_a_wire_that_nothing_crosses_takes_no_time() -> None:
+    """Local sends nothing; in AL2GD the edges answer once, and are then told how far to move."""
+    devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])
+    radio = Radio(devices, Cells.of(40e3, wire_delay=1000.0, count=2), CHANNEL)
+    for algorithm, wires in ((Local(steps=5, batch=4), 0), (AL2GD(batch=4), 1)):
+        aired = first(algorithm, radio, Tree.grouped([2, 1])).radio
+        assert aired is not None
+        assert aired.seconds // 1000.0 == wires
 
 
 WIDE = Devices.of([0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 900.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6)
