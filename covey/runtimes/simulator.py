@@ -251,8 +251,9 @@ class Simulator:
             wire = self.air.wire(self.tree.first(tier, timed.ids[answers]), sent) if above else 0.0
             me.elapsed = me.elapsed + most(timed.elapsed[answers] + wire, asker, len(me))
             return None
-        took = self.air.took(timed.grant, timed.steps[answers], sent)
-        counts = self.air.in_time(timed.grant, took, asker, len(me))
+        idle = torch.zeros_like(asker, dtype=torch.bool) if me.idle is None else me.idle[asker]
+        took = self.air.took(timed.grant, timed.steps[answers], sent, idle)
+        counts = self.air.in_time(timed.grant, took, asker, len(me), idle)
         relay = me.tier == self.tree.tiers[0]
         me.elapsed = me.elapsed + self.air.waits(timed.grant, took, counts, sent, asker, len(me), relay)
         return None if bool(counts.all()) else counts

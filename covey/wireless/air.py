@@ -95,25 +95,29 @@ class Air:
         bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
         return Grant(ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits)
 
-    def took(self, grant: Grant, work: Tensor, sent: Tensor) -> Tensor:
-        """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times weights, `sent` in bytes."""
+    def took(self, grant: Grant, work: Tensor, sent: Tensor, idle: Tensor) -> Tensor:
+        """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times weights, `sent` in bytes.
+
+        `idle` [m] bool: who stands under a node that was not asked, and trains for nobody; that costs nothing.
+        """
         devices = self.devices.take(grant.ids)
         cycles, bits = devices.cycles * work, 8.0 * sent
         upload = torch.where(bits > 0, bits / grant.rate, 0.0)
         measured = cycles / devices.cpu + upload
         spent = torch.stack([devices.capacitance * devices.cpu**2 * cycles, devices.power * upload], dim=1)
         formula_bits = bits if grant.formula_bits is None else grant.formula_bits
-        self._joules.index_add_(0, grant.ids // self._each, spent)
-        self._bits.index_add_(0, grant.ids // self._each, torch.stack([bits, formula_bits], dim=1))
+        copy = grant.ids[~idle] // self._each
+        self._joules.index_add_(0, copy, spent[~idle])
+        self._bits.index_add_(0, copy, torch.stack([bits, formula_bits], dim=1)[~idle])
         return torch.stack([measured, measured if grant.formula is None else grant.formula], dim=1)
 
-    def in_time(self, grant: Grant, took: Tensor, asker: Tensor, askers: int) -> Tensor:
+    def in_time(self, grant: Grant, took: Tensor, asker: Tensor, askers: int, idle: Tensor) -> Tensor:
         """Whose answers count, [m] bool: with `late = "drop"` those in time, or the first where an asker has none."""
         deadline, seconds = self.radio.deadline, took[:, 0]
         if deadline is None:
             return torch.ones_like(seconds, dtype=torch.bool)
         late = seconds > deadline * (1 + LATE)
-        self._late.append(grant.ids[late])
+        self._late.append(grant.ids[late & ~idle])
         if self.radio.late == "wait" or not bool(late.any()):
             return torch.ones_like(late)
         anyone = torch.zeros(askers, dtype=torch.bool).index_put_((asker[~late],), torch.tensor(True))

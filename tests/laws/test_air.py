@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from covey.wireless import personal_only
-from tests.laws.cases import AIR, TREES, Case, differences, every_algorithm, finished, state
+from tests.laws.cases import AIR, TREES, Case, differences, every, every_algorithm, finished, state
+from tests.laws.test_idle import ALONE
 
 
 @every_algorithm
@@ -35,3 +36,11 @@ def test_seconds_and_joules(case: Case) -> None:
         assert one.radio.upload_bytes == one.bytes(fast.simulator.tree.links[-1], "up")
     sent = any(record.bytes() for record in fast.history)
     assert not sent or sum(record.radio.seconds for record in fast.history if record.radio) > 0
+
+
+@every({name: case for name, case in ALONE.items() if "radio" not in case.settings and not case.l1})
+def test_who_was_not_asked_spends_nothing(case: Case) -> None:
+    """Neither those who train beside the ones asked, nor those under an edge that was not asked."""
+    tree = {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    skip, train = (finished(case, **tree, radio=AIR, idle=idle) for idle in ("skip", "train"))
+    assert [record.radio for record in skip.history] == [record.radio for record in train.history]
