@@ -87,6 +87,8 @@ class Air:
         )  # fmt: skip
         plan = plan_for(self._gains(round)[ids][None], scenario, self.policy, rounds=range(round, round + 1))
         asked = plan.asked[0]
+        if self.policy.prunes:
+            asked = asked & (plan.rate[0] > 0)  # with rho_max = 1 a plan may give no band, over which not even a mask is sent
         self._left_out.append(ids[~asked])
         if self.work is None:
             return Grant(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
@@ -196,6 +198,12 @@ def _policy(radio: Radio, work: Work | None, prunes: bool) -> Policy:
     if policy.prunes and not prunes:
         rule = 'leave it out, or take personal_only or personal_fastest; Pruned(ratio="plan") prunes as a plan says'
         raise ConfigError(f"radio: the policy {policy.name} prunes, but this algorithm takes no ratio from a plan; {rule}.")
+    if policy.listed:
+        rule = "give the weights of devices as a column of Devices, and ratios of your own as a list, Pruned(ratio=[...])"
+        raise ConfigError(f"radio: the policy {policy.name} has a value for each device, but a run asks some of them; {rule}.")
+    if work is not None and policy.work(work).shared != work.shared:
+        rule = "take optimal, or leave out private"
+        raise ConfigError(f"radio: the policy {policy.name} prunes and sends the private layers too, which stay here; {rule}.")
     if policy.name != personal_only.name and work is None:
         raise ConfigError(f"radio: the policy {policy.name} needs to know a device's work, which this algorithm does not say.")
     return policy

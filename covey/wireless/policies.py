@@ -18,12 +18,17 @@ from covey.wireless.solve import Allocation, best, level
 
 @dataclass(frozen=True)
 class Policy:
-    """`allocate` shares the band; `work` says what the devices do instead of the whole, where that is something else."""
+    """`allocate` shares the band; `work` says what the devices do instead of the whole, where that is something else.
+
+    `prunes`: whether its ratios may be above 0; `listed`: whether it holds a value for each device of a scenario. To a checkpoint
+    two policies of one name are the same.
+    """
 
     name: str
     allocate: Callable[[Problem], Allocation]
     work: Callable[[Work], Work] = lambda work: work
     prunes: bool = True
+    listed: bool = False
 
 
 def given(p: Problem, *, ratio: Tensor | float | None = None, share: Tensor | float | None = None) -> Allocation:
@@ -74,12 +79,14 @@ pruning_only = Policy("pruning_only", best, Work.whole)
 
 def fixed(ratio: Tensor | float, share: Tensor | float | None = None) -> Policy:
     """These ratios, and these shares or the same for all."""
-    return Policy(f"fixed {ratio}", lambda p: given(p, ratio=ratio, share=share))
+    name = f"fixed {ratio}" if share is None else f"fixed {ratio} with shares {share}"
+    listed = any(isinstance(value, Tensor) and value.numel() > 1 for value in (ratio, share))
+    return Policy(name, lambda p: given(p, ratio=ratio, share=share), listed=listed)
 
 
 def weighted(weight: Tensor) -> Policy:
     """The least sum of weight * ratio, such as by examples held; `weight` is [n], one for each device."""
-    return Policy("weighted", lambda p: best(replace(p, weight=_each(p, weight))))
+    return Policy("weighted", lambda p: best(replace(p, weight=_each(p, weight))), listed=True)
 
 
 POLICIES = {policy.name: policy for policy in (optimal, equal, fair, personal_only, personal_fastest, pruning_only)}

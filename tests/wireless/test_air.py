@@ -28,6 +28,8 @@ from covey.wireless import (
     optimal,
     personal_fastest,
     plan,
+    pruning_only,
+    weighted,
 )
 
 BITS = 8 * (24 + header.SIZE)
@@ -196,6 +198,16 @@ def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
     assert len(record.radio.late) == 8 - len(record.radio.left_out)
 
 
+def test_who_gets_no_band_is_left_out() -> None:
+    """Without a cap on ratios the sum starves far devices of all band, and over none not even a mask is ever sent."""
+    devices = Devices.of([0] * 4, distance=[50.0, 80.0, 3000.0, 9000.0], cpu=1e9, cycles=20.0, power=0.6)
+    radio = Radio(devices, Cells.of(1e5), Channel(Noise(1e-14), fading="none"), deadline=0.004, rho_max=1.0, mask=False)
+    aired = first(PLANNED, radio, private="head", codec="bitmap", model=models.mlp(2, 40, 2)).radio
+    assert aired is not None
+    assert aired.left_out == [2, 3]
+    assert aired.seconds < 0.005
+
+
 def test_held_out_devices_leave_their_band_to_the_others() -> None:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
     settings = {"private": "head", "codec": "bitmap", "holdout_devices": (0, 5), "model": models.mlp(2, 40, 2)}
@@ -223,6 +235,10 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
         (lambda: experiment(Scaffold(), replace(TWO, deadline=1.0, late="drop")), "Scaffold counts on every answer"),
         (lambda: experiment(Pruned(ratio="plan"), replace(TWO, deadline=1.0), idle="train"), "use 'skip'"),
         (lambda: Pruned(ratio="some"), "ratio = 'some'"),
+        (lambda: planned(pruning_only), "pruning_only prunes and sends the private layers"),
+        (lambda: planned(weighted(torch.ones(8))), "weighted has a value for each device"),
+        (lambda: planned(fixed(torch.full((8,), 0.5))), "a run asks some of them"),
+        (lambda: planned(fixed(0.5, share=torch.full((8,), 0.1))), "a run asks some of them"),
     ],
 )
 def test_bad_values(change: object, words: str) -> None:
