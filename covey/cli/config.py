@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 import tomli_w
 import torch
@@ -199,8 +199,8 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
         apply(table, change)
     _refuse_dates(table, "")
     if isinstance(tree := table.get("tree"), dict):
-        table["tree"] = check(TreeConfig, _with_null(tree, TreeConfig), "tree.").model_dump(exclude_none=True)
-    config = check(Config, _with_null(table, Config), "")
+        table["tree"] = check(TreeConfig, tree, "tree.").model_dump(exclude_none=True)
+    config = check(Config, table, "")
     for section in _SECTIONS:
         _values(section, getattr(config, section))
     if config.radio is not None:
@@ -243,7 +243,7 @@ def _place(table: dict[str, Any], folder: Path) -> None:
         if isinstance(data, dict) and isinstance(data.get(key), str) and data[key] != "none":
             data[key] = str((folder / Path(data[key]).expanduser()).resolve())
     devices = table["radio"].get("devices") if isinstance(table.get("radio"), dict) else None
-    if isinstance(devices, dict) and isinstance(devices.get("table"), str):
+    if isinstance(devices, dict) and isinstance(devices.get("table"), str) and devices["table"] != "none":
         devices["table"] = str((folder / Path(devices["table"]).expanduser()).resolve())
 
 
@@ -289,7 +289,7 @@ def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
         raise ConfigError(f"{section}.name = {name!r} is unknown{nearest(str(name), entries)}; {listed}.")
     schema = _schema(_maker(section, name), section)
-    return check(schema, _with_null({k: v for k, v in table.items() if k != "name"}, schema), f"{section}.")
+    return check(schema, {k: v for k, v in table.items() if k != "name"}, f"{section}.")
 
 
 def _maker(section: str, name: str) -> Callable[..., Any]:
@@ -330,24 +330,9 @@ def _taken(section: str, name: str) -> bool:
     return name == "name" or name.startswith("_") or (section, name) == ("data", "seed")
 
 
-def _with_null(table: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
-    """ "none" becomes None where a field may be None."""
-    out = dict(table)
-    for name, field in schema.model_fields.items():
-        if out.get(name) == "none" and _optional(field.annotation):
-            out[name] = None
-    return out
-
-
 def _without_null(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):  # a table in a list, such as a level of `nested`, leaves out what is None
         return [{k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else item for item in value]
     return "none" if value is None else value
-
-
-def _optional(annotation: Any) -> bool:
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return type(None) in typing.get_args(annotation)
-    return annotation is None

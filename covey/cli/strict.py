@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import json
 import tomllib
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -38,15 +39,27 @@ def apply(table: dict[str, Any], change: str) -> None:
 
 
 def check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
-    """The table as its schema; `prefix` is where it stands in the file."""
+    """The table as its schema, "none" as None where a field may be None; `prefix` is where it stands in the file."""
     for key in table:
         if key not in schema.model_fields:
             known = ", ".join(schema.model_fields)
             raise ConfigError(f"unknown key {prefix}{key}{nearest(key, schema.model_fields, prefix)}; known are {known}.")
+    given = json.dumps(_with_null(table, schema))
     try:
-        return schema.model_validate_json(json.dumps(table))  # JSON mode: strict, yet a list may become a tuple
+        return schema.model_validate_json(given)  # JSON mode: strict, yet a list may become a tuple
     except ValidationError as error:
         raise ConfigError(_explain(error, schema, prefix)) from error
+
+
+def _with_null(table: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
+    fields = schema.model_fields
+    return {key: None if value == "none" and _optional(fields[key].annotation) else value for key, value in table.items()}
+
+
+def _optional(annotation: Any) -> bool:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return type(None) in typing.get_args(annotation)
+    return annotation is None
 
 
 def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> str:

@@ -99,3 +99,11 @@ def test_mistakes(change: str, words: list[str]) -> None:
     said = problem(change)
     for word in words:
         assert word in said, said
+
+
+def test_none_is_the_default() -> None:
+    """As everywhere in a file, and as the messages about these fields say."""
+    nothing = ["radio.policy=none", "radio.deadline=none", "radio.devices.table=none", "radio.channel.edge_height=none"]
+    radio = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
+    assert radio is not None
+    assert (radio.policy, radio.deadline) == (None, None)
