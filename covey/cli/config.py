@@ -197,6 +197,7 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
         changes, key=lambda change: ".name=" not in change.replace(" ", "")
     ):  # a name drops the fields of another
         apply(table, change)
+    _place(table, Path.cwd())  # what the changes name
     _refuse_dates(table, "")
     if isinstance(tree := table.get("tree"), dict):
         table["tree"] = check(TreeConfig, tree, "tree.").model_dump(exclude_none=True)

@@ -64,6 +64,13 @@ def test_devices_from_a_table(tmp_path: Path) -> None:
     assert load(tmp_path / "here.toml").resolved()["radio"]["devices"]["table"] == str(tmp_path / "devices.csv")
 
 
+def test_a_table_named_in_a_change_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolved file lies in the run's folder, and the run goes on from there."""
+    monkeypatch.chdir(tmp_path)
+    devices = load(EXAMPLE, ["radio.devices.table=devices.csv"]).resolved()["radio"]["devices"]
+    assert devices["table"] == str(tmp_path / "devices.csv")
+
+
 def test_what_was_resolved_is_the_same_experiment(tmp_path: Path) -> None:
     config = load(EXAMPLE)
     (tmp_path / "again.toml").write_text(config.text())
