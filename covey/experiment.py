@@ -124,7 +124,7 @@ class Experiment:
             return
         if not isinstance(self.radio, Radio):
             raise ConfigError(f"radio = {self.radio!r}: give a covey.wireless.Radio.")
-        self.radio.fits(torch.repeat_interleave(torch.arange(len(self.tree.children[-1])), torch.tensor(self.tree.children[-1])))
+        self.radio.fits(self.tree)
         if self.radio.late == "drop" and not self.algorithm.idle_trains:
             raise ConfigError(f"radio: late = 'drop', but {name} counts on every answer; use 'wait'.")
         if self.idle == "train" and self.algorithm.planned:

@@ -13,9 +13,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
+from covey.tree import Tree
 from covey.wireless.channel import Channel
 from covey.wireless.device import Cells, Devices
 from covey.wireless.policies import Policy
@@ -49,22 +51,24 @@ class Radio:
             raise ConfigError("radio: late = 'drop' needs a deadline.")
         if not 0 < self.rho_max <= 1:
             raise ConfigError(f"radio: rho_max = {self.rho_max} must be above 0 and at most 1.")
-        if len(self.devices) and int(self.devices.cell.max()) >= len(self.cells):
-            most = int(self.devices.cell.max())
-            raise ConfigError(f"radio: a device stands in cell {most}, but there are {len(self.cells)} cells, counted from 0.")
+        if wrong := [cell for cell in self.devices.cell.tolist() if not 0 <= cell < len(self.cells)]:
+            raise ConfigError(
+                f"radio: a device stands in cell {wrong[0]}, but there are {len(self.cells)} cells, counted from 0."
+            )
 
-    def fits(self, parents: Tensor) -> None:
-        """An error unless there is a device for every leaf of a tree and the cells are its edges; `parents` are the leaves'."""
-        if len(self.devices) != len(parents):
-            raise ConfigError(f"radio: it has {len(self.devices)} devices, the tree {len(parents)}; they must be the same.")
-        edges = int(parents.max()) + 1
-        wrong = (self.devices.cell != parents).nonzero()
-        if edges > 1 and (len(self.cells) != edges or len(wrong)):
-            if len(self.cells) != edges:
-                raise ConfigError(f"radio: it has {len(self.cells)} cells for {edges} edges; every edge is a cell.")
-            at = int(wrong[0])
-            cell, edge = int(self.devices.cell[at]), int(parents[at])
-            raise ConfigError(f"radio: device {at} stands in cell {cell} but under edge {edge}; a cell is its edge.")
+    def fits(self, tree: Tree) -> None:
+        """An error unless there is a device for every leaf of a tree and the cells are its edges, where it has any."""
+        if len(self.devices) != tree.devices:
+            raise ConfigError(f"radio: it has {len(self.devices)} devices, the tree {tree.devices}; they must be the same.")
+        if tree.depth == 2:
+            return
+        counts = torch.tensor(tree.children[-1])
+        if len(self.cells) != len(counts):
+            raise ConfigError(f"radio: it has {len(self.cells)} cells for {len(counts)} edges; every edge is a cell.")
+        edge = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        if wrong := (self.devices.cell != edge).nonzero()[:, 0].tolist():
+            at, cell = wrong[0], int(self.devices.cell[wrong[0]])
+            raise ConfigError(f"radio: device {at} stands in cell {cell} but under edge {int(edge[at])}; a cell is its edge.")
 
     def __str__(self) -> str:
         """What decides a run, for its fingerprint; columns by a hash."""

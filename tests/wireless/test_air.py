@@ -228,6 +228,8 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
         (lambda: experiment(FedAvg(), TWO, Tree.flat(3)), "2 devices, the tree 3"),
         (lambda: experiment(FedAvg(), replace(TWO), Tree.grouped([1, 1])), "1 cells for 2 edges"),
         (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([1, 1])), "device 1 stands in"),
+        (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([2])), "2 cells for 1 edges"),
+        (lambda: replace(TWO, devices=replace(PAIR, cell=torch.tensor([0, -1]))), "cell -1"),
         (lambda: experiment(Pruned(ratio="plan"), None), "give a radio"),
         (lambda: covey.run(experiment(Pruned(ratio="plan"), TWO)), "needs a deadline"),
         (lambda: covey.run(experiment(FedAvg(), replace(TWO, deadline=1.0, policy=optimal))), "optimal prunes"),
