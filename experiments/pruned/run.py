@@ -26,7 +26,7 @@ import torch
 
 import covey
 from covey.run import Round
-from experiments.pruned.settings import LR, SETS, Job, drawn, experiments, grid, jobs
+from experiments.pruned.settings import LR, SETS, Job, Rates, drawn, experiments, grid, jobs
 
 PARTS = ("schemes", "thresholds", "ratios", "fading", "orders")
 
@@ -147,16 +147,17 @@ def work(todo: list[Job], device: str, processes: int, until: float, results: Re
         print(f"# {device} {job.key}: {said}", file=sys.stderr, flush=True)
 
 
-def rates(found: dict[str, Any]) -> dict[str, float]:
-    """The learning rate of each data set with the best validation accuracy over the last quarter of the rounds of its grid."""
-    out = dict(LR)
-    for data in SETS:
+def rates(found: dict[str, Any]) -> Rates:
+    """The learning rates with the best validation accuracy over the last quarter of the rounds of the grid."""
+    out: Rates = {(data, all_shared): LR[data] for data in SETS for all_shared in (False, True)}
+    for data, all_shared in out:
         quality: dict[float, list[float]] = {}
         for one in found.values():
-            if one["job"]["part"] == "grid" and one["job"]["data"] == data:
-                quality.setdefault(one["job"]["lr"], []).append(0.0 if "failed" in one else late(one))
+            job = one["job"]
+            if (job["part"], job["data"], job["all_shared"]) == ("grid", data, all_shared):
+                quality.setdefault(job["lr"], []).append(0.0 if "failed" in one else late(one))
         if quality:
-            out[data] = max(quality, key=lambda lr: sum(quality[lr]) / len(quality[lr]))
+            out[data, all_shared] = max(quality, key=lambda lr: sum(quality[lr]) / len(quality[lr]))
     return out
 
 
@@ -186,7 +187,7 @@ def main() -> None:
         if asked.part in ("grid", "all"):
             work(grid(rounds=asked.rounds), asked.device, asked.jobs, until, results)
         found = rates(results.found)
-        print(f"# learning rates: {found}", file=sys.stderr, flush=True)
+        print(f"# learning rates by data and whether all is shared: {found}", file=sys.stderr, flush=True)
         parts = PARTS if asked.part == "all" else [part for part in PARTS if part == asked.part]
         todo = [job for part in parts for job in jobs(part, rounds=asked.rounds, seeds=asked.seeds, rates=found)]
         work(todo, asked.device, asked.jobs, until, results)

@@ -86,6 +86,7 @@ class Job:
     edges: int = 1
     draw: int | None = None
     lr: float | None = None  # None: LR's
+    all_shared: bool = False  # at a fixed ratio: no personal layers
 
     @property
     def key(self) -> str:
@@ -101,12 +102,13 @@ class Job:
 
 
 def grid(*, rounds: int) -> list[Job]:
-    """Learning rates, on seed 0: nothing pruned, and half."""
+    """Learning rates, on seed 0: nothing pruned, and half; and for pruning only, which is compared at a rate of its own."""
+    kinds = (("ratio 0", 0.0, False), ("ratio 0.5", 0.5, False), ("pruning only, ratio 0.5", 0.5, True))
     return [
-        Job("grid", data, f"{lr:g}, ratio {ratio:g}", seeds=1, rounds=rounds, ratio=ratio, lr=lr)
+        Job("grid", data, f"{lr:g}, {name}", seeds=1, rounds=rounds, ratio=ratio, lr=lr, all_shared=all_shared)
         for data in SETS
         for lr in RATES
-        for ratio in (0.0, 0.5)
+        for name, ratio, all_shared in kinds
     ]
 
 
@@ -115,11 +117,16 @@ def drawn(count: int, *, rounds: int) -> list[Job]:
     return [Job("draws", "digits", str(at), seeds=1, rounds=rounds, draw=at) for at in range(count)]
 
 
-def jobs(part: str, *, rounds: int, seeds: int, rates: dict[str, float]) -> list[Job]:
+Rates = dict[tuple[str, bool], float]
+"""Learning rates by data set and whether all layers are shared."""
+
+
+def jobs(part: str, *, rounds: int, seeds: int, rates: Rates) -> list[Job]:
     """The jobs of a part of the paper's Section IV, what matters most first."""
 
     def job(data: str, scheme: str, **changes: Any) -> Job:
-        return Job(part, data, scheme, **{"rounds": rounds, "seeds": seeds, "lr": rates[data], **changes})
+        lr = rates[data, scheme == "pruning only"]
+        return Job(part, data, scheme, **{"rounds": rounds, "seeds": seeds, "lr": lr, **changes})
 
     if part == "schemes":
         found = [job(data, name) for data in reversed(SETS) for name in SCHEMES]
@@ -194,7 +201,7 @@ def algorithm(job: Job, kind: str) -> covey.Algorithm:
 def experiments(job: Job, scheme: str, device: str) -> list[covey.Experiment]:
     """A scheme of a job, an experiment for each seed."""
     planned = job.ratio is None
-    policy, kind = SCHEMES[scheme] if planned else (optimal, "pruned")
+    policy, kind = SCHEMES[scheme] if planned else (optimal, "all shared" if job.all_shared else "pruned")
     plain: dict[str, Any] = {
         "private": () if kind == "all shared" else "conv*" if job.draw is None else "1",
         "codec": "dense" if kind == "whole" else "bitmap",

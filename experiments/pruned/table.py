@@ -92,7 +92,8 @@ def grid(found: Found) -> None:
             _, data, name = key.split("/")
             values = next(iter(one["schemes"].values()))[0]["personal_validation"]
             line(data, name, f"{100 * late(one):.2f}", f"{100 * max(v for v in values if v is not None):.2f}")
-    print(f"\nTaken: {rates(found)}.")
+    taken = [f"{lr:g} for {data}{', pruning only' if alone else ''}" for (data, alone), lr in rates(found).items()]
+    print(f"\nTaken: {'; '.join(taken)}.")
 
 
 def ratios(found: Found) -> None:
