@@ -11,13 +11,15 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures of one model; the lower, the better."""
+    """Figures of one model; the lower, the better, but for the last two: more confidence than accuracy is too much."""
 
     ece: float  # how far confidence and accuracy lie apart in a bin of confidence, the mean over examples
     brier: float  # the squared distance of the chances from the label's unit vector
     log_loss: float  # minus the logarithm of the label's chance
     count: int
     mce: float  # as ece, of the worst bin that holds an example
+    confidence: float  # the chance that the guess was given, the mean over examples
+    accuracy: float  # how often it was right
 
 
 def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
@@ -52,4 +54,12 @@ def read(total: Tensor) -> Calibration:
     examples = count.sum()
     apart = (right - confidence).abs()
     ece, mce = apart.sum() / examples, (apart / count.clamp(min=1)).max()
-    return Calibration(float(ece), float(total[-2] / examples), float(total[-1] / examples), int(examples), float(mce))
+    return Calibration(
+        ece=float(ece),
+        brier=float(total[-2] / examples),
+        log_loss=float(total[-1] / examples),
+        count=int(examples),
+        mce=float(mce),
+        confidence=float(confidence.sum() / examples),
+        accuracy=float(right.sum() / examples),
+    )

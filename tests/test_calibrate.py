@@ -20,6 +20,7 @@ def test_five_examples_by_hand() -> None:
     # |1 - (.62 + .65 + .65)| + |2 - (.9 + 1)|, over five
     assert found.ece == pytest.approx((0.92 + 0.1) / 5)
     assert found.mce == pytest.approx(0.92 / 3)
+    assert (found.confidence, found.accuracy) == pytest.approx(((0.62 + 0.65 + 0.65 + 0.9 + 1) / 5, 3 / 5))
     # twice the square of what the label lacks: .62, .35, .65, .1, 0
     assert found.brier == pytest.approx(2 * (0.62**2 + 0.35**2 + 0.65**2 + 0.1**2) / 5)
     assert found.log_loss == pytest.approx(-(math.log(0.38) + math.log(0.65) + math.log(0.35) + math.log(0.9)) / 5)
@@ -41,7 +42,7 @@ def test_sums_of_devices_add_up_and_what_has_no_weight_does_not_count() -> None:
     whole = calibration(torch.softmax(outputs[kept].double(), dim=1), y[kept])
     apart = read(sums(outputs, y, weight, 15).sum(0))
     assert whole.count == apart.count == 18
-    for name in ("ece", "brier", "log_loss", "mce"):
+    for name in ("ece", "brier", "log_loss", "mce", "confidence", "accuracy"):
         assert getattr(whole, name) == pytest.approx(getattr(apart, name))
 
 
@@ -63,7 +64,7 @@ def test_the_models_of_a_run() -> None:
             chances.append(torch.softmax(module(data.x[examples]).detach().double(), dim=1))
             labels.append(data.y[examples])
         by_hand = calibration(torch.cat(chances), torch.cat(labels), bins=5)
-        for figure in ("ece", "brier", "log_loss", "count", "mce"):
+        for figure in ("ece", "brier", "log_loss", "count", "mce", "confidence", "accuracy"):
             assert getattr(found[name], figure) == pytest.approx(getattr(by_hand, figure), rel=1e-5)
         assert found[name].log_loss == pytest.approx(record.models[name].scores["test"].loss, rel=1e-5)
     with pytest.raises(ConfigError, match="give train, validation or test"):
