@@ -41,8 +41,9 @@ class LogDistance:
     near: float = 1.0  # m
 
     def __post_init__(self) -> None:
-        if not (self.exponent > 0 and self.near > 0):
-            raise ConfigError(f"LogDistance: exponent = {self.exponent} and near = {self.near} must be above 0.")
+        if not (0 < self.exponent < math.inf and 0 < self.near < math.inf and math.isfinite(self.reference)):
+            facts = f"reference = {self.reference}, exponent = {self.exponent}, near = {self.near}"
+            raise ConfigError(f"LogDistance: {facts} must be finite, the last two above 0.")
 
     def loss(self, distance: Tensor, chance: Tensor) -> Tensor:
         return self.reference + 10 * self.exponent * torch.log10(distance / self.near)
