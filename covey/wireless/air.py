@@ -17,6 +17,7 @@ from covey.wireless.device import Cells, Devices
 from covey.wireless.latency import Work, formula_bits
 from covey.wireless.plan import LATE, Scenario, plan_for
 from covey.wireless.policies import Policy, optimal, personal_only
+from covey.wireless.problem import Reason
 from covey.wireless.radio import Radio
 
 _SOME_TIME = 1.0  # s: a deadline for policies that do not look at it
@@ -33,6 +34,7 @@ class Aired:
     formula_seconds: float | None = None  # with the plan's count of steps and bits; None where nothing is planned
     formula_bytes: float | None = None
     left_out: list[int] = field(default_factory=list)  # devices that the plan did not ask, whom no ratio brings to the deadline
+    reasons: dict[str, list[int]] = field(default_factory=dict)  # why: "time", "computing", "channel", "crowded" or "starved"
     late: list[int] = field(default_factory=list)  # devices that ended after the deadline
 
 
@@ -70,7 +72,7 @@ class Air:
         copies = len(self._seeds)
         self._joules = torch.zeros(copies, 2, dtype=torch.float64)  # computing, sending
         self._bits = torch.zeros(copies, 2, dtype=torch.float64)  # as encoded, by formula
-        self._left_out: list[Tensor] = []
+        self._left_out: dict[str, list[Tensor]] = {}
         self._late: list[Tensor] = []
 
     def grant(self, ids: Tensor, round: int) -> Grant:
@@ -89,7 +91,9 @@ class Air:
         asked = plan.asked[0]
         if self.policy.prunes:
             asked = asked & (plan.rate[0] > 0)  # with rho_max = 1 a plan may give no band, over which not even a mask is sent
-        self._left_out.append(ids[~asked])
+        for reason in set(plan.reason[0][~asked].tolist()):
+            name = Reason(reason).name.lower() if reason != Reason.ASKED else "starved"
+            self._left_out.setdefault(name, []).append(ids[~asked & (plan.reason[0] == reason)])
         if self.work is None:
             return Grant(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
         size = float(self.work.shared)
@@ -152,9 +156,11 @@ class Air:
     def read(self, elapsed: Tensor) -> list[Aired]:
         """What the round came to for each seed; `elapsed` is how long the servers waited, [seeds, 2]."""
         out, planned = [], self.work is not None
-        left_out, late = (torch.cat([ids[:0] for ids in self._chosen[:1]] + found) for found in (self._left_out, self._late))
+        late = torch.cat([self._chosen[0][:0], *self._late])
+        left_out = {name: torch.cat(found) for name, found in sorted(self._left_out.items())}
         for at in range(len(self._seeds)):
             seconds, (computing, sending), bits = elapsed[at].tolist(), self._joules[at].tolist(), self._bits[at].tolist()
+            reasons = {name: mine for name, ids in left_out.items() if (mine := self._names(at, ids))}
             aired = Aired(
                 seconds=seconds[0],
                 joules=computing + sending,
@@ -162,7 +168,8 @@ class Air:
                 upload_bytes=round(bits[0] / 8),
                 formula_seconds=seconds[1] if planned else None,
                 formula_bytes=bits[1] / 8 if planned else None,
-                left_out=self._names(at, left_out),
+                left_out=sorted({device for mine in reasons.values() for device in mine}),
+                reasons=reasons,
                 late=self._names(at, late),
             )
             out.append(aired)

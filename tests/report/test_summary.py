@@ -119,8 +119,11 @@ def test_the_table_of_regression_has_dashes() -> None:
 
 
 def test_the_virtual_clock_of_two_seeds() -> None:
-    first = [replace(record(k, validation=0.5, test=0.5), radio=Aired(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], [])) for k in range(2)]
-    second = [replace(one, radio=Aired(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], [1, 2])) for one in first]
+    first = [
+        replace(record(k, validation=0.5, test=0.5), radio=Aired(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}))
+        for k in range(2)
+    ]
+    second = [replace(one, radio=Aired(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], {}, [1, 2])) for one in first]
     radio = summarise([first, second]).radio
     assert radio is not None
     assert (radio.seconds.mean, radio.joules.mean, radio.upload_joules.mean, radio.upload_bytes.mean) == (3.0, 10.0, 8.0, 400.0)

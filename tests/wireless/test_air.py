@@ -21,6 +21,7 @@ from covey.wireless import (
     LogDistance,
     Noise,
     Radio,
+    Reason,
     Scenario,
     Work,
     fair,
@@ -152,6 +153,8 @@ def test_a_plan_drives_a_run(policy: object) -> None:
         assert (note.least, note.most) == pytest.approx((float(kept.min()), float(kept.max())), rel=1e-6)  # noted in float32
         assert record.cohorts["device"] == asked.nonzero()[:, 0].tolist()
         assert record.radio.left_out == (~asked).nonzero()[:, 0].tolist()
+        named = {device: name for name, devices in record.radio.reasons.items() for device in devices}
+        assert named == {at: Reason(int(expected.reason[row, at])).name.lower() for at in record.radio.left_out}
         assert record.radio.late == []
         assert record.radio.formula_seconds == near(float(expected.round_seconds()[row]))
         assert record.radio.formula_seconds <= record.radio.seconds <= 0.0004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
