@@ -80,13 +80,14 @@ def table(console: Console, summary: Summary) -> None:
 def _radio(console: Console, figures: RadioFigures) -> None:
     """What the rounds took over the air."""
     plan = "" if figures.formula_seconds is None else f" (by the plan's formulas {figures.formula_seconds})"
+    sure = "" if figures.certificate is None else f"; every plan is optimal to {figures.certificate:.0e}"
     sent = "" if figures.formula_bytes is None else f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
     console.print(
         f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, {figures.joules} J of all devices,", highlight=False
     )
     console.print(
         f"of which {figures.upload_joules} J for sending {figures.upload_bytes.mean / 1e6:.3f} MB{sent};"
-        f" in a round {figures.left_out} devices left out, {figures.late} late",
+        f" in a round {figures.left_out} devices left out, {figures.late} late{sure}",
         highlight=False,
     )
 

@@ -75,6 +75,7 @@ class RadioFigures:
     formula_bytes: Figure | None
     left_out: Figure  # devices in a round
     late: Figure
+    certificate: float | None  # the largest figure of any round's plan
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
         formula_bytes=total("formula_bytes"),
         left_out=number("left_out"),
         late=number("late"),
+        certificate=max((a.certificate for history in every for a in history if a.certificate is not None), default=None),
     )
 
 

@@ -36,6 +36,7 @@ class Aired:
     left_out: list[int] = field(default_factory=list)  # devices that the plan did not ask, whom no ratio brings to the deadline
     reasons: dict[str, list[int]] = field(default_factory=dict)  # why: "time", "computing", "channel", "crowded" or "starved"
     late: list[int] = field(default_factory=list)  # devices that ended after the deadline
+    certificate: float | None = None  # the largest figure of its plans' certificates; None where none comes with one
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,7 @@ class Air:
         self._bits = torch.zeros(copies, 2, dtype=torch.float64)  # as encoded, by formula
         self._left_out: dict[str, list[Tensor]] = {}
         self._late: list[Tensor] = []
+        self._certificate = torch.full((copies,), -torch.inf, dtype=torch.float64)
 
     def grant(self, ids: Tensor, round: int) -> Grant:
         """Shares of the bands, and ratios, for devices that are asked together."""
@@ -88,6 +90,9 @@ class Air:
             self.work or Work(shared=1.0), radio.deadline or _SOME_TIME, radio.rho_max, radio.mask and self.policy.prunes,
         )  # fmt: skip
         plan = plan_for(self._gains(round)[ids][None], scenario, self.policy, rounds=range(round, round + 1))
+        if plan.certificate is not None:
+            copy = here // len(radio.cells)
+            self._certificate = self._certificate.scatter_reduce(0, copy, plan.certificate.largest(), "amax")
         asked = plan.asked[0]
         if self.policy.prunes:
             asked = asked & (plan.rate[0] > 0)  # with rho_max = 1 a plan may give no band, over which not even a mask is sent
@@ -171,6 +176,7 @@ class Air:
                 left_out=sorted({device for mine in reasons.values() for device in mine}),
                 reasons=reasons,
                 late=self._names(at, late),
+                certificate=known if (known := float(self._certificate[at])) >= 0 else None,
             )
             out.append(aired)
         return out

@@ -31,6 +31,10 @@ class Certificate:
     feasibility: Tensor
     gap: Tensor
 
+    def largest(self) -> Tensor:
+        """The largest figure of each group, [groups]."""
+        return torch.stack([getattr(self, f.name) for f in fields(self)]).amax(0)
+
     def worst(self) -> dict[str, float]:
         """The largest figure over all groups, by name."""
         return {f.name: float(getattr(self, f.name).max()) if len(self.gap) else 0.0 for f in fields(self)}

@@ -68,7 +68,7 @@ def test_the_slowest_is_waited_for() -> None:
     assert radio.upload_joules == near(3 * BITS / 40e3 + BITS / 20e3)
     assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
     assert radio.upload_bytes == BITS // 4
-    assert (radio.formula_seconds, radio.left_out, radio.late) == (None, [], [])
+    assert (radio.formula_seconds, radio.left_out, radio.late, radio.certificate) == (None, [], [], None)
 
 
 def test_a_straggler_is_dropped_at_the_deadline() -> None:
@@ -153,6 +153,8 @@ def test_a_plan_drives_a_run(policy: object) -> None:
         assert (note.least, note.most) == pytest.approx((float(kept.min()), float(kept.max())), rel=1e-6)  # noted in float32
         assert record.cohorts["device"] == asked.nonzero()[:, 0].tolist()
         assert record.radio.left_out == (~asked).nonzero()[:, 0].tolist()
+        assert record.radio.certificate is not None
+        assert 0 <= record.radio.certificate < 1e-9
         named = {device: name for name, devices in record.radio.reasons.items() for device in devices}
         assert named == {at: Reason(int(expected.reason[row, at])).name.lower() for at in record.radio.left_out}
         assert record.radio.late == []
