@@ -60,6 +60,7 @@ class Kind(StrEnum):
     models = "models"
     partitions = "partitions"
     codecs = "codecs"
+    policies = "policies"
 
 
 @app.command(epilog=_EPILOG)

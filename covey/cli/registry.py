@@ -1,4 +1,4 @@
-"""What an experiment file can name: algorithms, data, models and codecs, each with one line that says what it is."""
+"""What an experiment file can name: algorithms, data, models, codecs and more, each with one line that says what it is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from covey.algorithms import ALGORITHMS
 from covey.cli import modules
 from covey.codecs import CODECS
 from covey.data import Shards
+from covey.wireless import POLICIES
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,14 @@ def _entries(things: dict[str, Any]) -> dict[str, Entry]:
 
 _OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
 
+_POLICIES = {
+    "optimal": "the least weighted sum of pruning ratios; all end at the deadline",
+    "equal": "the same share for all, and as much pruned as the deadline asks for",
+    "fair": "the least largest ratio: all prune the same part and end at the deadline",
+    "personal_only": "the same share for all, nothing pruned; for algorithms that do not prune",
+    "personal_fastest": "nothing pruned, shares with which the last ends soonest; where an algorithm says what devices do",
+    "pruning_only": "as optimal, with the personal part pruned and sent as well; in a run, leave out private instead",
+}
 REGISTRY: dict[str, dict[str, Entry]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
     "data": _entries(
@@ -88,4 +97,5 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     | {modules.FORM: Entry(modules.FORM, nn.Module, _OWN)},
     "partitions": {name: Entry(name, data.deal, line) for name, line in data.PARTITIONS.items()},
     "codecs": {name: Entry(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
+    "policies": {name: Entry(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()},
 }

@@ -266,7 +266,7 @@ def test_an_option_that_does_not_exist() -> None:
     assert "--rounds" in ended.err
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "data", "models", "partitions", "codecs"])
+@pytest.mark.parametrize("kind", ["algorithms", "data", "models", "partitions", "codecs", "policies"])
 def test_list(kind: str) -> None:
     rows = json.loads(covey("list", kind, "--json").out)
     plain = covey("list", kind)
