@@ -119,8 +119,6 @@ class Experiment:
     def _check_radio(self) -> None:
         name = type(self.algorithm).__name__
         if self.radio is None:
-            if self.algorithm.planned:
-                raise ConfigError(f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.')
             return
         if not isinstance(self.radio, Radio):
             raise ConfigError(f"radio = {self.radio!r}: give a covey.wireless.Radio.")

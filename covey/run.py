@@ -200,6 +200,9 @@ class Runs(Iterator[tuple[Round, ...]]):
     def _air(self, space: Space, seeds: tuple[int, ...]) -> Air | None:
         """The virtual clock, where the experiment has a radio."""
         e = self.experiment
+        if e.radio is None and e.algorithm.planned:  # an experiment may do without where nothing is planned, as for a newcomer
+            name = type(e.algorithm).__name__
+            raise ConfigError(f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.')
         if e.radio is None:
             return None
         chosen = [[d for d in range(e.tree.devices) if d not in set(out)] for out in self.held_out]

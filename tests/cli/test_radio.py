@@ -115,3 +115,16 @@ def test_none_is_the_default() -> None:
     radio = load(EXAMPLE, [*nothing, "algorithm.ratio=0.5"]).experiment(0).radio
     assert radio is not None
     assert (radio.policy, radio.deadline) == (None, None)
+
+
+def test_a_newcomer_needs_no_plan(tmp_path: Path) -> None:
+    """Nobody shares a band with a device that adapts on its own, so it prunes nothing."""
+    assert command("run", EXAMPLE, "rounds=2", "--out", tmp_path / "run").code == 0
+    digits = covey.data.digits(devices=12, labels=3)
+    held = digits.train.held(0)
+    lines = [",".join(map(str, [*digits.x[at].tolist(), int(digits.y[at])])) for at in held.tolist()]
+    head = ",".join([*(f"x{at}" for at in range(64)), "label"])
+    (tmp_path / "new.csv").write_text("\n".join([head, *lines]))
+    ended = command("personalize", tmp_path / "run", "--data", tmp_path / "new.csv")
+    assert ended.code == 0, ended.err
+    assert "personal" in ended.out

@@ -235,7 +235,7 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
         (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([1, 1])), "device 1 stands in"),
         (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([2])), "2 cells for 1 edges"),
         (lambda: replace(TWO, devices=replace(PAIR, cell=torch.tensor([0, -1]))), "cell -1"),
-        (lambda: experiment(Pruned(ratio="plan"), None), "give a radio"),
+        (lambda: covey.run(experiment(Pruned(ratio="plan"), None)), "give a radio"),
         (lambda: covey.run(experiment(Pruned(ratio="plan"), TWO)), "needs a deadline"),
         (lambda: covey.run(experiment(FedAvg(), replace(TWO, deadline=1.0, policy=optimal))), "optimal prunes"),
         (lambda: covey.run(experiment(Pruned(ratio=0.5), replace(TWO, deadline=1.0, policy=fixed(0.5)))), "fixed 0.5 prunes"),
