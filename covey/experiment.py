@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from covey.space import Space
 from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
 from covey.wire import Spec
-from covey.wireless.radio import Radio
+from covey.wireless import Radio, Work
 
 _PARTS = ("train", "validation", "test")
 
@@ -147,6 +147,12 @@ class Experiment:
     def initial(self, space: Space) -> torch.Tensor:
         """The row everybody starts from, [P]."""
         return space.initial(self.seed) if self.start == "seed" else space.row(self.model)
+
+    def work(self) -> Work | None:
+        """What a device does for one answer, by which a radio plan reckons; None where the algorithm does not say."""
+        space = Space(self.model, private=self.private)
+        work = self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
+        return None if work is None else replace(work, bits=torch.finfo(self.dtype).bits)
 
     def due(self, round: int) -> tuple[str, ...]:
         """The parts of the data to score on in this round, counted from 0."""

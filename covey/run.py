@@ -29,7 +29,6 @@ from covey.newcomers import Newcomers, held_out
 from covey.notes import Note
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
-from covey.space import Space
 from covey.task import Task
 from covey.wire import wires
 from covey.wireless.air import Air, Aired
@@ -188,7 +187,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         grain = 1 if e.workers else _GRAIN
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
         tree, links = tree.times(copies), wires(e.codec, tree.links)
-        over = self._air(task.space, seeds)
+        over = self._air(seeds)
         if over is not None and over.policy.prunes and links[tree.links[-1], "up"].codec.name.startswith("dense"):
             self.notes.append(
                 f'{tree.links[-1]} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".'
@@ -197,7 +196,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             e.algorithm, tree, task, links, start, seeds, e.idle, e.batches, workers, e.memory, grain, e.capture, over
         )
 
-    def _air(self, space: Space, seeds: tuple[int, ...]) -> Air | None:
+    def _air(self, seeds: tuple[int, ...]) -> Air | None:
         """The virtual clock, where the experiment has a radio."""
         e = self.experiment
         if e.radio is None and e.algorithm.planned:  # an experiment may do without where nothing is planned, as for a newcomer
@@ -206,10 +205,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         if e.radio is None:
             return None
         chosen = [[d for d in range(e.tree.devices) if d not in set(out)] for out in self.held_out]
-        work = e.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
-        bits = torch.finfo(e.dtype).bits
-        work = None if work is None else replace(work, bits=bits)
-        return Air(e.radio, work, e.algorithm.planned, seeds=seeds, chosen=chosen)
+        return Air(e.radio, e.work(), e.algorithm.planned, seeds=seeds, chosen=chosen)
 
     def _newcomers(self) -> Newcomers | None:
         if not self.held_out[0]:

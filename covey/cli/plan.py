@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from covey.cli import config
 from covey.cli.folder import refused
-from covey.cli.scenario import Described, load
+from covey.cli.scenario import Described, ScenarioFile, load
 from covey.cli.words import AsJson
 from covey.errors import ConfigError
 from covey.report.plan_picture import draw
@@ -21,11 +23,12 @@ from covey.wireless import POLICIES, Plan, Policy, fixed
 from covey.wireless import plan as make
 
 SWEEPS = {"deadline": "deadline", "bandwidth": "cells.bandwidth", "devices": "devices.count"}
+_OF_RUNS = {"deadline": "radio.deadline", "bandwidth": "radio.cells.bandwidth", "devices": "data.devices"}
 _ROWS = 40  # devices that a table on a terminal lists
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario.")],
+    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario, or an experiment with a table [radio].")],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")] = None,
     sweep: Annotated[str | None, typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices.")] = None,
     out: Annotated[Path | None, typer.Option(help="The picture to write. Default: NAME.png here.")] = None,
@@ -40,9 +43,11 @@ def plan(
       covey plan examples/plan/scenario.toml policy=fair "deadline=40 ms" rounds=100
 
       covey plan examples/plan/scenario.toml --sweep "deadline=15 ms,20 ms,25 ms,30 ms"
+
+      covey plan examples/radio.toml                  what a run of it plans in its rounds, if all devices are asked
     """
     changes = changes or []
-    described = load(file, changes)
+    described = _described(file, changes)
     done = _plan(described)
     name, points = _sweep(file, changes, sweep)
     picture = out or Path(f"{described.file.name}.png")
@@ -57,6 +62,32 @@ def plan(
         return
     _show(Console(soft_wrap=True), done, others, name, points)
     Console(soft_wrap=True).print(f"picture: {escape(str(picture))}", highlight=False)
+
+
+def _described(file: Path, changes: list[str]) -> Described:
+    """A scenario, or that of an experiment."""
+    if not _is_experiment(file):
+        return load(file, changes)
+    settings = config.load(file, changes)
+    experiment = settings.experiment(settings.seed)
+    radio, work, name = experiment.radio, experiment.work(), type(experiment.algorithm).__name__
+    if radio is None:
+        raise ConfigError(f"{file} is an experiment without a table [radio]; examples/radio.toml has one.")
+    if work is None:
+        raise ConfigError(
+            f"{name} does not say what its devices do, so there is no plan; take fedalt, fedsim, or pruned by plan."
+        )
+    policy = radio.policy.name if radio.policy else "optimal" if experiment.algorithm.planned else "personal_only"
+    scenario = radio.scenario(work, seed=settings.seed)
+    facts = {"policy": policy, "deadline": f"{1e3 * scenario.deadline:g} ms", "rounds": settings.rounds}
+    return Described(ScenarioFile.model_validate({"name": settings.title, **facts}), scenario)
+
+
+def _is_experiment(file: Path) -> bool:
+    try:
+        return "algorithm" in tomllib.loads(file.read_text())
+    except (OSError, ValueError):
+        return False  # and what is wrong is said where it is read as a scenario
 
 
 def _plan(described: Described) -> Plan:
@@ -74,7 +105,8 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
         raise ConfigError(f'--sweep {sweep!r} must be one of {", ".join(SWEEPS)} and values, such as "deadline=15 ms,25 ms".')
     name, points = name.strip(), []
     for value in (value.strip() for value in values.split(",")):
-        summary = _plan(load(file, [*changes, f"{SWEEPS[name]}={value}"])).summary()
+        key = (_OF_RUNS if _is_experiment(file) else SWEEPS)[name]
+        summary = _plan(_described(file, [*changes, f"{key}={value}"])).summary()
         points.append({name: value, **summary})
     return name, points
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey.errors import ConfigError
 from covey.wireless.device import Cells, Devices
-from covey.wireless.latency import Work, formula_bits
+from covey.wireless.latency import Work, formula_bits, whole_weights
 from covey.wireless.plan import LATE, Scenario, plan_for
 from covey.wireless.policies import Policy, optimal, personal_only
 from covey.wireless.problem import Reason
@@ -102,7 +102,7 @@ class Air:
         if self.work is None:
             return Grant(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
         size = float(self.work.shared)
-        kept = torch.floor(plan.kept[0][asked] * size * (1 + LATE)) / size  # whole weights, and not one too many
+        kept = whole_weights(plan.kept[0][asked], size) / size
         bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
         return Grant(ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits)
 

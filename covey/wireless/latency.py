@@ -101,7 +101,7 @@ def formula_bits(work: Work, kept: Tensor) -> Tensor:
 def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
     """The bits of the message a codec really makes of the kept weights and their mask; float32."""
     width = torch.as_tensor(work.shared, dtype=torch.float64).expand(kept.shape)
-    count = torch.ceil(kept * width).long()
+    count = whole_weights(kept, width).long()
     out = torch.zeros(kept.shape, dtype=torch.float64)
     for size in sorted(set(width.reshape(-1).tolist())):
         here = width == size
@@ -110,6 +110,11 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
             raise ConfigError(f"codec {codec!r}: its lengths depend on the values; give the bits measured.")
         out[here] = 8 * lengths.double() + work.number_bits
     return torch.where(count > 0, out, 0.0)
+
+
+def whole_weights(kept: Tensor, width: Tensor | float) -> Tensor:
+    """How many weights a part is, and not one too many for the deadline it was reckoned for."""
+    return torch.floor(kept * width * (1 + 1e-9))
 
 
 def mask_bits(work: Work) -> Tensor:

@@ -20,6 +20,8 @@ from covey.errors import ConfigError
 from covey.tree import Tree
 from covey.wireless.channel import Channel
 from covey.wireless.device import Cells, Devices
+from covey.wireless.latency import Work
+from covey.wireless.plan import Scenario
 from covey.wireless.policies import Policy
 
 
@@ -55,6 +57,12 @@ class Radio:
             raise ConfigError(
                 f"radio: a device stands in cell {wrong[0]}, but there are {len(self.cells)} cells, counted from 0."
             )
+
+    def scenario(self, work: Work, *, seed: int) -> Scenario:
+        """The scenario that a run of this seed plans by, where all its devices are asked."""
+        if self.deadline is None:
+            raise ConfigError("radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' in [radio].")
+        return Scenario(self.devices, self.cells, self.channel, work, self.deadline, self.rho_max, self.mask, seed)
 
     def fits(self, tree: Tree) -> None:
         """An error unless there is a device for every leaf of a tree and the cells are its edges, where it has any."""

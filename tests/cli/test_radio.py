@@ -128,3 +128,38 @@ def test_a_newcomer_needs_no_plan(tmp_path: Path) -> None:
     ended = command("personalize", tmp_path / "run", "--data", tmp_path / "new.csv")
     assert ended.code == 0, ended.err
     assert "personal" in ended.out
+
+
+def test_what_a_run_will_plan_can_be_planned_before(tmp_path: Path) -> None:
+    """The same channel, the same ratios but for whole weights; both counts of seconds are those of the run."""
+    words = ("rounds=3", "seed=4", "radio.policy=fair")
+    ended = command("plan", EXAMPLE, *words, "--out", tmp_path / "plan.png", "--json")
+    assert ended.code == 0, ended.err
+    planned = json.loads(ended.out)["summary"]
+    records = list(covey.run(load(EXAMPLE, words).experiment(4)))
+    kept = [record.notes["device"]["kept"] for record in records]
+    assert planned["policy"] == "fair"
+    assert planned["asked"] == sum(note.count for note in kept) / 3
+    assert 1 - planned["mean_ratio"] == pytest.approx(
+        sum(note.mean * note.count for note in kept) / sum(n.count for n in kept), abs=1e-3
+    )
+    aired = [record.radio for record in records if record.radio is not None]
+    assert planned["round_ms"] / 1e3 == pytest.approx(sum(one.formula_seconds or 0.0 for one in aired) / 3, rel=1e-9)
+    assert planned["late_encoded"] == 0
+    sweep = command("plan", EXAMPLE, "--sweep", "deadline=15 ms,25 ms", "--out", tmp_path / "plan.png", "--json")
+    assert [point["deadline"] for point in json.loads(sweep.out)["sweep"]] == ["15 ms", "25 ms"]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("permfl.toml", [], "without a table [radio]"),
+        ("radio.toml", ["algorithm.name=fedavg", "private=[]", "radio.policy=none"], "FedAvg does not say what its devices do"),
+        ("radio.toml", ["algorithm.name=fedalt", "radio.policy=none", "radio.deadline=none"], "a plan needs a deadline"),
+        ("radio.toml", ["radio.deadlin=1 s"], "did you mean radio.deadline?"),
+    ],
+)
+def test_experiments_that_cannot_be_planned(file: str, changes: list[str], words: str, tmp_path: Path) -> None:
+    ended = command("plan", EXAMPLE.with_name(file), *changes, "--out", tmp_path / "plan.png")
+    assert ended.code == 2
+    assert words in ended.err
