@@ -37,7 +37,14 @@ def _devices(axes: Any, plan: Plan) -> None:
     colours = ["C1" if on else "lightgrey" for on in asked.tolist()]
     axes[1].bar(places, (100 * plan.ratio[0][order]).tolist(), color=colours)
     axes[0].set(ylabel="share of the band (%)")
-    axes[1].set(ylabel="pruned (%); grey: not asked", ylim=(0, 100), xlabel="device, best channel first in each cell")
+    which = "" if len(plan.rounds) == 1 else f"; the first of {len(plan.rounds)} rounds"
+    axes[1].set(ylabel="pruned (%); grey: not asked", ylim=(0, 100), xlabel=f"device, best channel first in each cell{which}")
+    cell = [int(devices.cell[k]) for k in order]
+    ends = [place - 0.5 for place in places if place and cell[place] != cell[place - 1]]
+    for one in axes:
+        one.set_xticks([])  # places are no devices' numbers
+        for end in ends:
+            one.axvline(end, color="lightgrey", linewidth=1)
     if len(order) <= _NAMED:
         axes[1].set_xticks(places, [devices.name(k).removeprefix("device ") for k in order], rotation=90, fontsize=8)
 
