@@ -33,6 +33,15 @@ class Radio:
     the same share for all for one that does not. `deadline`, in seconds, is what a plan meets. `late` says what becomes of an
     answer after it: it is waited for, or dropped; where all of a node's are late, the first is waited for. `mask` plans for the
     header and the mask of a message, which the paper does not count and which are sent.
+
+    >>> import covey
+    >>> from covey.wireless import Cells, Channel, Devices, Noise, Radio
+    >>> devices = Devices.of([0, 0], distance=[60.0, 90.0], cpu=1e9, cycles=20.0, power=0.1)
+    >>> radio = Radio(devices, Cells.of(1e6), Channel(Noise(1e-14), fading="none"))
+    >>> shards, model = covey.data.digits(devices=2), covey.models.linear(64, 10)
+    >>> run = covey.run(covey.Experiment(covey.algorithms.FedAvg(), shards, model, covey.Tree.flat(2), rounds=1, radio=radio))
+    >>> f"{1e3 * next(run).radio.seconds:.2f} ms"
+    '4.23 ms'
     """
 
     devices: Devices
