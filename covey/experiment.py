@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,7 +20,7 @@ from covey.nodes import Idle
 from covey.space import Space
 from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
-from covey.wire import Spec
+from covey.wire import Spec, wires
 from covey.wireless import Radio, Work
 
 _PARTS = ("train", "validation", "test")
@@ -152,7 +152,10 @@ class Experiment:
         """What a device does for one answer, by which a radio plan reckons; None where the algorithm does not say."""
         space = Space(self.model, private=self.private)
         work = self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
-        return None if work is None else replace(work, bits=torch.finfo(self.dtype).bits)
+        if work is None:
+            return None
+        tree = self.algorithm.fit(self.tree)[0]
+        return work.sent_by(wires(self.codec, tree.links)[tree.links[-1], "up"].codec, torch.finfo(self.dtype).bits // 8)
 
     def due(self, round: int) -> tuple[str, ...]:
         """The parts of the data to score on in this round, counted from 0."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covey.codecs import CODECS, header
+from covey.codecs import CODECS, Codec, header
 from covey.errors import ConfigError
 from covey.wireless.channel import Noise
 from covey.wireless.device import Cells, Devices
@@ -26,11 +26,12 @@ class Work:
 
     shared: Size  # N_u, weights that are pruned, trained and sent
     personal: Size = 0.0  # N_v, weights that stay on the device
-    bits: int = 32  # q, of a weight
+    bits: float = 32  # q, of a weight
     steps: int = 1  # tau_u
     personal_steps: int = 1  # tau_v
     probe_steps: int = 1  # tau_hat_u
     numbers: int = 0  # sent beside the weights, each a message of its own, such as how many examples a device has
+    extra: float | None = None  # bits of all else that is sent; None: a bitmap's header and mask, and the numbers in float32
 
     def __post_init__(self) -> None:
         if not (torch.as_tensor(self.shared) >= 1).all() or not (torch.as_tensor(self.personal) >= 0).all():
@@ -41,7 +42,7 @@ class Work:
 
     def whole(self) -> Work:
         """The same model with no personal part: all of it is pruned and sent."""
-        return replace(self, shared=self.shared + self.personal, personal=0.0)
+        return replace(self, shared=self.shared + self.personal, personal=0.0, extra=None)
 
     def unprobed(self) -> Work:
         """Without the steps that rank weights, which nobody needs who prunes nothing."""
@@ -50,7 +51,21 @@ class Work:
     @property
     def number_bits(self) -> int:
         """What the numbers beside the weights take."""
-        return self.numbers * (8 * header.SIZE + self.bits)
+        return self.numbers * 8 * (header.SIZE + 4)
+
+    def sent_by(self, codec: Codec, size: int) -> Work:
+        """The same, with the bits that a codec takes for pruned rows of `size` bytes a value, of one width for all devices.
+
+        They are the least with which no message is longer than `extra` and `bits` for every weight in it. Nothing changes where
+        lengths depend on values, or where pruned weights are sent as well.
+        """
+        width = int(self.shared)
+        lengths = codec.lengths(torch.arange(width + 1), width=width, size=size, masked=True)
+        if lengths is None or int(lengths[-1] - lengths[0]) * 8 < width:
+            return replace(self, bits=8 * size)
+        bits = 8.0 * float(lengths[-1] - lengths[0]) / width
+        extra = float((8.0 * lengths - bits * torch.arange(width + 1, dtype=torch.float64)).max())
+        return replace(self, bits=bits, extra=extra + self.numbers * 8 * (header.SIZE + size))
 
     def constant_cycles(self, devices: Devices) -> Tensor:
         """CPU cycles that no pruning saves, [n]: the first two terms of (12)."""
@@ -99,7 +114,10 @@ def formula_bits(work: Work, kept: Tensor) -> Tensor:
 
 
 def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
-    """The bits of the message a codec really makes of the kept weights and their mask; float32."""
+    """The bits of the message a codec really makes of the kept weights and their mask, in float32; or as the work itself says."""
+    if work.extra is not None:
+        count = whole_weights(kept, work.shared)
+        return torch.where(count > 0, work.extra + work.bits * count, 0.0)
     width = torch.as_tensor(work.shared, dtype=torch.float64).expand(kept.shape)
     count = whole_weights(kept, width).long()
     out = torch.zeros(kept.shape, dtype=torch.float64)
@@ -119,6 +137,8 @@ def whole_weights(kept: Tensor, width: Tensor | float) -> Tensor:
 
 def mask_bits(work: Work) -> Tensor:
     """What is sent beyond the weights: a header, a bit for each weight that may be kept, padded, and the numbers beside them."""
+    if work.extra is not None:
+        return torch.tensor(work.extra, dtype=torch.float64)
     return 8 * (header.SIZE + torch.ceil(torch.as_tensor(work.shared, dtype=torch.float64) / 8)) + work.number_bits
 
 

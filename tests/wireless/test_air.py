@@ -164,6 +164,22 @@ def test_a_plan_drives_a_run(policy: object) -> None:
         assert record.radio.upload_bytes == int((4 * kept * 120 + header.SIZE + 15).round().sum())
 
 
+def test_plans_reckon_with_the_codec_of_the_link() -> None:
+    """Fewer bits a weight prune less, and whatever the codec its bytes meet the deadline."""
+    radio, parts = Radio(WIDE, CELLS, FADING, deadline=0.0004), []
+    for codec in ("bitmap", "bitmap_f16", "int8", "int4"):
+        settings = {"private": "head", "codec": codec, "model": models.mlp(2, 40, 2), "rounds": 3, "seed": 7}
+        records = list(covey.run(experiment(replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings)))
+        aired = [record.radio for record in records if record.radio is not None]
+        assert [one.late for one in aired] == [[], [], []]
+        for record, one in zip(records, aired, strict=True):
+            assert one.upload_bytes == record.bytes("edge-device", "up")
+            assert one.seconds <= 0.0004 + 0.001 + 8 * (500 + 2 * header.SIZE + 4) / 1e8
+        parts.append(sum(record.notes["device"]["kept"].mean for record in records))
+    assert parts == sorted(parts)
+    assert parts[0] < parts[1] < parts[2]
+
+
 def test_dense_links_are_warned_of() -> None:
     assert not any("dense" in note for note in planned().notes)
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
