@@ -225,7 +225,7 @@ class Static(Nodes):
 
     def rewind(self) -> None:
         """Before the program runs on these nodes."""
-        self.kept, self.notes, self._calls, self._drawn, self._recalled = {}, {}, {}, 0, 0
+        self.kept, self.notes, self._calls, self._drawn, self._recalled, self.gradients = {}, {}, {}, 0, 0, 0.0
 
     @property
     def round(self) -> Any:
@@ -384,6 +384,7 @@ class Graphs:
         answer, notes = variant.replay.answer
         out.kept = {name: _copy(rows, copies) for name, rows in variant.replay.kept.items()}
         out.notes = {name: _copy(values, copies) for name, values in notes.items()}
+        out.gradients = variant.nodes.gradients  # a number: a program that computes its numbers of steps is not captured
         return out, _copy(answer, copies)
 
     def _refuse(self, call: Call, reason: str) -> None:

@@ -67,7 +67,8 @@ class Nodes:
         self._calls: dict[str, int] = {}
         self.kept: dict[str, Tensor] = {}
         self.notes: dict[str, tuple[Tensor, ...]] = {}
-        self.steps: Tensor | float = 0.0  # gradient steps times the weights that moved, [n]; for runtimes with a radio
+        self.gradients: Tensor | float = 0.0  # that these nodes evaluated on their data, [n] or the same for all; for runtimes
+        self.moved: Tensor | float = 0.0  # the weights that each of them moved, in all; counted where there is a radio
         self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)  # s that these nodes waited for their children; likewise
         self.granted: Tensor | None = None  # the ratios of a radio plan, [n]
 
@@ -150,7 +151,7 @@ class Nodes:
 
     def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives one number per node, [n]."""
-        self.worked(rows.shape[1])
+        self.worked(1, rows.shape[1])
         data = self._runtime.task.gradient_of(rows, batch, loss)
         return data + self._runtime.task.l2 * rows if self._runtime.task.l2 else data
 
@@ -308,9 +309,9 @@ class Nodes:
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
-    def worked(self, weights: Tensor | float) -> None:
-        """Called where nodes have taken gradient steps on this many weights; for runtimes."""
-        self.steps = self.steps + weights
+    def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
+        """Called where nodes have evaluated gradients, and with them moved weights, one as often as it did; for runtimes."""
+        self.gradients, self.moved = self.gradients + gradients, self.moved + moved
 
     def reads(self, what: str) -> None:
         """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""
@@ -371,13 +372,13 @@ class DataGradient:
         if self._counted:
             self._counted -= 1
         else:
-            self._me.worked(x.shape[1])
+            self._me.worked(1, x.shape[1])
         return data + self._task.l2 * x if self._task.l2 else data
 
     def descend(self, start: Rows, terms: Terms) -> Rows | None:
         """The whole loop in the engine, where it can."""
-        if self._me._runtime.air is not None:
-            self._me.worked(terms.moving(start))
+        steps = terms.steps.reshape(-1) if isinstance(terms.steps, Tensor) else terms.steps
+        self._me.worked(steps, 0.0 if self._me._runtime.air is None else terms.moving(start))
         self._counted = terms.longest
         if self._batch is None:
             return None

@@ -50,6 +50,7 @@ class Round:
     )  # of these: training, links, cohorts, scores, other; the checkpoint before
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)  # what programs noted of those asked, by tier and name
     radio: Aired | None = None  # the round on the virtual clock, where the experiment has a radio
+    gradients: int = 0  # that devices evaluated on their data, on one batch or on all of it, all devices together
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -159,7 +160,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.simulator.clock.start()
         w = self.simulator.play(self.experiment.algorithm.server, self._state.w, round=round)
         models = self._score(w)
-        notes = self.simulator.notes.read(tree)
+        notes, gradients = self.simulator.notes.read(tree), self.simulator.gradients.tolist()
         radio = self.simulator.air.read(self.simulator.elapsed) if self.simulator.air is not None else None
         asked = {tier: np.unique(torch.cat(ids).numpy()) for tier, ids in self.simulator.cohorts.items()}
         spent = self.simulator.clock.take() | ({"checkpoint": self._saving} if self._saving else {})
@@ -173,8 +174,8 @@ class Runs(Iterator[tuple[Round, ...]]):
                 size = tree.size(tier) // tree.copies
                 cohorts[tier] = (ids[ids // size == at] - at * size).tolist()
             traffic = self.simulator.meters[at].since(meters[at])
-            aired = None if radio is None else radio[at]
-            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, spent, notes[at], aired)))
+            facts = (spent, notes[at], None if radio is None else radio[at], int(gradients[at]))
+            histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, *facts)))
         self._state = State(w, round + 1, tuple(histories))
 
     def _build(self) -> Simulator:
@@ -475,4 +476,5 @@ def _record(facts: dict[str, Any]) -> Round:
         tier: {name: Note(**note) for name, note in found.items()} for tier, found in facts.get("notes", {}).items()
     }
     radio = None if facts.get("radio") is None else Aired(**facts["radio"])
-    return Round(facts["round"], facts["cohorts"], traffic, models, facts["seconds"], facts["spent"], notes, radio)
+    rest = (facts["seconds"], facts["spent"], notes, radio, facts.get("gradients", 0))
+    return Round(facts["round"], facts["cohorts"], traffic, models, *rest)

@@ -68,6 +68,7 @@ class Simulator:
         capture = self.capture and self.air is None and self.task.device.type == "cuda"
         self.graphs = Graphs(self) if capture else None
         self.elapsed = torch.zeros(len(self.seeds), 2, dtype=torch.float64)  # s that the servers waited in the last round
+        self.gradients = torch.zeros(len(self.seeds), dtype=torch.float64)  # that were evaluated in it
         self._ledger = Ledger(self.meters)
         self._doubts: list[_Doubt] = []
         self._storing = threading.Lock()
@@ -85,8 +86,10 @@ class Simulator:
         self._round = round
         self._ledger.clear()
         self._doubts.clear()
-        if self.air is not None and self.lane == "train":
-            self.air.clear()
+        if self.lane == "train":
+            self.gradients.zero_()
+            if self.air is not None:
+                self.air.clear()
         with _one_thread(), torch.no_grad():
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
             answer = program(me, rows.clone())
@@ -170,6 +173,7 @@ class Simulator:
                 answer = q.program(nodes, *arguments)
             self._keep(nodes, ids, q.round)
             self._note(nodes, ids, idle)
+            self._count(nodes, ids, idle)
             if q.timed is not None:
                 q.timed.add(part, nodes)
             with self._timed("links"):
@@ -252,7 +256,7 @@ class Simulator:
             me.elapsed = me.elapsed + most(timed.elapsed[answers] + wire, asker, len(me))
             return None
         idle = torch.zeros_like(asker, dtype=torch.bool) if me.idle is None else me.idle[asker]
-        took = self.air.took(timed.grant, timed.steps[answers], sent, idle)
+        took = self.air.took(timed.grant, timed.moved[answers], sent, idle)
         counts = self.air.in_time(timed.grant, took, asker, len(me), idle)
         relay = me.tier == self.tree.tiers[0]
         me.elapsed = me.elapsed + self.air.waits(timed.grant, took, counts, sent, asker, len(me), relay)
@@ -310,6 +314,15 @@ class Simulator:
             for values in found:
                 self._doubt(nodes.tier, f"the note {name!r}", values, ids)
                 self.notes.add(nodes.tier, name, ids, values, idle)
+
+    def _count(self, nodes: Nodes, ids: Ids, idle: Tensor | None) -> None:
+        """Add the gradients that those who were asked evaluated; whole numbers, so the order of workers does not matter."""
+        if self.lane != "train":
+            return
+        found = nodes.gradients.double().cpu() if isinstance(nodes.gradients, Tensor) else torch.tensor(float(nodes.gradients))
+        each = found.expand(len(ids)) if idle is None else torch.where(idle, 0.0, found)
+        with self._storing:
+            self.gradients.index_add_(0, self.tree.copy(nodes.tier, ids), each.double())
 
     def _send(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Any:
         """The rows that arrive."""
@@ -406,16 +419,16 @@ class _Question:
 
 
 class _Timed:
-    """What the virtual clock must know of those who run, [m]: steps, bytes sent, and how long they waited themselves."""
+    """What the virtual clock must know of those who run, [m]: weights moved, bytes sent, and how long they waited themselves."""
 
     def __init__(self, ids: Ids, grant: Grant | None) -> None:
         self.ids, self.grant = ids, grant
-        self.steps, self.sent = torch.zeros(2, len(ids), dtype=torch.float64)
+        self.moved, self.sent = torch.zeros(2, len(ids), dtype=torch.float64)
         self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)
 
     def add(self, part: slice, nodes: Nodes) -> None:
         """What some of them have done."""
-        self.steps[part] = nodes.steps.cpu().double() if isinstance(nodes.steps, Tensor) else nodes.steps
+        self.moved[part] = nodes.moved.cpu().double() if isinstance(nodes.moved, Tensor) else nodes.moved
         self.elapsed[part] = nodes.elapsed
 
     def heard(self, at: Tensor, lengths: Tensor) -> None:

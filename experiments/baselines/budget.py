@@ -1,13 +1,6 @@
-"""How many gradients a device evaluates: what a method is given, and what a run really took."""
+"""How many gradients a device evaluates in a round by its settings; `record.gradients` is what a run really took."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-from weakref import WeakSet
-
-from torch import Tensor
 
 from covey.algorithm import Algorithm
 from covey.algorithms import (
@@ -27,9 +20,6 @@ from covey.algorithms import (
     Pruned,
     SFedHP,
 )
-from covey.nodes import DataGradient, Nodes
-from covey.replies import Rows
-from covey.terms import Terms
 
 
 def gradients(a: Algorithm) -> float:
@@ -60,41 +50,3 @@ def gradients(a: Algorithm) -> float:
             return (1 - a.p) / a.p * (1 - a.edge_p)
         case _:
             return float(getattr(a, "steps"))  # noqa: B009
-
-
-class Count:
-    """Gradients evaluated so far, over all devices."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-
-@contextmanager
-def counted() -> Iterator[Count]:
-    """Counts every gradient of training data that devices evaluate inside; one row on one batch is one."""
-    count, call, descend, own = Count(), DataGradient.__call__, DataGradient.descend, Nodes.gradient
-    uneven: WeakSet[DataGradient] = WeakSet()  # those whose steps were counted row by row when the descent began
-
-    def one(self: DataGradient, x: Rows) -> Rows:
-        count.total += 0 if self in uneven else len(x)
-        return call(self, x)
-
-    def many(self: DataGradient, start: Rows, terms: Terms) -> Rows | None:
-        if isinstance(terms.steps, Tensor):
-            count.total += int(terms.steps.sum())
-            uneven.add(self)
-            return descend(self, start, terms)
-        uneven.discard(self)
-        rows = descend(self, start, terms)
-        count.total += 0 if rows is None else len(start) * terms.steps
-        return rows
-
-    def of_ones_own(self: Nodes, rows: Rows, *rest: Any) -> Rows:
-        count.total += len(rows)
-        return own(self, rows, *rest)
-
-    DataGradient.__call__, DataGradient.descend, Nodes.gradient = one, many, of_ones_own  # type: ignore[method-assign]
-    try:
-        yield count
-    finally:
-        DataGradient.__call__, DataGradient.descend, Nodes.gradient = call, descend, own  # type: ignore[method-assign]

@@ -26,7 +26,6 @@ from covey.algorithms import FedAvg, FineTune, Local, PFedBayes, PFedGP
 from covey.data import Shards
 from covey.run import Run
 from experiments.baselines import pool
-from experiments.baselines.budget import counted
 
 DEVICES, LABELS, SAMPLE, BATCH, GRADIENTS = 50, 5, 5, 64, 100
 ROUNDS, TUNE, SEEDS, TUNING = 1000, 20, (1, 2, 3), 0
@@ -100,11 +99,12 @@ def work(method: str, lr: float, seed: int, share: float, device: str) -> dict[s
     model, tree = covey.models.mlp(784, 100, 10), covey.Tree.flat(DEVICES)
     scores = 1 if seed == TUNING else how.scores
     plain: dict[str, Any] = {"seed": seed, "device": device, "score_every": max(1, rounds // scores)}
-    with counted() as count:
-        run = covey.run(covey.Experiment(how.make(lr), data, model, tree, rounds=rounds, **plain))
-        records = list(run)
-        if how.tune:
-            run, records = tuned(run, how.tune, lr, plain)
+    run = covey.run(covey.Experiment(how.make(lr), data, model, tree, rounds=rounds, **plain))
+    records = list(run)
+    gradients = sum(record.gradients for record in records)
+    if how.tune:
+        run, records = tuned(run, how.tune, lr, plain)
+        gradients += sum(record.gradients for record in records)
     trained = time.perf_counter() - began
     found = run.calibration()
     models = {}
@@ -116,7 +116,7 @@ def work(method: str, lr: float, seed: int, share: float, device: str) -> dict[s
         "models": models,
         "lr": lr,
         "rounds": rounds,
-        "gradients": count.total / DEVICES,
+        "gradients": gradients / DEVICES,
         "training": sum(record.spent.get("training", 0.0) for record in records),
         "until_scored": trained,
         "seconds": time.perf_counter() - began,

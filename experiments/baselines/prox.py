@@ -18,11 +18,11 @@ RATES = {"digits": 0.6, "fashion": 0.1, "synthetic": 0.1}  # that FedAvg chose
 def loss(name: str, mu: float, seed: int) -> float:
     """The global model's test loss after the last round; mu = 0 is FedAvg."""
     sizes, _, rounds = SETS[name]
-    same = {"lr": RATES[name], "steps": GRADIENTS, "batch": BATCH}
-    algorithm = FedProx(mu=mu, **same) if mu else FedAvg(**same)  # type: ignore[arg-type]
+    plain = FedAvg(lr=RATES[name], steps=GRADIENTS, batch=BATCH)
+    algorithm = FedProx(mu=mu, lr=plain.lr, steps=plain.steps, batch=plain.batch) if mu else plain
     data = shards(name, seed)
-    plain = {"rounds": rounds, "seed": seed, "score_every": rounds}
-    run = covey.run(covey.Experiment(algorithm, data, covey.models.mlp(*sizes), covey.Tree.flat(data.devices), **plain))
+    model, tree = covey.models.mlp(*sizes), covey.Tree.flat(data.devices)
+    run = covey.run(covey.Experiment(algorithm, data, model, tree, rounds=rounds, seed=seed, score_every=rounds))
     found = list(run)[-1].models["global"].scores["test"].loss
     assert found is not None
     return found

@@ -24,7 +24,6 @@ from covey.data import Shards
 from covey.run import Round
 from covey.select import select
 from experiments.baselines import pool
-from experiments.baselines.budget import counted
 from experiments.baselines.methods import METHODS
 
 SETS: dict[str, tuple[tuple[int, ...], int, int]] = {
@@ -66,14 +65,13 @@ def work(name: str, method: str, point: int, seed: int, rounds: int, device: str
     """What one run came to, as JSON can hold it."""
     began = time.perf_counter()
     asked = experiment(name, method, point, seed=seed, rounds=rounds, device=device)
-    with counted() as count:
-        records = list(covey.run(asked))
+    records = list(covey.run(asked))
     models = {model: outcome(records, model) for model in records[-1].models}
     return {
         "models": models,
         "setting": METHODS[method].points[point],
         "algorithm": str(asked.algorithm),
-        "gradients": count.total / asked.data.devices,
+        "gradients": sum(record.gradients for record in records) / asked.data.devices,
         "bytes": sum(record.bytes() for record in records) / len(records) / asked.data.devices,
         "rounds": rounds,
         "seconds": time.perf_counter() - began,

@@ -30,10 +30,9 @@ def draw(axis: Any, title: str, groups: Sequence[tuple[str, Sequence[Seed]]], na
     for at, (label, group) in enumerate(groups):
         if not group:
             continue
-        x, y = curve(group, name)
-        if by_seconds:
-            clock = [list(accumulate(seed["seconds"])) for seed in group]
-            x = [statistics.fmean(one[r - 1] for one in clock) for r in x]  # type: ignore[misc]
+        rounds, y = curve(group, name)
+        clock = [list(accumulate(seed["seconds"])) for seed in group] if by_seconds else []
+        x = [statistics.fmean(one[r - 1] for one in clock) for r in rounds] if by_seconds else rounds
         percent = 1 if name.endswith("loss") else 100
         axis.plot(x, [percent * value for value in y], label=label, linewidth=1.2, color=f"C{at}")
     axis.set_title(title, fontsize=9)

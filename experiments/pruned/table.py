@@ -53,7 +53,8 @@ def reach(seed: Seed, target: float) -> tuple[int, float, float, float] | None:
     """The first round whose validation accuracy passes a target; seconds, joules and bytes until then."""
     for at, value in enumerate(seed["personal_validation"]):
         if value is not None and value >= target:
-            return at + 1, *(sum(seed[name][: at + 1]) for name in ("seconds", "joules", "bytes"))  # type: ignore[return-value]
+            seconds, joules, sent = (sum(seed[name][: at + 1]) for name in ("seconds", "joules", "bytes"))
+            return at + 1, seconds, joules, sent
     return None
 
 
