@@ -11,7 +11,6 @@ Figures are of the last round and the test part; the outputs of plain networks a
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,8 @@ from covey.algorithm import Algorithm
 from covey.algorithms import FedAvg, FineTune, Local, PFedBayes, PFedGP
 from covey.data import Shards
 from covey.run import Run
-from experiments.baselines import pool
+from experiments.pool import Answers, Found, Job
+from experiments.pool import run as spread
 
 DEVICES, LABELS, SAMPLE, BATCH, GRADIENTS = 50, 5, 5, 64, 100
 ROUNDS, TUNE, SEEDS, TUNING = 1000, 20, (1, 2, 3), 0
@@ -132,16 +132,17 @@ def tuned(run: Run, steps: int, lr: float, plain: dict[str, Any]) -> tuple[Run, 
     return after, list(after)
 
 
-def best(answers: pool.Answers, method: str) -> float | None:
+def best(answers: Found, method: str) -> float | None:
     """The step size that was best on the tuning seed."""
-    tried = {lr: answers.get(f"{method}/{lr}/{TUNING}") for lr in METHODS[method].lrs}
-    if None in tried.values() or all("error" in answer for answer in tried.values()):
+    lrs = METHODS[method].lrs
+    tried = {lr: answers[name] for lr in lrs if (name := f"{method}/{lr}/{TUNING}") in answers}
+    if len(tried) < len(lrs) or all("error" in answer for answer in tried.values()):
         return None
     judged = SHOWN[method][0]
     return max(tried, key=lambda lr: -1.0 if "error" in tried[lr] else tried[lr]["models"][judged]["validation"])
 
 
-def jobs(answers: pool.Answers, *, methods: list[str], share: float, device: str) -> Iterator[pool.Job]:
+def jobs(answers: Found, *, methods: list[str], share: float, device: str) -> Iterator[Job]:
     """The step sizes on the tuning seed, and the reported seeds of every method that has chosen; the slowest is first."""
     for method in methods:
         lr = best(answers, method)
@@ -151,7 +152,7 @@ def jobs(answers: pool.Answers, *, methods: list[str], share: float, device: str
             yield f"{method}/{lr}/{TUNING}", (method, lr, TUNING, share / 2, device)
 
 
-def table(answers: pool.Answers) -> str:
+def table(answers: Found) -> str:
     """All figures in Markdown."""
     lines = ["| method | model | accuracy | worst tenth | ECE | MCE | Brier | log-loss | gradients | s | lr |", "|---" * 11 + "|"]
     for method in METHODS:
@@ -182,7 +183,10 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     asked = parser.parse_args()
     plan = partial(jobs, methods=asked.methods, share=asked.share, device=asked.device)
-    print(table(json.loads(asked.json.read_text()) if asked.table else pool.run(work, plan, asked.json, asked.jobs)))
+    answers = Answers(asked.json)
+    if not asked.table:
+        spread(work, lambda found: [job for job in plan(found) if job[0] not in found], answers, asked.jobs)
+    print(table(answers.found))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,9 @@ import covey
 from covey.data import Shards
 from covey.run import Round
 from covey.select import select
-from experiments.baselines import pool
 from experiments.baselines.methods import METHODS
+from experiments.pool import Answers, Found, Job
+from experiments.pool import run as spread
 
 SETS: dict[str, tuple[tuple[int, ...], int, int]] = {
     "fashion": ((784, 100, 10), 4, 60),
@@ -102,10 +103,11 @@ def main_model(answer: dict[str, Any]) -> str:
     return "personal" if "personal" in answer["models"] else "global"
 
 
-def best_point(answers: pool.Answers, name: str, method: str) -> int | None:
+def best_point(answers: Found, name: str, method: str) -> int | None:
     """The number of the best setting on the tuning seed; None while some are missing, or where all failed."""
-    tried = [answers.get(key(name, method, point, TUNING)) for point in range(len(METHODS[method].points))]
-    if None in tried or all("error" in answer for answer in tried):
+    names = [key(name, method, point, TUNING) for point in range(len(METHODS[method].points))]
+    tried = [answers[name] for name in names if name in answers]
+    if len(tried) < len(names) or all("error" in answer for answer in tried):
         return None
     scores = [_quality(answer) for answer in tried]
     return scores.index(max(scores))
@@ -124,13 +126,13 @@ def key(name: str, method: str, point: int, seed: int) -> str:
     return f"{name}/{method}/{point}/{seed}"
 
 
-def jobs(answers: pool.Answers, *, sets: list[str], methods: list[str], share: float, device: str) -> Iterator[pool.Job]:
+def jobs(answers: Found, *, sets: list[str], methods: list[str], share: float, device: str) -> Iterator[Job]:
     """The grid on the tuning seed, and the reported seeds of every method whose grid is done; the slowest first."""
     pairs = sorted(((name, method) for name in sets for method in methods), key=lambda pair: pair[1] not in SLOW)
     for name, method in pairs:
         best, rounds = best_point(answers, name, method), max(2, round(share * SETS[name][2]))
-        for seed in SEEDS if best is not None else ():
-            yield key(name, method, best, seed), (name, method, best, seed, rounds, device)
+        if best is not None:
+            yield from ((key(name, method, best, seed), (name, method, best, seed, rounds, device)) for seed in SEEDS)
         for point in range(len(METHODS[method].points)):
             yield key(name, method, point, TUNING), (name, method, point, TUNING, rounds // 2, device)
 
@@ -149,9 +151,8 @@ def main() -> None:
     if "demlearn" in methods and find_spec("scipy") is None:
         print("# demlearn is left out: it needs scipy", file=sys.stderr)
         methods.remove("demlearn")
-    pool.run(
-        work, partial(jobs, sets=asked.sets, methods=methods, share=asked.share, device=asked.device), asked.json, asked.jobs
-    )
+    plan = partial(jobs, sets=asked.sets, methods=methods, share=asked.share, device=asked.device)
+    spread(work, lambda found: [job for job in plan(found) if job[0] not in found], Answers(asked.json), asked.jobs)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.baselines.methods import METHODS
-from experiments.baselines.pool import Answers
 from experiments.baselines.run import SEEDS, SETS, best_point, key, main_model
+from experiments.pool import Found
 
 _TITLES = {
     "synthetic": "Synthetic(.5, .5), 100 devices",
@@ -27,7 +27,7 @@ def main() -> None:
     """Print a table for every set, then which methods end below the yardsticks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("json", type=Path)
-    answers: Answers = json.loads(parser.parse_args().json.read_text())
+    answers: Found = json.loads(parser.parse_args().json.read_text())
     for name in SETS:
         lines = [line for method in METHODS if (line := row(answers, name, method))]
         if lines:
@@ -36,14 +36,14 @@ def main() -> None:
     print(verdict(answers))
 
 
-def reported(answers: Answers, name: str, method: str) -> list[dict[str, Any]]:
+def reported(answers: Found, name: str, method: str) -> list[dict[str, Any]]:
     """The answers of the reported seeds that there are and that ended well."""
     best = best_point(answers, name, method)
     found = [] if best is None else [answers.get(key(name, method, best, seed), {"error": ""}) for seed in SEEDS]
     return [answer for answer in found if "error" not in answer]
 
 
-def row(answers: Answers, name: str, method: str) -> str | None:
+def row(answers: Found, name: str, method: str) -> str | None:
     """A method's line; None where nothing was run."""
     tried = [answers.get(key(name, method, point, 0)) for point in range(len(METHODS[method].points))]
     if not any(tried):
@@ -72,7 +72,7 @@ def row(answers: Answers, name: str, method: str) -> str | None:
     return "| " + " | ".join(cells) + " |"
 
 
-def verdict(answers: Answers) -> str:
+def verdict(answers: Found) -> str:
     """For each method, the sets on which the test loss of one of its models ends below that of local or FedAvg."""
     lines = [
         "| method | below local's test loss on | below FedAvg's | below local's training loss on | below FedAvg's |",
@@ -89,7 +89,7 @@ def verdict(answers: Answers) -> str:
     return "\n".join(lines)
 
 
-def _below(answers: Answers, name: str, method: str, yardstick: tuple[str, str, str]) -> bool:
+def _below(answers: Found, name: str, method: str, yardstick: tuple[str, str, str]) -> bool:
     other, model, figure = yardstick
     mine, theirs = reported(answers, name, method), reported(answers, name, other)
     if not mine or not theirs or method == other:

@@ -15,8 +15,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from experiments.pool import Found
 from experiments.pruned.settings import DEADLINE, DEADLINES, RATIOS, SCHEMES, SETS
-from experiments.pruned.table import Found, Seed, average, mean, seeds, threshold
+from experiments.pruned.table import Seed, average, mean, seeds, threshold
 
 
 def curve(group: Sequence[Seed], name: str) -> tuple[list[int], list[float]]:

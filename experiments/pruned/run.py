@@ -9,15 +9,9 @@ that is in OUT.json is not run again. `table.py` and `picture.py` read that file
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +20,8 @@ import torch
 
 import covey
 from covey.run import Round
+from experiments import pool
+from experiments.pool import Answers, Found
 from experiments.pruned.settings import LR, SETS, Job, Rates, drawn, experiments, grid, jobs
 
 PARTS = ("schemes", "thresholds", "ratios", "fading", "orders")
@@ -45,7 +41,7 @@ def played(job: Job, device: str, until: float) -> dict[str, Any]:
         out[scheme] = [columns(seed.history, short=job.draw is not None) for seed in runs.seeds]
         space = runs.simulator.task.space
         sizes[scheme] = {"shared": space.shared, "personal": space.width - space.shared}
-    return {"job": asdict(job), "sizes": sizes, "took": time.perf_counter() - began, "device": device, "schemes": out}
+    return {"job": asdict(job), "sizes": sizes, "seconds": time.perf_counter() - began, "device": device, "schemes": out}
 
 
 def columns(history: tuple[Round, ...], *, short: bool) -> dict[str, list[Any]]:
@@ -90,72 +86,30 @@ def row(record: Round) -> dict[str, Any]:
     return out
 
 
-class Results:
-    """What is done, in a file that is whole at every moment."""
+def work(todo: list[Job], device: str, processes: int, until: float, answers: Answers) -> None:
+    """Those of these jobs that are not done, on one kind of device; one that failed before is tried again."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path, self._writing = path, threading.Lock()
-        self.found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    def plan(found: Found) -> list[pool.Job]:
+        return [(job.key, (job, device, until)) for job in todo if not done(job, found)]
 
-    def done(self, job: Job) -> bool:
-        one = self.found.get(job.key)
-        return one is not None and "failed" not in one and one["job"] == asdict(job)
-
-    def add(self, key: str, value: dict[str, Any]) -> None:
-        with self._writing:
-            self.found[key] = value
-            if self.path:
-                part = self.path.with_suffix(".part")
-                part.write_text(json.dumps(self.found))
-                os.replace(part, self.path)
+    pool.run(played, plan, answers, processes)
 
 
-def spread(todo: list[Job], device: str, processes: int, until: float) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """The results of jobs as they come; a job that fails says why. A few at a time are handed out, so that a pool that breaks
-    takes no more than these with it, and another one goes on."""
-    waiting = list(todo)
-    while waiting:
-        with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            under_way: dict[Future[dict[str, Any]], Job] = {}
-            broken = False
-            while (waiting and not broken) or under_way:
-                while waiting and not broken and len(under_way) < processes:
-                    job = waiting.pop(0)
-                    try:
-                        under_way[pool.submit(played, job, device, until)] = job
-                    except Exception:  # the pool is broken
-                        waiting.insert(0, job)
-                        broken = True
-                ready, _ = wait(under_way, timeout=1.0, return_when=FIRST_COMPLETED)
-                for one in ready:
-                    job = under_way.pop(one)
-                    error = one.exception()
-                    broken = broken or "BrokenProcessPool" in type(error).__name__
-                    yield job, one.result() if error is None else _failed(job, error)
+def done(job: Job, found: Found) -> bool:
+    """Whether a job's answer is there, and is of this very job."""
+    one = found.get(job.key)
+    return one is not None and "error" not in one and one["job"] == asdict(job)
 
 
-def _failed(job: Job, error: BaseException) -> dict[str, Any]:
-    text = "".join(traceback.format_exception(error))[-2000:]
-    return {"job": asdict(job), "failed": f"{type(error).__name__}: {error}", "trace": text}
-
-
-def work(todo: list[Job], device: str, processes: int, until: float, results: Results) -> None:
-    """Jobs on one kind of device, written down as they end."""
-    for job, found in spread([job for job in todo if not results.done(job)], device, processes, until):
-        results.add(job.key, found)
-        said = found["failed"] if "failed" in found else f"{found['took']:.1f} s"
-        print(f"# {device} {job.key}: {said}", file=sys.stderr, flush=True)
-
-
-def rates(found: dict[str, Any]) -> Rates:
+def rates(found: Found) -> Rates:
     """The learning rates with the best validation accuracy over the last quarter of the rounds of the grid."""
     out: Rates = {(data, all_shared): LR[data] for data in SETS for all_shared in (False, True)}
     for data, all_shared in out:
         quality: dict[float, list[float]] = {}
-        for one in found.values():
-            job = one["job"]
-            if (job["part"], job["data"], job["all_shared"]) == ("grid", data, all_shared):
-                quality.setdefault(job["lr"], []).append(0.0 if "failed" in one else late(one))
+        for job in grid(rounds=1):
+            if (job.data, job.all_shared) == (data, all_shared) and job.key in found and job.lr is not None:
+                one = found[job.key]
+                quality.setdefault(job.lr, []).append(0.0 if "error" in one else late(one))
         if quality:
             out[data, all_shared] = max(quality, key=lambda lr: sum(quality[lr]) / len(quality[lr]))
     return out
@@ -181,29 +135,29 @@ def main() -> None:
     parser.add_argument("--draw-rounds", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=600.0, help="no job goes on after this; what is done is kept")
     asked = parser.parse_args()
-    until, results = time.time() + 60 * asked.minutes, Results(asked.json)
+    until, answers = time.time() + 60 * asked.minutes, Answers(asked.json)
 
     def on_device() -> None:
         if asked.part in ("grid", "all"):
-            work(grid(rounds=asked.rounds), asked.device, asked.jobs, until, results)
-        found = rates(results.found)
+            work(grid(rounds=asked.rounds), asked.device, asked.jobs, until, answers)
+        found = rates(answers.found)
         print(f"# learning rates by data and whether all is shared: {found}", file=sys.stderr, flush=True)
         parts = PARTS if asked.part == "all" else [part for part in PARTS if part == asked.part]
         todo = [job for part in parts for job in jobs(part, rounds=asked.rounds, seeds=asked.seeds, rates=found)]
-        work(todo, asked.device, asked.jobs, until, results)
+        work(todo, asked.device, asked.jobs, until, answers)
 
     def on_cpu() -> None:
         if asked.part in ("draws", "all"):
             processes = asked.cpu_jobs if asked.part == "all" else asked.jobs
-            work(drawn(asked.draws, rounds=asked.draw_rounds), "cpu", processes, until, results)
+            work(drawn(asked.draws, rounds=asked.draw_rounds), "cpu", processes, until, answers)
 
     threads = [threading.Thread(target=lane) for lane in (on_device, on_cpu)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    bad = sorted(key for key, one in results.found.items() if "failed" in one)
-    print(f"# {len(results.found) - len(bad)} jobs done, {len(bad)} failed {bad[:10]}", file=sys.stderr)
+    bad = sorted(key for key, one in answers.found.items() if "error" in one)
+    print(f"# {len(answers.found) - len(bad)} jobs done, {len(bad)} failed {bad[:10]}", file=sys.stderr)
 
 
 if __name__ == "__main__":

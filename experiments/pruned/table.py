@@ -14,17 +14,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from experiments.pool import Found
 from experiments.pruned.run import late, rates
 from experiments.pruned.settings import DEADLINE, DEADLINES, DRAWN, RATIOS, SCHEMES, SETS
 
 Seed = dict[str, list[Any]]
-Found = dict[str, Any]
 
 
 def seeds(found: Found, part: str, data: str, scheme: str) -> list[Seed]:
     """Every seed's columns; nothing where the job is missing or failed."""
     one = found.get(f"{part}/{data}/{scheme}")
-    return [] if one is None or "failed" in one else next(iter(one["schemes"].values()))
+    return [] if one is None or "error" in one else next(iter(one["schemes"].values()))
 
 
 def threshold(found: Found, deadline: float) -> list[Seed]:
@@ -89,7 +89,7 @@ def grid(found: Found) -> None:
     print("### Learning rates, seed 0, validation accuracy over the last quarter of the rounds\n")
     head("data", "rate, ratio", "accuracy", "its best round")
     for key, one in found.items():
-        if key.startswith("grid/") and "failed" not in one:
+        if key.startswith("grid/") and "error" not in one:
             _, data, name = key.split("/")
             values = next(iter(one["schemes"].values()))[0]["personal_validation"]
             line(data, name, f"{100 * late(one):.2f}", f"{100 * max(v for v in values if v is not None):.2f}")
@@ -239,7 +239,7 @@ _COSTS = ((0, 1, 1), (1, 1, 2), (2, 1, 2), (3, 1e-6, 1))  # rounds, seconds, jou
 
 def draws(found: Found) -> None:
     print("\n### Orderings over random draws\n")
-    all_found = [one["schemes"] for key, one in found.items() if key.startswith("draws/") and "failed" not in one]
+    all_found = [one["schemes"] for key, one in found.items() if key.startswith("draws/") and "error" not in one]
     if not all_found:
         return
     rounds = len(all_found[0]["proposed"][0]["personal_test"])
@@ -269,7 +269,7 @@ def main() -> None:
     found = json.loads(parser.parse_args().json.read_text())
     for part in (grid, schemes, thresholds, ratios, orders, fading, draws):
         part(found)
-    failed = {key: one["failed"] for key, one in found.items() if "failed" in one}
+    failed = {key: one["error"] for key, one in found.items() if "error" in one}
     print(f"\n{len(found) - len(failed)} jobs done; failed: {failed or 'none'}")
 
 
