@@ -157,6 +157,11 @@ class Experiment:
         tree = self.algorithm.fit(self.tree)[0]
         return work.sent_by(wires(self.codec, tree.links)[tree.links[-1], "up"].codec, torch.finfo(self.dtype).bits // 8)
 
+    def regular(self, round: int) -> bool:
+        """Whether this round is scored even if it is not the last."""
+        every = [number for number in (self.score_every, self.score_train_every) if number is not None]
+        return any((round + 1) % number == 0 for number in every)
+
     def due(self, round: int) -> tuple[str, ...]:
         """The parts of the data to score on in this round, counted from 0."""
         now, last = round + 1, round + 1 == self.rounds

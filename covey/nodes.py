@@ -66,6 +66,7 @@ class Nodes:
         self._asks = 0
         self._calls: dict[str, int] = {}
         self.kept: dict[str, Tensor] = {}
+        self.recalled: set[str] = set()  # the names that were recalled from before this call; for scoring
         self.notes: dict[str, tuple[Tensor, ...]] = {}
         self.gradients: Tensor | float = 0.0  # that these nodes evaluated on their data, [n] or the same for all; for runtimes
         self.moved: Tensor | float = 0.0  # the weights that each of them moved, in all; counted where there is a radio
@@ -186,6 +187,7 @@ class Nodes:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
         if name in self.kept:
             return self.kept[name]
+        self.recalled.add(name)
         return self._runtime.store.get(self.tier, name, self.ids, default, since)
 
     def age(self, name: str) -> Tensor:

@@ -6,13 +6,16 @@ for record in covey.run(experiment):
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,14 +27,22 @@ from covey.checkpoint import Checkpoint
 from covey.data import Shards
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.experiment import Experiment, unlike
+from covey.journal import Journal
 from covey.meter import Meter, Traffic
 from covey.newcomers import Newcomers, held_out
 from covey.notes import Note
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
+from covey.snapshot import PRIVATE, Beside, Snapshot
+from covey.store import PRESENT, Entry, Frozen
 from covey.task import Task
 from covey.wire import wires
 from covey.wireless.air import Air, Aired
+
+CHOSEN_ON = {"honest": "validation", "paper": "test"}
+"""The part of the data on which each protocol chooses the round it reports."""
+Which = Literal["last", "chosen"]
+"""A model as it is now, or as it was in the round that its scores chose."""
 
 _GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
 
@@ -82,12 +93,22 @@ class Round:
 
 
 @dataclass(frozen=True, eq=False)
+class Chosen:
+    """The round in which a model was best so far, and the global row of that round, [1, P]."""
+
+    round: int
+    quality: float
+    w: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class State:
     """Where the runs stand between two rounds; one assignment moves them from one to the next."""
 
     w: Tensor  # [seeds, P]
     round: int
     histories: tuple[tuple[Round, ...], ...]
+    chosen: tuple[dict[str, Chosen], ...]  # of each seed, by the label under which the runtime holds the rows
 
 
 class Runs(Iterator[tuple[Round, ...]]):
@@ -105,7 +126,11 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.held_out = [held_out(experiment) for experiment in self.experiments]
         self.newcomers = self._newcomers()
         self.simulator = self._build()
-        self._state = State(self.simulator.start.clone(), 0, ((),) * len(self.experiments))
+        empty: tuple[dict[str, Chosen], ...] = tuple({} for _ in self.experiments)
+        self._state = State(self.simulator.start.clone(), 0, ((),) * len(self.experiments), empty)
+        self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
+        self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
+        self._busy = threading.Lock()
         self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
         self._saving = 0.0
         self._rehearse()
@@ -120,15 +145,31 @@ class Runs(Iterator[tuple[Round, ...]]):
     def __next__(self) -> tuple[Round, ...]:
         if self.round >= self.experiment.rounds:
             raise StopIteration
-        state, meters = self._state, [meter.copy() for meter in self.simulator.meters]
-        self.simulator.store.commit()  # what the round before kept
+        with self.alone("run a round"):
+            state = self._state
+            meters = [meter.copy() for meter in self.simulator.meters]
+            holds = self.simulator.store.holds()
+            self.simulator.store.commit()  # what the round before kept
+            try:
+                self._play(meters)
+            except (
+                BaseException
+            ):  # a Ctrl-C too: a round has happened as a whole or, if the state is still the old one, not at all
+                if self._state is state:
+                    self.simulator.store.restore_holds(holds)
+                    self._undo(meters)
+                raise
+            return tuple(history[-1] for history in self._state.histories)
+
+    @contextmanager
+    def alone(self, doing: str) -> Iterator[None]:
+        """One thread at a time: two in one run would mix their rounds."""
+        if not self._busy.acquire(blocking=False):
+            raise ProgramError(f"cannot {doing}: another thread is using this run; use a run from one thread at a time.")
         try:
-            self._play(meters)
-        except BaseException:  # a Ctrl-C too: the round has happened as a whole or, if the state is still the old one, not at all
-            if self._state is state:
-                self._undo(meters)
-            raise
-        return tuple(history[-1] for history in self._state.histories)
+            yield
+        finally:
+            self._busy.release()
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
@@ -176,7 +217,49 @@ class Runs(Iterator[tuple[Round, ...]]):
             traffic = self.simulator.meters[at].since(meters[at])
             facts = (spent, notes[at], None if radio is None else radio[at], int(gradients[at]))
             histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, *facts)))
-        self._state = State(w, round + 1, tuple(histories))
+        self._state = State(w, round + 1, tuple(histories), self._choose(models, w))
+
+    def _choose(self, models: list[dict[str, Model]], w: Tensor) -> tuple[dict[str, Chosen], ...]:
+        """Hold the rows of every model that is better than ever before; what is chosen for each seed then."""
+        part = CHOSEN_ON[self.experiment.protocol]
+        out = []
+        for copy, (scored, before) in enumerate(zip(models, self._state.chosen, strict=True)):
+            chosen = dict(before)
+            row = w[copy : copy + 1].clone()
+            for tier, name in [("", "global"), *_models(self.simulator)]:
+                if name not in scored or part not in scored[name].scores:
+                    continue
+                quality = scored[name].quality(part)
+                best = chosen.get(_label(name))
+                if quality <= (best.quality if best is not None else -math.inf):
+                    continue
+                label = _label(name, final=not self.experiment.regular(self.round))
+                self.simulator.hold(label, copy, self.belonging(tier, name))
+                chosen[label] = Chosen(self.round, quality, row)
+            out.append(chosen)
+        return tuple(out)
+
+    def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
+        """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
+        columns = [] if name == "global" else [(tier, name)]
+        device = self.simulator.tree.tiers[-1]
+        columns += [(device, other) for other in sorted(self._needs.get(name, ())) if other != name]
+        space = self.simulator.task.space
+        if self.experiment.algorithm.splits and tier != device and space.shared < space.width:
+            columns.append((device, "personal"))
+        if name == self.lead:
+            columns += self._unscored()
+        return [column for column in dict.fromkeys(columns) if column in self.simulator.store.columns]
+
+    @property
+    def lead(self) -> str:
+        """The model whose choice decides for what is saved but never scored."""
+        return "personal" if "personal" in _names(self.simulator) else "global"
+
+    def _unscored(self) -> list[tuple[str, str]]:
+        """What the tier above devices keeps for new devices, where that is no scored model."""
+        above = self.experiment.algorithm.above()
+        return [key for key in self.simulator.store.columns if key[1] == above and above not in _names(self.simulator)]
 
     def _build(self) -> Simulator:
         e, copies = self.experiment, len(self.experiments)
@@ -245,6 +328,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies, slots)
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
+            self._needs = scorer.needs
             models = [scorer.read(row, tree) for row in sums.split(1)]
             if self.newcomers is None:
                 return models
@@ -310,23 +394,69 @@ class Seed:
         """How training is computed here: what changes speed but, except for the last bits, no result."""
         return self._runs.engine
 
-    def rows(self, model: str = "global") -> tuple[Tensor, Tensor]:
-        """(ids, rows) of a kept model; the global one has the id 0. Several models of one node are numbered in order."""
+    def rows(self, model: str = "global", which: Which = "last") -> tuple[Tensor, Tensor]:
+        """(ids, rows) of a kept model, as it is now or as it was in the round chosen for it.
+
+        The global one has the id 0. Several models of one node are numbered in order.
+        """
+        snapshot = self.snapshot(model, which)
+        return snapshot.ids, snapshot.rows
+
+    def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
+        """A kept model with everything its predictions need, as it is now or as it was in the round chosen for it."""
+        tiers = self.simulator.tree.tiers
+        keys = {name: tier for tier, name in self.simulator.store.columns if tier in tiers}
+        if model != "global" and model not in keys:
+            raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(self.models())}.")
+        tier = tiers[0] if model == "global" else keys[model]
+        lead = model if model in self.models() else self._runs.lead
+        label, round, w = self._version(lead, which)
         if model == "global":
-            return torch.zeros(1, dtype=torch.int64), self.w.clone()
-        for tier, name, ids, _, rows in self._columns():
-            if name == model and tier in self.simulator.tree.tiers:
-                several = rows.ndim == 3
-                return (torch.arange(rows.shape[:2].numel()), rows.flatten(0, 1)) if several else (ids, rows)
-        raise ConfigError(f"there is no model {model!r} in this run; there are {', '.join(self.models())}.")
+            ids, rows = torch.zeros(1, dtype=torch.int64), w.clone()
+        else:
+            ids, rows = self._read(tier, model, label)
+        nodes = self.simulator.nodes(tier, self._at)
+        fallback = None if len(ids) == nodes.stop - nodes.start else w[0].clone()
+        if rows.ndim == 3:
+            ids, rows = torch.arange(rows.shape[:2].numel()), rows.flatten(0, 1)
+            fallback = None
+        beside = {} if lead != model else self._beside(tier, model, label)
+        return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
-    def models(self) -> list[str]:
-        """The names of all kept models, "global" first."""
-        return _names(self.simulator)
+    def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
+        """(label, round, global row) of a model as it is now or was in its chosen round; now where none was chosen."""
+        chosen = self._runs._state.chosen[self._at]
+        for label in (_label(model, final=True), _label(model)):
+            if which == "chosen" and label in chosen:
+                return label, chosen[label].round, chosen[label].w
+        return PRESENT, max(self.round - 1, 0), self.w
 
-    def module(self, model: str = "global", node: int = 0) -> nn.Module:
-        """A module with the parameters that a node keeps under this name."""
-        ids, rows = self.rows(model)
+    def _read(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor]:
+        """(ids, rows) of what this run's nodes keep under a name, in some version."""
+        nodes = self.simulator.nodes(tier, self._at)
+        ids, _, rows = self.simulator.store.columns[tier, name].read(label, nodes)
+        return ids - nodes.start, rows
+
+    def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
+        """The other rows a model's predictions need."""
+        shared = self.simulator.task.space.shared
+        out = {}
+        for at, name in self._runs.belonging(tier, model):
+            if name == model or (at, name) in self._runs._unscored():
+                continue
+            ids, rows = self._read(at, name, label)
+            private = name == "personal" and self.experiment.algorithm.splits
+            out[PRIVATE if private else name] = Beside(ids, rows[:, shared:], shared) if private else Beside(ids, rows)
+        return out
+
+    def models(self, *, scored: bool = True) -> list[str]:
+        """The names of all kept models, "global" first; with `scored=False` also what is kept for new devices alone."""
+        extra = [] if scored else [name for _, name in self._runs._unscored()]
+        return _names(self.simulator) + extra
+
+    def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
+        """A module with the parameters that a node keeps under this name, now or in the round chosen for the model."""
+        ids, rows = self.rows(model, which)
         where = (ids == node).nonzero()
         if not len(where):
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
@@ -350,66 +480,114 @@ class Seed:
         return scorer.calibrations(sums[self._at : self._at + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything this run needs to go on as if it had never stopped."""
-        began = time.perf_counter()
-        tensors, columns = {"server": self.w}, []
-        for at, (tier, name, ids, rounds, rows) in enumerate(self._columns()):
-            columns.append([tier, name])
-            tensors |= {f"{at}.ids": ids, f"{at}.rounds": rounds, f"{at}.rows": rows}
-        facts = {
-            "round": self.round,
-            "columns": columns,
-            "meter": self.meter.state(),
-            "history": [record.as_dict() for record in self.history],
-            "experiment": self._runs._fingerprints[self._at],
-            "versions": checkpoint.versions(),
-        }
-        checkpoint.write(path, Checkpoint(tensors, facts))
-        self._runs._saving += time.perf_counter() - began
+        """Write everything this run needs to go on as if it had never stopped; its records go to a file beside."""
+        with self._runs.alone("save"):
+            began = time.perf_counter()
+            target = Path(path).absolute()
+            tensors = {"server": self.w}
+            columns = []
+            for at, column in enumerate(self.simulator.store.freeze(self._nodes())):
+                columns.append([column.tier, column.name, list(column.entries)])
+                tensors[f"{at}.rows"] = column.rows
+                for k, entry in enumerate(column.entries.values()):
+                    tensors |= {f"{at}.{k}.{part}": value for part, value in vars(entry).items()}
+            chosen = self._runs._state.chosen[self._at]
+            tensors |= {f"chosen.{item.round}": item.w for item in chosen.values()}
+            facts = {
+                "round": self.round,
+                "columns": columns,
+                "chosen": [[label, item.round, item.quality] for label, item in chosen.items()],
+                "meter": self.meter.state(),
+                "history": self._written(target).facts(),
+                "experiment": self._runs._fingerprints[self._at],
+                "versions": checkpoint.versions(),
+            }
+            checkpoint.write(target, Checkpoint(tensors, facts))
+            self._runs._saving += time.perf_counter() - began
 
     def restore(self, path: str | os.PathLike[str]) -> int:
         """Go on from a checkpoint; the round it stands at."""
         saved = checkpoint.read(path)
         try:
             checkpoint.same_experiment(path, saved.facts["experiment"], self._runs._fingerprints[self._at])
-            self._load(saved)
+            self._load(saved, Path(path).absolute())
             if saved.facts["versions"] != checkpoint.versions():
                 here, there = checkpoint.versions(), saved.facts["versions"]
                 self.notes.append(f"{path} was written by {there}, this is {here}; the last bits may differ.")
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, ProgramError) as error:
-            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}; use an older one.") from error
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever a file that is not what it seems to be leads to
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}{checkpoint.older(path)}.") from error
         return self.round
+
+    def _written(self, target: Path) -> Journal:
+        """The journal beside a checkpoint, with all records so far."""
+        journals = self._runs._journals[self._at]
+        if target not in journals or not journals[target].whole:
+            journals[target] = Journal.beside(target)
+        journal = journals[target]
+        journal.append([record.as_dict() for record in self.history[journal.records :]], len(self.history))
+        return journal
+
+    def _nodes(self) -> dict[str, slice]:
+        """The ids of this run's nodes, by tier."""
+        return {tier: self.simulator.nodes(tier, self._at) for tier in self.simulator.tree.tiers}
 
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
         """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
-        tree = self.simulator.tree
-        for tier, name, ids, rounds, rows in self.simulator.store.dump():
-            here = tree.copy(tier, ids) == self._at
-            if bool(here.all()):
-                yield tier, name, tree.local(tier, ids), rounds, rows
-            else:
-                yield tier, name, tree.local(tier, ids[here]), rounds[here], rows[here.to(rows.device)]
+        for (tier, name), column in sorted(self.simulator.store.columns.items()):
+            nodes = self.simulator.nodes(tier, self._at)
+            ids, rounds, rows = column.read(PRESENT, nodes)
+            yield tier, name, ids - nodes.start, rounds, rows
 
-    def _load(self, saved: Checkpoint) -> None:
-        runs, task, facts, tree = self._runs, self.simulator.task, saved.facts, self.simulator.tree
+    def _load(self, saved: Checkpoint, path: Path) -> None:
+        runs, task, facts = self._runs, self.simulator.task, saved.facts
         w = saved.tensors["server"]
-        if w.shape != self.w.shape or w.dtype != self.w.dtype or type(facts["round"]) is not int or facts["round"] < 0:
-            raise ValueError(f"server rows {tuple(w.shape)} {w.dtype} after round {facts['round']!r}")
-        for at, (tier, name) in enumerate(facts["columns"]):
-            ids, rounds, rows = (saved.tensors[f"{at}.{part}"] for part in ("ids", "rounds", "rows"))
-            size = tree.size(tier) // tree.copies
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-                raise ValueError(f"{tier} {name}: ids up to {int(ids.max())} of {size} nodes")
-            rows = rows.to(task.device) if rows.is_floating_point() else rows
-            self.simulator.store.load(tier, name, ids + self._at * size, rounds, rows)
+        if type(facts["round"]) is not int or facts["round"] < 0:
+            raise ValueError(f"it stands at round {facts['round']!r}")
+        _check_row(w, self.w)
+        journal, records = Journal.read(path, facts["history"])
+        if len(records) != facts["round"]:
+            raise ValueError(f"{len(records)} records of {facts['round']} rounds")
+        history = [_record(record) for record in records]
+        frozen = [_frozen(saved, at, facts["round"]) for at in range(len(facts["columns"]))]
+        chosen = {}
+        for label, round, quality in facts["chosen"]:
+            row = saved.tensors[f"chosen.{round}"]
+            _check_row(row, self.w)
+            if not (0 <= int(round) < facts["round"] and math.isfinite(quality)):
+                raise ValueError(f"{label} was chosen in round {round!r} with {quality!r}")
+            chosen[str(label)] = Chosen(int(round), float(quality), row.to(task.device))
+        for column in frozen:
+            rows = column.rows.to(task.device) if column.rows.is_floating_point() else column.rows
+            self.simulator.store.thaw(replace(column, rows=rows), self._nodes()[column.tier])
         self.meter.totals = Meter.from_state(facts["meter"]).totals
-        history = [_record(record) for record in facts["history"]]
-        if history and facts["round"] < self.experiment.rounds and not self.experiment.due(facts["round"] - 1):
-            history[-1] = replace(history[-1], models={})  # it was scored for being the last, which it is no more
-        all_w, histories = runs._state.w.clone(), list(runs._state.histories)
+        if facts["round"] < self.experiment.rounds:
+            journal.records -= self._go_on(history, chosen)
+        all_w, histories, choices = runs._state.w.clone(), list(runs._state.histories), list(runs._state.chosen)
         all_w[self._at] = w[0].to(task.device)
         histories[self._at] = tuple(history)
-        runs._state = State(all_w, facts["round"], tuple(histories))
+        choices[self._at] = chosen
+        runs._journals[self._at][path] = journal
+        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices))
+
+    def _go_on(self, history: list[Round], chosen: dict[str, Chosen]) -> int:
+        """Forget what the last record and the choices owe to having been the last; how many records change."""
+        for label in [label for label in chosen if label.startswith(_FINAL)]:
+            del chosen[label]
+            self.simulator.release(label, self._at)
+        if not history:
+            return 0
+        parts = self.experiment.due(history[-1].round)
+        kept = {
+            name: replace(model, scores={part: score for part, score in model.scores.items() if part in parts})
+            for name, model in history[-1].models.items()
+            if parts
+        }
+        if kept == history[-1].models:
+            return 0
+        history[-1] = replace(history[-1], models=kept)
+        return 1
 
 
 class Run(Seed, Iterator[Round]):
@@ -436,15 +614,43 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
     """The records of a saved run."""
     facts = checkpoint.read(path, tensors=False).facts
     try:
-        return [_record(record) for record in facts["history"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}); use an older one.") from error
+        return [_record(record) for record in Journal.read(Path(path).absolute(), facts["history"])[1]]
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a file that is not what it seems to be leads to
+        raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}){checkpoint.older(path)}.") from error
 
 
 def _part_of(experiment: Experiment, out: Sequence[int], *, new: bool) -> Shards:
     """The data of the devices that train, or of the new ones."""
     data = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
     return data.chosen([d for d in range(data.devices) if (d in set(out)) == new]) if out else data
+
+
+_CHOSEN, _FINAL = "chosen ", "final "
+
+
+def _label(model: str, *, final: bool = False) -> str:
+    """Under which name the rows of a model's best round are held; `final`, of a round that is scored only for being the last."""
+    return f"{_FINAL if final else _CHOSEN}{model}"
+
+
+def _check_row(row: Tensor, like: Tensor) -> None:
+    if row.shape != like.shape or row.dtype != like.dtype or not bool(torch.isfinite(row).all()):
+        raise ValueError(f"a global row {tuple(row.shape)} {row.dtype}, not {tuple(like.shape)} {like.dtype}, all finite")
+
+
+def _frozen(saved: Checkpoint, at: int, round: int) -> Frozen:
+    """One column of a checkpoint."""
+    tier, name, labels = saved.facts["columns"][at]
+    if not isinstance(name, str) or not isinstance(labels, list) or len(set(labels)) != len(labels):
+        raise ValueError(f"column {at} is {saved.facts['columns'][at]!r:.80}")
+    entries = {}
+    for k, label in enumerate(labels):
+        entries[str(label)] = Entry(*(saved.tensors[f"{at}.{k}.{part}"] for part in ("ids", "rounds", "places")))
+        if bool((entries[str(label)].rounds >= round).any()):
+            raise ValueError(f"{tier} {name}: a row kept after round {round}")
+    return Frozen(tier, name, saved.tensors[f"{at}.rows"], entries)
 
 
 def _names(simulator: Simulator) -> list[str]:

@@ -8,6 +8,7 @@ them, with that fallback.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,7 @@ from covey.task import Predict, Tally
 from covey.tree import Tree
 
 _BINS = 101
-_SUMS = 5 + _BINS + 2  # right, loss, count, accuracy, 1, histogram of the holders; right and count of everybody
+_SUMS = 5 + _BINS + 3  # right, loss, count, accuracy, 1, histogram of the holders; right, loss, count of everybody
 _FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zeros; with a cut also of angles and layers' shares
 
 
@@ -36,6 +37,7 @@ class Score:
     loss: float | None  # mean over examples
     devices: int  # devices scored: those that hold the model, or stand under a node that does, and have examples
     accuracy_fallback: float | None  # as `accuracy` over all devices, the global model standing in where none was kept
+    loss_fallback: float | None  # as `loss` over all devices, likewise
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,19 @@ class Model:
     angle: float | None = None  # mean angle between the entries above `cut` and their signs, in degrees; None without a cut
     layers: dict[str, float] = field(default_factory=dict)  # mean share of non-zeros of every parameter; empty without a cut
 
+    def quality(self, part: str) -> float:
+        """What rounds are chosen by: accuracy over all devices, or minus the loss for regression; -inf where unknown.
+
+        Devices that hold no such model yet count with the global one: else a round in which two lucky devices hold one
+        would win.
+        """
+        score = self.scores[part]
+        if score.accuracy_fallback is not None:
+            return score.accuracy_fallback
+        if score.loss_fallback is None or math.isnan(score.loss_fallback):
+            return -math.inf
+        return -score.loss_fallback
+
 
 @dataclass(frozen=True)
 class Scorer:
@@ -63,6 +78,8 @@ class Scorer:
     classifies: bool = True
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
+    needs: dict[str, set[str]] = field(default_factory=dict, compare=False)
+    """What devices recalled to predict with each model, by its name: these rows belong to the model. Filled by scoring."""
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -134,14 +151,16 @@ class Scorer:
         if me.leaf:
             names, found = ["global", *(name for _, name in self.names)], []
             for name, rows, held in zip(names, models[::2], models[1::2], strict=True):
+                me.recalled.clear()
                 predict = self.algorithm.predictor(me, name, rows)
                 found += [self._sums(me, rows, held, part, predict) for part in self.parts]
+                self.needs.setdefault(name, set()).update(me.recalled)
             return torch.cat(found, dim=1)
         return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
 
     def _sums(self, me: Nodes, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
-        everybody = torch.stack([tally.right, tally.count], dim=1)
+        everybody = torch.stack([tally.right, tally.loss, tally.count], dim=1)
         honesty = [] if tally.honesty is None else [held * tally.honesty]
         return torch.cat([held * _figures(tally), everybody, *honesty], dim=1)
 
@@ -158,7 +177,7 @@ class Scorer:
 def score_of(tally: Tally, rows: slice, classifies: bool) -> Score:
     """The figures of some of the devices of a tally, each of which holds the model."""
     figures = _figures(tally)[rows].sum(0).tolist()
-    return _score([*figures, figures[0], figures[2]], classifies)
+    return _score([*figures, *figures[:3]], classifies)
 
 
 def _figures(tally: Tally) -> Tensor:
@@ -171,7 +190,8 @@ def _figures(tally: Tally) -> Tensor:
 
 def _score(values: list[float], classifies: bool) -> Score:
     right, loss, count, accuracy, devices = values[:5]
-    bins, (all_right, all_count) = values[5 : 5 + _BINS], values[5 + _BINS :]
+    bins = values[5 : 5 + _BINS]
+    all_right, all_loss, all_count = values[5 + _BINS :]
     return Score(
         accuracy=right / count if count and classifies else None,
         accuracy_uniform=accuracy / devices if devices and classifies else None,
@@ -179,6 +199,7 @@ def _score(values: list[float], classifies: bool) -> Score:
         loss=loss / count if count else None,
         devices=int(devices),
         accuracy_fallback=all_right / all_count if all_count and classifies else None,
+        loss_fallback=all_loss / all_count if all_count else None,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from covey.errors import ConfigError
-from covey.run import Round
+from covey.run import CHOSEN_ON, Round
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def select(history: Sequence[Round], model: str = "global", protocol: Literal["h
     if not scored:
         raise ConfigError(f"no round of this run scored a model {model!r}.")
     best_on_test = max(scored, key=lambda record: _quality(record, model, "test"))
-    part = "test" if protocol == "paper" else "validation"
+    part = CHOSEN_ON[protocol]
     if all(_quality(record, model, part) == float("-inf") for record in scored):
         raise ConfigError(f"no device has {part} examples to choose a round on; give the data a {part} part.")
     chosen = max(scored, key=lambda record: _quality(record, model, part))
@@ -33,14 +33,7 @@ def select(history: Sequence[Round], model: str = "global", protocol: Literal["h
 
 
 def _quality(record: Round, model: str, part: str) -> float:
-    """Accuracy over all devices, or minus the loss where there is none; the first of equal rounds wins.
-
-    Devices that hold no such model yet count with the global one: else a round in which two lucky devices hold one would win.
-    """
-    scores = record.models[model].scores
-    if part not in scores:
-        raise ConfigError(f"round {record.round} was not scored on {part!r}; add it to the experiment's parts.")
-    score = scores[part]
-    if score.accuracy_fallback is not None:
-        return score.accuracy_fallback
-    return -score.loss if score.loss is not None else float("-inf")
+    """How good a model is in a round; the first of equal rounds wins."""
+    if part not in record.models[model].scores:
+        raise ConfigError(f"round {record.round + 1} was not scored on {part!r}; add it to the experiment's parts.")
+    return record.models[model].quality(part)

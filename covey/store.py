@@ -1,19 +1,63 @@
 """What nodes remember: one column per (tier, name), holding rows only for the nodes that kept one.
 
 A round writes into fresh slots and its end swaps them in, so that a round that fails leaves the last good rows untouched.
+For the same reason a version of a column can be held for the price of an index: its slots are not written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from covey.errors import ProgramError
 
 NEVER = -1
+PRESENT = "present"
+"""The label of what nodes keep now, beside those of held versions."""
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """The slot of each node's row at one moment and the round it was kept in, [nodes] each; never changed in place."""
+
+    slot: Tensor
+    round: Tensor
+
+    @staticmethod
+    def empty(nodes: int) -> Version:
+        """No node has a row."""
+        return Version(torch.full((nodes,), NEVER), torch.full((nodes,), NEVER))
+
+    def updated(self, ids: Tensor, slot: Tensor | int, round: Tensor | int) -> Version:
+        """The same but for these nodes."""
+        slots = self.slot.clone()
+        rounds = self.round.clone()
+        slots[ids] = slot
+        rounds[ids] = round
+        return Version(slots, rounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One version in a checkpoint: the nodes that have a row, the round of each, and its place among the saved rows."""
+
+    ids: Tensor
+    rounds: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """A column, or some nodes' part of it, as a checkpoint holds it: every row once, however many versions share it."""
+
+    tier: str
+    name: str
+    rows: Tensor
+    entries: dict[str, Entry]
 
 
 class Column:
@@ -23,6 +67,7 @@ class Column:
         self.rows = template.new_empty((0, *template.shape[1:]))
         self.slot = torch.full((nodes,), NEVER)
         self.round = torch.full((nodes,), NEVER)
+        self.held: Mapping[str, Version] = {}
         self._good = (self.slot.clone(), self.round.clone())
         self._free = torch.empty(0, dtype=torch.int64)
 
@@ -48,9 +93,59 @@ class Column:
         out.index_copy_(0, self._there(where), torch.index_select(self.rows, 0, self._there(self.slot[ids[where]])))
         return out
 
-    def held(self) -> Tensor:
-        """The ids that hold a row."""
-        return (self.slot != NEVER).nonzero()[:, 0]
+    def version(self, label: str = PRESENT) -> Version:
+        """What nodes keep now, or a version that is held."""
+        if label == PRESENT:
+            return Version(self.slot, self.round)
+        return self.held.get(label) or Version.empty(len(self.slot))
+
+    def read(self, label: str, nodes: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, rounds, rows) of those among some nodes that have a row in a version."""
+        version = self.version(label)
+        ids = (version.slot[nodes] != NEVER).nonzero()[:, 0] + (nodes.start or 0)
+        rows = self.rows[self._there(version.slot[ids])]
+        return ids, version.round[ids], rows
+
+    def hold(self, label: str, nodes: slice) -> None:
+        """Hold what these nodes keep now, in place of what was held of them under this label."""
+        ids = torch.arange(len(self.slot))[nodes]
+        held = self.version(label).updated(ids, self.slot[ids], self.round[ids])
+        self.held = {**self.held, label: held}
+
+    def release(self, label: str, nodes: slice) -> None:
+        """Hold nothing of these nodes under this label any more."""
+        if label in self.held:
+            ids = torch.arange(len(self.slot))[nodes]
+            self.held = {**self.held, label: self.held[label].updated(ids, NEVER, NEVER)}
+
+    def freeze(self, nodes: slice) -> tuple[Tensor, dict[str, Entry]]:
+        """The rows of these nodes in all versions, each once and in an order of their own, and the versions."""
+        first = nodes.start or 0
+        versions = {label: self.version(label) for label in (PRESENT, *sorted(self.held))}
+        ids = {label: (v.slot[nodes] != NEVER).nonzero()[:, 0] for label, v in versions.items()}
+        slots = torch.cat([versions[label].slot[ids[label] + first] for label in versions])
+        unique, index, inverse = np.unique(slots.numpy(), return_index=True, return_inverse=True)
+        order = np.argsort(index)  # by first appearance: slot numbers depend on what happened before
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        places = torch.split(torch.from_numpy(place[inverse.reshape(-1)]), [len(i) for i in ids.values()])
+        entries = {}
+        for (label, version), where in zip(versions.items(), places, strict=True):
+            entries[label] = Entry(ids[label], version.round[ids[label] + first], where.clone())
+        return self.rows[self._there(torch.from_numpy(unique[order]))], entries
+
+    def thaw(self, first: int, rows: Tensor, entries: Mapping[str, Entry]) -> None:
+        """Take over what `freeze` gave for the nodes from `first` on."""
+        slots = self._take(len(rows))
+        self.rows.index_copy_(0, self._there(slots), rows.to(self.rows.device))
+        for label, entry in entries.items():
+            ids = entry.ids + first
+            version = self.version(label).updated(ids, slots[entry.places], entry.rounds)
+            if label == PRESENT:
+                self.slot, self.round = version.slot, version.round
+            else:
+                self.held = {**self.held, label: version}
+        self.commit()
 
     def commit(self) -> None:
         """What was put since the last commit becomes the good state."""
@@ -67,9 +162,10 @@ class Column:
         return numbers.to(self.rows.device, non_blocking=True)
 
     def _unused(self) -> Tensor:
-        """The slots that no good row lies in."""
+        """The slots that neither a good row nor a held one lies in."""
         used = torch.zeros(len(self.rows), dtype=torch.bool)
-        used[self._good[0][self._good[0] != NEVER]] = True
+        for slot in (self._good[0], *(version.slot for version in self.held.values())):
+            used[slot[slot != NEVER]] = True
         return (~used).nonzero()[:, 0]
 
     def _take(self, count: int) -> Tensor:
@@ -117,19 +213,52 @@ class Store:
         for column in self.columns.values():
             column.rollback()
 
-    def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
-        """(tier, name, ids, rounds, rows) of every column, for a checkpoint."""
-        for (tier, name), column in sorted(self.columns.items()):
-            ids = column.held()
-            yield tier, name, ids, column.round[ids], column.rows[column.slot[ids].to(column.rows.device)]
+    def holds(self) -> dict[tuple[str, str], Mapping[str, Version]]:
+        """What is held, for `restore_holds` should the round fail."""
+        return {key: column.held for key, column in self.columns.items()}
 
-    def load(self, tier: str, name: str, ids: Tensor, rounds: Tensor, rows: Tensor) -> None:
-        """The inverse of one entry of `dump`."""
-        if ids.dtype != torch.int64 or not len(ids) == len(rounds) == len(rows):
-            raise ValueError(f"{tier} {name}: {len(ids)} ids, {len(rounds)} rounds, {len(rows)} rows")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.sizes[tier]:
-            raise ValueError(f"{tier} {name}: ids up to {int(ids.max())} of {self.sizes[tier]} nodes")
-        self.put(tier, name, ids, rows, NEVER)
-        column = self.columns[tier, name]
-        column.round[ids] = rounds
-        column.commit()
+    def restore_holds(self, holds: Mapping[tuple[str, str], Mapping[str, Version]]) -> None:
+        """Hold again what was held then; call it before `rollback`, which frees all other slots."""
+        for key, column in self.columns.items():
+            column.held = holds.get(key, {})
+
+    def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
+        """(tier, name, ids, rounds, rows) of what every column holds now."""
+        for (tier, name), column in sorted(self.columns.items()):
+            yield tier, name, *column.read(PRESENT, slice(0, None))
+
+    def freeze(self, nodes: Mapping[str, slice]) -> Iterator[Frozen]:
+        """Every column with its held versions, of these nodes of each tier, whose ids then count from 0."""
+        for (tier, name), column in sorted(self.columns.items()):
+            yield Frozen(tier, name, *column.freeze(nodes[tier]))
+
+    def thaw(self, frozen: Frozen, nodes: slice) -> None:
+        """The inverse of one entry of `freeze`; what cannot be such an entry is a ValueError."""
+        _check_frozen(frozen, nodes.stop - nodes.start)
+        key = (frozen.tier, frozen.name)
+        if key not in self.columns:
+            self.columns[key] = Column(self.sizes[frozen.tier], frozen.rows)
+        column = self.columns[key]
+        if frozen.rows.shape[1:] != column.rows.shape[1:] or frozen.rows.dtype != column.rows.dtype:
+            raise ValueError(f"{key}: rows {tuple(frozen.rows.shape)} {frozen.rows.dtype}")
+        column.thaw(nodes.start, frozen.rows, frozen.entries)
+
+
+def _check_frozen(frozen: Frozen, nodes: int) -> None:
+    """Raise ValueError unless ids, rounds and places fit together and every number is finite."""
+    where = f"{frozen.tier} {frozen.name}"
+    rows = frozen.rows
+    if rows.is_floating_point() and not bool(torch.isfinite(rows).all()):
+        raise ValueError(f"{where}: some saved numbers are not finite")
+    for label, entry in frozen.entries.items():
+        columns = (entry.ids, entry.rounds, entry.places)
+        if any(c.dtype != torch.int64 or c.shape != entry.ids.shape or c.ndim != 1 for c in columns):
+            raise ValueError(f"{where}, {label}: ids, rounds and places are not three lists of equal length")
+        if not len(entry.ids):
+            continue
+        if not 0 <= int(entry.ids[0]) <= int(entry.ids[-1]) < nodes or bool((entry.ids.diff() <= 0).any()):
+            raise ValueError(f"{where}, {label}: ids are not different, rising and below {nodes}")
+        if int(entry.rounds.min()) < 0:
+            raise ValueError(f"{where}, {label}: a row kept in round {int(entry.rounds.min())}")
+        if not 0 <= int(entry.places.min()) <= int(entry.places.max()) < len(rows):
+            raise ValueError(f"{where}, {label}: places up to {int(entry.places.max())} of {len(rows)} rows")

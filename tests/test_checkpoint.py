@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from covey import checkpoint
 from covey.checkpoint import FORMAT, Checkpoint
@@ -91,7 +92,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_truncated_file(path: Path, share: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(CheckpointError, match=r"damaged or not a checkpoint.*use an older one"):
+    with pytest.raises(CheckpointError, match=r"damaged or not a checkpoint.*there is none before it"):
         checkpoint.read(path)
 
 
@@ -125,9 +126,10 @@ def test_another_format(path: Path, metadata: dict[str, str] | None) -> None:
         checkpoint.read(path)
 
 
-@pytest.mark.parametrize("facts", ["", "{", "nonsense", None])
+@pytest.mark.parametrize("facts", ["", "{", "nonsense", None, "[]", "3", "[" * 100_000])
 def test_facts_that_are_no_facts(path: Path, facts: str | None) -> None:
-    save_file({"a": torch.ones(1)}, path, metadata={"format": FORMAT} | ({} if facts is None else {"facts": facts}))
+    given = {} if facts is None else {"facts": facts, "facts_sum": checkpoint._digest(facts.encode())}
+    save_file({"a": torch.ones(1)}, path, metadata={"format": FORMAT, "sum": checkpoint._sum({"a": torch.ones(1)}), **given})
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.read(path)
 
@@ -136,7 +138,7 @@ def test_a_flipped_bit_is_seen(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"damaged: its checksum is not that of its contents; use an older one"):
+    with pytest.raises(CheckpointError, match=r"damaged: its checksum is not that of its contents; there is none"):
         checkpoint.read(path)
     assert checkpoint.read(path, tensors=False).facts == FACTS
 
@@ -162,3 +164,48 @@ def test_the_file_is_json_and_plain_tensors(path: Path) -> None:
     head = json.loads(raw[8 : 8 + length])
     assert json.loads(head["__metadata__"]["facts"]) == FACTS
     assert head["server"]["shape"] == [1, 6]
+
+
+def test_the_checkpoint_before_the_last_stays(path: Path) -> None:
+    first = path.read_bytes()
+    checkpoint.write(path, Checkpoint(TENSORS, FACTS | {"round": 4}))
+    second = path.read_bytes()
+    checkpoint.write(path, Checkpoint(TENSORS, FACTS | {"round": 5}))
+    older = checkpoint.previous(path)
+    assert older.name == "run.previous.covey"
+    assert older.read_bytes() == second != first
+    assert checkpoint.read(path).facts["round"] == 5
+    assert sorted(os.listdir(path.parent)) == ["run.covey", "run.previous.covey"]
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"damaged.*; the one before it is .*run\.previous\.covey"):
+        checkpoint.read(path)
+
+
+def test_a_disk_without_links_keeps_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    before = path.read_bytes()
+    checkpoint.write(path, Checkpoint(TENSORS, FACTS | {"round": 4}))
+    assert checkpoint.previous(path).read_bytes() == before
+
+
+def test_equal_contents_are_equal_bytes(tmp_path: Path) -> None:
+    """The writer of safetensors orders metadata as a hash table does, another way in every process."""
+    metadata = {f"key {k}": f"välue {k}" for k in range(20)}
+    files = []
+    for k in range(4):
+        mixed = dict(sorted(metadata.items(), key=lambda item: hash((k, item))))
+        checkpoint.write_tensors(tmp_path / str(k), {"b": torch.ones(3), "a": torch.arange(5)}, mixed)
+        files.append((tmp_path / str(k)).read_bytes())
+    assert files == [files[0]] * 4
+    assert torch.equal(load_file(tmp_path / "0")["a"], torch.arange(5))
+    with safe_open(tmp_path / "0", framework="pt") as file:
+        assert file.metadata() == metadata
+
+
+def test_what_may_change_the_last_bits_is_named() -> None:
+    versions = checkpoint.versions()
+    assert versions["MKL_CBWR"] == os.environ["MKL_CBWR"] == "AUTO"
+    assert versions["processor"] == torch.backends.cpu.get_cpu_capability()

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,7 +131,7 @@ def test_saving_changes_nothing(tmp_path: Path) -> None:
     for _ in zip(plain, saved, strict=True):
         saved.save(tmp_path / "run")
     equal(plain, saved)
-    assert os.listdir(tmp_path) == ["run"]
+    assert sorted(os.listdir(tmp_path)) == ["run", "run.history.jsonl", "run.previous"]
 
 
 def test_the_records_of_a_saved_run(tmp_path: Path) -> None:
@@ -199,6 +200,7 @@ def rewritten(path: Path, target: Path, **change: Any) -> Path:
     if "server" in change and change["server"] is None:
         del tensors["server"]
     checkpoint.write(target, Checkpoint(tensors, {k: v for k, v in facts.items() if v is not None}))
+    shutil.copy(path.with_name("run.history.jsonl"), target.with_name("run.history.jsonl"))
     return target
 
 
@@ -211,7 +213,18 @@ def test_a_rewritten_checkpoint_still_works(saved: Path, tmp_path: Path) -> None
     [
         {"experiment": None}, {"columns": None}, {"round": None}, {"history": None}, {"meter": None}, {"server": None},
         {"round": "three"}, {"round": -1}, {"columns": [["device", "personal"]] * 9}, {"columns": [["moon", "personal"]]},
-        {"history": [{}]}, {"server": torch.zeros(1, 3)}, {"server": torch.zeros(2, 578)}, {"0.ids": torch.tensor([99])},
+        {"history": [{}]}, {"server": torch.zeros(1, 3)}, {"server": torch.zeros(2, 578)}, {"0.0.ids": torch.tensor([99])},
+        {"experiment": []}, {"experiment": "x"}, {"columns": 7}, {"columns": [[[], {}, 3]]}, {"round": 10**30}, {"round": True},
+        {"round": 2}, {"meter": 7}, {"meter": [[1, 2]]}, {"meter": {"a": "b"}}, {"chosen": None}, {"chosen": [["a", 1, 2.0]]},
+        {"chosen": [["chosen global", 0, float("nan")]]}, {"chosen": [["chosen global", "x", 0.1]]}, {"versions": None},
+        {"history": {"file": "../run.history.jsonl", "length": 0, "sum": ""}}, {"history": {"file": "run.history.jsonl"}},
+        {"history": {"file": "run.history.jsonl", "length": 10**18, "sum": ""}},
+        {"history": {"file": "run.history.jsonl", "length": -1, "sum": ""}}, {"history": {"file": 3, "length": 0, "sum": ""}},
+        {"server": torch.full((1, 578), float("nan"))}, {"server": torch.zeros(1, 578, dtype=torch.float64)},
+        {"1.rows": torch.full((2, 578), float("nan"))}, {"1.rows": torch.zeros(2, 3)}, {"1.rows": torch.zeros(0, 578)},
+        {"1.0.ids": torch.tensor([1, 1])}, {"1.0.ids": torch.tensor([2, 1])}, {"1.0.rounds": torch.tensor([0, 7])},
+        {"1.0.places": torch.tensor([0, 99])}, {"1.0.ids": torch.tensor([0.5, 1.5])}, {"1.0.rounds": torch.tensor([-1, 0])},
+        {"1.1.ids": torch.tensor([1, 99])}, {"chosen.0": torch.full((1, 578), float("inf"))}, {"chosen.0": torch.zeros(3)},
     ],
     ids=lambda change: " ".join(f"{k}={str(v)[:20]}" for k, v in change.items()),
 )  # fmt: skip

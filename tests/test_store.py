@@ -54,8 +54,8 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
                 store.rollback()
                 now = copy.deepcopy(good)
                 fresh_store = Store({"device": NODES})
-                for entry in store.dump():
-                    fresh_store.load(*entry)
+                for frozen in store.freeze({"device": slice(0, NODES)}):
+                    fresh_store.thaw(frozen, slice(0, NODES))
                 store = fresh_store
         everyone = torch.arange(NODES)
         assert store.rounds("device", "w", everyone).tolist() == [now[i][0] if i in now else NEVER for i in range(NODES)]
@@ -65,6 +65,61 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
             for i, r, row in zip(ids, rounds, rows, strict=True)
         }
         assert held == now
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_held_versions_stay_as_they_were(data: st.DataObject) -> None:
+    """Against copies: versions of two halves of the nodes under two labels, with rounds that fail and reloads."""
+    store = Store({"device": NODES})
+    halves = [slice(0, 3), slice(3, NODES)]
+    copies: dict[tuple[str, int], dict[int, list[float]]] = {}
+    value = 0.0
+    store.put("device", "w", ids_of([]), torch.empty(0, WIDTH), 0)
+    for round in range(data.draw(st.integers(1, 20))):
+        store.commit()
+        before = store.holds()
+        ids = data.draw(nodes)
+        value += 1
+        store.put("device", "w", ids_of(ids), torch.full((len(ids), WIDTH), value), round)
+        column = store.columns["device", "w"]
+        step = data.draw(st.sampled_from(["keep", "hold", "hold", "fail", "release", "reload"]))
+        half, label = data.draw(st.integers(0, 1)), data.draw(st.sampled_from(["a", "b"]))
+        if step in ("hold", "fail"):
+            column.hold(label, halves[half])
+        if step == "hold":
+            kept, _, rows = column.read("present", halves[half])
+            copies[label, half] = dict(zip(kept.tolist(), rows.tolist(), strict=True))
+        if step == "release":
+            column.release(label, halves[half])
+            copies.pop((label, half), None)
+        if step == "fail":
+            store.restore_holds(before)
+            store.rollback()
+        if step == "reload":
+            fresh = Store({"device": NODES})
+            for nodes_of_seed in halves:
+                for frozen in store.freeze({"device": nodes_of_seed}):
+                    fresh.thaw(frozen, nodes_of_seed)
+            store = fresh
+        column = store.columns["device", "w"]
+        for name in ("a", "b"):
+            for k, span in enumerate(halves):
+                kept, _, rows = column.read(name, span)
+                assert dict(zip(kept.tolist(), rows.tolist(), strict=True)) == copies.get((name, k), {})
+    assert len(store.columns["device", "w"].rows) <= 5 * NODES
+
+
+def test_a_row_in_several_versions_is_saved_once() -> None:
+    store = Store({"device": 4})
+    store.put("device", "w", torch.arange(4), torch.arange(4.0)[:, None], 0)
+    store.columns["device", "w"].hold("best", slice(0, 4))
+    store.commit()
+    store.put("device", "w", torch.tensor([2]), torch.tensor([[9.0]]), 1)
+    (frozen,) = store.freeze({"device": slice(0, 4)})
+    assert frozen.rows.flatten().tolist() == [0.0, 1.0, 9.0, 3.0, 2.0]
+    assert frozen.entries["best"].places.tolist() == [0, 1, 4, 3]
+    assert frozen.entries["present"].rounds.tolist() == [0, 0, 1, 0]
 
 
 def test_memory_is_used_again() -> None:

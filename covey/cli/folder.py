@@ -5,7 +5,9 @@
     environment.json        versions, machine, threads
     metrics.jsonl           one line per round
     checkpoint.safetensors  everything needed to go on, bit for bit
-    models/NAME.safetensors the parameters of every node that keeps this model
+    checkpoint.previous.safetensors, checkpoint.history.jsonl   the one before it, and the records of both
+    models/NAME.safetensors the parameters of every node that keeps this model, in the round that the table reports
+    models/last/...         the same in the last round
     data.json               the form of the data: classes, names, scaling; what a new device needs
     summary.json, plot.png  what it came to
 
@@ -19,20 +21,24 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import safetensors
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 import covey
+from covey import snapshot
 from covey.errors import CheckpointError, ConfigError
-from covey.run import Round, Seed
+from covey.run import Round, Seed, Which
+
+WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
+_PATIENCE = 1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
 
 
 class Folder:
@@ -59,10 +65,11 @@ class Folder:
         with refused(self.path / ".lock"):
             file = open(self.path / ".lock", "w")  # noqa: SIM115
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigError(f"another run is writing to {self.path}; wait for it, or give another folder.") from error
+            until = time.monotonic() + _PATIENCE
+            while not _locked(file):
+                if time.monotonic() > until:
+                    raise ConfigError(f"another run is writing to {self.path}; wait for it, or give another folder.")
+                time.sleep(_PATIENCE / 20)
             yield
 
     def sweep(self) -> None:
@@ -98,20 +105,21 @@ class Folder:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def models(self, run: Seed) -> None:
-        """Every kept model: its parameters stacked over the nodes that keep it, and their ids."""
-        _mkdir(self.path / "models")
-        above = run.experiment.algorithm.above()  # may be several models of one node, which are not scored
-        for name in dict.fromkeys([*run.models(), above]):
-            ids, rows = run.rows(name)
-            rows = rows.cpu()
-            tensors = {"ids": ids}
-            for slot in run.simulator.task.space.slots:
-                view = slot.view(rows)
-                tensors[slot.name] = (view.transpose(1, 2) if slot.transposed else view).contiguous()
-            part = self.path / "models" / f".{name}.part"
-            with refused(part):
-                save_file(tensors, part, metadata={"model": name, "algorithm": type(run.experiment.algorithm).__name__})
-                os.replace(part, self.path / "models" / f"{name}.safetensors")
+        """Every kept model in its chosen round, and below `last` in the last one (covey/snapshot.py)."""
+        algorithm = type(run.experiment.algorithm).__name__
+        space = run.simulator.task.space
+        for name in run.models(scored=False):
+            for which, place in WHERE.items():
+                snapshot.write(self.path / place / f"{name}.safetensors", run.snapshot(name, which), space, algorithm)
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether the lock could be had at once."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def create(path: Path) -> Folder:

@@ -222,6 +222,8 @@ def main() -> None:
     """The command, with covey's own errors as one line and an exit code."""
     try:
         app(prog_name="covey")  # as `python -m covey` too
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (BrokenPipeError, Interrupted, CoveyError) as error:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         if not isinstance(error, BrokenPipeError):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from covey import checkpoint, snapshot
+from covey.algorithm import Algorithm
 from covey.cli.config import Config, load
 from covey.cli.described import Described
 from covey.cli.folder import refused
@@ -38,21 +37,27 @@ class Personalized:
 
 
 def personalize(run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None) -> Personalized:
-    """The personal model of the device whose data is in a file, written beside the run or to `out`."""
+    """The personal model of the device whose data is in a file, written beside the run or to `out`.
+
+    It starts from the models of the round that the run's table reports.
+    """
     config, place, seed = _run(run, changes, seed)
     form = Described.read(place / "data.json")
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
     task = Newcomers([experiment], [shards])
-    space, above = task.task.space, experiment.algorithm.above()
-    _, w = _rows(place, "global", space)
-    ids, rows = _rows(place, above, space) if above != "global" else (torch.zeros(1, dtype=torch.int64), w)
+    space, above = task.task.space, _above(place, experiment.algorithm)
+    w = snapshot.read(place / "models" / "global.safetensors", space).rows
+    ids, rows = torch.zeros(1, dtype=torch.int64), w
+    if above != "global":
+        given = snapshot.read(place / "models" / f"{above}.safetensors", space)
+        ids, rows = given.ids, given.rows
     edges = form.names.edges if len(experiment.algorithm.tiers()) > 2 else ()
     names = [edges[number] if edges else str(number) for number in ids.tolist()]
     at = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
-    given = rows[at : at + 1].to(task.task.device)
-    personal = task.adapted(given, round=config.rounds)
-    models = {"global": w.to(given), **({"edge": given} if above != "global" else {}), "personal": personal}
+    start_row = rows[at : at + 1].to(task.task.device)
+    personal = task.adapted(start_row, round=config.rounds)
+    models = {"global": w.to(start_row), **({"edge": start_row} if above != "global" else {}), "personal": personal}
     parts = {part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")}
     some = [part for part, count in parts.items() if count]
     scores = {name: _scores(task, name, row, some, config.rounds) for name, row in models.items()}
@@ -87,19 +92,10 @@ def _shards(path: Path, form: Described, config: Config, seed: int) -> Shards:
     )
 
 
-def _rows(place: Path, model: str, space: Space) -> tuple[Tensor, Tensor]:
-    """(ids, rows) of a model that the run has left."""
-    path = place / "models" / f"{model}.safetensors"
-    try:
-        with safe_open(path, framework="pt") as file:
-            ids = file.get_tensor("ids")
-            rows = torch.empty(len(ids), space.width)
-            for slot in space.slots:
-                values = file.get_tensor(slot.name)
-                slot.view(rows).copy_(values.transpose(1, 2) if slot.transposed else values)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise ConfigError(f"cannot read the {model} model in {path}: {error}.") from error
-    return ids, rows
+def _above(place: Path, algorithm: Algorithm) -> str:
+    """The models a new device may start from: those of the tier above it, or the global one where the run left no others."""
+    above = algorithm.above()
+    return above if (place / "models" / f"{above}.safetensors").exists() else "global"
 
 
 def _chosen(edge: str, above: str, names: list[str]) -> int:
@@ -120,8 +116,7 @@ def _scores(task: Newcomers, name: str, row: Tensor, parts: list[str], round: in
 def _write(path: Path, space: Space, personal: Tensor, config: Config, data: Path) -> None:
     """The personal model as a module's state, in one step."""
     module = space.fill(personal[0].cpu())
-    part = path.with_name(f".{path.name}.part")
+    state = {name: value.contiguous() for name, value in module.state_dict().items()}
+    metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}
     with refused(path):
-        save_file({name: value.contiguous() for name, value in module.state_dict().items()}, part,
-                  metadata={"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name})  # fmt: skip
-        os.replace(part, path)
+        checkpoint.write_tensors(path, state, metadata)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,21 +58,26 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
     again = f"covey run --resume {shlex.quote(str(folder.path))}"
     places = {seed: folder if config.seeds == 1 else folder.seed(seed) for seed in range(config.seed, config.seed + config.seeds)}
     try:
-        with _stoppable():
-            for place in places.values():
-                _enough(config, place)
+        with stoppable(console) as stop:
             folder.sweep()
+            for place in places.values():
+                _mend(place, console)
+                _enough(config, place)
             folder.write("config.toml", config.text())
             folder.write("repeat.txt", f"{repeat}\n{again} rounds={config.rounds + 10}\n")
             folder.write_json("environment.json", environment(command))
-            histories, engine = _seeds(config, places, console)
+            histories, engine = _seeds(config, places, console, stop)
             summary = summarise(histories, config.protocol)
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
             with refused(folder.path / "plot.png"):
                 draw(histories, folder.path / "plot.png", title=config.title)
     except KeyboardInterrupt as error:
-        raise Interrupted(f"the state is saved; go on with: {again}") from error
+        rounds = [_round(place) for place in places.values()]
+        state = (
+            f"the state after round {max(rounds)} is saved" if any(rounds) else "no round had ended, so there is nothing to save"
+        )
+        raise Interrupted(f"{state}; go on with: {again}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{error} When that is mended, go on with: {again}") from error
     return folder, summary
@@ -79,7 +86,7 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
 Histories = list[list[Round]]
 
 
-def _seeds(config: Config, places: dict[int, Folder], console: Console) -> tuple[Histories, dict[str, Any]]:
+def _seeds(config: Config, places: dict[int, Folder], console: Console, stop: Stop) -> tuple[Histories, dict[str, Any]]:
     """All rounds of every seed: seeds that stand at the same round go on in one go, as many as memory allows."""
     done: dict[int, list[Round]] = {}
     waiting: dict[int, list[int]] = {}
@@ -101,7 +108,7 @@ def _seeds(config: Config, places: dict[int, Folder], console: Console) -> tuple
         while groups:
             some = groups.pop(0)
             try:
-                engine = _run(config, {seed: experiments[seed] for seed in some}, places, console, done)
+                engine = _run(config, {seed: experiments[seed] for seed in some}, places, console, done, stop)
             except DivergedError as error:
                 if len(some) == 1:
                     diverged[some[0]] = error
@@ -113,7 +120,12 @@ def _seeds(config: Config, places: dict[int, Folder], console: Console) -> tuple
 
 
 def _run(
-    config: Config, experiments: dict[int, Experiment], places: dict[int, Folder], console: Console, done: dict[int, list[Round]]
+    config: Config,
+    experiments: dict[int, Experiment],
+    places: dict[int, Folder],
+    console: Console,
+    done: dict[int, list[Round]],
+    stop: Stop,
 ) -> dict[str, Any]:
     """The rounds that some seeds have left, in one go; their histories into `done`."""
     folders = [places[seed] for seed in experiments]
@@ -127,6 +139,7 @@ def _run(
     with progress(console, label=_label(config, list(experiments)), rounds=config.rounds, done=runs.round) as show:
         try:
             for records in runs:
+                stop.check()
                 show(records)
                 for record, folder in zip(records, folders, strict=True):
                     folder.append(record)
@@ -187,15 +200,65 @@ def _finished(config: Config, seed: int, saved: Path) -> list[Round] | None:
     return covey.history(saved)
 
 
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does."""
+def _mend(folder: Folder, console: Console) -> None:
+    """Put the checkpoint before the last in its place if the last is damaged; what it lacks happens again, bit for bit."""
+    older = checkpoint.previous(folder.checkpoint)
+    if not folder.checkpoint.exists() or not older.exists():
+        return
+    try:
+        checkpoint.read(folder.checkpoint)
+        covey.history(folder.checkpoint)
+    except CheckpointError as error:
+        if not _whole(older):
+            raise
+        round = checkpoint.read(older, tensors=False).facts["round"]
+        damaged = folder.checkpoint.with_name("checkpoint.damaged.safetensors")
+        with refused(folder.checkpoint):
+            os.replace(folder.checkpoint, damaged)
+            shutil.copy2(older, folder.checkpoint)
+        console.print(f"note: {error} It goes on from there, after round {round}; the damaged one is {damaged}.", highlight=False)
 
-    def stop(number: int, frame: FrameType | None) -> None:
+
+def _whole(saved: Path) -> bool:
+    """Whether a checkpoint and its records can be read."""
+    try:
+        checkpoint.read(saved)
+        covey.history(saved)
+    except CheckpointError:
+        return False
+    return True
+
+
+class Stop:
+    """Ctrl-C, SIGTERM and SIGHUP end a run once; those that follow leave it the time to save."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            self._console.print("saving the state; one moment", highlight=False)
+            return
+        self.asked = True
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def check(self) -> None:
+        """Stop now if a signal came where Python could not raise it, as in a destructor."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stoppable(console: Console) -> Iterator[Stop]:
+    """SIGTERM and SIGHUP stop a run as Ctrl-C does, and no second one comes between the first and the saving."""
+    stop = Stop(console)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup a hangup is to change nothing
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
-        yield
+        yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():  # once stopped, this process only has to say so and end
+            signal.signal(number, signal.SIG_IGN if stop.asked else handler)

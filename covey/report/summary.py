@@ -42,7 +42,9 @@ class ModelFigures:
     last: Figure | None
     best_on_test: Figure | None
     worst_decile: Figure | None
-    loss: Figure | None
+    loss: Figure | None  # over all devices, as `accuracy`
+    loss_holders: Figure | None
+    loss_last: Figure | None
     nonzeros: Figure
     cut: float
     angle: Figure | None  # between a sparse model and its signs, in degrees
@@ -153,7 +155,9 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         last=_figure(chosen, lambda c: c.last.models[name].scores["test"].accuracy_fallback),
         best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].accuracy_fallback),
         worst_decile=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].worst_decile),
-        loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
+        loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss_fallback),
+        loss_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
+        loss_last=_figure(chosen, lambda c: c.last.models[name].scores["test"].loss_fallback),
         nonzeros=_figure(chosen, lambda c: c.chosen.models[name].nonzeros) or Figure(0.0, None),
         cut=first.cut,
         angle=_figure(chosen, lambda c: c.chosen.models[name].angle),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -114,6 +114,21 @@ class Simulator:
                 yield
         finally:
             self.lane = "train"
+
+    def nodes(self, tier: str, copy: int) -> slice:
+        """The ids that one seed's nodes of a tier have."""
+        size = self.tree.size(tier) // self.tree.copies
+        return slice(copy * size, (copy + 1) * size)
+
+    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
+        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held under this label."""
+        for tier, name in columns:
+            self.store.columns[tier, name].hold(label, self.nodes(tier, copy))
+
+    def release(self, label: str, copy: int) -> None:
+        """Hold nothing of one seed under this label any more."""
+        for (tier, _), column in self.store.columns.items():
+            column.release(label, self.nodes(tier, copy))
 
     def ask(
         self,

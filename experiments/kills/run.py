@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
+import covey
 from covey import checkpoint
 
 CHANGES = (
@@ -109,14 +109,26 @@ def difference(left: Path, right: Path) -> str | None:
         if _timeless(left / name) != _timeless(right / name):
             return name
     saved, other = (checkpoint.read(folder / "checkpoint.safetensors") for folder in (left, right))
-    if _without_seconds(saved.facts) != _without_seconds(other.facts):
+    if _facts(saved.facts) != _facts(other.facts):
         return "the facts of checkpoint.safetensors"
-    pairs = {"checkpoint.safetensors": (saved.tensors, other.tensors)}
-    names = [sorted(os.listdir(folder / "models")) for folder in (left, right)]
+    if not same_bits(saved.tensors, other.tensors):
+        return "checkpoint.safetensors"
+    if _records(left) != _records(right):
+        return "checkpoint.history.jsonl"
+    files = [sorted((folder / "models").rglob("*.safetensors")) for folder in (left, right)]
+    names = [[str(path.relative_to(folder)) for path in found] for folder, found in zip((left, right), files, strict=True)]
     if names[0] != names[1]:
         return f"the models: {names[0]} and {names[1]}"
-    pairs |= {f"models/{name}": (load_file(left / "models" / name), load_file(right / "models" / name)) for name in names[0]}
-    return next((name for name, (a, b) in pairs.items() if not same_bits(a, b)), None)
+    return next((name for name in names[0] if (left / name).read_bytes() != (right / name).read_bytes()), None)
+
+
+def _facts(facts: dict[str, Any]) -> Any:
+    """Without the length and sum of the records, which hold seconds."""
+    return {key: value for key, value in facts.items() if key != "history"}
+
+
+def _records(folder: Path) -> Any:
+    return [_without_seconds(record.as_dict()) for record in covey.history(folder / "checkpoint.safetensors")]
 
 
 def same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:

@@ -36,12 +36,16 @@ def covey(*words: object) -> Result:
     """`covey WORDS` in this process."""
     out, err = io.StringIO(), io.StringIO()
     arguments = ["covey", *map(str, words)]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with patch.object(sys, "argv", arguments), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
             code: Any = 0
         except SystemExit as end:
             code = end.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     return Result(code, out.getvalue(), err.getvalue())
 
 

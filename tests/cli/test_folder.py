@@ -5,7 +5,9 @@ import os
 import resource
 import shutil
 import stat
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -84,14 +86,14 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(finished: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: the checkpoint grows with every round that it records."""
+    """A limit on the size of files stands for the disk."""
     folder = tmp_path / "run"
     assert covey("run", *SMALL, "rounds=2", "--out", folder).code == 0
     saved = folder / "checkpoint.safetensors"
     before, size = saved.read_bytes(), saved.stat().st_size
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 100, size - 100))
 
     process = spawn("run", "--resume", folder, "rounds=4", before=limit)
     _, err = process.communicate()
@@ -155,8 +157,9 @@ def _cut_in_half(path: Path) -> None:
         (_cut_in_half, "is damaged or not a checkpoint"),
     ],
 )
-def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: object, words: str) -> None:
+def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: Any, words: str) -> None:
     saved = folder / "checkpoint.safetensors"
+    checkpoint.previous(saved).unlink()
     spoil(saved)
     before = saved.read_bytes()
     ended = covey("run", "--resume", folder, f"rounds={rounds}")
@@ -165,10 +168,51 @@ def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: object, 
     assert saved.read_bytes() == before
 
 
+@pytest.mark.parametrize("spoil", [_flip_the_last_byte, _cut_in_half])
+def test_a_damaged_checkpoint_is_made_up_for_by_the_one_before(finished: Path, folder: Path, spoil: Any) -> None:
+    saved = folder / "checkpoint.safetensors"
+    spoil(saved)
+    ended = covey("run", "--resume", folder)
+    assert ended.code == 0
+    assert f"note: {saved} is damaged" in ended.out
+    assert "It goes on from there, after round 2" in ended.out
+    assert difference(finished, folder) is None
+    assert (folder / "checkpoint.damaged.safetensors").exists()
+
+
+def test_a_damaged_history_is_named(folder: Path) -> None:
+    records = folder / "checkpoint.history.jsonl"
+    records.write_bytes(b" " + records.read_bytes()[1:])
+    ended = covey("run", "--resume", folder, "rounds=9")
+    assert ended.code == 4
+    assert f"{records} is damaged: it is not what was written with" in ended.err
+    records.unlink()
+    ended = covey("run", "--resume", folder, "rounds=9")
+    assert ended.code == 4
+    assert "keep both files together" in ended.err
+
+
+def test_a_lock_that_is_just_going_is_waited_for(folder: Path) -> None:
+    held = open(folder / ".lock", "w")  # noqa: SIM115
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(0.4, held.close).start()
+    assert covey("run", "--resume", folder, "rounds=5").code == 0
+
+
+def test_equal_runs_leave_equal_files(finished: Path, tmp_path: Path) -> None:
+    process = spawn("run", *SMALL, "--out", tmp_path / "again")  # in another process, whose hashes differ
+    process.communicate()
+    models = sorted((finished / "models").rglob("*.safetensors"))
+    assert len(models) == 8
+    for path in models:
+        assert path.read_bytes() == (tmp_path / "again" / path.relative_to(finished)).read_bytes()
+
+
 @pytest.mark.parametrize("rounds", [4, 9], ids=["finished", "to go on"])
 def test_a_checkpoint_of_another_experiment(folder: Path, tmp_path: Path, rounds: int) -> None:
     assert covey("run", *SMALL, "algorithm.lr1=0.3", "--out", tmp_path / "other").code == 0
-    shutil.copy(tmp_path / "other" / "checkpoint.safetensors", folder)
+    for name in ("checkpoint.safetensors", "checkpoint.history.jsonl"):
+        shutil.copy(tmp_path / "other" / name, folder)
     ended = covey("run", "--resume", folder, f"rounds={rounds}")
     assert ended.code == 4
     assert "is of another experiment: its algorithm is" in ended.err

@@ -1,12 +1,13 @@
 """`covey personalize`: a model for a device that was not in training, and every way to ask for it wrongly."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from covey.cli.config import load
 from tests.cli.command import ROOT, Result, covey
@@ -43,6 +44,19 @@ def test_a_new_device_gets_a_personal_model(run: Path, pump: Path) -> None:
         assert word in text
     model = load(run / "config.toml").experiment(0).model
     model.load_state_dict(load_file(run / "personal-pump-99.safetensors"))  # what was written is a module's state
+
+
+def test_it_starts_from_the_models_that_the_table_reports(run: Path, pump: Path, tmp_path: Path) -> None:
+    """Not from those of the last round, which may be worse: without them nothing changes, with others in their place all does."""
+    words = ("--edge", "mill", "--out", tmp_path / "out.safetensors", "--json")
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    before = json.loads(said(covey("personalize", copy, "--data", pump, *words)))
+    shutil.move(copy / "models" / "last", tmp_path / "last")
+    assert json.loads(said(covey("personalize", copy, "--data", pump, *words))) == before
+    tensors = load_file(copy / "models" / "edge.safetensors")
+    metadata = {"model": "edge", "tier": "edge", "round": "1"}
+    save_file({k: v if k == "ids" else -v for k, v in tensors.items()}, copy / "models" / "edge.safetensors", metadata)
+    assert json.loads(said(covey("personalize", copy, "--data", pump, *words)))["scores"] != before["scores"]
 
 
 def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path) -> None:

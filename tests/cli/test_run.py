@@ -1,15 +1,17 @@
 """What the command prints, how it ends, and that a run stopped and resumed is the run that was never stopped."""
 
 import json
+import os
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covey import checkpoint
+from covey import checkpoint, history
 from covey.cli.folder import Folder
 from covey.cli.main import EXIT_CODES
 from experiments.kills.run import difference
@@ -88,7 +90,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "4/4" in ended.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
@@ -98,15 +100,73 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, 
     out, err = process.communicate()
     assert process.returncode == 130, err
     assert seen[2].startswith("round 3/60 ")
-    assert err == f"stopped: the state is saved; go on with: covey run --resume {folder}\n"
-    assert "\x1b" not in out
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
+    assert err == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
+    assert "\x1b" not in out
     assert 3 <= rounds < 60
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
     assert ended.out.startswith(f"round {rounds + 1}/60 ")
     assert difference(long, folder) is None
+
+
+def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> None:
+    """The impatient press Ctrl-C until it ends; what it says of the state must be true."""
+    folder = tmp_path / "run"
+    process = spawn("run", *LONG, "--out", folder)
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
+    _, err = process.communicate()
+    assert "Traceback" not in err
+    if process.returncode == 130:  # else a signal came when covey had ended and Python was on its way out
+        assert "is saved; go on with" in err
+    rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
+    assert 3 <= rounds < 60
+    assert covey("run", "--resume", folder).code == 0
+    assert difference(long, folder) is None
+
+
+def test_a_second_interrupt_while_saving_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, sent = Folder.metrics, []
+
+    def interrupted(self: Folder, *arguments: Any) -> Any:
+        sent.append(len(sent))
+        if len(sent) == 2:  # the first is at the start, the second in saving after the interrupt below
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, *arguments)
+
+    append = Folder.append
+
+    def first(self: Folder, record: Any) -> None:
+        append(self, record)
+        if record.round == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "metrics", interrupted)
+        patch.setattr(Folder, "append", first)
+        ended = covey("run", *SMALL, "--out", folder)
+    assert len(sent) == 2
+    assert ended.code == 130
+    assert "the state after round 2 is saved" in ended.err
+    assert "saving the state; one moment" in ended.out
+    assert checkpoint.read(folder / "checkpoint.safetensors").facts["round"] == 2
+
+
+def test_stopped_before_the_first_round_it_does_not_say_that_something_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _interrupt(monkeypatch, "sweep", 1)
+    ended = covey("run", *SMALL, "--out", tmp_path / "run")
+    assert ended.code == 130
+    assert "no round had ended, so there is nothing to save" in ended.err
 
 
 def _interrupt(monkeypatch: pytest.MonkeyPatch, method: str, call: int) -> None:
@@ -181,7 +241,8 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
     assert not saved[0].tensors["server"].equal(saved[1].tensors["server"])
     assert saved[0].tensors["server"].equal(checkpoint.read(undisturbed / "checkpoint.safetensors").tensors["server"])
     summary = json.loads((both / "summary.json").read_text())
-    last = [record["history"][-1]["models"]["global"]["scores"]["test"]["accuracy"] for record in (s.facts for s in saved)]
+    histories = [history(both / name / "checkpoint.safetensors") for name in ("seed-0", "seed-1")]
+    last = [records[-1].accuracy() for records in histories]
     figure = summary["models"][0]["last"]
     assert figure["mean"] == pytest.approx((last[0] + last[1]) / 2)
     assert figure["deviation"] == pytest.approx(abs(last[0] - last[1]) / 2**0.5)

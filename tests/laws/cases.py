@@ -269,8 +269,13 @@ def finished(case: Case, **changes: Any) -> Run:
 
 
 def state(run: Seed) -> dict[str, Any]:
-    """Everything a run holds: the global row, all kept rows with their ids and rounds, the meter, the records but for time."""
+    """Everything a run holds: the global row, all kept rows with their ids and rounds, the models of their chosen rounds,
+    the meter, the records but for time."""
     out: dict[str, Any] = {"global": run.w.clone()}
+    for name in run.models(scored=False):
+        chosen = run.snapshot(name, "chosen")
+        out |= {f"chosen {name}.round": chosen.round, f"chosen {name}.ids": chosen.ids, f"chosen {name}": chosen.rows}
+        out |= {f"chosen {name} {key}": part.rows for key, part in chosen.beside.items()}
     for tier, name, ids, rounds, rows in run._columns():
         out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
     out["meter"] = json.dumps(sorted(run.meter.state()))

@@ -20,7 +20,8 @@ def record(
     scores = {}
     for part, accuracy in (("validation", validation), ("test", test)):
         worst = accuracy / 2 if accuracy is not None else None
-        scores[part] = Score(accuracy, accuracy, worst, 1 - accuracy if accuracy is not None else loss, 4, accuracy)
+        missed = 1 - accuracy if accuracy is not None else loss
+        scores[part] = Score(accuracy, accuracy, worst, missed, 4, accuracy, missed)
     return Round(number, {}, traffic or {}, {"global": Model("server", 1, 0.0, nonzeros, 0.0, scores)}, 0.5)
 
 
