@@ -25,6 +25,7 @@ from covey import checkpoint
 from covey.calibrate import Calibration
 from covey.checkpoint import Checkpoint
 from covey.data import Shards
+from covey.devices import PARTS, DeviceScore, Sums, table
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.journal import Journal
@@ -94,11 +95,12 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """The round in which a model was best so far, and the global row of that round, [1, P]."""
+    """The round in which a model was best so far, the global row of that round, [1, P], and how every device did."""
 
     round: int
     quality: float
     w: Tensor
+    sums: Sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +111,7 @@ class State:
     round: int
     histories: tuple[tuple[Round, ...], ...]
     chosen: tuple[dict[str, Chosen], ...]  # of each seed, by the label under which the runtime holds the rows
+    scored: tuple[dict[str, tuple[int, Sums]], ...]  # of each seed and model, the last scored round and how every device did
 
 
 class Runs(Iterator[tuple[Round, ...]]):
@@ -127,7 +130,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.newcomers = self._newcomers()
         self.simulator = self._build()
         empty: tuple[dict[str, Chosen], ...] = tuple({} for _ in self.experiments)
-        self._state = State(self.simulator.start.clone(), 0, ((),) * len(self.experiments), empty)
+        unscored: tuple[dict[str, tuple[int, Sums]], ...] = tuple({} for _ in self.experiments)
+        self._state = State(self.simulator.start.clone(), 0, ((),) * len(self.experiments), empty, unscored)
         self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
         self._busy = threading.Lock()
@@ -200,7 +204,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.simulator.notes.clear()
         self.simulator.clock.start()
         w = self.simulator.play(self.experiment.algorithm.server, self._state.w, round=round)
-        models = self._score(w)
+        models, sums = self._score(w)
         notes, gradients = self.simulator.notes.read(tree), self.simulator.gradients.tolist()
         radio = self.simulator.air.read(self.simulator.elapsed) if self.simulator.air is not None else None
         asked = {tier: np.unique(torch.cat(ids).numpy()) for tier, ids in self.simulator.cohorts.items()}
@@ -217,9 +221,12 @@ class Runs(Iterator[tuple[Round, ...]]):
             traffic = self.simulator.meters[at].since(meters[at])
             facts = (spent, notes[at], None if radio is None else radio[at], int(gradients[at]))
             histories.append((*history, Round(round, cohorts, traffic, models[at], seconds, *facts)))
-        self._state = State(w, round + 1, tuple(histories), self._choose(models, w))
+        scored = self._state.scored
+        if any(sums):
+            scored = tuple({name: (round, parts) for name, parts in found.items()} for found in sums)
+        self._state = State(w, round + 1, tuple(histories), self._choose(models, sums, w), scored)
 
-    def _choose(self, models: list[dict[str, Model]], w: Tensor) -> tuple[dict[str, Chosen], ...]:
+    def _choose(self, models: list[dict[str, Model]], sums: list[dict[str, Sums]], w: Tensor) -> tuple[dict[str, Chosen], ...]:
         """Hold the rows of every model that is better than ever before; what is chosen for each seed then."""
         part = CHOSEN_ON[self.experiment.protocol]
         out = []
@@ -235,7 +242,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                     continue
                 label = _label(name, final=not self.experiment.regular(self.round))
                 self.simulator.hold(label, copy, self.belonging(tier, name))
-                chosen[label] = Chosen(self.round, quality, row)
+                chosen[label] = Chosen(self.round, quality, row, sums[copy][name])
             out.append(chosen)
         return tuple(out)
 
@@ -319,21 +326,23 @@ class Runs(Iterator[tuple[Round, ...]]):
         for meter, good in zip(self.simulator.meters, before, strict=True):
             meter.totals = good.totals
 
-    def _score(self, w: Tensor) -> list[dict[str, Model]]:
-        """Every seed's models on the parts that are due in this round; nothing where none is."""
+    def _score(self, w: Tensor) -> tuple[list[dict[str, Model]], list[dict[str, Sums]]]:
+        """Every seed's models on the parts that are due in this round, and how every device did; nothing where none is."""
         tree, task, parts = self.simulator.tree, self.simulator.task, self.experiment.due(self.round)
         if not parts:
-            return [{} for _ in self.experiments]
+            return [{} for _ in self.experiments], [{} for _ in self.experiments]
         slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
         scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies, slots)
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
             self._needs = scorer.needs
             models = [scorer.read(row, tree) for row in sums.split(1)]
+            spans = [self.simulator.nodes(tree.tiers[-1], copy) for copy in range(len(models))]
+            devices = [scorer.ledger.read(span) for span in spans]
             if self.newcomers is None:
-                return models
+                return models, devices
             new = self.newcomers.scores(w, [self._above(at, w) for at in range(len(models))], self.round, parts)
-            return [mine | theirs for mine, theirs in zip(models, new, strict=True)]
+            return [mine | theirs for mine, theirs in zip(models, new, strict=True)], devices
 
     def _above(self, at: int, w: Tensor) -> Tensor:
         """What the tier above the devices keeps of the models it sends them, [m, P]; nothing where that is the global one."""
@@ -462,6 +471,35 @@ class Seed:
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
         return self.simulator.task.space.fill(rows[int(where[0, 0])])
 
+    def devices(self) -> list[DeviceScore]:
+        """How every device does with every model, in the round chosen for the model and in the last one scored."""
+        state, task = self._runs._state, self.simulator.task
+        last = state.scored[self._at]
+        chosen = {}
+        for model in (name for name in self.models() if name in last):
+            best = state.chosen[self._at]
+            label = next((x for x in (_label(model, final=True), _label(model)) if x in best), None)
+            chosen[model] = last[model] if label is None else (best[label].round, best[label].sums)
+        return table(chosen, last, self.device_names, self._edges(), classifies=task.classifies)
+
+    @property
+    def device_names(self) -> list[str]:
+        """What the data calls the devices that train, in order; their numbers where it does not say."""
+        names = self.trained.names.devices
+        return list(names) or [str(k) for k in range(self.trained.devices)]
+
+    def _edges(self) -> list[str | None]:
+        """The name or number of the node above each device; None where that is the server."""
+        tree = self.simulator.tree
+        if tree.depth < 3:
+            return [None] * self.trained.devices
+        tier = tree.tiers[-2]
+        size = tree.size(tier) // tree.copies
+        counts = tree.counts(tier, torch.arange(size)).tolist()
+        names = self.trained.names.edges
+        labels = list(names) if len(names) == size else [str(k) for k in range(size)]
+        return [label for label, count in zip(labels, counts, strict=True) for _ in range(count)]
+
     def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
         """Whether each model means the chances it gives, over the devices that hold it and their examples of this part."""
         simulator, algorithm = self.simulator, self.experiment.algorithm
@@ -493,6 +531,8 @@ class Seed:
                     tensors |= {f"{at}.{k}.{part}": value for part, value in vars(entry).items()}
             chosen = self._runs._state.chosen[self._at]
             tensors |= {f"chosen.{item.round}": item.w for item in chosen.values()}
+            for label, item in chosen.items():
+                tensors |= {f"devices.{label}.{part}": sums for part, sums in item.sums.items()}
             facts = {
                 "round": self.round,
                 "columns": columns,
@@ -557,7 +597,7 @@ class Seed:
             _check_row(row, self.w)
             if not (0 <= int(round) < facts["round"] and math.isfinite(quality)):
                 raise ValueError(f"{label} was chosen in round {round!r} with {quality!r}")
-            chosen[str(label)] = Chosen(int(round), float(quality), row.to(task.device))
+            chosen[str(label)] = Chosen(int(round), float(quality), row.to(task.device), self._sums(saved, label))
         for column in frozen:
             rows = column.rows.to(task.device) if column.rows.is_floating_point() else column.rows
             self.simulator.store.thaw(replace(column, rows=rows), self._nodes()[column.tier])
@@ -569,7 +609,19 @@ class Seed:
         histories[self._at] = tuple(history)
         choices[self._at] = chosen
         runs._journals[self._at][path] = journal
-        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices))
+        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices), runs._state.scored)
+
+    def _sums(self, saved: Checkpoint, label: str) -> Sums:
+        """How every device did, from a checkpoint."""
+        out = {}
+        for part in PARTS:
+            sums = saved.tensors.get(f"devices.{label}.{part}")
+            if sums is None:
+                continue
+            if sums.shape != (self.trained.devices, 4) or sums.dtype != torch.float64:
+                raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
+            out[part] = sums
+        return out
 
     def _go_on(self, history: list[Round], chosen: dict[str, Chosen]) -> int:
         """Forget what the last record and the choices owe to having been the last; how many records change."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from covey import calibrate, smooth_l1
 from covey.algorithm import Algorithm
 from covey.calibrate import Calibration
+from covey.devices import Ledger
 from covey.nodes import Nodes
 from covey.replies import Exact, Rows, exact
 from covey.task import Predict, Tally
@@ -80,6 +81,7 @@ class Scorer:
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
     needs: dict[str, set[str]] = field(default_factory=dict, compare=False)
     """What devices recalled to predict with each model, by its name: these rows belong to the model. Filled by scoring."""
+    ledger: Ledger = field(default_factory=Ledger, compare=False)  # how every device did; filled by scoring
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -153,13 +155,15 @@ class Scorer:
             for name, rows, held in zip(names, models[::2], models[1::2], strict=True):
                 me.recalled.clear()
                 predict = self.algorithm.predictor(me, name, rows)
-                found += [self._sums(me, rows, held, part, predict) for part in self.parts]
+                found += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
                 self.needs.setdefault(name, set()).update(me.recalled)
             return torch.cat(found, dim=1)
         return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
 
-    def _sums(self, me: Nodes, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
+    def _sums(self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
+        each = torch.stack([tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1)
+        self.ledger.add(name, part, me.ids, each)
         everybody = torch.stack([tally.right, tally.loss, tally.count], dim=1)
         honesty = [] if tally.honesty is None else [held * tally.honesty]
         return torch.cat([held * _figures(tally), everybody, *honesty], dim=1)

@@ -1,0 +1,109 @@
+"""How every single device does: each model on each device's own examples, in the round that is reported and in the last."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PARTS = ("train", "validation", "test")
+RIGHT, LOSS, COUNT, HOLDS = range(4)
+Sums = dict[str, Tensor]
+"""By part of the data: right answers, summed loss, examples, and whether the device holds the model, [devices, 4]."""
+
+
+@dataclass(frozen=True)
+class DeviceScore:
+    """One model on one device's examples of one part; accuracies are shares, None for regression."""
+
+    device: str  # as the data calls it, or its number
+    edge: str | None
+    model: str
+    part: str
+    examples: int
+    round: int  # the reported one, counted from 1
+    accuracy: float | None
+    loss: float | None
+    last_round: int
+    last_accuracy: float | None
+    last_loss: float | None
+    holds: bool  # False: the device keeps no such model, nor does its edge, and the global one stands in
+
+
+class Ledger:
+    """What devices answered when models were scored, by model and part; filled chunk by chunk, from several threads."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}
+
+    def add(self, model: str, part: str, ids: Tensor, sums: Tensor) -> None:
+        """The sums of some devices, [n, 4]."""
+        self._chunks.setdefault((model, part), []).append((ids, sums))
+
+    def read(self, nodes: slice) -> dict[str, Sums]:
+        """The sums of some devices, whose ids then count from 0, by model and part."""
+        out: dict[str, Sums] = {}
+        for (model, part), chunks in sorted(self._chunks.items()):
+            whole = torch.zeros(nodes.stop - nodes.start, 4, dtype=torch.float64)
+            for ids, sums in chunks:
+                inside = (ids >= nodes.start) & (ids < nodes.stop)
+                whole[ids[inside] - nodes.start] = sums.cpu()[inside]
+            out.setdefault(model, {})[part] = whole
+        return out
+
+
+def table(
+    chosen: Mapping[str, tuple[int, Sums]], last: Mapping[str, tuple[int, Sums]],
+    names: Sequence[str], edges: Sequence[str | None], *, classifies: bool,
+) -> list[DeviceScore]:  # fmt: skip
+    """One line per model, part and device that has examples; each model's round and sums, then and in the end."""
+    out = []
+    for model, (round, parts) in chosen.items():
+        last_round, last_parts = last.get(model, (round, parts))
+        for part in (part for part in PARTS if part in parts):
+            sums = parts[part]
+            ends = last_parts.get(part, sums)
+            for k, (row, end) in enumerate(zip(sums.tolist(), ends.tolist(), strict=True)):
+                if not row[COUNT]:
+                    continue
+                figures = (round + 1, *_figures(row, classifies), last_round + 1, *_figures(end, classifies))
+                out.append(DeviceScore(names[k], edges[k], model, part, int(row[COUNT]), *figures, bool(row[HOLDS])))
+    return out
+
+
+def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:
+    count = row[COUNT]
+    if not count:
+        return None, None
+    return row[RIGHT] / count if classifies else None, row[LOSS] / count
+
+
+def to_csv(scores: Iterable[DeviceScore]) -> str:
+    """The table as a CSV file; None is an empty cell."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [field.name for field in fields(DeviceScore)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(score) for score in scores)
+    return out.getvalue()
+
+
+_READ: dict[str, Any] = {
+    "examples": int, "round": int, "last_round": int, "accuracy": float, "loss": float, "last_accuracy": float,
+    "last_loss": float, "holds": lambda text: text == "True",
+}  # fmt: skip
+_TEXT = ("device", "edge", "model", "part")
+
+
+def from_csv(text: str) -> list[DeviceScore]:
+    """What `to_csv` wrote."""
+    out = []
+    for row in csv.DictReader(io.StringIO(text)):
+        values: dict[str, Any] = {key: row[key] or None for key in _TEXT}
+        values |= {key: read(row[key]) if row[key] else None for key, read in _READ.items()}
+        out.append(DeviceScore(**values))
+    return out
