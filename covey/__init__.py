@@ -11,6 +11,7 @@ from covey.algorithm import Algorithm, require
 from covey.descend import descend
 from covey.errors import CoveyError
 from covey.experiment import Experiment
+from covey.load import load
 from covey.nodes import Nodes
 from covey.replies import Masked, Replies, Rows, exact
 from covey.run import Round, Run, Runs, history, run, runs
@@ -35,6 +36,7 @@ __all__ = [
     "descend",
     "exact",
     "history",
+    "load",
     "models",
     "require",
     "run",

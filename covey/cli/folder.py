@@ -9,6 +9,7 @@
     models/NAME.safetensors the parameters of every node that keeps this model, in the round that the table reports
     models/last/...         the same in the last round
     data.json               the form of the data: classes, names, scaling; what a new device needs
+    devices.csv             how every device does with every model
     summary.json, plot.png  what it came to
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the picture of all.

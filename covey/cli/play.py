@@ -21,6 +21,7 @@ from covey.cli.config import Config, load
 from covey.cli.described import Described
 from covey.cli.folder import Folder, create, environment, refused, unused
 from covey.cli.show import progress
+from covey.devices import from_csv, to_csv
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.experiment import Experiment, unlike
 from covey.report.plot import draw
@@ -67,7 +68,8 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             folder.write("repeat.txt", f"{repeat}\n{again} rounds={config.rounds + 10}\n")
             folder.write_json("environment.json", environment(command))
             histories, engine = _seeds(config, places, console, stop)
-            summary = summarise(histories, config.protocol)
+            devices = [from_csv((place.path / "devices.csv").read_text()) for place in places.values()]
+            summary = summarise(histories, config.protocol, devices)
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
             with refused(folder.path / "plot.png"):
@@ -179,6 +181,7 @@ def _save(runs: Runs, folders: list[Folder]) -> None:
     for run, folder in zip(runs.seeds, folders, strict=True):
         if run.round == run.experiment.rounds:
             folder.models(run)
+            folder.write("devices.csv", to_csv(run.devices()))
         folder.metrics(run.history)
         run.save(folder.checkpoint)
 

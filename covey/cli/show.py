@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
@@ -47,25 +48,29 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
         yield lambda records: bar.update(task, advance=1, note=note(records))
 
 
+def text(summary: Summary) -> str:
+    """The tables as plain text."""
+    out = io.StringIO()
+    table(Console(file=out, soft_wrap=True, width=200, no_color=True), summary)
+    return out.getvalue().strip("\n") + "\n"
+
+
 def table(console: Console, summary: Summary) -> None:
     """Every model, then every link."""
     seeds = f"{summary.seeds} seed{'s' if summary.seeds > 1 else ''}"
-    part = "validation" if summary.protocol == "honest" else "TEST data, as the papers do"
+    part = "validation data" if summary.protocol == "honest" else "TEST data, as the papers do"
+    figure = "accuracy in %" if _classifies(summary) else "loss"
     console.print(
-        f"\n{summary.rounds} rounds, {seeds}; test accuracy in %, each model in the round chosen on {part}:", highlight=False
+        f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    console.print("all devices, those that hold the model, their worst tenth; last round; best on test", highlight=False)
-    models = _columns("model", "kept by", "all", "holders", "worst", "last", "best", "non-zero")
-    for m in summary.models:
-        kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        figures = (m.accuracy, m.accuracy_holders, m.worst_decile, m.last, m.best_on_test, m.nonzeros)
-        models.add_row(m.model, kept, *(_percent(figure) for figure in figures))
-    console.print(models)
+    console.print(_models(summary))
+    for line in _gains(summary):
+        console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
     if cuts:
-        console.print(f"non-zero means larger than the cut: {', '.join(cuts)}", highlight=False)
+        console.print(f"non-zero: entries above the cut ({', '.join(cuts)})", highlight=False)
         angles = [f"{m.model} {m.angle.mean:.1f}" for m in summary.models if m.angle is not None]
-        console.print(f"degrees between a model and its signs: {', '.join(angles)}", highlight=False)
+        console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
         console.print(_links(summary))
@@ -75,6 +80,51 @@ def table(console: Console, summary: Summary) -> None:
         total = sum(summary.spent.values())
         shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items())
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
+
+
+def _classifies(summary: Summary) -> bool:
+    return any(m.accuracy is not None for m in summary.models)
+
+
+def _models(summary: Summary) -> Table:
+    """One row per model. A column that says the same as the first of its kind, or nothing, is left out."""
+    models = summary.models
+    if _classifies(summary):
+        columns = {
+            "test %": [_percent(m.accuracy) for m in models],
+            "holders only": [_percent(m.accuracy_holders) for m in models],
+            "mean of devices": [_percent(m.accuracy_uniform) for m in models],
+            "worst 10 %": [_percent(m.worst_decile) for m in models],
+            "last round": [_percent(m.last) for m in models],
+            "best on test (optimistic)": [_percent(m.best_on_test) for m in models],
+        }
+    else:
+        columns = {
+            "test loss": [_plain(m.loss) for m in models],
+            "holders only": [_plain(m.loss_holders) for m in models],
+            "last round": [_plain(m.loss_last) for m in models],
+        }
+    first = next(iter(columns.values()))
+    columns = {head: cells for head, cells in columns.items() if cells is first or cells != first}
+    columns["round"] = ["/".join(str(k + 1) for k in dict.fromkeys(m.chosen_round)) for m in models]
+    if summary.seeds > 1 or len(set(columns["round"])) == 1:
+        del columns["round"]
+    if any(m.nonzeros.mean < 0.9995 for m in models):
+        columns["non-zero %"] = [_percent(m.nonzeros) for m in models]
+    out = _columns("model", "kept by", *columns)
+    for at, m in enumerate(models):
+        kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
+        out.add_row(m.model, kept, *(cells[at] for cells in columns.values()))
+    return out
+
+
+def _gains(summary: Summary) -> Iterator[str]:
+    """Who is better off with a model of its own."""
+    for gain in summary.gains:
+        yield (
+            f"{gain.model} against {gain.other}: {gain.better} of {gain.devices} devices gain, {gain.worse} lose"
+            f" (median {gain.median:+.1f} points, from {gain.least:+.1f} to {gain.most:+.1f})"
+        )
 
 
 def _radio(console: Console, figures: RadioFigures) -> None:
@@ -137,6 +187,10 @@ def _one_per_tier(record: Round) -> list[str]:
         if model.tier not in found or name in ("personal", "new_personal"):
             found[model.tier] = name
     return list(found.values())
+
+
+def _plain(figure: Figure | None) -> str:
+    return "-" if figure is None else str(figure)
 
 
 def _percent(figure: Figure | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from covey.devices import DeviceScore
 from covey.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
 from covey.run import Round
 from covey.select import Selection, select
@@ -39,6 +40,7 @@ class ModelFigures:
     age: Figure  # mean rounds since they kept it
     accuracy: Figure | None  # over all devices, the global model standing in where none is kept
     accuracy_holders: Figure | None
+    accuracy_uniform: Figure | None  # every device that holds it counts alike, however many examples it has
     last: Figure | None
     best_on_test: Figure | None
     worst_decile: Figure | None
@@ -81,6 +83,20 @@ class RadioFigures:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """Devices' own models against the global one, on test data in the reported rounds; points of accuracy, all seeds' devices."""
+
+    model: str
+    other: str
+    devices: int
+    better: int
+    worse: int
+    median: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run has come to."""
 
@@ -92,20 +108,40 @@ class Summary:
     protocol: Literal["honest", "paper"] = "honest"
     spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
     radio: RadioFigures | None = None
+    gains: list[Gain] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return asdict(self)
 
 
-def summarise(histories: Sequence[Sequence[Round]], protocol: Literal["honest", "paper"] = "honest") -> Summary:
-    """The summary of one history per seed."""
+def summarise(
+    histories: Sequence[Sequence[Round]],
+    protocol: Literal["honest", "paper"] = "honest",
+    devices: Sequence[Sequence[DeviceScore]] = (),
+) -> Summary:
+    """The summary of one history per seed and, where they are known, of every seed's devices."""
     scored = [[record for record in history if record.models] for history in histories]
     names = list(scored[0][-1].models) if scored and scored[0] else []
     models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
     seconds = sum(record.seconds for history in histories for record in history)
     facts = (len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
-    return Summary(*facts, _spent(histories), _radio(histories))
+    return Summary(*facts, _spent(histories), _radio(histories), _gains(devices))
+
+
+def _gains(devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global") -> list[Gain]:
+    """What devices' own models are worth to them; empty where there are none, or no classes."""
+    points = []
+    for seed in devices:
+        by = {(line.model, line.device): line for line in seed if line.part == "test" and line.accuracy is not None}
+        for (name, device), line in by.items():
+            base = by.get((other, device))
+            if name == model and line.holds and base is not None:
+                points.append(100 * ((line.accuracy or 0.0) - (base.accuracy or 0.0)))
+    if not points:
+        return []
+    better, worse = sum(p > 0 for p in points), sum(p < 0 for p in points)
+    return [Gain(model, other, len(points), better, worse, statistics.median(points), min(points), max(points))]
 
 
 def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
@@ -152,6 +188,7 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         age=_figure(chosen, lambda c: c.chosen.models[name].age) or Figure(0.0, None),
         accuracy=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_fallback),
         accuracy_holders=_figure(chosen, lambda c: c.chosen.accuracy(name)),
+        accuracy_uniform=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_uniform),
         last=_figure(chosen, lambda c: c.last.models[name].scores["test"].accuracy_fallback),
         best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].accuracy_fallback),
         worst_decile=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].worst_decile),

@@ -73,10 +73,7 @@ def found() -> Iterator[type[Algorithm]]:
 
 def scores(algorithm: Algorithm, world: World, seed: int, rounds: int = ROUNDS) -> Scores:
     """Every model in the last round."""
-    record = None
-    for record in covey.run(world.experiment(algorithm, seed, rounds)):
-        pass
-    assert record is not None
+    record = list(covey.run(world.experiment(algorithm, seed, rounds)))[-1]
     return {name: 100 * (record.accuracy(name) or 0.0) for name in record.models}
 
 
