@@ -50,7 +50,7 @@ class Round:
     )  # of these: training, links, cohorts, scores, other; the checkpoint before
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)  # what programs noted of those asked, by tier and name
     radio: Aired | None = None  # the round on the virtual clock, where the experiment has a radio
-    gradients: int = 0  # that devices evaluated on their data, on one batch or on all of it, all devices together
+    gradients: int = 0  # evaluated on one batch or on all data, by all devices, idle ones that train too
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
