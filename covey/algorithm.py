@@ -39,6 +39,8 @@ class Algorithm(ABC):
     """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep a whole model "personal"."""
     idle_trains: ClassVar[bool] = True
     """Whether those who are not asked may train all the same; not where what they keep is a part of the server's own sums."""
+    eager: ClassVar[str | None] = None
+    """Why its devices' programs run kernel by kernel on a GPU; None: they become CUDA graphs where they can."""
     any_depth: ClassVar[bool] = False
     """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
 

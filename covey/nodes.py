@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.algorithm import PerNode, Program
+from covey.algorithm import Algorithm, PerNode, Program
 from covey.errors import ConfigError, ProgramError
 from covey.replies import Exact, Ids, Masked, Message, Replies, Rows, exact
 from covey.store import NEVER, Store
@@ -31,6 +31,7 @@ Idle = Literal["skip", "train"]
 class Runtime(Protocol):
     """What a program's nodes stand on: the simulator now, shards and real machines with the same few things."""
 
+    algorithm: Algorithm
     tree: Tree
     task: Task
     store: Store
