@@ -56,6 +56,13 @@ class Runtime(Protocol):
         """The common initial row of each node's tree, [n, P]."""
         ...
 
+    def examples(self, tier: str, ids: Ids) -> Tensor:
+        """How many training examples all devices under each node hold, [n].
+
+        It is a fact of the population, which does not depend on who is asked: a deployed edge is told it.
+        """
+        ...
+
 
 class Nodes:
     """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
@@ -124,15 +131,18 @@ class Nodes:
         return DataGradient(self, batch, stream, call)
 
     def weight(self, kind: Weight) -> Exact | None:
-        """Each node's weight in a mean: its number of training examples, or None for uniform weights."""
+        """Each node's weight in a mean: its `count` of training examples, or None for uniform weights."""
         if kind == "uniform":
             return None
         return exact(self.count)
 
     @property
     def count(self) -> Tensor:
-        """Each node's number of training examples, [n, 1]."""
-        return self._runtime.task.counts("train", self.there)[:, None].to(self._runtime.task.dtype)
+        """Each node's number of training examples, [n, 1]; of an edge, those of all devices under it, asked or not."""
+        task = self._runtime.task
+        if self.leaf:
+            return task.counts("train", self.there)[:, None].to(task.dtype)
+        return self._runtime.examples(self.tier, self.ids)[:, None].to(task.device, task.dtype)
 
     def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
         """Each row's mean data loss on a batch of its node's own, or on all its training examples, [n, 1]; without l2."""

@@ -121,6 +121,10 @@ class Task:
         offset = self._offset[split] if ids.device.type == "cpu" else self._offset_there[split]
         return offset[ids + 1] - offset[ids]
 
+    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+        """How many examples of a part the devices from `first` to before `stop` hold together, [n]."""
+        return self._offset[split][stop] - self._offset[split][first]
+
     def draw(
         self, address: draws.Address, ids: Ids, size: int, steps: range = range(1), *, local: Ids | None = None
     ) -> list[Batch]:

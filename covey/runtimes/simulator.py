@@ -81,6 +81,10 @@ class Simulator:
         """The common initial row of each node's tree, [n, P]."""
         return self.start[self.tree.copy(tier, ids.to(self.start.device))]
 
+    def examples(self, tier: str, ids: Ids) -> Tensor:
+        """How many training examples all devices under each node hold, [n]."""
+        return self.task.total("train", *self.tree.span(tier, ids))
+
     def play(self, program: Program, rows: Rows, *, round: int) -> Any:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         self._round = round
