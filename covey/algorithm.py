@@ -74,6 +74,11 @@ class Algorithm(ABC):
         return rows
 
     @property
+    def hessians(self) -> bool:
+        """Whether its programs ask for products with the Hessian; a run then says how they are computed."""
+        return False
+
+    @property
     def planned(self) -> bool:
         """Whether its devices prune as a radio plan says, `me.planned`."""
         return False

@@ -171,6 +171,11 @@ class Nodes:
         return self._runtime.task.spread(self.there, size)
 
     @property
+    def has_hessian(self) -> bool:
+        """Whether `me.grad(...).hessian_product` works for this model and loss."""
+        return self._runtime.task.no_hessian is None
+
+    @property
     def labels(self) -> Tensor:
         """Which classes each node has training examples of, bool [n, classes]."""
         return self._runtime.task.labels(self.there)
@@ -385,6 +390,16 @@ class DataGradient:
         else:
             self._me.worked(1, x.shape[1])
         return data + self._task.l2 * x if self._task.l2 else data
+
+    def hessian_product(self, x: Rows, v: Rows) -> Rows:
+        """H(x) v of the loss that the next gradient would be of, exact by autograd; it counts as two gradients."""
+        if self._batch is None:
+            product = self._task.full_hessian_product(x, self._me.ids, v)
+        else:
+            product = self._task.hessian_product(x, self.batch(self._step), v)
+        self._step += 1
+        self._me.worked(2, 2 * x.shape[1])
+        return product + self._task.l2 * v if self._task.l2 else product
 
     def descend(self, start: Rows, terms: Terms) -> Rows | None:
         """The whole loop in the engine, where it can."""

@@ -151,6 +151,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         task, graphs = self.simulator.task, self.simulator.graphs
         out = {"path": task.path, "kernel": task.kernel, "parameters": task.space.width, "device": str(task.device)}
         out |= {"workers": self.simulator.workers, "seeds": len(self.experiments)}
+        if self.experiment.algorithm.hessians:
+            reason = task.no_hessian
+            out["hessian"] = "exact, by autograd" if reason is None else f"differences of gradients: {reason}"
         return out if graphs is None else out | {"graph": graphs.report()}
 
     def _play(self, meters: list[Meter]) -> None:
@@ -184,6 +187,11 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.notes += [note] if note else []
         shards = Shards.stack([_part_of(x, out, new=False) for x, out in zip(self.experiments, self.held_out, strict=True)])
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
+        if e.algorithm.hessians and task.no_hessian is not None:
+            self.notes.append(
+                f"{type(e.algorithm).__name__} takes differences of gradients for products with the Hessian: "
+                f"autograd cannot differentiate this model twice ({task.no_hessian})."
+            )
         workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue
         grain = 1 if e.workers else _GRAIN
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
