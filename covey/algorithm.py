@@ -40,7 +40,7 @@ class Algorithm(ABC):
     idle_trains: ClassVar[bool] = True
     """Whether those who are not asked may train all the same; not where what they keep is a part of the server's own sums."""
     eager: ClassVar[str | None] = None
-    """Why its devices' programs run kernel by kernel on a GPU; None: they become CUDA graphs where they can."""
+    """Why its device programs run kernel by kernel on a GPU; None: captured where possible."""
     any_depth: ClassVar[bool] = False
     """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
 
@@ -75,7 +75,7 @@ class Algorithm(ABC):
 
     @property
     def hessians(self) -> bool:
-        """Whether its programs ask for products with the Hessian; a run then says how they are computed."""
+        """Whether its programs ask for Hessian products; a run then says how they are computed."""
         return False
 
     @property

@@ -59,7 +59,7 @@ class Runtime(Protocol):
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under each node hold, [n].
 
-        It is a fact of the population, which does not depend on who is asked: a deployed edge is told it.
+        It is a fact of the population, whoever is asked: a deployed edge is told it.
         """
         ...
 
@@ -131,14 +131,14 @@ class Nodes:
         return DataGradient(self, batch, stream, call)
 
     def weight(self, kind: Weight) -> Exact | None:
-        """Each node's weight in a mean: its `count` of training examples, or None for uniform weights."""
+        """Each node's weight in a mean: its `count`, or None for uniform weights."""
         if kind == "uniform":
             return None
         return exact(self.count)
 
     @property
     def count(self) -> Tensor:
-        """Each node's number of training examples, [n, 1]; of an edge, those of all devices under it, asked or not."""
+        """Each node's number of training examples, [n, 1]; at an edge, of all devices under it."""
         task = self._runtime.task
         if self.leaf:
             return task.counts("train", self.there)[:, None].to(task.dtype)
@@ -392,7 +392,7 @@ class DataGradient:
         return data + self._task.l2 * x if self._task.l2 else data
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
-        """H(x) v of the loss that the next gradient would be of, exact by autograd; it counts as two gradients."""
+        """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
         if self._batch is None:
             product = self._task.full_hessian_product(x, self._me.ids, v)
         else:

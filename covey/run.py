@@ -50,7 +50,7 @@ class Round:
     )  # of these: training, links, cohorts, scores, other; the checkpoint before
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)  # what programs noted of those asked, by tier and name
     radio: Aired | None = None  # the round on the virtual clock, where the experiment has a radio
-    gradients: int = 0  # evaluated on one batch or on all data, by all devices, idle ones that train too
+    gradients: int = 0  # evaluated by all devices on their data, idle ones that train too
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -152,8 +152,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         out = {"path": task.path, "kernel": task.kernel, "parameters": task.space.width, "device": str(task.device)}
         out |= {"workers": self.simulator.workers, "seeds": len(self.experiments)}
         if self.experiment.algorithm.hessians:
-            reason = task.no_hessian
-            out["hessian"] = "exact, by autograd" if reason is None else f"differences of gradients: {reason}"
+            out["hessian"] = "exact, by autograd"
+            if task.no_hessian is not None:
+                out["hessian"] = f"differences of gradients: {task.no_hessian}"
         return out if graphs is None else out | {"graph": graphs.report()}
 
     def _play(self, meters: list[Meter]) -> None:
@@ -188,8 +189,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         shards = Shards.stack([_part_of(x, out, new=False) for x, out in zip(self.experiments, self.held_out, strict=True)])
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
         if e.algorithm.hessians and task.no_hessian is not None:
+            name = type(e.algorithm).__name__
             self.notes.append(
-                f"{type(e.algorithm).__name__} takes differences of gradients for products with the Hessian: "
+                f"{name} takes differences of gradients for Hessian products: "
                 f"autograd cannot differentiate this model twice ({task.no_hessian})."
             )
         workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue

@@ -122,7 +122,7 @@ class Task:
         return offset[ids + 1] - offset[ids]
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
-        """How many examples of a part the devices from `first` to before `stop` hold together, [n]."""
+        """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
         return self._offset[split][stop] - self._offset[split][first]
 
     def draw(
@@ -182,13 +182,14 @@ class Task:
     def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]; without l2.
 
-        It is the derivative of <gradient, v> by autograd, not a difference of gradients: a difference is far off
-        where a ReLU switches between its two points. At a kink itself, autograd's choice of a slope holds.
+        It is the derivative of <gradient, v> by autograd. A difference of gradients is far off where
+        a ReLU switches between its two points.
         """
         apart = self._stack is None and self.device.type == "cpu"
-        if apart and len(x) > 1:  # the bits of many a layer's second derivative depend on the number of rows
-            rows = range(len(x))
-            return torch.cat([self.hessian_product(x[i : i + 1], _row(batch, i), v[i : i + 1]) for i in rows])
+        if apart and len(x) > 1:  # bits of a norm's second derivative depend on the number of rows
+            alone = [slice(i, i + 1) for i in range(len(x))]
+            products = [self.hessian_product(x[i], _row(batch, i.start), v[i]) for i in alone]
+            return torch.cat(products)
         out = torch.zeros_like(x)
         if not len(x):
             return out
@@ -199,10 +200,10 @@ class Task:
             if not curved:  # the loss is linear in the parameters
                 return out
             along = self._views(v)
-            products = torch.autograd.grad(
-                [gradients[i] for i in curved], leaves, [along[i] for i in curved], materialize_grads=True
-            )
-        for view, product in zip(self._views(out), products, strict=True):
+            outputs = [gradients[i] for i in curved]
+            weights = [along[i] for i in curved]
+            parts = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
+        for view, product in zip(self._views(out), parts, strict=True):
             view.copy_(product)
         return out
 
@@ -217,9 +218,10 @@ class Task:
         examples = torch.arange(min(2, len(self.x)), device=self.device)[None]
         try:
             with torch.enable_grad():
-                gradients = self._differentiable_gradients(leaves, Batch((self.x, self.y), examples))
+                batch = Batch((self.x, self.y), examples)
+                gradients = self._differentiable_gradients(leaves, batch)
             curved = [gradient for gradient in gradients if gradient.requires_grad]
-            if curved:  # through the whole graph: `grad` would leave out, as zeros, what leads to no leaf
+            if curved:  # through the whole graph: `grad` would pass over what leads to no leaf
                 torch.autograd.backward(curved, [torch.ones_like(gradient) for gradient in curved])
         except RuntimeError as error:
             return str(error).splitlines()[0]
@@ -237,11 +239,20 @@ class Task:
         return self._over_all(x, ids, lambda rows, batch: self.gradient(x[rows], batch))
 
     def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
-        """H v per row, H being the Hessian of the mean loss over the whole training part, [n, P]; without l2."""
-        return self._over_all(x, ids, lambda rows, batch: self.hessian_product(x[rows], batch, v[rows]))
+        """H v per row, H being the Hessian of the loss on all training examples; without l2."""
 
-    def _over_all(self, x: Rows, ids: Ids, of_block: Callable[[Tensor | slice, Batch], Rows]) -> Rows:
-        """The mean over each row's training part of what `of_block` gives as the mean over a block of it."""
+        def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
+            return self.hessian_product(x[rows], batch, v[rows])
+
+        return self._over_all(x, ids, of_block)
+
+    def _over_all(
+        self,
+        x: Rows,
+        ids: Ids,
+        of_block: Callable[[Tensor | slice, Batch], Rows],
+    ) -> Rows:
+        """The mean over each row's training examples, given the mean over any block of them."""
         out = torch.zeros_like(x)
         counts = self.counts("train", ids)
         for rows, batch in self.blocks("train", ids):
@@ -378,9 +389,11 @@ class Task:
         """The gradient of each row's mean loss, itself a function of the leaves."""
         outputs = self.forward(leaves, batch.x)
         if self._loss is _cross_entropy and self.classifies and outputs.ndim == 3:
-            # By its derivative: the second one of log_softmax calls exp, whose bits depend on the number of rows.
-            share = batch.y.new_ones(batch.y.shape, dtype=outputs.dtype) if batch.weight is None else batch.weight
-            share = (share / share.sum(1, keepdim=True)).unsqueeze(2)
+            # As softmax - one_hot: the second derivative of log_softmax has bits that depend on n.
+            weight = batch.weight
+            if weight is None:
+                weight = torch.ones_like(batch.y, dtype=outputs.dtype)
+            share = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
             minus_one = outputs.new_full((), -1.0).expand(*batch.y.shape, 1)
             errors = torch.softmax(outputs, dim=2).scatter_add(2, batch.y.unsqueeze(2), minus_one)
             return torch.autograd.grad(outputs, leaves, errors * share, create_graph=True)

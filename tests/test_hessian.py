@@ -1,4 +1,4 @@
-"""Products with the Hessian of many models at once: against closed forms, finite differences and each module alone."""
+"""Hessian products of many models at once: closed forms, finite differences, each module alone."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ class Residual(nn.Module):
 
 
 def conv(activation: nn.Module) -> nn.Module:
-    layers = [nn.Unflatten(1, (1, 3, 3)), nn.Conv2d(1, 3, 2), activation, nn.MaxPool2d(2, 1), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(3, CLASSES))
+    convolved = [nn.Unflatten(1, (1, 3, 3)), nn.Conv2d(1, 3, 2), activation]
+    return nn.Sequential(*convolved, nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(3, CLASSES))
 
 
 def mlp(*activations: nn.Module) -> nn.Module:
@@ -41,17 +41,18 @@ def mlp(*activations: nn.Module) -> nn.Module:
     return nn.Sequential(*layers[:-1], nn.Linear(7, CLASSES))
 
 
+HEAD = nn.Linear(8, CLASSES)
 MODULES = {
     "linear": nn.Sequential(nn.Linear(INPUTS, CLASSES)),
     "fused relu": mlp(nn.ReLU(), nn.ReLU()),
     "fused tanh": mlp(nn.Tanh(), nn.Tanh()),
     "fused sigmoid": mlp(nn.Sigmoid()),
     "batched": mlp(nn.SiLU(), nn.GELU(), nn.LeakyReLU()),
-    "batched norm": nn.Sequential(nn.Linear(INPUTS, 8), nn.GroupNorm(2, 8), nn.ELU(), nn.Linear(8, CLASSES)),
+    "batched norm": nn.Sequential(nn.Linear(INPUTS, 8), nn.GroupNorm(2, 8), nn.ELU(), HEAD),
     "each": conv(nn.ReLU()),
     "vmap": Residual(),
 }
-PATHS = {"linear": "fused", **{name: name.partition(" ")[0] for name in MODULES if name != "linear"}}
+PATHS = {name: name.partition(" ")[0] for name in MODULES} | {"linear": "fused"}
 SMOOTH = ("linear", "fused tanh", "fused sigmoid", "batched norm")
 
 
@@ -96,6 +97,11 @@ def alone(here: Task, row: Tensor, v: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return hvp(loss, row, v)[1]
 
 
+def difference(here: Task, x: Tensor, some: Batch, v: Tensor, delta: float = 1e-5) -> Tensor:
+    ahead, behind = (here.gradient(x + step * v, some) for step in (delta, -delta))
+    return (ahead - behind) / (2 * delta)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("name", MODULES)
@@ -115,9 +121,8 @@ def test_many_rows_at_once_are_each_module_alone(name: str, loss: str, weighted:
 def test_a_smooth_network_agrees_with_differences_of_its_gradients(name: str) -> None:
     here = task(name)
     x, v, some = rows(here, 1), rows(here, 2), batch(here)
-    delta = 1e-5
-    difference = (here.gradient(x + delta * v, some) - here.gradient(x - delta * v, some)) / (2 * delta)
-    torch.testing.assert_close(here.hessian_product(x, some, v), difference, rtol=1e-6, atol=1e-8)
+    expected = difference(here, x, some, v)
+    torch.testing.assert_close(here.hessian_product(x, some, v), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_least_squares_have_the_closed_form() -> None:
@@ -135,17 +140,20 @@ def test_least_squares_have_the_closed_form() -> None:
 
 
 def test_a_difference_at_1e_3_is_far_off_on_a_relu_network_and_the_exact_product_is_not() -> None:
-    """The digits' network at its initial weights, g being the gradient over all examples of a device."""
+    """The digits' network at its initial weights; g is the gradient on all examples."""
     shards, ids = data.digits(devices=10), torch.arange(10)
     here = Task(models.mlp(64, 100, 10), shards, dtype=torch.float64)
     x = here.space.initial(0).double().expand(10, -1).contiguous()
     g = here.full_gradient(x, ids)
     exact = here.full_hessian_product(x, ids, g)
-    difference = (here.full_gradient(x + 1e-3 * g, ids) - here.full_gradient(x - 1e-3 * g, ids)) / 2e-3
-    own = [shards.train.index[shards.train.offset[i] : shards.train.offset[i + 1]] for i in range(10)]
-    expected = torch.stack([alone(here, x[i], g[i], here.x[own[i]], here.y[own[i]]) for i in range(10)])
+    ahead, behind = (here.full_gradient(x + step * g, ids) for step in (1e-3, -1e-3))
+    part, products = shards.train, []
+    for i in range(10):
+        own = part.index[part.offset[i] : part.offset[i + 1]]
+        products.append(alone(here, x[i], g[i], here.x[own], here.y[own]))
+    expected = torch.stack(products)
     size = expected.norm(dim=1)
-    errors = (difference - expected).norm(dim=1) / size
+    errors = ((ahead - behind) / 2e-3 - expected).norm(dim=1) / size
     print(f"difference off by {100 * errors.median():.0f} % (median)")
     assert errors.median() > 0.1
     assert ((exact - expected).norm(dim=1) / size).max() <= 1e-12
@@ -162,8 +170,10 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str, dtype: torch.d
     for chosen in ([0], [3], [2, 0], [1, 2, 3]):
         part = Batch(some.data, some.examples[chosen], some.weight[chosen])
         assert torch.equal(here.hessian_product(x[chosen], part, v[chosen]), products[chosen])
-        assert torch.equal(here.full_hessian_product(x[chosen], ids[chosen], v[chosen]), full[chosen])
-    assert here.hessian_product(x[:0], Batch(some.data, some.examples[:0]), v[:0]).shape == (0, here.space.width)
+        all_examples = here.full_hessian_product(x[chosen], ids[chosen], v[chosen])
+        assert torch.equal(all_examples, full[chosen])
+    nobody = Batch(some.data, some.examples[:0])
+    assert here.hessian_product(x[:0], nobody, v[:0]).shape == (0, here.space.width)
 
 
 @pytest.mark.parametrize("name", ["fused relu", "each", "vmap"])
@@ -174,7 +184,8 @@ def test_all_examples_in_blocks_are_all_at_once(name: str) -> None:
     starts = torch.cumsum(torch.tensor([0, *SIZES]), 0)
     for i, product in enumerate(products):
         own = slice(int(starts[i]), int(starts[i + 1]))
-        torch.testing.assert_close(product, alone(here, x[i], v[i], here.x[own], here.y[own]), rtol=1e-11, atol=1e-12)
+        expected = alone(here, x[i], v[i], here.x[own], here.y[own])
+        torch.testing.assert_close(product, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_a_loss_of_one_s_own_and_one_without_curvature() -> None:
@@ -183,8 +194,8 @@ def test_a_loss_of_one_s_own_and_one_without_curvature() -> None:
 
     here = task("fused tanh", loss=l4)
     x, v, some = rows(here, 1), rows(here, 2), batch(here)
-    difference = (here.gradient(x + 1e-5 * v, some) - here.gradient(x - 1e-5 * v, some)) / 2e-5
-    torch.testing.assert_close(here.hessian_product(x, some, v), difference, rtol=1e-6, atol=1e-8)
+    expected = difference(here, x, some, v)
+    torch.testing.assert_close(here.hessian_product(x, some, v), expected, rtol=1e-6, atol=1e-8)
     flat = task("linear", loss=lambda outputs, y: outputs.sum(1))
     assert not flat.hessian_product(rows(flat, 1), batch(flat), rows(flat, 2)).any()
     assert flat.no_hessian is None
@@ -212,9 +223,9 @@ class Squares(nn.Module):
 
 
 def run(model: nn.Module, **more: Any) -> covey.Run:
-    settings: dict[str, Any] = {"alpha": 0.1, "steps": 3, "lr": 0.1, "batch": 6, "order": "hessian-free", **more}
-    here = covey.Experiment(PerFedAvg(**settings), shards(), model, Tree.flat(len(SIZES)), rounds=2, score_every=2)
-    started = covey.run(here)
+    algorithm = PerFedAvg(alpha=0.1, steps=3, lr=0.1, batch=6, order="hessian-free", **more)
+    tree = Tree.flat(len(SIZES))
+    started = covey.run(covey.Experiment(algorithm, shards(), model, tree, rounds=2, score_every=2))
     list(started)
     return started
 
@@ -223,7 +234,9 @@ def test_a_model_that_cannot_be_differentiated_twice_takes_differences_and_says_
     fallback, asked = run(conv(Squares())), run(conv(Squares()), hessian="difference")
     assert torch.equal(fallback.w, asked.w)
     assert "once_differentiable" in fallback.engine["hessian"]
-    assert any("PerFedAvg takes differences" in note and "once_differentiable" in note for note in fallback.notes)
+    (note,) = fallback.notes
+    assert "PerFedAvg takes differences" in note
+    assert "once_differentiable" in note
     assert "hessian" not in asked.engine
     assert asked.notes == []
 
@@ -234,4 +247,5 @@ def test_a_model_that_can_is_exact_and_says_so() -> None:
     assert exact.notes == []
     assert not torch.equal(exact.w, asked.w)
     torch.testing.assert_close(exact.w, asked.w, rtol=1e-2, atol=1e-3)
-    assert [r.gradients for r in exact.history] == [r.gradients for r in asked.history] == [(4 * 3 + 1) * 4] * 2
+    for started in (exact, asked):
+        assert [record.gradients for record in started.history] == [(4 * 3 + 1) * 4] * 2

@@ -1,9 +1,9 @@
 """FedAMP: the server sends each device a mean of all models in which those like its own weigh most (Huang et al., 2021).
 
-The paper's w_i, u_i, xi_ij, A, sigma, lambda are `theta`, `u`, `weights`, 1 - exp(-x/sigma), `sigma`, `lam`;
-its alpha_k is `alpha`, or less in a round k in which `alpha` is too large. It descends
-sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size alpha_k on A at the server, then steps
-on each f_i, tied by lam/alpha_k to the result of the first.
+The paper's w_i, u_i, xi_ij, A, sigma, lambda are `theta`, `u`, `weights`, 1 - exp(-x/sigma),
+`sigma`, `lam`; its alpha_k is `alpha`, or less in a round k in which `alpha` is too large. It
+descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size alpha_k on A at the
+server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from covey.tree import Sample
 
 @dataclass(frozen=True)
 class FedAMP(Algorithm):
-    """From u_i = sum_j xi_ij w_j with xi_ij = alpha_k A', `steps` on f_i + lam/(2 alpha_k) |w_i - u_i|^2.
+    """u_i = sum_j xi_ij w_j, xi_ij = alpha_k A'; `steps` on f_i + lam/(2 alpha_k) |w_i - u_i|^2.
 
-    Where `alpha` would make a self weight xi_ii negative, alpha_k is the largest step that does not: at the
-    default sigma, from 12 devices on. The server sends lam/alpha_k beside u_i, as one number. It holds the
-    last model of every device, the initial one where a device has sent none; the global model, which nobody
-    uses, is their mean.
+    Where `alpha` would make a self weight xi_ii negative, alpha_k is the largest step that does
+    not: at the default sigma, from 12 devices on. The server sends lam/alpha_k beside u_i, as one
+    number. It holds the last model of every device, the initial one where a device has sent none;
+    the global model, which nobody uses, is their mean.
     """
 
     lam: float = 1.0

@@ -1,8 +1,8 @@
 """HierFAVG: edges average their devices several times before the server averages the edges (Liu et al., 2020; h-SGD).
 
-The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by samples
-(`weight="samples"`): a device by its own, an edge by those of all devices under it, whoever was asked. h-SGD
-weighs uniformly.
+The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by
+samples (`weight="samples"`): a device by its own, an edge by those of all devices under it, asked
+or not. h-SGD weighs uniformly.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Per-FedAvg: a global model from which one gradient step makes a good personal one (Fallah, Mokhtari, Ozdaglar, 2020).
 
-The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three batches of a
-device's training examples, drawn anew at every step. A device's own model is w after one step of size alpha on
-another training batch.
+The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three
+batches of a device's training examples, drawn anew at every step. A device's own model is w after
+one step of size alpha on another training batch.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from covey.tree import Sample
 class PerFedAvg(Algorithm):
     """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x - alpha grad f(x)).
 
-    `order="first"` leaves out H; "hessian-free" needs the product H g, not H. `hessian="exact"` takes it by
-    autograd, at the cost of two gradients. `hessian="difference"` is the paper's: the central difference of the
-    gradients at x + delta g and x - delta g. On a network with ReLUs that is far off unless delta is tiny, because
-    units switch between the two points. A model that autograd cannot differentiate twice gets the difference, and
-    the run's notes and engine say so.
+    `order="first"` leaves out H; "hessian-free" needs the product H g, not H. `hessian="exact"`
+    takes it by autograd, at the cost of two gradients. `hessian="difference"` is the paper's central
+    difference of the gradients at x + delta g and x - delta g; with ReLUs it is far off unless
+    delta is tiny, because units switch between the two points. A model that autograd cannot
+    differentiate twice gets the difference, and the run's notes and engine say so.
     """
 
     alpha: float = 0.03

@@ -128,7 +128,7 @@ def _pfedgp(p: Point, devices: int) -> Algorithm:
     return PFedGP(lr=p["lr"], steps=GRADIENTS if devices < 100 else GRADIENTS // 7, batch=BATCH, **few)
 
 
-_HF = {"steps": 5, "order": "hessian-free", "hessian": "difference"}  # the product with the Hessian as its paper has it
+_HF = {"steps": 5, "order": "hessian-free", "hessian": "difference"}  # as its paper has it
 
 METHODS: dict[str, Method] = {
     "local": plain(Local, steps=GRADIENTS),

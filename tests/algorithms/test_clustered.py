@@ -62,7 +62,8 @@ def test_devices_pick_by_the_data_loss_alone_whatever_l2_is() -> None:
     l2 = 10.0
     models = begin(W, 2, 1.5)
     fs = [quadratic(np.eye(2), model) for model in (*models, *models)]
-    run = play(Clustered(clusters=2, spread=1.5, steps=1, lr=0.01, batch=None), fs, w=W, rounds=1, l2=l2)
+    algorithm = Clustered(clusters=2, spread=1.5, steps=1, lr=0.01, batch=None)
+    run = play(algorithm, fs, w=W, rounds=1, l2=l2)
     for device, start_model in kept(run, "cluster").items():
         assert np.abs(start_model - models[device % 2]).max() <= EXACT
     with_l2 = {int(np.argmin([loss(f, w) + l2 / 2 * w @ w for w in models])) for f in fs}

@@ -1,4 +1,4 @@
-"""With weight="samples" an edge weighs by the examples of all devices under it, whoever was asked; by hand."""
+"""With weight="samples" an edge weighs by the examples of all devices under it, asked or not."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from covey.algorithms import FedAlt, FedSim, HierFAVG, Pruned
 
 SIZES = [1, 2, 9, 4, 3, 1]  # the two edges of three have 12 and 8 examples
 POINTS = [1.0, 2.0, 3.0, -10.0, -20.0, -30.0]
-# All examples of a device are alike and say x = point: one step of size 1 takes it there from anywhere.
+# All examples of a device say x = point: one step of size 1 takes it there from anywhere.
 DEVICES = [Device(np.ones((n, 1)), np.full(n, a)) for n, a in zip(SIZES, POINTS, strict=True)]
 STEP: dict[str, Any] = {"steps": 1, "lr": 1.0, "batch": None, "device_sample": 1}
 METHODS = {
@@ -30,7 +30,7 @@ def models(run: Run, tier: str) -> list[float]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_edge_that_asks_one_device_weighs_by_all_it_has(name: str) -> None:
-    """An edge's model is the point of the device it asked last, and w is (12 edge_0 + 8 edge_1) / 20."""
+    """An edge's model is the point of the device asked last; w is (12 edge_0 + 8 edge_1) / 20."""
     run = start(METHODS[name], DEVICES, Tree.grouped([3, 3]), w=np.zeros(1), rounds=8)
     cohorts = set()
     for _ in run:
@@ -44,7 +44,7 @@ def test_an_edge_that_asks_one_device_weighs_by_all_it_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["FedAlt", "FedSim", "Pruned"])
 def test_edges_above_edges_weigh_by_all_devices_below_them_too(name: str) -> None:
-    """Four tiers: the upper edges have 3 and 17 examples, those below the second have 9, 7 and 1."""
+    """The upper edges have 3 and 17 examples, those below the second have 9, 7 and 1."""
     tree = Tree(((2,), (1, 3), (2, 1, 2, 1)))
     run = start(METHODS[name], DEVICES, tree, w=np.zeros(1), rounds=6)
     for _ in run:

@@ -6,7 +6,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from populations import populations
-from quadratics import EXACT, SMALL, Device, Vector, W, both, deviation, kept, mean, play, quadratic, some, start
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    both,
+    deviation,
+    kept,
+    mean,
+    play,
+    quadratic,
+    some,
+    start,
+)
 from torch import Tensor
 
 from covey import attention
@@ -29,7 +43,12 @@ def weights(ws: list[Vector], alpha: float, sigma: float) -> tuple[Vector, float
 )
 @both
 def test_rounds_by_hand(
-    fs: list[Device], batch: int | None, sample: int | None, alpha: float, sigma: float, capped: bool
+    fs: list[Device],
+    batch: int | None,
+    sample: int | None,
+    alpha: float,
+    sigma: float,
+    capped: bool,
 ) -> None:
     algorithm = FedAMP(lam=0.6, alpha=alpha, sigma=sigma, sample=sample, steps=3, lr=0.1, batch=batch)
     run, ws, personal = start(algorithm, fs, w=W, rounds=4), [W] * len(fs), {}

@@ -222,8 +222,9 @@ def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
 def test_the_larger_cut_of_gamma_w_stays_or_goes_once_gamma_w_is_off(cut_after: Any) -> None:
     """By hand, two rounds with gamma_w and two after it; then weights lie between the two cuts."""
     gamma, gamma_w, rounds = 0.1, 0.5, 4
-    algorithm = FedMac(lam=LAM, gamma=gamma, gamma_w=gamma_w, rho=RHO, local_rounds=3, lr=LR,
-                       personal_lr=PERSONAL_LR, batch=None, gamma_w_until=2, cut_after=cut_after)  # fmt: skip
+    settings = {"lam": LAM, "lr": LR, "personal_lr": PERSONAL_LR, "local_rounds": 3, "batch": None}
+    penalties = {"gamma": gamma, "gamma_w": gamma_w, "rho": RHO}
+    algorithm = FedMac(**settings, **penalties, gamma_w_until=2, cut_after=cut_after)
     large = threshold(gamma, gamma_w)
     small = max(3 * RHO, PERSONAL_LR * gamma)
     assert large > 1.9 * small

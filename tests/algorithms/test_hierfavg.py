@@ -55,7 +55,8 @@ def test_two_of_three_devices_weigh_by_their_samples_and_both_edges_by_all_they_
         for group in ([0, 1, 2], [3, 4, 5]):
             asked = [i for i in record.cohorts["device"] if i in group]
             assert len(asked) == 2
-            edges.append(mean([w - 0.1 * devices[i].grad(w) for i in asked], [counts[i] for i in asked]))
+            rows = [w - 0.1 * devices[i].grad(w) for i in asked]
+            edges.append(mean(rows, [counts[i] for i in asked]))
         w = mean(edges, [sum(counts[:3]), sum(counts[3:])])
         assert deviation(run, w) <= EXACT
 

@@ -20,7 +20,11 @@ def meta(f: Device, x: Vector, *, alpha: float, order: str) -> Vector:
 
 @pytest.mark.parametrize(
     ("order", "hessian", "tolerance"),
-    [("first", "exact", EXACT), ("hessian-free", "exact", EXACT), ("hessian-free", "difference", ROUNDING)],
+    [
+        ("first", "exact", EXACT),
+        ("hessian-free", "exact", EXACT),
+        ("hessian-free", "difference", ROUNDING),
+    ],
 )
 @pytest.mark.parametrize(("sample", "weight"), [(None, "uniform"), (3, "samples")])
 @both
@@ -33,8 +37,8 @@ def test_two_rounds_by_hand(
     sample: int | None,
     weight: Any,
 ) -> None:
-    settings = {"alpha": 0.2, "steps": 3, "lr": 0.1, "batch": batch, "sample": sample, "weight": weight}
-    algorithm = PerFedAvg(order=order, hessian=hessian, **settings)
+    settings = {"alpha": 0.2, "steps": 3, "lr": 0.1, "batch": batch}
+    algorithm = PerFedAvg(**settings, order=order, hessian=hessian, sample=sample, weight=weight)
     run, w, personal = start(algorithm, fs, w=W), W, {}
     for record in run:
         asked, rows = record.cohorts["device"], []

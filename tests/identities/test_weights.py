@@ -1,11 +1,21 @@
-"""Methods that coincide do so at their own defaults of `weight`, on devices of very different sizes."""
+"""Methods that coincide do so at their defaults of `weight`, on devices of very different sizes."""
 
 from dataclasses import fields, replace
 
 import pytest
 
 from covey import Algorithm
-from covey.algorithms import ALGORITHMS, APFL, Ditto, FedAlt, FedAvg, FedPer, FedProx, FineTune, PerFedAvg
+from covey.algorithms import (
+    ALGORITHMS,
+    APFL,
+    Ditto,
+    FedAlt,
+    FedAvg,
+    FedPer,
+    FedProx,
+    FineTune,
+    PerFedAvg,
+)
 from tests.identities.worlds import FLAT, deviation, trajectory
 
 SETTINGS = {"steps": 3, "lr": 0.1, "batch": None}
@@ -35,6 +45,7 @@ def test_the_two_weights_differ() -> None:
 
 
 def test_no_method_has_another_default() -> None:
-    defaults = {name: field.default for name, method in ALGORITHMS.items() for field in fields(method) if field.name == "weight"}
+    every = [field for method in ALGORITHMS.values() for field in fields(method)]
+    defaults = [field.default for field in every if field.name == "weight"]
     assert len(defaults) > 10
-    assert set(defaults.values()) == {"uniform"}
+    assert set(defaults) == {"uniform"}

@@ -1,4 +1,4 @@
-"""No program divides whole numbers by whole numbers: torch does that in float32, whatever the run's own type is."""
+"""No program divides whole numbers by whole numbers: torch does that in float32 in any run."""
 
 from typing import Any
 
@@ -18,14 +18,17 @@ class Divisions(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func._overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_) and out.is_floating_point():
+        divides = func._overloadpacket in (torch.ops.aten.div, torch.ops.aten.div_)
+        if divides and out.is_floating_point():
             self.total += 1
             self.whole += not any(_fraction(operand) for operand in args[:2])
         return out
 
 
 def _fraction(operand: Tensor | float) -> bool:
-    return operand.is_floating_point() if isinstance(operand, Tensor) else isinstance(operand, float)
+    if isinstance(operand, Tensor):
+        return operand.is_floating_point()
+    return isinstance(operand, float)
 
 
 @every_algorithm
