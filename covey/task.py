@@ -182,7 +182,7 @@ class Task:
     def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]; without l2.
 
-        It is the derivative of <gradient, v> by autograd. A difference of gradients is far off where
+        It is the derivative of <gradient, v> by autograd. A difference of gradients is far off if
         a ReLU switches between its two points.
         """
         apart = self._stack is None and self.device.type == "cpu"

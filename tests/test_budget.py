@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import covey
-from covey.algorithms import ALGORITHMS, PerMFL
+from covey.algorithms import ALGORITHMS, PerFedAvg, PerMFL
 from experiments.baselines.budget import gradients
 from experiments.baselines.methods import GRADIENTS, METHODS
 from experiments.baselines.run import experiment
@@ -30,6 +30,13 @@ def test_coins_take_it_on_average(method: str) -> None:
     rounds, asked = 100, experiment("digits", method, 0, seed=0, rounds=100)
     total = sum(record.gradients for record in covey.run(asked))
     assert total / asked.data.devices / rounds == pytest.approx(GRADIENTS, rel=0.3)  # three standard deviations
+
+
+def test_the_hessian_free_method_is_the_one_whose_figures_are_printed() -> None:
+    for point in METHODS["perfedavg-hf"].points:
+        method = METHODS["perfedavg-hf"].make(point, 20)
+        assert isinstance(method, PerFedAvg)
+        assert method.hessian == "difference"
 
 
 def test_no_algorithm_is_missing() -> None:

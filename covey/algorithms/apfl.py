@@ -6,7 +6,7 @@ alpha_i moves once a round, by a step of size `alpha_lr` along <v - w, grad f(v-
 
 This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from it, so from this file:
 - It mixes the outputs of the two models, not their weights. For linear models that is the same.
-- Its v steps after w, at the mixture with the new w. Here it steps at the mixture with the w before.
+- Its v steps after w, at the mixture with the new w. Here it steps at that with the old w.
 - Its alpha moves after the first local step of a round. Here it moves before that step, at the w
   that was sent, so that alpha is the same in all steps of a round.
 - Its slope of alpha is <v - w, alpha grad_v + (1 - alpha) grad_w> + 0.02 alpha, with the gradients

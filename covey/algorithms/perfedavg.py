@@ -20,7 +20,7 @@ class PerFedAvg(Algorithm):
     """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x - alpha grad f(x)).
 
     `order="first"` leaves out H; "hessian-free" needs the product H g, not H. `hessian="exact"`
-    takes it by autograd, at the cost of two gradients. `hessian="difference"` is the paper's central
+    takes it by autograd, at the cost of two gradients. `hessian="difference"` is the paper's: the
     difference of the gradients at x + delta g and x - delta g; with ReLUs it is far off unless
     delta is tiny, because units switch between the two points. A model that autograd cannot
     differentiate twice gets the difference, and the run's notes and engine say so.
