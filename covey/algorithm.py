@@ -39,6 +39,8 @@ class Algorithm(ABC):
     """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep a whole model "personal"."""
     idle_trains: ClassVar[bool] = True
     """Whether those who are not asked may train all the same; not where what they keep is a part of the server's own sums."""
+    eager: ClassVar[str | None] = None
+    """Why its device programs run kernel by kernel on a GPU; None: captured where possible."""
     any_depth: ClassVar[bool] = False
     """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
 
@@ -70,6 +72,11 @@ class Algorithm(ABC):
             name = type(self).__name__
             raise ProgramError(f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own.")
         return rows
+
+    @property
+    def hessians(self) -> bool:
+        """Whether its programs ask for Hessian products; a run then says how they are computed."""
+        return False
 
     @property
     def planned(self) -> bool:

@@ -310,6 +310,8 @@ class Graphs:
 
     def run(self, call: Call) -> tuple[Nodes, Any]:
         """The nodes with what they keep, and the answer."""
+        if self._runtime.algorithm.eager is not None:  # a capture that fails prints errors of CUDA
+            return self._eager(call)
         if call.program.__name__ in self.reasons or not len(call.ids):
             return self._eager(call)
         if call.kind not in self._variants and self._sizes(call) >= _SIZES:
@@ -330,6 +332,8 @@ class Graphs:
 
     def report(self) -> str:
         """Whether programs run as graphs, and why not."""
+        if self._runtime.algorithm.eager is not None:
+            return f"its programs run kernel by kernel: {self._runtime.algorithm.eager}"
         eager = "; ".join(f"{name} runs kernel by kernel: {reason}" for name, reason in self.reasons.items())
         often = f", {self.others} times not, as its number of devices changes" if self.others else ""
         return eager or f"the devices' program, replayed {self.replays} times{often}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.algorithm import PerNode, Program
+from covey.algorithm import Algorithm, PerNode, Program
 from covey.errors import ConfigError, ProgramError
 from covey.replies import Exact, Ids, Masked, Message, Replies, Rows, exact
 from covey.store import NEVER, Store
@@ -31,6 +31,7 @@ Idle = Literal["skip", "train"]
 class Runtime(Protocol):
     """What a program's nodes stand on: the simulator now, shards and real machines with the same few things."""
 
+    algorithm: Algorithm
     tree: Tree
     task: Task
     store: Store
@@ -53,6 +54,13 @@ class Runtime(Protocol):
 
     def initial(self, tier: str, ids: Ids) -> Rows:
         """The common initial row of each node's tree, [n, P]."""
+        ...
+
+    def examples(self, tier: str, ids: Ids) -> Tensor:
+        """How many training examples all devices under each node hold, [n].
+
+        It is a fact of the population, whoever is asked: a deployed edge is told it.
+        """
         ...
 
 
@@ -124,15 +132,18 @@ class Nodes:
         return DataGradient(self, batch, stream, call)
 
     def weight(self, kind: Weight) -> Exact | None:
-        """Each node's weight in a mean: its number of training examples, or None for uniform weights."""
+        """Each node's weight in a mean: its `count`, or None for uniform weights."""
         if kind == "uniform":
             return None
         return exact(self.count)
 
     @property
     def count(self) -> Tensor:
-        """Each node's number of training examples, [n, 1]."""
-        return self._runtime.task.counts("train", self.there)[:, None].to(self._runtime.task.dtype)
+        """Each node's number of training examples, [n, 1]; at an edge, of all devices under it."""
+        task = self._runtime.task
+        if self.leaf:
+            return task.counts("train", self.there)[:, None].to(task.dtype)
+        return self._runtime.examples(self.tier, self.ids)[:, None].to(task.device, task.dtype)
 
     def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
         """Each row's mean data loss on a batch of its node's own, or on all its training examples, [n, 1]; without l2."""
@@ -159,6 +170,11 @@ class Nodes:
     def examples(self, size: int) -> Batch:
         """Up to `size` training examples of each node's own, the same every time: all, or as many at even distances."""
         return self._runtime.task.spread(self.there, size)
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether `me.grad(...).hessian_product` works for this model and loss."""
+        return self._runtime.task.no_hessian is None
 
     @property
     def labels(self) -> Tensor:
@@ -376,6 +392,16 @@ class DataGradient:
         else:
             self._me.worked(1, x.shape[1])
         return data + self._task.l2 * x if self._task.l2 else data
+
+    def hessian_product(self, x: Rows, v: Rows) -> Rows:
+        """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
+        if self._batch is None:
+            product = self._task.full_hessian_product(x, self._me.ids, v)
+        else:
+            product = self._task.hessian_product(x, self.batch(self._step), v)
+        self._step += 1
+        self._me.worked(2, 2 * x.shape[1])
+        return product + self._task.l2 * v if self._task.l2 else product
 
     def descend(self, start: Rows, terms: Terms) -> Rows | None:
         """The whole loop in the engine, where it can."""

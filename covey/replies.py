@@ -94,7 +94,7 @@ class Replies:
         return self._total(*self._parts) if self._mask is None else self._total(self._need() * self._mask)
 
     def total(self) -> Exact | None:
-        """The sum as a message for the tier above: how an edge passes on the weight of its devices."""
+        """The sum as a message for the tier above, over those who answered."""
         total = self.sum()
         return None if total is None else exact(total)
 

@@ -62,7 +62,7 @@ class Round:
     )  # of these: training, links, cohorts, scores, other; the checkpoint before
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)  # what programs noted of those asked, by tier and name
     radio: Aired | None = None  # the round on the virtual clock, where the experiment has a radio
-    gradients: int = 0  # that devices evaluated on their data, on one batch or on all of it, all devices together
+    gradients: int = 0  # evaluated by all devices on their data, idle ones that train too
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
@@ -196,6 +196,10 @@ class Runs(Iterator[tuple[Round, ...]]):
         task, graphs = self.simulator.task, self.simulator.graphs
         out = {"path": task.path, "kernel": task.kernel, "parameters": task.space.width, "device": str(task.device)}
         out |= {"workers": self.simulator.workers, "seeds": len(self.experiments)}
+        if self.experiment.algorithm.hessians:
+            out["hessian"] = "exact, by autograd"
+            if task.no_hessian is not None:
+                out["hessian"] = f"differences of gradients: {task.no_hessian}"
         return out if graphs is None else out | {"graph": graphs.report()}
 
     def _play(self, meters: list[Meter]) -> None:
@@ -274,6 +278,12 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.notes += [note] if note else []
         shards = Shards.stack([_part_of(x, out, new=False) for x, out in zip(self.experiments, self.held_out, strict=True)])
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
+        if e.algorithm.hessians and task.no_hessian is not None:
+            name = type(e.algorithm).__name__
+            self.notes.append(
+                f"{name} takes differences of gradients for Hessian products: "
+                f"autograd cannot differentiate this model twice ({task.no_hessian})."
+            )
         workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue
         grain = 1 if e.workers else _GRAIN
         start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)

@@ -121,6 +121,10 @@ class Task:
         offset = self._offset[split] if ids.device.type == "cpu" else self._offset_there[split]
         return offset[ids + 1] - offset[ids]
 
+    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+        """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
+        return self._offset[split][stop] - self._offset[split][first]
+
     def draw(
         self, address: draws.Address, ids: Ids, size: int, steps: range = range(1), *, local: Ids | None = None
     ) -> list[Batch]:
@@ -175,6 +179,54 @@ class Task:
                 view.copy_(g)
         return out
 
+    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
+        """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]; without l2.
+
+        It is the derivative of <gradient, v> by autograd. A difference of gradients is far off if
+        a ReLU switches between its two points.
+        """
+        apart = self._stack is None and self.device.type == "cpu"
+        if apart and len(x) > 1:  # bits of a norm's second derivative depend on the number of rows
+            alone = [slice(i, i + 1) for i in range(len(x))]
+            products = [self.hessian_product(x[i], _row(batch, i.start), v[i]) for i in alone]
+            return torch.cat(products)
+        out = torch.zeros_like(x)
+        if not len(x):
+            return out
+        leaves = [view.detach().requires_grad_() for view in self._views(x)]
+        with torch.enable_grad():
+            gradients = self._differentiable_gradients(leaves, batch)
+            curved = [i for i, gradient in enumerate(gradients) if gradient.requires_grad]
+            if not curved:  # the loss is linear in the parameters
+                return out
+            along = self._views(v)
+            outputs = [gradients[i] for i in curved]
+            weights = [along[i] for i in curved]
+            parts = torch.autograd.grad(outputs, leaves, weights, materialize_grads=True)
+        for view, product in zip(self._views(out), parts, strict=True):
+            view.copy_(product)
+        return out
+
+    @cached_property
+    def no_hessian(self) -> str | None:
+        """Why autograd has no second derivative of this module and loss; None where it has one.
+
+        Some layers have a gradient but no derivative of it, such as fused attention.
+        """
+        row = self.space.initial(0).to(self.device, self.dtype)[None]
+        leaves = [view.detach().requires_grad_() for view in self._views(row)]
+        examples = torch.arange(min(2, len(self.x)), device=self.device)[None]
+        try:
+            with torch.enable_grad():
+                batch = Batch((self.x, self.y), examples)
+                gradients = self._differentiable_gradients(leaves, batch)
+            curved = [gradient for gradient in gradients if gradient.requires_grad]
+            if curved:  # through the whole graph: `grad` would pass over what leads to no leaf
+                torch.autograd.backward(curved, [torch.ones_like(gradient) for gradient in curved])
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return None
+
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]; without l2."""
         if not len(x):
@@ -184,17 +236,34 @@ class Task:
 
     def full_gradient(self, x: Rows, ids: Ids) -> Rows:
         """The gradient of each row's mean loss over its whole training part, [n, P]; without l2."""
+        return self._over_all(x, ids, lambda rows, batch: self.gradient(x[rows], batch))
+
+    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
+        """H v per row, H being the Hessian of the loss on all training examples; without l2."""
+
+        def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
+            return self.hessian_product(x[rows], batch, v[rows])
+
+        return self._over_all(x, ids, of_block)
+
+    def _over_all(
+        self,
+        x: Rows,
+        ids: Ids,
+        of_block: Callable[[Tensor | slice, Batch], Rows],
+    ) -> Rows:
+        """The mean over each row's training examples, given the mean over any block of them."""
         out = torch.zeros_like(x)
         counts = self.counts("train", ids)
         for rows, batch in self.blocks("train", ids):
-            here = x if rows is None else x[rows.to(x.device)]
             assert batch.weight is not None
-            share = batch.weight.sum(1, keepdim=True) / counts[slice(None) if rows is None else rows, None].to(x)
-            part = share * self.gradient(here, batch)
+            held = counts[slice(None) if rows is None else rows, None].to(x)
+            share = batch.weight.sum(1, keepdim=True) / held
             if rows is None:
-                out += part
+                out += share * of_block(slice(None), batch)
             else:
-                out[rows.to(x.device)] += part
+                there = rows.to(x.device)
+                out[there] += share * of_block(there, batch)
         return out
 
     def evaluate(self, x: Rows, split: str, ids: Ids, *, predict: Predict | None = None, bins: int = 0) -> Tally:
@@ -315,6 +384,23 @@ class Task:
             weight = torch.ones_like(losses) if batch.weight is None else batch.weight
             total = ((losses * weight).sum(1) / weight.sum(1)).sum()
             return torch.autograd.grad(total, leaves)
+
+    def _differentiable_gradients(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+        """The gradient of each row's mean loss, itself a function of the leaves."""
+        outputs = self.forward(leaves, batch.x)
+        if self._loss is _cross_entropy and self.classifies and outputs.ndim == 3:
+            # As softmax - one_hot: the second derivative of log_softmax has bits that depend on n.
+            weight = batch.weight
+            if weight is None:
+                weight = torch.ones_like(batch.y, dtype=outputs.dtype)
+            share = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+            minus_one = outputs.new_full((), -1.0).expand(*batch.y.shape, 1)
+            errors = torch.softmax(outputs, dim=2).scatter_add(2, batch.y.unsqueeze(2), minus_one)
+            return torch.autograd.grad(outputs, leaves, errors * share, create_graph=True)
+        losses = self.losses(outputs, batch.y)
+        weight = torch.ones_like(losses) if batch.weight is None else batch.weight
+        total = ((losses * weight).sum(1) / weight.sum(1)).sum()
+        return torch.autograd.grad(total, leaves, create_graph=True)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""

@@ -111,6 +111,18 @@ class Tree:
         """The id of each node's first child, [n]; children of one node have consecutive ids."""
         return self._first[self.index(tier)][ids]
 
+    def span(self, tier: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The first device under each of these nodes and the one after its last, [n] each.
+
+        >>> Tree.grouped([2, 3]).span("edge", torch.tensor([0, 1]))
+        (tensor([0, 2]), tensor([2, 5]))
+        """
+        first, stop = ids, ids + 1
+        for counts in self._counts[self.index(tier) :]:
+            starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(counts, 0)])
+            first, stop = starts[first], starts[stop]
+        return first, stop
+
     def flattened(self) -> Tree:
         """The same devices directly under the server."""
         return Tree.flat(self.devices)

@@ -1,9 +1,11 @@
 """The accounting of experiments/baselines: what a method is said to evaluate is what a run evaluates."""
 
+from typing import Any
+
 import pytest
 
 import covey
-from covey.algorithms import ALGORITHMS, PerMFL
+from covey.algorithms import ALGORITHMS, PerFedAvg, PerMFL
 from experiments.baselines.budget import gradients
 from experiments.baselines.methods import GRADIENTS, METHODS
 from experiments.baselines.run import experiment
@@ -30,17 +32,39 @@ def test_coins_take_it_on_average(method: str) -> None:
     assert total / asked.data.devices / rounds == pytest.approx(GRADIENTS, rel=0.3)  # three standard deviations
 
 
+def test_the_hessian_free_method_is_the_one_whose_figures_are_printed() -> None:
+    for point in METHODS["perfedavg-hf"].points:
+        method = METHODS["perfedavg-hf"].make(point, 20)
+        assert isinstance(method, PerFedAvg)
+        assert method.hessian == "difference"
+
+
 def test_no_algorithm_is_missing() -> None:
     families = {method.partition("-")[0] for method in METHODS}
     assert families | {"nested"} == set(ALGORITHMS)
 
 
-def test_devices_with_their_own_numbers_of_steps_are_counted_one_by_one() -> None:
-    """And those who were not asked are not, though they train."""
+@pytest.mark.parametrize("idle", ["skip", "train"])
+def test_devices_with_their_own_numbers_of_steps_are_counted_one_by_one(idle: Any) -> None:
+    """Those who were not asked are counted where they train."""
     data, model, tree = covey.data.digits(devices=6), covey.models.linear(64, 10), covey.Tree.grouped([3, 3])
     steps = [1, 2, 3, 4, 5, 6]
+    by_edge = [2 * (1 + 2 + 3), 3 * (4 + 5 + 6)]  # edge rounds times the steps of its devices
     for batch in (5, None):
         algorithm = PerMFL(steps=steps, edge_rounds=[2, 3], batch=batch, sample=1)
-        for record in covey.run(covey.Experiment(algorithm, data, model, tree, rounds=3, idle="train")):
+        asked = covey.Experiment(algorithm, data, model, tree, rounds=3, idle=idle)
+        for record in covey.run(asked):
             (edge,) = record.cohorts["edge"]
-            assert record.gradients == (2 + edge) * sum(steps[3 * edge : 3 * edge + 3])
+            assert record.gradients == (sum(by_edge) if idle == "train" else by_edge[edge])
+
+
+def test_idle_devices_under_an_edge_that_is_asked_are_counted_too() -> None:
+    data = covey.data.digits(devices=6)
+    model = covey.models.linear(64, 10)
+    tree = covey.Tree.grouped([2, 4])
+    algorithm = PerMFL(steps=3, edge_rounds=2, batch=5, device_sample=0.5)
+    counts = {}
+    for idle in ("skip", "train"):
+        (record,) = covey.run(covey.Experiment(algorithm, data, model, tree, rounds=1, idle=idle))
+        counts[idle] = record.gradients
+    assert counts == {"skip": 3 * 2 * 3, "train": 6 * 2 * 3}  # devices, edge rounds, steps

@@ -1,7 +1,18 @@
 """APFL: a device's model is a mixture of its own and the global one, and it learns in which shares (Deng, Kamani, Mahdavi, 2020).
 
-The paper's w_i, v_i, v-bar_i, alpha_i, eta, tau are `x`, `v`, "personal", `alpha`, `lr`, `steps`. alpha_i moves once a round, by
-a step of size `alpha_lr` along <v - w, grad f(v-bar)>; with `alpha_lr` 0 it stays where it begins.
+The paper's w_i, v_i, v-bar_i, alpha_i, eta, tau are `x`, `v`, "personal", `alpha`, `lr`, `steps`.
+alpha_i moves once a round, by a step of size `alpha_lr` along <v - w, grad f(v-bar)>; with
+`alpha_lr` 0 it stays where it begins.
+
+This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from it, so from this file:
+- It mixes the outputs of the two models, not their weights. For linear models that is the same.
+- Its v steps after w, at the mixture with the new w. Here it steps at that with the old w.
+- Its alpha moves after the first local step of a round. Here it moves before that step, at the w
+  that was sent, so that alpha is the same in all steps of a round.
+- Its slope of alpha is <v - w, alpha grad_v + (1 - alpha) grad_w> + 0.02 alpha, with the gradients
+  of the mixture's loss by v and w. For a linear model that is (alpha^2 + (1 - alpha)^2) <v - w,
+  grad f>, plus a decay that the paper does not have.
+- Its alpha moves by `lr`, not by a step size of its own, and one batch serves w, v and alpha.
 """
 
 import math

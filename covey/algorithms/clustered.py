@@ -2,6 +2,11 @@
 
 The paper's theta_j, k, gamma, tau are `models`, `clusters`, `lr`, `steps`; of its two ways to average, that of models. A
 cluster's model is the mean of the devices that picked it, and stays as it was where nobody did.
+
+A device picks by the loss of its data alone, the paper's F_i, also where the experiment has an
+`l2`. Then it trains F_i + l2/2 |x|^2, and the pick is not the smallest value of that. l2/2
+|theta_j|^2 is the same for every device: it would draw all of them to the cluster with the
+smallest weights.
 """
 
 from dataclasses import dataclass

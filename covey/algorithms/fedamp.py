@@ -1,12 +1,15 @@
 """FedAMP: the server sends each device a mean of all models in which those like its own weigh most (Huang et al., 2021).
 
-The paper's w_i, u_i, xi_ij, A, sigma, alpha_k, lambda are `theta`, `u`, `weights`, 1 - exp(-x/sigma), `sigma`, `alpha`, `lam`.
-It descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size alpha on A at the server, then one of each f_i.
+The paper's w_i, u_i, xi_ij, A, sigma, lambda are `theta`, `u`, `weights`, 1 - exp(-x/sigma),
+`sigma`, `lam`; its alpha_k is `alpha`, or less in a round k in which `alpha` is too large. It
+descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size alpha_k on A at the
+server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from covey import attention
@@ -19,10 +22,12 @@ from covey.tree import Sample
 
 @dataclass(frozen=True)
 class FedAMP(Algorithm):
-    """u_i = sum_j xi_ij w_j with xi_ij = alpha A'(|w_i - w_j|^2); from u_i, `steps` on f_i + lam/(2 alpha) |w_i - u_i|^2.
+    """u_i = sum_j xi_ij w_j, xi_ij = alpha_k A'; `steps` on f_i + lam/(2 alpha_k) |w_i - u_i|^2.
 
-    Where alpha would make a self weight xi_ii negative, the server takes the largest step that does not. It holds the last model
-    of every device, the initial one of who has not sent any; the global model, which nobody uses, is their mean.
+    Where `alpha` would make a self weight xi_ii negative, alpha_k is the largest step that does
+    not: at the default sigma, from 12 devices on. The server sends lam/alpha_k beside u_i, as one
+    number. It holds the last model of every device, the initial one where a device has sent none;
+    the global model, which nobody uses, is their mean.
     """
 
     lam: float = 1.0
@@ -40,17 +45,24 @@ class FedAMP(Algorithm):
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))
-        u = attention.mixed(self.weights(models), models)
-        rows, asker, child = me.ask(self.device, each=(u.flatten(0, 1),), sample=self.sample).gather()
+        weights, tie = self.weights(models)
+        u = attention.mixed(weights, models)
+        each = (u.flatten(0, 1), tie.repeat_interleave(me.fan, dim=0))
+        rows, asker, child = me.ask(self.device, each=each, sample=self.sample).gather()
         models[asker, child] = rows
         return me.keep("_models", models).mean(1)
 
-    def weights(self, models: Tensor) -> Tensor:
-        """xi, [n, N, N]: rows that sum to 1, none of them negative."""
-        slope = attention.only_others(attention.exp(-attention.squared_distances(models) / self.sigma) / self.sigma)  # A'
-        most = slope.sum(2, keepdim=True).amax(1, keepdim=True)
-        return attention.with_itself(slope / most.clamp(min=1 / self.alpha))
+    def weights(self, models: Tensor) -> tuple[Tensor, Rows]:
+        """xi, [n, N, N]: rows that sum to 1, none of them negative; and lam/alpha_k, [n, 1]."""
+        distances = attention.squared_distances(models)
+        slope = attention.only_others(attention.exp(-distances / self.sigma) / self.sigma)  # A'
+        max_slope = slope.sum(2, keepdim=True).amax(1, keepdim=True)
+        inverse_step = max_slope.clamp(min=1 / self.alpha)  # 1/alpha_k
+        return attention.with_itself(slope / inverse_step), self.lam * inverse_step[:, 0]
 
-    def device(self, me: Nodes, u: Rows) -> Rows:
-        theta = descend(u, me.grad(self.batch), prox=(self.lam / self.alpha, u), steps=self.steps, lr=self.lr)
+    def device(self, me: Nodes, u: Rows, tie: Rows) -> Rows:
+        theta = descend(u, me.grad(self.batch), prox=(tie, u), steps=self.steps, lr=self.lr)
         return me.keep("personal", theta)
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        return self.device(me, w, torch.full_like(w[:, :1], self.lam / self.alpha))

@@ -1,4 +1,9 @@
-"""FedAvg: devices train from the global model, the server averages (McMahan et al., 2017)."""
+"""FedAvg: devices train from the global model, the server averages (McMahan et al., 2017).
+
+The paper weighs device k by n_k/n, its share of the examples: `weight="samples"`. The default is a
+plain mean, as in all methods here, so that they minimise one objective and reduce to each other at
+their defaults (docs/decisions/0023-weights-of-a-mean.md).
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -59,7 +59,7 @@ class FedSim(Algorithm):
             replies, samples = me.ask(self.below, u, sample=self.device_sample)
             u = replies.mean(weight=samples)
         me.keep(me.tier, torch.cat([u, me.initial()[:, me.private]], dim=1))
-        return u, samples.total()
+        return u, me.weight(self.weight)
 
     def device(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
         v = me.recall("personal", default=me.initial())[:, me.private]

@@ -1,7 +1,8 @@
 """HierFAVG: edges average their devices several times before the server averages the edges (Liu et al., 2020; h-SGD).
 
-The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by samples (`weight="samples"`),
-h-SGD uniformly.
+The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by
+samples (`weight="samples"`): a device by its own, an edge by those of all devices under it, asked
+or not. h-SGD weighs uniformly.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class HierFAVG(Algorithm):
         for _ in range(self.edge_rounds):
             devices, samples = me.ask(self.device, w, sample=self.device_sample)
             w = devices.mean(weight=samples)
-        return me.keep("edge", w), samples.total()
+        return me.keep("edge", w), me.weight(self.weight)
 
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)

@@ -1,7 +1,8 @@
 """Per-FedAvg: a global model from which one gradient step makes a good personal one (Fallah, Mokhtari, Ozdaglar, 2020).
 
-The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three batches of a device's training
-examples, drawn anew at every step. A device's own model is w after one step of size alpha on another training batch.
+The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three
+batches of a device's training examples, drawn anew at every step. A device's own model is w after
+one step of size alpha on another training batch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from covey.tree import Sample
 class PerFedAvg(Algorithm):
     """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x - alpha grad f(x)).
 
-    `order="first"` leaves out H; "hessian-free" takes H g as a central difference of gradients at x + delta g and x - delta g.
+    `order="first"` leaves out H; "hessian-free" needs the product H g, not H. `hessian="exact"`
+    takes it by autograd, at the cost of two gradients. `hessian="difference"` is the paper's: the
+    difference of the gradients at x + delta g and x - delta g; with ReLUs it is far off unless
+    delta is tiny, because units switch between the two points. A model that autograd cannot
+    differentiate twice gets the difference, and the run's notes and engine say so.
     """
 
     alpha: float = 0.03
@@ -26,6 +31,7 @@ class PerFedAvg(Algorithm):
     steps: int = 20
     lr: float = 0.003
     order: Literal["first", "hessian-free"] = "first"
+    hessian: Literal["exact", "difference"] = "exact"
     delta: float = 1e-3
     batch: int | None = 20
     weight: Weight = "uniform"
@@ -34,6 +40,10 @@ class PerFedAvg(Algorithm):
 
     def __post_init__(self) -> None:
         require(self, alpha=(0, 1e9), steps=(1, 1e9), lr=None, delta=None, batch=(1, 1e9))
+
+    @property
+    def hessians(self) -> bool:
+        return self.order == "hessian-free" and self.hessian == "exact"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -48,8 +58,10 @@ class PerFedAvg(Algorithm):
         return x, me.weight(self.weight)
 
     def curved(self, me: Nodes, x: Rows, g: Rows) -> Rows:
-        """H(x) g, about; both gradients are of one batch."""
+        """H(x) g on one batch."""
         gradient = me.grad(me.batch(self.batch, "curvature"))
+        if self.hessian == "exact" and me.has_hessian:
+            return gradient.hessian_product(x, g)
         return (gradient(x + self.delta * g) - gradient(x - self.delta * g)) / (2 * self.delta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:

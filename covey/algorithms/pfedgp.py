@@ -49,6 +49,7 @@ class PFedGP(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its network of features; the classifier never leaves it"
+    eager: ClassVar[str | None] = "CUDA cannot capture Cholesky factors and triangular solves"
 
     def __post_init__(self) -> None:
         require(self, lr=None, clip=None, scale=None, length=None, weight_decay=(0, 1e9), steps=(1, 1e9), batch=(2, 1e9))

@@ -88,7 +88,7 @@ class Pruned(Algorithm):
             replies, samples = me.ask(self.below, u, sample=self.device_sample)
             u, covered = self.merged(me, u, replies, samples), covered | (replies.cover > 0)
         me.keep(me.tier, torch.cat([u, me.initial()[:, me.private]], dim=1))
-        return Masked(u, covered), samples.total()
+        return Masked(u, covered), me.weight(self.weight)
 
     def merged(self, me: Nodes, u: Rows, replies: Replies, samples: Replies) -> Rows:
         """(15): the mean of each weight over those who kept it, the last value where nobody did."""

@@ -35,7 +35,8 @@ class Scaffold(Algorithm):
     def server(self, me: Nodes, x: Rows) -> Rows:
         c = me.recall("_control", default=torch.zeros_like(x))
         y, change = me.ask(self.device, x, c, sample=self.sample)
-        share = (y.count / me.children)[:, None].to(x)  # S/N
+        asked = y.count.double()  # torch divides whole numbers in float32
+        share = (asked / me.children)[:, None].to(x)  # S/N
         me.keep("_control", c + share * change.mean())
         return torch.lerp(x, y.mean(), self.server_lr)
 

@@ -81,6 +81,10 @@ class Simulator:
         """The common initial row of each node's tree, [n, P]."""
         return self.start[self.tree.copy(tier, ids.to(self.start.device))]
 
+    def examples(self, tier: str, ids: Ids) -> Tensor:
+        """How many training examples all devices under each node hold, [n]."""
+        return self.task.total("train", *self.tree.span(tier, ids))
+
     def play(self, program: Program, rows: Rows, *, round: int) -> Any:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         self._round = round
@@ -188,7 +192,7 @@ class Simulator:
                 answer = q.program(nodes, *arguments)
             self._keep(nodes, ids, q.round)
             self._note(nodes, ids, idle)
-            self._count(nodes, ids, idle)
+            self._count(nodes, ids)
             if q.timed is not None:
                 q.timed.add(part, nodes)
             with self._timed("links"):
@@ -330,14 +334,16 @@ class Simulator:
                 self._doubt(nodes.tier, f"the note {name!r}", values, ids)
                 self.notes.add(nodes.tier, name, ids, values, idle)
 
-    def _count(self, nodes: Nodes, ids: Ids, idle: Tensor | None) -> None:
-        """Add the gradients that those who were asked evaluated; whole numbers, so the order of workers does not matter."""
+    def _count(self, nodes: Nodes, ids: Ids) -> None:
+        """Add the gradients that nodes evaluated, idle ones too.
+
+        They are whole numbers, so the order of workers does not matter.
+        """
         if self.lane != "train":
             return
-        found = nodes.gradients.double().cpu() if isinstance(nodes.gradients, Tensor) else torch.tensor(float(nodes.gradients))
-        each = found.expand(len(ids)) if idle is None else torch.where(idle, 0.0, found)
+        counts = torch.as_tensor(nodes.gradients, dtype=torch.float64).cpu().expand(len(ids))
         with self._storing:
-            self.gradients.index_add_(0, self.tree.copy(nodes.tier, ids), each.double())
+            self.gradients.index_add_(0, self.tree.copy(nodes.tier, ids), counts)
 
     def _send(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Any:
         """The rows that arrive."""

@@ -128,6 +128,8 @@ def _pfedgp(p: Point, devices: int) -> Algorithm:
     return PFedGP(lr=p["lr"], steps=GRADIENTS if devices < 100 else GRADIENTS // 7, batch=BATCH, **few)
 
 
+_HF = {"steps": 5, "order": "hessian-free", "hessian": "difference"}  # as its paper has it
+
 METHODS: dict[str, Method] = {
     "local": plain(Local, steps=GRADIENTS),
     "fedavg": plain(FedAvg, steps=GRADIENTS),
@@ -135,7 +137,7 @@ METHODS: dict[str, Method] = {
     "scaffold": plain(Scaffold, steps=GRADIENTS),
     "finetune": paired(FineTune, {"steps": 10, "tune_steps": 11}, tune_lr=(0.03, 0.1)),
     "perfedavg-fo": paired(PerFedAvg, {"steps": 10}, alpha=(0.03, 0.1)),
-    "perfedavg-hf": paired(PerFedAvg, {"steps": 5, "order": "hessian-free"}, alpha=(0.03, 0.1)),
+    "perfedavg-hf": paired(PerFedAvg, _HF, alpha=(0.03, 0.1)),
     "ditto": Method(_ditto, grid(lr=_BESIDE, lam=(0.1, 1.0))),
     "apfl": paired(APFL, {"steps": 10}, alpha_lr=(0.01, 0.1)),
     "l2gd": paired(L2GD, {"p": 1 / (1 + GRADIENTS)}, lam=(0.01, 0.1)),

@@ -55,3 +55,16 @@ def test_one_cluster_is_picked_by_all_and_the_others_stay() -> None:
     clusters = kept(run, "clusters")
     assert np.abs(clusters[0] - row(run)).max() <= EXACT
     assert all(np.abs(clusters[j] - begin(W, 3, 100.0)[j]).max() <= EXACT for j in (1, 2))
+
+
+def test_devices_pick_by_the_data_loss_alone_whatever_l2_is() -> None:
+    """With l2 in the pick, all would take the cluster of the smallest weights."""
+    l2 = 10.0
+    models = begin(W, 2, 1.5)
+    fs = [quadratic(np.eye(2), model) for model in (*models, *models)]
+    algorithm = Clustered(clusters=2, spread=1.5, steps=1, lr=0.01, batch=None)
+    run = play(algorithm, fs, w=W, rounds=1, l2=l2)
+    for device, start_model in kept(run, "cluster").items():
+        assert np.abs(start_model - models[device % 2]).max() <= EXACT
+    with_l2 = {int(np.argmin([loss(f, w) + l2 / 2 * w @ w for w in models])) for f in fs}
+    assert len(with_l2) == 1

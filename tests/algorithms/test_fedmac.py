@@ -216,3 +216,34 @@ def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
     assert algorithm.zero("device", "personal") == pytest.approx(max(3 * 6e-5, 0.05 * 0.001))
     assert algorithm.zero("device", "local") == algorithm.cut("device") > 0.3
     assert FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off").cut("server", 100) == algorithm.zero("device", "personal")
+
+
+@pytest.mark.parametrize("cut_after", ["keep", "off"])
+def test_the_larger_cut_of_gamma_w_stays_or_goes_once_gamma_w_is_off(cut_after: Any) -> None:
+    """By hand, two rounds with gamma_w and two after it; then weights lie between the two cuts."""
+    gamma, gamma_w, rounds = 0.1, 0.5, 4
+    settings = {"lam": LAM, "lr": LR, "personal_lr": PERSONAL_LR, "local_rounds": 3, "batch": None}
+    penalties = {"gamma": gamma, "gamma_w": gamma_w, "rho": RHO}
+    algorithm = FedMac(**settings, **penalties, gamma_w_until=2, cut_after=cut_after)
+    large = threshold(gamma, gamma_w)
+    small = max(3 * RHO, PERSONAL_LR * gamma)
+    assert large > 1.9 * small
+    after = large if cut_after == "keep" else small
+    cuts = [large, large, after, after]
+    assert [algorithm.cut("device", t) for t in range(rounds)] == cuts
+    assert [algorithm.cut("server", t) for t in range(rounds)] == cuts
+    w = np.array([0.7, 1.5 * small])
+    run = start(algorithm, SMALL, w=w, rounds=rounds)
+    between = 0
+    for t in range(rounds):
+        next(run)
+        sent = cut(w, cuts[t])
+        penalty = gamma_w if t < 2 else 0.0
+        pairs = [device(f, sent, gamma=gamma, gamma_w=penalty, R=3, K=1, prox=False) for f in SMALL]
+        local = [x for _, x in pairs]
+        if t >= 2:
+            sizes = np.abs([w, *local])
+            between += int(((small < sizes) & (sizes <= large)).sum())
+        w = mean([cut(x, cuts[t]) for x in local])
+        assert deviation(run, w, personal=[x for x, _ in pairs], local=local) <= EXACT
+    assert between > 0  # so that the two cuts send different rows

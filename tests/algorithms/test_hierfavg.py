@@ -29,7 +29,7 @@ def test_two_rounds_by_hand_on_uneven_groups(fs: list[Device], batch: int | None
     assert deviation(run, w, edge=edges) <= EXACT
 
 
-def test_sampled_edges_weigh_with_the_samples_of_the_devices_that_answered() -> None:
+def test_one_edge_and_one_of_its_devices_a_round_by_hand() -> None:
     tree, w = Tree.grouped([2, 2]), W
     algorithm = HierFAVG(sample=1, device_sample=1, edge_rounds=2, steps=1, lr=0.1, batch=None, weight="samples")
     run, edges, both = start(algorithm, SMALL, tree, w=W, rounds=6), {}, set()
@@ -45,16 +45,20 @@ def test_sampled_edges_weigh_with_the_samples_of_the_devices_that_answered() -> 
     assert {devices for _, devices in both} == {1, 2}
 
 
-def test_two_of_three_devices_and_both_edges_weigh_by_who_answered() -> None:
-    """tau2 = 1: each edge's weight is the samples of the devices it asked, not of all it has."""
+def test_two_of_three_devices_weigh_by_their_samples_and_both_edges_by_all_they_have() -> None:
     devices = [*SMALL, SMALL[1], SMALL[0]]
+    counts = [len(f.y) for f in devices]
     algorithm = HierFAVG(device_sample=2, edge_rounds=1, steps=1, lr=0.1, batch=None, weight="samples")
     run, w = start(algorithm, devices, Tree.grouped([3, 3]), w=W), W
     for record in run:
-        asked = [devices[i] for i in record.cohorts["device"]]
-        w = mean([w - 0.1 * f.grad(w) for f in asked], [len(f.y) for f in asked])
+        edges = []
+        for group in ([0, 1, 2], [3, 4, 5]):
+            asked = [i for i in record.cohorts["device"] if i in group]
+            assert len(asked) == 2
+            rows = [w - 0.1 * devices[i].grad(w) for i in asked]
+            edges.append(mean(rows, [counts[i] for i in asked]))
+        w = mean(edges, [sum(counts[:3]), sum(counts[3:])])
         assert deviation(run, w) <= EXACT
-        assert len(asked) == 4
 
 
 def test_one_step_of_each_reaches_the_minimum_of_the_mean_of_the_groups_means() -> None:

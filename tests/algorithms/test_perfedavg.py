@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import Device, Vector, W, both, deviation, mean, play, some, start
+from quadratics import EXACT, SMALL, Device, Vector, W, both, deviation, mean, play, some, start
 
 from covey.algorithms import PerFedAvg
 
@@ -18,11 +18,27 @@ def meta(f: Device, x: Vector, *, alpha: float, order: str) -> Vector:
     return g if order == "first" else g - alpha * f.H @ g
 
 
-@pytest.mark.parametrize("order", ["first", "hessian-free"])
+@pytest.mark.parametrize(
+    ("order", "hessian", "tolerance"),
+    [
+        ("first", "exact", EXACT),
+        ("hessian-free", "exact", EXACT),
+        ("hessian-free", "difference", ROUNDING),
+    ],
+)
 @pytest.mark.parametrize(("sample", "weight"), [(None, "uniform"), (3, "samples")])
 @both
-def test_two_rounds_by_hand(fs: list[Device], batch: int | None, order: Any, sample: int | None, weight: Any) -> None:
-    algorithm = PerFedAvg(alpha=0.2, sample=sample, steps=3, lr=0.1, order=order, batch=batch, weight=weight)
+def test_two_rounds_by_hand(
+    fs: list[Device],
+    batch: int | None,
+    order: Any,
+    hessian: Any,
+    tolerance: float,
+    sample: int | None,
+    weight: Any,
+) -> None:
+    settings = {"alpha": 0.2, "steps": 3, "lr": 0.1, "batch": batch}
+    algorithm = PerFedAvg(**settings, order=order, hessian=hessian, sample=sample, weight=weight)
     run, w, personal = start(algorithm, fs, w=W), W, {}
     for record in run:
         asked, rows = record.cohorts["device"], []
@@ -33,7 +49,21 @@ def test_two_rounds_by_hand(fs: list[Device], batch: int | None, order: Any, sam
                 x = x - 0.1 * meta(fs[i], x, alpha=0.2, order=order)
             rows.append(x)
         w = mean(rows, [len(fs[i].y) for i in asked] if weight == "samples" else None)
-        assert deviation(run, w, personal=personal) <= ROUNDING
+        assert deviation(run, w, personal=personal) <= tolerance
+
+
+def test_l2_is_part_of_the_hessian() -> None:
+    """One step on f + l2/2 |x|^2, whose Hessian is H + l2 I."""
+    l2, alpha, lr = 0.4, 0.2, 0.1
+    algorithm = PerFedAvg(alpha=alpha, steps=1, lr=lr, order="hessian-free", batch=None)
+    run = play(algorithm, SMALL, w=W, rounds=1, l2=l2)
+    rows = []
+    for f in SMALL:
+        H = f.H + l2 * np.eye(2)
+        inner = W - alpha * (f.grad(W) + l2 * W)
+        g = f.grad(inner) + l2 * inner
+        rows.append(W - lr * (g - alpha * H @ g))
+    assert deviation(run, mean(rows)) <= EXACT
 
 
 def optimum(fs: Sequence[Device], alpha: float, order: str) -> Vector:

@@ -142,6 +142,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Scaffold": {"sample": {"sample": 3}, "full-bitmap": {"batch": None, "@codec": "bitmap"}},
     "PerFedAvg": {
         "hessian-free": {"order": "hessian-free", "sample": 3},
+        "difference": {"order": "hessian-free", "hessian": "difference", "sample": 3},
         "full-l2": {"order": "hessian-free", "batch": None, "@l2": 0.01, "weight": "samples"},
         "cyclic": {"@batches": "cyclic"},
     },
