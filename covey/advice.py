@@ -4,9 +4,9 @@ An error is given only where divergence is certain. One round is worked out alon
 which all losses have curvature h: it multiplies the distance to the optimum by a factor, and
 divergence is certain only if that factor exceeds 1 in size at every h > 0, or at every h in (0, L]
 where L is known exactly. Anything less is a warning: a loop with lr lam >= 2 leaves its own
-minimiser, yet after an odd number of steps it ends on the far side of it, and the round may converge
-for flat losses. The theorems' conditions are those corrected for misprints; they are sufficient, and
-mostly far below what the papers ran.
+minimiser, yet after an odd number of steps it ends on the far side of it, and the round may
+converge for flat losses. The theorems' conditions are those corrected for misprints; they are
+sufficient, and mostly far below what the papers ran.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ from covey.task import Task
 
 Vector = npt.NDArray[np.float64]
 Excess = Callable[[Vector], Vector]
-"""What one round multiplies the distance to the optimum by, minus 1, as a function of the curvature.
+"""The factor by which one round multiplies the distance to the optimum, minus 1, by curvature.
 
 Minus 1, because at small curvatures the factor differs from 1 by less than a float can hold.
 """
 Condition = tuple[str, bool | None]
 """In words, and whether it holds; None where it takes an L that is not known."""
 
-_CURVATURES = np.concatenate([[1e-100], np.logspace(-9, 9, 1801)])  # the first stands for the limit of no curvature
+_FLATTEST = 1e-100  # stands for the limit of no curvature
+_CURVATURES = np.concatenate([[_FLATTEST], np.logspace(-9, 9, 1801)])
 _ZOOMS = 4  # how often the grid is refined where a round comes closest to converging
 _VALLEYS = 8  # places where it is refined
 _LOOPS = 10_000  # asks of a round up to which `Nested` is worked out
@@ -88,7 +89,10 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Loss:
-    """What is known of the devices' losses: smoothness L, strong convexity mu, whether L is exact, and the smallest data set."""
+    """What is known of the devices' losses.
+
+    Smoothness L, strong convexity mu, whether L is exact, and the size of the smallest training set.
+    """
 
     L: float | None
     mu: float | None
@@ -112,7 +116,8 @@ def advise(
     """Everything there is to say about an algorithm's steps and penalties, the most serious first.
 
     `smoothness` is the L of every device's loss and `strong` its mu, l2 included; `exact` says that L is known, as on
-    quadratics, and not estimated: then only curvatures up to L count. `examples` is the size of the smallest training set.
+    quadratics, and not estimated: then only curvatures up to L count. `examples` is the size of the
+    smallest training set.
 
     >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])
     note: inner step: personal_lr*lam = 0.05*30 = 1.5: stable only for L < 2/personal_lr - lam = 10.
@@ -209,7 +214,8 @@ def _inner(
     if curvature < 2:
         yield Advice("note", "inner step", f"{shown} is below 2: the step is stable.", numbers)
         return
-    text = f"{shown} is 2 or more: each step overshoots{loss.guess}; {names[0]} < {2 / (lam + loss.L):.3g} is stable."
+    largest = 2 / (lam + loss.L)
+    text = f"{shown} is 2 or more: each step overshoots{loss.guess}; {names[0]} < {largest:.3g} is stable."
     yield Advice("warning", "inner step", text, numbers)
 
 
@@ -242,12 +248,12 @@ def _smooth_l1(
     limit = lr * gamma / (2 - tied)
     cut = max(3 * rho, 2 * lr * gamma / (2 - lr * lam))
     ties = [*([tie] if lam else []), *(["L"] if L else [])]
-    divisor = f"(2 - {step}*({'+'.join(ties)}))" if len(ties) > 1 else f"(2 - {step}*{ties[0]})" if ties else "2"
+    divisor = {0: "2", 1: f"(2 - {step}*{''.join(ties)})"}.get(len(ties), f"(2 - {step}*({'+'.join(ties)}))")
     terms = "+".join([*ties, f"{penalty}/rho"])
     hidden = "hides it" if limit <= cut else "does not hide it"
     text = (
-        f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but alternate in sign with an amplitude "
-        f"of up to {step}*{penalty}/{divisor} = {limit:.2g}. The cut at {cut:.2g} {hidden}; "
+        f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but alternate "
+        f"in sign with an amplitude of up to {step}*{penalty}/{divisor} = {limit:.2g}. The cut at {cut:.2g} {hidden}; "
         f'l1="prox", where there is one, reaches exact zeros, and {step} < {2 / (curvature / lr):.2g} would settle.'
     )
     numbers = {f"{step}*({terms})": curvature, "largest amplitude": limit, "cut": cut}
@@ -257,7 +263,7 @@ def _smooth_l1(
 def _one_round(excess: Excess, loss: _Loss, *, certain: bool = True) -> Iterator[Advice]:
     """A whole round on quadratics: certain divergence, or the curvatures at which it converges.
 
-    Without `certain` nodes differ in what they do, and the round of those that go furthest is no proof.
+    Without `certain` nodes differ in what they do: the round of those that go furthest is no proof.
     """
     up_to = loss.L if loss.exact and loss.L else math.inf
     if _always_diverges(excess, up_to):
@@ -273,7 +279,8 @@ def _one_round(excess: Excess, loss: _Loss, *, certain: bool = True) -> Iterator
     factor = 1 + float(change[0])
     numbers["factor at L"] = factor
     if not bool(_margin(change)[0] > 0):
-        yield Advice("note", "one round", f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}.", numbers)
+        text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}."
+        yield Advice("note", "one round", text, numbers)
         return
     text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}{loss.guess}; it converges at {where}."
     yield Advice("warning", "one round", text, numbers)
@@ -287,8 +294,8 @@ def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
     every = "every curvature" if up_to == math.inf else f"every curvature up to L = {up_to:g}"
     start = "one round" if certain else "with the largest entry of every list, one round"
     text = (
-        f"{start} multiplies the distance to the optimum by more than 1 at {every} (median {median:.3g}): this diverges "
-        "whatever the loss; lower the step sizes or the penalties."
+        f"{start} multiplies the distance to the optimum by more than 1 at {every} "
+        f"(median {median:.3g}): this diverges whatever the loss; lower the step sizes or the penalties."
     )
     numbers = {"median factor": median}
     if up_to < math.inf:
@@ -309,7 +316,10 @@ def _margin(change: Vector) -> Vector:
 
 
 def _always_diverges(excess: Excess, up_to: float) -> bool:
-    """Whether a round diverges at every curvature in (0, up_to]: on a grid, refined where it comes closest to converging."""
+    """Whether a round diverges at every curvature in (0, up_to].
+
+    On a grid, which is refined where the round comes closest to converging.
+    """
     grid = _CURVATURES
     if up_to < math.inf:
         grid = np.append(grid[grid < up_to], up_to)
@@ -333,12 +343,15 @@ def _around_valleys(grid: Vector, margin: Vector) -> Vector:
 
 
 def _stretch(excess: Excess) -> tuple[float, float]:
-    """The lowest stretch of curvatures at which a round converges; 0 and infinity where it reaches an end of the grid."""
+    """The lowest stretch of curvatures at which a round converges.
+
+    0 and infinity where it reaches an end of the grid.
+    """
     stable = _margin(_evaluate(excess, _CURVATURES)) <= 0
     if not bool(stable.any()):  # only between the points of the grid
         return math.nan, math.nan
     first = int(stable.argmax())
-    end = first + int((~stable[first:]).argmax())  # the first unstable one after it, or `first` where there is none
+    end = first + int((~stable[first:]).argmax())  # the next unstable one, or `first` if there is none
     low, high = 0.0, math.inf
     if first > 0:
         low = _edge(excess, float(_CURVATURES[first]), float(_CURVATURES[first - 1]))
@@ -409,12 +422,12 @@ def _power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
 
 
 def _loop(start: Vector, power: Vector, end: Vector) -> Vector:
-    """x after the steps whose `_power` this is, towards `end`; all as distances from the starting point of the round."""
+    """x after the steps whose `_power` this is, towards `end`; all relative to the start of the round."""
     return start + power * (start - end)
 
 
 def _prox_round(lr: float, lam: float, steps: int) -> Excess:
-    """`steps` from an anchor on a loss + lam/2 |x - anchor|^2, the mean of which is the next anchor: FedProx and its like."""
+    """FedProx and its like: the anchor becomes the mean after `steps` on loss + lam/2 |x - anchor|^2."""
     return lambda h: h / (h + lam) * _power(lr, lam, h, steps)
 
 
@@ -651,7 +664,10 @@ def _permfl_loops(a: PerMFL, loss: _Loss, lr: float, eta: float) -> Iterator[Adv
 
 
 def _nested(a: Nested, loss: _Loss) -> Iterator[Advice]:
-    """Every level by itself, then a round of all; an upper one's loss is envelopes, of less curvature than the `lam` below it."""
+    """Every level by itself, then a round of all.
+
+    An upper level's loss is made of envelopes, of less curvature than the `lam` below it.
+    """
     for level, below in zip(a.levels, [*a.levels[1:], None], strict=True):
         under = loss if below is None else _envelope(below.lam, loss)
         lam = level.ridge + (level.lam if level.coupling == "prox" else 0.0)
@@ -666,7 +682,10 @@ def _nested(a: Nested, loss: _Loss) -> Iterator[Advice]:
 
 
 def _nested_round(a: Nested, at: int, anchor: Vector, h: Vector, last: dict[int, Vector]) -> Vector:
-    """What `Nested.solve` makes of an anchor, both as distances from the starting point; `last` has what levels ended with."""
+    """What `Nested.solve` makes of an anchor, both relative to the start of the round.
+
+    `last` has the rows that levels ended with.
+    """
     level = a.levels[at]
     x = last.get(at, anchor) if level.warm else anchor
     prox = level.lam if level.coupling == "prox" else 0.0
@@ -735,8 +754,9 @@ def _pfedbayes(a: PFedBayes, loss: _Loss) -> Iterator[Advice]:
 def _bayes_steps(a: PFedBayes, loss: _Loss) -> Advice:
     """Plain steps of mean and rho on E f + zeta/n KL(q | local), whose curvatures add up.
 
-    Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they have g (g + s (1 - g)) L and
-    2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The local distribution steps on the KL alone.
+    Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they have
+    g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The local
+    distribution steps on the KL alone.
     """
     s = max(math.log1p(math.exp(a.rho)), 1e-150)
     g = 1 / (1 + math.exp(-a.rho))
@@ -745,16 +765,17 @@ def _bayes_steps(a: PFedBayes, loss: _Loss) -> Advice:
     room = 2 / a.personal_lr - curve
     numbers = {"s": s, "zeta/s^2": tie}
     rule = (
-        "personal_lr*(L + zeta/(n s^2)) and lr*zeta/(n s^2) must be below 2, where n is a device's number of training examples "
-        f"and s = softplus(rho) = {s:.3g} at the start (less s, more n)"
+        "personal_lr*(L + zeta/(n s^2)) and lr*zeta/(n s^2) must be below 2, where n is a device's number "
+        f"of training examples and s = softplus(rho) = {s:.3g} at the start (less s, more n)"
     )
     if room <= 0:
-        text = f"{rule}; L = {loss.L:g} alone is too much for personal_lr = {a.personal_lr:g}{loss.guess}; lower it."
+        alone = f"L = {loss.L:g} alone is too much for personal_lr = {a.personal_lr:g}{loss.guess}"
+        text = f"{rule}; {alone}; lower it."
         return Advice("warning", "inner step", text, numbers)
     least = max(tie / room, tie * a.lr / 2)
     numbers["least n"] = least
-    given = "" if loss.L is None else f" with L = {loss.L:g}"
-    text = f"{rule}: zeta = {a.zeta:g} takes n > {least:.3g}{given}"
+    condition = "" if loss.L is None else f" with L = {loss.L:g}"
+    text = f"{rule}: zeta = {a.zeta:g} takes n > {least:.3g}{condition}"
     if loss.examples is not None and loss.examples <= least:
         text = f"{text}, but a device has {loss.examples}; lower personal_lr, lr or zeta."
         return Advice("warning", "inner step", text, numbers)
@@ -774,9 +795,9 @@ def _ditto(a: Ditto, loss: _Loss) -> Iterator[Advice]:
 
 
 def _ditto_round(a: Ditto, h: Vector) -> Vector:
-    """The slower of the two models to converge; w does not see v, and v stands where the last round left it.
+    """The slower of the two models to converge; v stands where the last round left it, w ignores v.
 
-    Of v only the size of the factor matters: that of twice as many steps has the same sign, and no other root.
+    Only the sizes of the two factors matter: the root of those of twice as many steps.
     """
     v = _power(a.personal_lr, a.lam, h, 2 * a.personal_steps)
     w = _power(a.lr, 0.0, h, 2 * a.steps)
@@ -794,7 +815,11 @@ def _fedamp(a: FedAMP | HeurFedAMP, loss: _Loss) -> Iterator[Advice]:
 def _perfedavg(a: PerFedAvg, loss: _Loss) -> Iterator[Advice]:
     """The gradient of f(x - alpha grad f(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) where H is left out."""
     power = 1 if a.order == "first" else 2
-    yield from _one_round(lambda h: _power(a.lr, 0.0, h * (1 - a.alpha * h) ** power, a.steps), loss)
+
+    def excess(h: Vector) -> Vector:
+        return _power(a.lr, 0.0, h * (1 - a.alpha * h) ** power, a.steps)
+
+    yield from _one_round(excess, loss)
 
 
 def _l2gd(a: L2GD, loss: _Loss) -> Iterator[Advice]:

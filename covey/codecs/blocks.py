@@ -214,7 +214,8 @@ def _zeros(width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         return np.zeros(width, dtype)
     except MemoryError:
-        raise DecodeError(f"a row of {width} values of {dtype} does not fit in memory; lower the limit.") from None
+        text = f"a row of {width} values of {dtype} does not fit in memory; lower the limit."
+        raise DecodeError(text) from None
 
 
 class Layout(Protocol):
