@@ -1,10 +1,12 @@
 """Step sizes and penalties against the theorems, before a run starts.
 
-An error is said only where divergence is certain. A loop with a fixed anchor leaves its own minimiser if lr lam >= 2, because a
-convex loss only adds curvature. Where a penalty ties two models that both move (w_i and theta, x and w_i), its own product says
-little: theta follows w. There one round is worked out along a direction in which all losses have curvature h; it multiplies the
-distance to the optimum by a number, and divergence is certain if that exceeds 1 in size at every h, or at the known L.
-The theorems' conditions are those corrected for misprints; they are sufficient, and mostly far below what the papers ran.
+An error is given only where divergence is certain. One round is worked out along a direction in
+which all losses have curvature h: it multiplies the distance to the optimum by a factor, and
+divergence is certain only if that factor exceeds 1 in size at every h > 0, or at every h in (0, L]
+where L is known exactly. Anything less is a warning: a loop with lr lam >= 2 leaves its own
+minimiser, yet after an odd number of steps it ends on the far side of it, and the round may
+converge for flat losses. The theorems' conditions are those corrected for misprints; they are
+sufficient, and mostly far below what the papers ran.
 """
 
 from __future__ import annotations
@@ -56,13 +58,19 @@ from covey.replies import Rows
 from covey.task import Task
 
 Vector = npt.NDArray[np.float64]
-Factor = Callable[[Vector], Vector]
-"""What one round multiplies the distance to the optimum by, as a function of the curvature."""
+Excess = Callable[[Vector], Vector]
+"""The factor by which one round multiplies the distance to the optimum, minus 1, by curvature.
+
+Minus 1, because at small curvatures the factor differs from 1 by less than a float can hold.
+"""
 Condition = tuple[str, bool | None]
 """In words, and whether it holds; None where it takes an L that is not known."""
 
-_CURVATURES = np.logspace(-3, 3, 601)  # no trained loss is flatter or steeper than this in all its directions
-_STABLE = 1 + 1e-9  # a factor of 1 may come out a little above it
+_FLATTEST = 1e-100  # stands for the limit of no curvature
+_CURVATURES = np.concatenate([[_FLATTEST], np.logspace(-9, 9, 1801)])
+_ZOOMS = 4  # how often the grid is refined where a round comes closest to converging
+_VALLEYS = 8  # places where it is refined
+_LOOPS = 10_000  # asks of a round up to which `Nested` is worked out
 _NU = 1e-3  # how far PerMFL's inner loops are to shrink their starting error; the paper leaves nu open
 
 
@@ -81,20 +89,35 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Loss:
-    """What is known of the devices' losses: smoothness L, strong convexity mu, and whether L is exact or an estimate."""
+    """What is known of the devices' losses.
+
+    Smoothness L, strong convexity mu, whether L is exact, and the size of the smallest training set.
+    """
 
     L: float | None
     mu: float | None
     exact: bool
+    examples: int | None = None
+
+    @property
+    def guess(self) -> str:
+        """What a text adds where L is an estimate."""
+        return "" if self.exact else " (if the estimate is right)"
 
 
 def advise(
-    algorithm: Algorithm, *, smoothness: float | None = None, strong: float | None = None, exact: bool = False
+    algorithm: Algorithm,
+    *,
+    smoothness: float | None = None,
+    strong: float | None = None,
+    exact: bool = False,
+    examples: int | None = None,
 ) -> list[Advice]:
     """Everything there is to say about an algorithm's steps and penalties, the most serious first.
 
     `smoothness` is the L of every device's loss and `strong` its mu, l2 included; `exact` says that L is known, as on
-    quadratics, and not estimated: only then can it make an error.
+    quadratics, and not estimated: then only curvatures up to L count. `examples` is the size of the
+    smallest training set.
 
     >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])
     note: inner step: personal_lr*lam = 0.05*30 = 1.5: stable only for L < 2/personal_lr - lam = 10.
@@ -110,7 +133,7 @@ def advise(
         return [
             Advice("note", "unknown algorithm", f"no condition on the steps of {name} is known here; nothing was checked.", {})
         ]
-    found = check(algorithm, _Loss(smoothness, strong, exact))
+    found = check(algorithm, _Loss(smoothness, strong, exact, examples))
     return sorted(found, key=lambda advice: ("error", "warning", "note").index(advice.level))
 
 
@@ -191,10 +214,9 @@ def _inner(
     if curvature < 2:
         yield Advice("note", "inner step", f"{shown} is below 2: the step is stable.", numbers)
         return
-    level: Literal["error", "warning"] = "error" if loss.exact and steps > 1 else "warning"
-    guess = "" if loss.exact else ", if the estimate is right"
-    text = f"{shown} is 2 or more: each step overshoots{guess}; {names[0]} < {2 / (lam + loss.L):.3g} is stable."
-    yield Advice(level, "inner step", text, numbers)
+    largest = 2 / (lam + loss.L)
+    text = f"{shown} is 2 or more: each step overshoots{loss.guess}; {names[0]} < {largest:.3g} is stable."
+    yield Advice("warning", "inner step", text, numbers)
 
 
 def _too_long(product: str, numbers: dict[str, float], factor: float, steps: int, total: int, names: tuple[str, str]) -> Advice:
@@ -202,7 +224,7 @@ def _too_long(product: str, numbers: dict[str, float], factor: float, steps: int
     fix, numbers = f"lower {names[0]} or {names[1]}", numbers | {"factor": factor}
     if steps > 1:
         text = f"{product} is 2 or more: every step multiplies the distance to its minimiser by {factor:g} or worse; {fix}."
-        return Advice("error", "inner step", text, numbers)
+        return Advice("warning", "inner step", text, numbers)
     if total > 1:
         text = f"{product} is 2 or more: the model overshoots its anchor, which only moving the anchor can make up for; {fix}."
         return Advice("warning", "inner step", text, numbers)
@@ -213,69 +235,147 @@ def _too_long(product: str, numbers: dict[str, float], factor: float, steps: int
 def _smooth_l1(
     lr: float, lam: float, gamma: float, rho: float, *, L: float | None = None, names: tuple[str, str, str]
 ) -> Iterator[Advice]:
-    """The curvature gamma/rho at zero: past the edge a weight does not settle, but alternates."""
-    curvature = lr * (lam + gamma / rho + (L or 0.0))
-    if gamma == 0 or curvature <= 2 or lr * lam >= 2:
+    """The curvature gamma/rho at zero: past the edge a weight does not settle, but alternates.
+
+    Its two-cycle +-a solves a = lr gamma tanh(a/rho)/(2 - lr lam), with lam + L for lam where the loss
+    curves: less than the same without tanh, and close to it once a is a few rho.
+    """
+    tied = lr * (lam + (L or 0.0))
+    curvature = tied + lr * gamma / rho
+    if gamma == 0 or curvature <= 2 or tied >= 2:
         return
     step, tie, penalty = names
-    amplitude, divisor = lr * gamma / (2 - lr * lam), f"(2 - {step}*{tie})" if lam else "2"
-    cut = max(3 * rho, 2 * amplitude)
-    terms = "+".join([*([tie] if lam else []), f"{penalty}/rho", *(["L"] if L else [])])
+    limit = lr * gamma / (2 - tied)
+    cut = max(3 * rho, 2 * lr * gamma / (2 - lr * lam))
+    ties = [*([tie] if lam else []), *(["L"] if L else [])]
+    divisor = {0: "2", 1: f"(2 - {step}*{''.join(ties)})"}.get(len(ties), f"(2 - {step}*({'+'.join(ties)}))")
+    terms = "+".join([*ties, f"{penalty}/rho"])
+    hidden = "hides it" if limit <= cut else "does not hide it"
     text = (
-        f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but alternate in sign with amplitude "
-        f"{step}*{penalty}/{divisor} = {amplitude:.2g}. The cut at {cut:.2g} hides it; "
+        f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but alternate "
+        f"in sign with an amplitude of up to {step}*{penalty}/{divisor} = {limit:.2g}. The cut at {cut:.2g} {hidden}; "
         f'l1="prox", where there is one, reaches exact zeros, and {step} < {2 / (curvature / lr):.2g} would settle.'
     )
-    yield Advice("warning", "smooth l1", text, {f"{step}*({terms})": curvature, "amplitude": amplitude, "cut": cut})
+    numbers = {f"{step}*({terms})": curvature, "largest amplitude": limit, "cut": cut}
+    yield Advice("warning", "smooth l1", text, numbers)
 
 
-def _one_round(factor: Factor, loss: _Loss) -> Iterator[Advice]:
-    """A whole round on quadratics: certain divergence, or the curvatures at which it converges."""
-    sizes = np.abs(_evaluate(factor, _CURVATURES))
-    if not (sizes < 1).any() and (sizes > _STABLE).any():  # both: with tiny steps every factor rounds to 1
-        median = float(np.median(sizes))
-        text = (
-            "one round multiplies the distance to the optimum by 1 or more at every curvature from 1e-3 to 1e3 (median "
-            f"{median:.3g}): this diverges whatever the loss; lower the steps or penalties named here."
-        )
-        yield Advice("error", "one round", text, {"median factor": median})
+def _one_round(excess: Excess, loss: _Loss, *, certain: bool = True) -> Iterator[Advice]:
+    """A whole round on quadratics: certain divergence, or the curvatures at which it converges.
+
+    Without `certain` nodes differ in what they do: the round of those that go furthest is no proof.
+    """
+    up_to = loss.L if loss.exact and loss.L else math.inf
+    if _always_diverges(excess, up_to):
+        yield _hopeless(excess, up_to, certain)
         return
-    low, high = _stretch(sizes <= _STABLE)
+    low, high = _stretch(excess)
     where = _words(low, high)
     numbers = {"lowest curvature": low, "highest curvature": high}
     if loss.L is None:
         yield Advice("note", "one round", f"on quadratics it converges at {where}.", numbers)
         return
-    at = float(_evaluate(factor, np.array([loss.L]))[0])
-    numbers["factor at L"] = at
-    if abs(at) <= _STABLE:
-        yield Advice("note", "one round", f"at curvature L = {loss.L:g} a round multiplies the error by {at:.3g}.", numbers)
+    change = _evaluate(excess, np.array([loss.L]))
+    factor = 1 + float(change[0])
+    numbers["factor at L"] = factor
+    if not bool(_margin(change)[0] > 0):
+        text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}."
+        yield Advice("note", "one round", text, numbers)
         return
-    guess = "" if loss.exact else " (if the estimate is right)"
-    text = f"at curvature L = {loss.L:g} a round multiplies the error by {at:.3g}{guess}; it converges at {where}."
-    yield Advice("error" if loss.exact else "warning", "one round", text, numbers)
+    text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}{loss.guess}; it converges at {where}."
+    yield Advice("warning", "one round", text, numbers)
 
 
-def _evaluate(factor: Factor, curvatures: Vector) -> Vector:
+def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
+    """Of a round that diverges at every curvature up to one, the error."""
+    highest = min(up_to, 1e3)
+    usual = np.geomspace(1e-6 * highest, highest, 601)
+    median = float(np.median(np.abs(1 + _evaluate(excess, usual))))
+    every = "every curvature" if up_to == math.inf else f"every curvature up to L = {up_to:g}"
+    start = "one round" if certain else "with the largest entry of every list, one round"
+    text = (
+        f"{start} multiplies the distance to the optimum by more than 1 at {every} "
+        f"(median {median:.3g}): this diverges whatever the loss; lower the step sizes or the penalties."
+    )
+    numbers = {"median factor": median}
+    if up_to < math.inf:
+        numbers["factor at L"] = 1 + float(_evaluate(excess, np.array([up_to]))[0])
+    return Advice("error" if certain else "warning", "one round", text, numbers)
+
+
+def _evaluate(excess: Excess, curvatures: Vector) -> Vector:
     """Factors too large for a float are infinite, as are differences of two such."""
     with np.errstate(all="ignore"):
-        return np.nan_to_num(factor(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+        return np.nan_to_num(excess(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
 
 
-def _stretch(stable: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """The lowest stretch of curvatures without a gap; 0 and infinity where it reaches an end of what was looked at."""
+def _margin(change: Vector) -> Vector:
+    """By how much the factor 1 + change exceeds 1 in size: above 0 where a round diverges."""
+    margin: Vector = np.maximum(change, -2 - change)
+    return margin
+
+
+def _always_diverges(excess: Excess, up_to: float) -> bool:
+    """Whether a round diverges at every curvature in (0, up_to].
+
+    On a grid, which is refined where the round comes closest to converging.
+    """
+    grid = _CURVATURES
+    if up_to < math.inf:
+        grid = np.append(grid[grid < up_to], up_to)
+    for _ in range(_ZOOMS):
+        margin = _margin(_evaluate(excess, grid))
+        if not bool((margin > 0).all()):
+            return False
+        grid = _around_valleys(grid, margin)
+    return True
+
+
+def _around_valleys(grid: Vector, margin: Vector) -> Vector:
+    """A finer grid between the neighbours of the lowest local minima."""
+    before = np.concatenate([[math.inf], margin[:-1]])
+    after = np.concatenate([margin[1:], [math.inf]])
+    (valleys,) = np.nonzero((margin <= before) & (margin <= after))
+    lowest = valleys[np.argsort(margin[valleys], kind="stable")[:_VALLEYS]]
+    left = grid[np.maximum(lowest - 1, 0)]
+    right = grid[np.minimum(lowest + 1, len(grid) - 1)]
+    return np.unique(np.geomspace(left, right, 65))
+
+
+def _stretch(excess: Excess) -> tuple[float, float]:
+    """The lowest stretch of curvatures at which a round converges.
+
+    0 and infinity where it reaches an end of the grid.
+    """
+    stable = _margin(_evaluate(excess, _CURVATURES)) <= 0
+    if not bool(stable.any()):  # only between the points of the grid
+        return math.nan, math.nan
     first = int(stable.argmax())
-    length = len(stable) - first if stable[first:].all() else int((~stable[first:]).argmax())
-    last = first + length - 1
-    return (
-        0.0 if first == 0 else float(_CURVATURES[first]),
-        math.inf if last + 1 == len(stable) else float(_CURVATURES[last]),
-    )
+    end = first + int((~stable[first:]).argmax())  # the next unstable one, or `first` if there is none
+    low, high = 0.0, math.inf
+    if first > 0:
+        low = _edge(excess, float(_CURVATURES[first]), float(_CURVATURES[first - 1]))
+    if end > first:
+        high = _edge(excess, float(_CURVATURES[end - 1]), float(_CURVATURES[end]))
+    return low, high
+
+
+def _edge(excess: Excess, stable: float, unstable: float) -> float:
+    """The curvature between these two at which a round begins to diverge."""
+    for _ in range(60):
+        middle = math.sqrt(stable) * math.sqrt(unstable)
+        if bool(_margin(_evaluate(excess, np.array([middle])))[0] > 0):
+            unstable = middle
+        else:
+            stable = middle
+    return stable
 
 
 def _words(low: float, high: float) -> str:
-    below = f"curvatures up to {high:.3g}" if high < math.inf else "any curvature"
-    return below if low == 0 else f"curvatures from {low:.3g}" + (f" to {high:.3g}" if high < math.inf else "")
+    if math.isnan(low):
+        return "few curvatures"
+    below = f"curvatures up to {high:.4g}" if high < math.inf else "any curvature"
+    return below if low == 0 else f"curvatures from {low:.4g}" + (f" to {high:.4g}" if high < math.inf else "")
 
 
 def _theorem(about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = "") -> Advice:
@@ -310,9 +410,25 @@ def _envelope_bound(product: float, lam: float) -> float:
     return 2 * lam / (product - 2) if product > 2 else math.inf
 
 
-def _loop(start: Vector, speed: Vector, end: Vector, steps: int) -> Vector:
-    """x after `steps` of x - speed (x - end)."""
-    return end + (1 - speed) ** steps * (start - end)
+def _power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
+    """(1 - lr (lam + h))^steps - 1, to the last digits also where the power is close to 1 or -1."""
+    speed = lr * (lam + h)
+    beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots
+    short = np.expm1(steps * np.log1p(-np.minimum(speed, 1)))
+    long = np.expm1(steps * np.log1p(np.maximum(beyond, -1)))
+    overshot = long if steps % 2 == 0 else -2 - long
+    power: Vector = np.where(speed <= 1, short, overshot)
+    return power
+
+
+def _loop(start: Vector, power: Vector, end: Vector) -> Vector:
+    """x after the steps whose `_power` this is, towards `end`; all relative to the start of the round."""
+    return start + power * (start - end)
+
+
+def _prox_round(lr: float, lam: float, steps: int) -> Excess:
+    """FedProx and its like: the anchor becomes the mean after `steps` on loss + lam/2 |x - anchor|^2."""
+    return lambda h: h / (h + lam) * _power(lr, lam, h, steps)
 
 
 def _pfedme(a: PFedMe, loss: _Loss) -> Iterator[Advice]:
@@ -327,12 +443,13 @@ def _pfedme(a: PFedMe, loss: _Loss) -> Iterator[Advice]:
 
 
 def _pfedme_round(a: PFedMe, h: Vector) -> Vector:
-    w = theta = np.ones_like(h)
-    curvature = h + a.lam + a.weight_decay
+    w = theta = np.zeros_like(h)
+    power = _power(a.personal_lr, a.lam + a.weight_decay, h, a.steps)
     for _ in range(a.local_rounds):
-        theta = _loop(theta, a.personal_lr * curvature, a.lam * w / curvature, a.steps)
+        end = (a.lam * w - h - a.weight_decay) / (h + a.lam + a.weight_decay)
+        theta = _loop(theta, power, end)
         w = w - a.lr * a.lam * (w - theta)
-    return 1 - a.beta + a.beta * w
+    return a.beta * w
 
 
 def _pfedme_theorems(a: PFedMe, loss: _Loss) -> Iterator[Advice]:
@@ -370,11 +487,12 @@ def _fedmac(a: FedMac, loss: _Loss) -> Iterator[Advice]:
 
 
 def _fedmac_round(a: FedMac, h: Vector) -> Vector:
-    w = theta = np.ones_like(h)
+    w = theta = np.zeros_like(h)
+    power = _power(a.personal_lr, 0.0, h, a.steps)
     for _ in range(a.local_rounds):
-        theta = _loop(theta, a.personal_lr * h, a.lam * w / h, a.steps)
+        theta = _loop(theta, power, (a.lam * (1 + w) - h) / h)
         w = w - a.lr * a.lam * (w - theta)
-    return 1 - a.beta + a.beta * w
+    return a.beta * w
 
 
 def _correlation(a: FedMac, loss: _Loss) -> Iterator[Advice]:
@@ -416,12 +534,13 @@ def _sfedhp(a: SFedHP, loss: _Loss) -> Iterator[Advice]:
 
 
 def _sfedhp_round(a: SFedHP, h: Vector) -> Vector:
-    w = phi = theta = np.ones_like(h)
+    w = phi = theta = np.zeros_like(h)
+    power = _power(a.lr2, a.lam1, h, a.steps)
     for _ in range(a.edge_rounds):
-        theta = _loop(theta, a.lr2 * (h + a.lam1), a.lam1 * phi / (h + a.lam1), a.steps)
+        theta = _loop(theta, power, (a.lam1 * phi - h) / (h + a.lam1))
         phi = (a.lam1 * theta + a.lam2 * w) / (a.lam1 + a.lam2)
         w = w - a.lr1 * a.lam2 * (w - phi)
-    return 1 - a.beta + a.beta * w
+    return a.beta * w
 
 
 def _sfedhp_theorems(a: SFedHP, loss: _Loss, curve1: float, curve2: float) -> Iterator[Advice]:
@@ -446,7 +565,8 @@ def _permfl(a: PerMFL, loss: _Loss) -> Iterator[Advice]:
     yield from _inner(lr, a.lam, loss, steps=int(_most(a.steps)))
     yield from _team(a, eta)
     yield from _permfl_server(a)
-    yield from _one_round(lambda h: _permfl_round(a, h), loss)
+    alike = all(_alike(value) for value in (a.lr, a.edge_lr, a.steps, a.edge_rounds))
+    yield from _one_round(lambda h: _permfl_round(a, h), loss, certain=alike)
     yield from _permfl_theorems(a, loss, lr, eta)
     yield from _permfl_loops(a, loss, lr, eta)
 
@@ -459,7 +579,7 @@ def _team(a: PerMFL, eta: float) -> Iterator[Advice]:
             f"edge_lr*gamma = {eta:g}*{a.gamma:g} = {tied:g} is 2 or more: every edge round multiplies the distance of w_i to "
             f"its minimiser by {1 - tied:g} or worse; use edge_lr < {1 / (a.lam + a.gamma):.3g}."
         )
-        yield Advice("error", "edge step", text, numbers)
+        yield Advice("warning", "edge step", text, numbers)
     elif both >= 1:
         room = 2 / eta - a.gamma
         where = "for every convex loss" if both < 2 else f"only where lam L/(lam+L) < 2/edge_lr - gamma = {room:.3g}"
@@ -489,11 +609,13 @@ def _permfl_server(a: PerMFL) -> Iterator[Advice]:
 
 
 def _permfl_round(a: PerMFL, h: Vector) -> Vector:
-    w, x, lr, eta = np.ones_like(h), np.ones_like(h), _most(a.lr), _most(a.edge_lr)
+    w = np.zeros_like(h)  # the distance from x, which stays where it is
+    eta = _most(a.edge_lr)
+    power = _power(_most(a.lr), a.lam, h, int(_most(a.steps)))
     for _ in range(int(_most(a.edge_rounds))):
-        theta = _loop(w, lr * (h + a.lam), a.lam * w / (h + a.lam), int(_most(a.steps)))
-        w = w - eta * (a.lam * (w - theta) + a.gamma * (w - x))
-    return x - a.beta * a.gamma * (x - w)
+        theta = _loop(w, power, (a.lam * w - h) / (h + a.lam))
+        w = w - eta * (a.lam * (w - theta) + a.gamma * w)
+    return a.beta * a.gamma * w
 
 
 def _permfl_theorems(a: PerMFL, loss: _Loss, lr: float, eta: float) -> Iterator[Advice]:
@@ -542,7 +664,10 @@ def _permfl_loops(a: PerMFL, loss: _Loss, lr: float, eta: float) -> Iterator[Adv
 
 
 def _nested(a: Nested, loss: _Loss) -> Iterator[Advice]:
-    """Every level by itself; an upper one's loss is envelopes, whose curvature is below the `lam` of the level under it."""
+    """Every level by itself, then a round of all.
+
+    An upper level's loss is made of envelopes, of less curvature than the `lam` below it.
+    """
     for level, below in zip(a.levels, [*a.levels[1:], None], strict=True):
         under = loss if below is None else _envelope(below.lam, loss)
         lam = level.ridge + (level.lam if level.coupling == "prox" else 0.0)
@@ -550,6 +675,33 @@ def _nested(a: Nested, loss: _Loss) -> Iterator[Advice]:
         found = list(_inner(level.lr, lam, under, steps=level.steps, curve=level.gamma / level.rho))
         found += _smooth_l1(level.lr, lam, level.gamma, level.rho, L=under.L, names=("lr", "lam", "gamma"))
         yield from (Advice(f.level, f"{name}: {f.about}", f.text, f.numbers) for f in found)
+    last = a.levels[-1]
+    asks = math.prod(level.steps for level in a.levels[:-1])
+    if last.tol is None and last.method == "gradient" and asks <= _LOOPS:
+        yield from _one_round(lambda h: _nested_round(a, 0, np.zeros_like(h), h, {}), loss)
+
+
+def _nested_round(a: Nested, at: int, anchor: Vector, h: Vector, last: dict[int, Vector]) -> Vector:
+    """What `Nested.solve` makes of an anchor, both relative to the start of the round.
+
+    `last` has the rows that levels ended with.
+    """
+    level = a.levels[at]
+    x = last.get(at, anchor) if level.warm else anchor
+    prox = level.lam if level.coupling == "prox" else 0.0
+    linear = level.lam - prox
+    if at + 1 == len(a.levels):
+        end = (level.lam * anchor + linear - h - level.ridge) / (h + level.ridge + prox)
+        x = _loop(x, _power(level.lr, level.ridge + prox, h, level.steps), end)
+    else:
+        pull, below = a.pull(at), a.levels[at + 1]
+        for _ in range(level.steps):
+            answer = _nested_round(a, at + 1, x, h, last)
+            pulled = pull * (x - answer) if below.coupling == "prox" else -pull * (1 + answer)
+            own = prox * (x - anchor) - linear * (1 + anchor) + level.ridge * (1 + x)
+            x = x - level.lr * (pulled + own)
+    last[at] = x
+    return x
 
 
 def _envelope(lam: float, loss: _Loss) -> _Loss:
@@ -569,6 +721,7 @@ def _finetune(a: FineTune, loss: _Loss) -> Iterator[Advice]:
 
 def _fedprox(a: FedProx, loss: _Loss) -> Iterator[Advice]:
     yield from _inner(a.lr, a.mu, loss, steps=a.steps, names=("lr", "mu"))
+    yield from _one_round(_prox_round(a.lr, a.mu, a.steps), loss)
 
 
 def _fedrep(a: FedRep, loss: _Loss) -> Iterator[Advice]:
@@ -585,12 +738,48 @@ def _parts(a: FedAlt | FedSim | Pruned, loss: _Loss) -> Iterator[Advice]:
 
 
 def _demlearn(a: DemLearn, loss: _Loss) -> Iterator[Advice]:
+    """Where all devices have the same model, groups and mixing leave it as it is."""
     yield from _inner(a.lr, a.mu, loss, steps=a.steps, names=("lr", "mu"))
+    yield from _one_round(_prox_round(a.lr, a.mu, a.steps), loss)
 
 
 def _pfedbayes(a: PFedBayes, loss: _Loss) -> Iterator[Advice]:
+    if a.method == "gradient":
+        yield _bayes_steps(a, loss)
+        return
     text = f"personal_lr = {a.personal_lr:g}: Adam's steps are about that large whatever the curvature, so there is no condition."
     yield Advice("note", "inner step", text, {"personal_lr": a.personal_lr})
+
+
+def _bayes_steps(a: PFedBayes, loss: _Loss) -> Advice:
+    """Plain steps of mean and rho on E f + zeta/n KL(q | local), whose curvatures add up.
+
+    Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they have
+    g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The local
+    distribution steps on the KL alone.
+    """
+    s = max(math.log1p(math.exp(a.rho)), 1e-150)
+    g = 1 / (1 + math.exp(-a.rho))
+    curve = max(1.0, g * (g + s * (1 - g))) * (loss.L or 0.0)
+    tie = a.zeta * max(1.0, 2 * g * g) / s**2
+    room = 2 / a.personal_lr - curve
+    numbers = {"s": s, "zeta/s^2": tie}
+    rule = (
+        "personal_lr*(L + zeta/(n s^2)) and lr*zeta/(n s^2) must be below 2, where n is a device's number "
+        f"of training examples and s = softplus(rho) = {s:.3g} at the start (less s, more n)"
+    )
+    if room <= 0:
+        alone = f"L = {loss.L:g} alone is too much for personal_lr = {a.personal_lr:g}{loss.guess}"
+        text = f"{rule}; {alone}; lower it."
+        return Advice("warning", "inner step", text, numbers)
+    least = max(tie / room, tie * a.lr / 2)
+    numbers["least n"] = least
+    condition = "" if loss.L is None else f" with L = {loss.L:g}"
+    text = f"{rule}: zeta = {a.zeta:g} takes n > {least:.3g}{condition}"
+    if loss.examples is not None and loss.examples <= least:
+        text = f"{text}, but a device has {loss.examples}; lower personal_lr, lr or zeta."
+        return Advice("warning", "inner step", text, numbers)
+    return Advice("note", "inner step", f"{text}.", numbers)
 
 
 def _pfedgp(a: PFedGP, loss: _Loss) -> Iterator[Advice]:
@@ -602,17 +791,35 @@ def _ditto(a: Ditto, loss: _Loss) -> Iterator[Advice]:
     yield from _inner(a.lr, 0.0, loss, steps=a.steps)
     lasting = max(a.personal_steps, 2)  # v goes on from where it stood, so that one step a round adds up
     yield from _inner(a.personal_lr, a.lam, loss, steps=lasting, names=("personal_lr", "lam"))
+    yield from _one_round(lambda h: _ditto_round(a, h), loss)
+
+
+def _ditto_round(a: Ditto, h: Vector) -> Vector:
+    """The slower of the two models to converge; v stands where the last round left it, w ignores v.
+
+    Only the sizes of the two factors matter: the root of those of twice as many steps.
+    """
+    v = _power(a.personal_lr, a.lam, h, 2 * a.personal_steps)
+    w = _power(a.lr, 0.0, h, 2 * a.steps)
+    both: Vector = np.maximum(v, w)
+    excess: Vector = both / (1 + np.sqrt(1 + both))  # sqrt(1 + both) - 1
+    return excess
 
 
 def _fedamp(a: FedAMP | HeurFedAMP, loss: _Loss) -> Iterator[Advice]:
     tie, name = (a.lam / a.alpha, "lam/alpha") if isinstance(a, FedAMP) else (a.lam, "lam")
     yield from _inner(a.lr, tie, loss, steps=a.steps, names=("lr", name))
+    yield from _one_round(_prox_round(a.lr, tie, a.steps), loss)
 
 
 def _perfedavg(a: PerFedAvg, loss: _Loss) -> Iterator[Advice]:
     """The gradient of f(x - alpha grad f(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) where H is left out."""
     power = 1 if a.order == "first" else 2
-    yield from _one_round(lambda h: (1 - a.lr * h * (1 - a.alpha * h) ** power) ** a.steps, loss)
+
+    def excess(h: Vector) -> Vector:
+        return _power(a.lr, 0.0, h * (1 - a.alpha * h) ** power, a.steps)
+
+    yield from _one_round(excess, loss)
 
 
 def _l2gd(a: L2GD, loss: _Loss) -> Iterator[Advice]:
@@ -654,6 +861,11 @@ def _is(value: float | None) -> str:
 def _most(value: PerNode) -> float:
     """The largest of a list with one entry per node, which is the first to diverge."""
     return float(max(value)) if isinstance(value, Sequence) else float(value)
+
+
+def _alike(value: PerNode) -> bool:
+    """Whether all nodes have the same."""
+    return not isinstance(value, Sequence) or len(set(value)) <= 1
 
 
 _CHECKS: dict[type[Algorithm], Callable[[Any, _Loss], Iterator[Advice]]] = {

@@ -312,6 +312,7 @@ class Nodes:
         """Run a program of the next tier on these nodes' children and return their Replies (a tuple if it answers a tuple).
 
         Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
+        Links carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them first.
         `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
         """
         owner = type(getattr(program, "__self__", None))

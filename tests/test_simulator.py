@@ -82,12 +82,12 @@ class Each(Algorithm):
 
     def edge(self, me: Nodes, w: Tensor) -> Tensor:
         here = torch.tensor([int(i) in me.ids.tolist() for i in (0, 0, 1, 1, 1)], dtype=torch.bool)
-        values = 10 * torch.arange(5)[here]
+        values = 10.0 * torch.arange(5)[here].float()
         replies = me.ask(self.device, w, each=(values, values.double()[:, None].expand(-1, 2)), sample=1)
         return replies.mean()
 
     def device(self, me: Nodes, w: Tensor, value: Tensor, wide: Tensor) -> Tensor:
-        assert torch.equal(value, 10 * me.ids)
+        assert torch.equal(value, 10 * me.ids.float())
         assert torch.equal(wide, 10.0 * me.ids[:, None].double().expand(-1, 2))
         return w + value[:, None]
 
@@ -98,8 +98,63 @@ def test_each_child_gets_its_own_value() -> None:
     record = next(run)
     assert len(record.cohorts["device"]) == 2
     torch.testing.assert_close(run.w, before + 10 * sum(record.cohorts["device"]) / 2)
-    row, single, wide = HEADER + 8 * P, HEADER + 8, HEADER + 16
+    row, single, wide = HEADER + 8 * P, HEADER + 4, HEADER + 16
     assert record.bytes("edge-device", "down") == 2 * (row + single + wide)  # always dense, one value a child
+
+
+@dataclass(frozen=True)
+class Fine(Base):
+    """Numbers that float32 cannot hold, sent down both ways and back up."""
+
+    kind: torch.dtype = torch.float64
+
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        fine = torch.full((len(me), 1), 1 + 2**-40, dtype=self.kind)
+        each = torch.full((int(me.children.sum()),), 1 + 2**-40, dtype=self.kind)
+        rows, numbers = me.ask(self.device, w, exact(fine), each=(each,))
+        if len(me):
+            assert numbers.gather().rows.unique().item() == float(fine[0])
+        return rows.mean()
+
+    def device(self, me: Nodes, w: Tensor, fine: Tensor, each: Tensor) -> Any:
+        assert fine.dtype == each.dtype == self.kind
+        assert torch.equal(fine[:, 0], each)
+        return w, exact(fine)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(torch.float32, 4), (torch.float64, 8)])
+def test_numbers_arrive_in_the_type_that_is_metered(kind: torch.dtype, size: int) -> None:
+    """In a float32 run: a float64 takes 8 bytes and arrives whole, a float32 takes 4."""
+    record = next(start(Fine(kind), Tree.flat(3), dtype=torch.float32))
+    rows, numbers = 3 * (HEADER + 4 * P), 3 * (HEADER + size)
+    assert record.bytes("server-device", "down") == rows + 2 * numbers
+    assert record.bytes("server-device", "up") == rows + numbers
+
+
+@dataclass(frozen=True)
+class Odd(Base):
+    """Sends numbers of another type than links carry, in one of three places."""
+
+    place: str
+    kind: torch.dtype
+
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        down = exact(w.to(self.kind)) if self.place == "down" else w
+        each = torch.zeros(int(me.children.sum()), dtype=self.kind if self.place == "each" else w.dtype)
+        return me.ask(self.device, w, down, each=(each,))[0].mean()
+
+    def device(self, me: Nodes, w: Tensor, down: Tensor, each: Tensor) -> Any:
+        return w, exact(w.to(self.kind) if self.place == "up" else w)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("place", "who"),
+    [("down", r"server: ask\(device\) sends"), ("each", r"server: ask\(device\) sends"), ("up", "device: device answers")],
+)
+def test_other_types_are_refused_before_the_first_round(place: str, who: str, kind: torch.dtype) -> None:
+    with pytest.raises(ProgramError, match=rf"^{who} {kind}, but links carry float32 and float64 only; convert it"):
+        start(Odd(place, kind), Tree.flat(3))
 
 
 class TooFew(Base):

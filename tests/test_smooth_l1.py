@@ -85,6 +85,21 @@ def test_descent_is_stable_up_to_a_curvature_of_two_over_lr(curvature: float, se
     assert abs(after) <= lr * gamma / (2 - lr * lam)
 
 
+@pytest.mark.parametrize("curvature", [2.01, 2.1, 2.5, 4.0, 10.0, 100.0])
+def test_the_amplitude_solves_its_equation_and_reaches_its_limit_only_far_past_the_edge(curvature: float) -> None:
+    """a = limit tanh(a / rho): less than half of the limit just past the edge, 99 % of it from a = 2.65 rho on."""
+    lam, lr = 5.0, 0.05
+    gamma = (curvature / lr - lam) * RHO
+    limit = lr * gamma / (2 - lr * lam)
+    before, after = descend(1e-6, lr=lr, gamma=gamma, lam=lam, steps=20_000)
+    amplitude = abs(after)
+    assert before == pytest.approx(-after, rel=1e-6)
+    assert amplitude == pytest.approx(limit * math.tanh(amplitude / RHO), rel=1e-6)
+    assert amplitude <= limit * (1 + 1e-12)
+    assert (amplitude > 0.99 * limit) == (amplitude > 2.65 * RHO)
+    assert (amplitude < 0.5 * limit) == (curvature < 2.15)
+
+
 @pytest.mark.parametrize(("lam", "amplitude"), [(25.0, 5.3e-4), (30.0, 8.0e-4)])
 def test_past_the_edge_it_alternates_and_the_threshold_is_above(lam: float, amplitude: float) -> None:
     before, after = descend(0.3, lr=0.05, gamma=0.008, lam=lam)

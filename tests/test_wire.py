@@ -146,6 +146,41 @@ def test_what_is_fed_back_adds_up(spec: Any) -> None:
     assert float(lost.abs().max()) < 60 * 0.02 * 60
 
 
+@dataclasses.dataclass(frozen=True)
+class Alternating(covey.Algorithm):
+    """Devices answer the same row every round, its even coordinates in all rounds and its odd ones in every second."""
+
+    def server(self, me: covey.Nodes, w: Tensor) -> Tensor:
+        arrived = me.ask(self.device, w).mean(default=torch.zeros_like(w))
+        return me.keep("sum", me.recall("sum", default=torch.zeros_like(w)) + arrived)
+
+    def device(self, me: covey.Nodes, w: Tensor) -> covey.Masked:
+        mask = torch.ones_like(w, dtype=torch.bool)
+        mask[:, 1::2] = me.round % 2 == 0
+        return covey.Masked(me.keep("row", torch.linspace(-1, 1, w.shape[1]).expand(w.shape).clone()), mask)
+
+
+@pytest.mark.parametrize("spec", [{"name": "int4", "feedback": True}, {"name": "auto", "keep": 0.02, "feedback": True}])
+def test_what_lies_outside_a_mask_is_still_to_be_sent(spec: Any) -> None:
+    """A coordinate that is left out of a message keeps what its earlier ones lost, to the bit, and sends it later."""
+    plain = experiment("dense", Alternating(), rounds=5, tree=covey.Tree.flat(2))
+    run = covey.run(replace(plain, codec={"server-device": {"up": spec}}))
+    lost = []
+    for _ in run:
+        zeros = torch.zeros(2, run.w.shape[1])
+        found = run.simulator.store.get("device", "_lost server-device up device 0", torch.arange(2), zeros, 0)
+        assert found is not None
+        lost.append(found.clone())
+    assert all(float(rows[:, 1::2].abs().max()) > 1e-3 for rows in lost)
+    assert torch.equal(lost[1][:, 1::2], lost[0][:, 1::2])
+    assert torch.equal(lost[3][:, 1::2], lost[2][:, 1::2])
+    assert not torch.equal(lost[2][:, 1::2], lost[1][:, 1::2])
+    row, total = run.rows("row")[1][:1], run.rows("sum")[1]
+    sent = torch.full_like(row, 5.0)
+    sent[:, 1::2] = 3.0
+    torch.testing.assert_close(total + lost[-1][:1], sent * row, rtol=1e-4, atol=1e-4)
+
+
 def record_nonzeros(run: covey.Run) -> float:
     found = run.history[-1].traffic["server-device", "up", "train"]
     return found.nonzeros / found.values

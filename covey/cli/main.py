@@ -28,6 +28,7 @@ from covey.cli.play import Interrupted, resume, start
 from covey.cli.registry import REGISTRY
 from covey.cli.words import AsJson, What, split
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
+from covey.experiment import Experiment
 from covey.run import Run
 
 EXIT_CODES = {
@@ -70,6 +71,7 @@ def run(
     resume_from: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a picture.
@@ -88,6 +90,7 @@ def run(
     """
     console = Console(stderr=as_json, soft_wrap=True)
     path, changes = split(what)
+    forced = False
     if resume_from is not None:
         if out is not None:
             raise ConfigError(f"--resume {resume_from} goes on in its own folder; leave out --out {out}.")
@@ -96,14 +99,15 @@ def run(
         folder, summary = resume(resume_from, changes, console, sys.argv)
     else:
         config = load(path, changes)
-        _refuse(console, advice.advise(config.experiment(config.seed).algorithm))
+        forced = _refuse(console, _advice(config.experiment(config.seed)), force)
         folder, summary = start(config, out, console, sys.argv)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
     console.print(f"folder: {folder.path}   picture: {folder.path / 'plot.png'}", highlight=False)
-    console.print(f"repeat: covey run {folder.path / 'config.toml'}", highlight=False)
+    again = " --force" if forced else ""
+    console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
 
 
 @app.command(epilog=_EPILOG)
@@ -152,7 +156,7 @@ def advise(
     config = load(path, changes)
     experiment = config.experiment(config.seed)
     level = advice.smoothness(experiment) if measure else None
-    found = advice.advise(experiment.algorithm, smoothness=level)
+    found = _advice(experiment, smoothness=level)
     if as_json:
         print(json.dumps({"smoothness": level, "advice": [asdict(item) for item in found]}))
     else:
@@ -237,11 +241,22 @@ _CODES: dict[type[BaseException], int] = {
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 
 
-def _refuse(console: Console, found: list[Advice]) -> None:
-    """Warnings are shown; what is certain to diverge is not started."""
+def _advice(experiment: Experiment, *, smoothness: float | None = None) -> list[Advice]:
+    """The advice for an experiment, which knows how many examples its devices have."""
+    sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
+    fewest = min(sizes, default=None)
+    return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)
+
+
+def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
+    """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
+    errors = [item for item in found if item.level == "error"]
     _print_advice(console, [item for item in found if item.level == "warning"])
-    if errors := [item for item in found if item.level == "error"]:
-        raise ConfigError(" ".join(item.text for item in errors))
+    if errors and not force:
+        texts = " ".join(item.text for item in errors)
+        raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
+    _print_advice(console, errors)
+    return bool(errors)
 
 
 def _print_advice(console: Console, found: list[Advice]) -> None:

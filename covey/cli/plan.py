@@ -164,7 +164,8 @@ def _show(console: Console, plan: Plan, others: list[dict[str, Any]], name: str,
     if certificate := summary["certificate"]:
         console.print("certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()), highlight=False)
     console.print(
-        "\nevery policy, by round: ratio, who is starved, left out and late, time (encoded: with header and mask), energy",
+        "\nevery policy, by round: ratio, who is starved, left out and late (by what is encoded), time by formula, "
+        "time encoded (with header and mask), energy",
         highlight=False,
     )
     console.print(_summaries("policy", others))

@@ -142,6 +142,10 @@ class Reader:
         self._message = np.frombuffer(message, np.uint8)
         self._at = header.SIZE
 
+    def __len__(self) -> int:
+        """Bytes of the whole message."""
+        return len(self._message)
+
     @property
     def left(self) -> int:
         """Bytes not read yet."""
@@ -181,6 +185,20 @@ class Reader:
         """The row with these values under the bits, and the bits as its mask if it has one."""
         return numbers.to_tensor(bits.spread(values, packed, self.head.width)), self.mask(packed)
 
+    def scatter(self, places: NDArray[np.int64], values: Values) -> tuple[Tensor, Tensor | None]:
+        """The row with these values at these places, and the places as its mask if it has one.
+
+        Only the pages of memory that hold a value are written: however wide the row, what it occupies
+        until somebody writes to it grows with the number of values.
+        """
+        row = _zeros(self.head.width, values.dtype)
+        row[places] = values
+        if not self.head.masked:
+            return numbers.to_tensor(row), None
+        mask = _zeros(self.head.width, np.dtype(np.bool_))
+        mask[places] = True
+        return numbers.to_tensor(row), torch.from_numpy(mask)
+
     def mask(self, packed: Bytes) -> Tensor | None:
         """The bits as a mask, if the message has one."""
         return torch.from_numpy(bits.unpack(packed, self.head.width)) if self.head.masked else None
@@ -189,6 +207,15 @@ class Reader:
         """Refuse bytes after the last block."""
         if self.left:
             raise DecodeError(f"message of {len(self._message)} bytes, expected it to end after {self._at}.")
+
+
+def _zeros(width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Zeros that the system hands out when they are written."""
+    try:
+        return np.zeros(width, dtype)
+    except MemoryError:
+        text = f"a row of {width} values of {dtype} does not fit in memory; lower the limit."
+        raise DecodeError(text) from None
 
 
 class Layout(Protocol):

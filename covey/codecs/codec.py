@@ -39,6 +39,11 @@ class Codec(Protocol):
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
         """The row and, if it was sent, its mask; DecodeError for bytes that are no message of `limit` values or less.
 
+        Bytes that are refused take memory in proportion to their number, whatever width they declare.
+        So do those that are not, at most 64 values of the row for each byte of the message, with one
+        exception: a message with gaps may be a few bytes and its row all zeros but for those, of any
+        width up to `limit`. Then only the pages of memory that hold a value are written.
+
         Bytes come from other machines and may be hostile: nothing is allocated before its size has been checked.
         """
         ...

@@ -13,6 +13,7 @@ from covey.codecs.header import Tag
 from covey.errors import DecodeError
 
 _COUNT = 4  # bytes of the number of values sent
+_SPARSE = 64  # values of a row per byte of its message from which on the row is filled place by place
 
 
 @dataclass(frozen=True)
@@ -79,4 +80,7 @@ class Coo:
             raise DecodeError(f"message with {sent} values, expected at most the {reader.head.width} of its row.")
         places = reader.block(max(sent, reader.left - sent * reader.value_size), f"the gaps before {sent} values")
         values = reader.values(sent)
-        return reader.spread(gaps.read(places, sent, reader.head.width), values)
+        width = reader.head.width
+        if width > _SPARSE * len(reader):  # a few bytes may declare a row of any width
+            return reader.scatter(gaps.places(places, sent, width), values)
+        return reader.spread(gaps.read(places, sent, width), values)

@@ -49,9 +49,9 @@ def read(block: Bytes, sent: int, width: int) -> Bytes:
     packed = np.zeros(bits.length(width), np.uint8)
     if native.packs() and native.read_gaps(block, sent, packed, width):
         return packed
-    places = _places(block, sent, width)  # finds what is wrong, if the kernel has not liked it
+    positions = places(block, sent, width)  # finds what is wrong, if the kernel has not liked it
     packed[:] = 0
-    np.bitwise_or.at(packed, places >> 3, (1 << (places & 7)).astype(np.uint8))
+    np.bitwise_or.at(packed, positions >> 3, (1 << (positions & 7)).astype(np.uint8))
     return packed
 
 
@@ -84,7 +84,8 @@ def _sizes(gaps: NDArray[np.int64]) -> NDArray[np.int64]:
     return 1 + np.searchsorted(_STEPS, gaps, side="right")
 
 
-def _places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
+def places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
+    """Where the bits are, in memory that grows with `block`, not with the width; errors as in `read`."""
     ends = np.flatnonzero(block < 128)
     if len(ends) != sent or (len(block) and block[-1] > 127):
         raise DecodeError(f"{len(block)} bytes hold {len(ends)} whole gaps, expected {sent} and nothing after them.")
@@ -97,7 +98,8 @@ def _places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
         found[here] |= (block[start[here] + k].astype(np.int64) & 127) << 7 * k
     if sent and int(found.max()) >= width:  # before they are added up, which might be too much for 64 bits
         raise DecodeError(f"a gap of {found.max()}, expected less than the row's {width} values.")
-    places = np.cumsum(found + 1) - 1
-    if sent and places[-1] >= width:
-        raise DecodeError(f"the gaps end at place {places[-1]}, expected all of them within {width} values.")
-    return places
+    positions = np.cumsum(found + 1) - 1
+    if sent and positions[-1] >= width:
+        last = f"the gaps end at place {positions[-1]}"
+        raise DecodeError(f"{last}, expected all of them within {width} values.")
+    return positions

@@ -209,10 +209,10 @@ class Simulator:
         rows, tier = _rows(message), q.ends[1]
         if rows is None:
             return None
-        if rows.ndim != 2 or len(rows) != len(ids) or not rows.is_floating_point():
+        if rows.ndim != 2 or len(rows) != len(ids):
             got = f"{rows.dtype} of shape {tuple(rows.shape)}"
             raise ProgramError(
-                f"{tier}: {q.program.__name__} answered {got} for {len(ids)} nodes; give floating rows [n, width]."
+                f"{tier}: {q.program.__name__} answered {got} for {len(ids)} nodes; give float32 or float64 rows [n, width]."
             )
         if not any(rows is kept for kept in nodes.kept.values()):
             self._doubt(tier, f"the answer of {q.program.__name__}", rows, ids)
@@ -352,6 +352,7 @@ class Simulator:
 
     def _receive(self, message: Message, ids: Ids, copies: Tensor, way: _Way) -> Message:
         """What the receivers get of a message."""
+        _check_carried(_rows(message), way)
         sender, wire = way.sender, self.wires[way.link, way.direction]
         route = Route((way.link, way.direction, self.lane), copies, self.tree.copy(sender, ids), way.heard)
         cut = self.algorithm.cut(sender, self._round) if self.lane == "train" else None
@@ -388,9 +389,9 @@ class Simulator:
             )
         starts = torch.cumsum(counts, 0) - counts
         chosen = value[(starts[asker] + ids - self.tree.first(me.tier, me.ids)[asker]).to(value.device)]
-        flat = Exact((chosen[:, None] if chosen.ndim == 1 else chosen.flatten(1)).to(self.task.dtype))
-        self._send(flat, me.ids[asker], torch.ones_like(ids), way)
-        return chosen
+        flat = Exact(chosen[:, None] if chosen.ndim == 1 else chosen.flatten(1))
+        arrived: Tensor = self._send(flat, me.ids[asker], torch.ones_like(ids), way)
+        return arrived.reshape(chosen.shape)
 
     def _doubt(self, tier: str, what: str, rows: Tensor | None, ids: Ids) -> None:
         """Note rows that are no longer finite; on a GPU, which would have to be waited for, all that may not be."""
@@ -491,6 +492,17 @@ class _Doubt:
     what: str
     ids: Ids
     sum: Tensor
+
+
+def _check_carried(rows: Rows | None, way: _Way) -> None:
+    """Refuse numbers of another type than a message can hold; on no rows too, so before the first round."""
+    if rows is None or rows.dtype in (torch.float32, torch.float64):
+        return
+    asks = f"ask({way.program}) sends" if way.direction == "down" else f"{way.program} answers"
+    raise ProgramError(
+        f"{way.sender}: {asks} {rows.dtype}, but links carry float32 and float64 only; "
+        "convert it first: x.to(w) has the model's type, x.double() holds whole numbers up to 2**53."
+    )
 
 
 def _rows(message: Message) -> Rows | None:

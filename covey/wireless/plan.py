@@ -155,8 +155,8 @@ class Plan:
         return self.asked & (self.ratio >= self.scenario.rho_max - 1e-9)
 
     def late(self, timing: Timing | None = None) -> Tensor:
-        """Who ends after the deadline."""
-        return (timing or self.formula).latency > self.scenario.deadline * (1 + LATE)
+        """Who ends after the deadline: by the message that is really sent, or by another clock."""
+        return (timing or self.encoded).latency > self.scenario.deadline * (1 + LATE)
 
     def round_seconds(self, timing: Timing | None = None) -> Tensor:
         """(18) with the wires, [rounds]: the last device of each cell, then its edge's message to the server."""
@@ -181,7 +181,7 @@ class Plan:
             "left_out": int((~asked).sum()) / len(ratio),
             "starved": int(self.starved.sum()) / len(ratio),
             "late": int(self.late().sum()) / len(ratio),
-            "late_encoded": int(self.late(self.encoded).sum()) / len(ratio),
+            "late_by_formula": int(self.late(self.formula).sum()) / len(ratio),
             "mean_ratio": 1 - sent / count,
             "worst_ratio": float(torch.where(asked, ratio, 0.0).max()) if len(ratio) else 0.0,
             "sum_ratio": float(ratio.sum()) / len(ratio),

@@ -17,9 +17,21 @@ def why(plan: Plan, at: int, row: int = 0) -> str:
     reason = Reason(int(plan.reason[row, at]))
     if reason != Reason.ASKED:
         return _left_out(plan, at, row, reason)
+    causes = []
     if plan.late()[row, at]:
-        return f"it ends after {_ms(plan.formula.latency[row, at])}, the deadline is {_ms(plan.scenario.deadline)}"
-    return _starved(plan, at, row) if plan.starved[row, at] else ""
+        causes.append(_late(plan, at, row))
+    if plan.starved[row, at]:
+        causes.append(_starved(plan, at, row))
+    return "; ".join(causes)
+
+
+def _late(plan: Plan, at: int, row: int) -> str:
+    """When it ends, and whether only what the paper's formula leaves out makes it late."""
+    ends = f"it ends after {_ms(plan.encoded.latency[row, at])}"
+    deadline = f"the deadline is {_ms(plan.scenario.deadline)}"
+    if plan.late(plan.formula)[row, at]:
+        return f"{ends}, {deadline}"
+    return f"with header and mask {ends}, {deadline}; mask = true plans for them"
 
 
 def _left_out(plan: Plan, at: int, row: int, reason: Reason) -> str:

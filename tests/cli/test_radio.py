@@ -145,7 +145,7 @@ def test_what_a_run_will_plan_can_be_planned_before(tmp_path: Path) -> None:
     )
     aired = [record.radio for record in records if record.radio is not None]
     assert planned["round_ms"] / 1e3 == pytest.approx(sum(one.formula_seconds or 0.0 for one in aired) / 3, rel=1e-9)
-    assert planned["late_encoded"] == 0
+    assert planned["late"] == 0
     sweep = command("plan", EXAMPLE, "--sweep", "deadline=15 ms,25 ms", "--out", tmp_path / "plan.png", "--json")
     assert [point["deadline"] for point in json.loads(sweep.out)["sweep"]] == ["15 ms", "25 ms"]
 

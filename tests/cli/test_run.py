@@ -302,8 +302,28 @@ def test_a_diverged_run_leaves_its_last_good_state(tmp_path: Path) -> None:
 def test_what_is_certain_to_diverge_is_not_started(tmp_path: Path) -> None:
     ended = covey("run", "algorithm.lam1=1e6", "--out", tmp_path / "run")
     assert ended.code == 2
-    assert "lower lr2 or lam1" in ended.err
+    assert "lower lr2 or lam1" in ended.out
+    assert "diverges whatever the loss" in ended.err
+    assert "covey run --force" in ended.err
     assert not (tmp_path / "run").exists()
+
+
+FEDPROX = (*SMALL[:4], "data.devices=6", "algorithm.name=fedprox", "algorithm.mu=41", "algorithm.lr=0.05")
+
+
+def test_a_loop_that_overshoots_is_started_with_a_warning(tmp_path: Path) -> None:
+    ended = covey("run", *FEDPROX, "algorithm.steps=21", "--out", tmp_path / "run")
+    assert ended.code == 0
+    assert "warning (inner step) lr*mu = 0.05*41 = 2.05 is 2 or more" in ended.out
+
+
+def test_force_starts_what_is_certain_to_diverge_and_says_so(tmp_path: Path) -> None:
+    assert covey("run", *FEDPROX, "algorithm.steps=20", "--out", tmp_path / "run").code == 2
+    ended = covey("run", *FEDPROX, "algorithm.steps=20", "--force", "--out", tmp_path / "run")
+    assert ended.code == 0
+    assert "error (one round) one round multiplies the distance" in ended.out
+    assert f"repeat: covey run {tmp_path / 'run' / 'config.toml'} --force" in ended.out
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_help_has_examples_and_exit_codes() -> None:

@@ -1,10 +1,12 @@
 """Bytes from elsewhere: whatever they are, they decode to a row within the limit or raise DecodeError."""
 
+import os
 import re
 import struct
 import tracemalloc
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,6 +189,88 @@ def test_a_huge_declared_width_allocates_nothing(codec: Codec) -> None:
         assert tracemalloc.get_traced_memory()[1] < 300_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", [Coo(), Coo("f16"), Auto()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("masked", [0, 1])
+def test_gaps_that_are_refused_take_no_memory_for_the_row(codec: Codec, masked: int) -> None:
+    form = 1 if codec.name == "coo_f16" else 0
+    head = struct.pack("<BBII", 0x24 | masked, form << 4 | 1, 2**32 - 1, 1)
+    beyond = b"\xff\xff\xff\xff\x0f" + b"\0" * (4, 2)[form]  # the place 2**32 - 1, after the last one
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError, match="a gap of 4294967295, expected less than the row's 4294967295"):
+            codec.decode(head + beyond, limit=2**33)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def resident() -> int:
+    """Bytes of memory that this process really occupies."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts pages as Linux does")
+@pytest.mark.parametrize("places", [[], [0], [2**26 - 1], [5, 2**25, 2**25 + 1]], ids=str)
+@pytest.mark.parametrize("masked", [0, 1])
+def test_a_wide_row_of_a_few_values_occupies_a_few_pages(places: list[int], masked: int) -> None:
+    """2**26 values would be 256 MiB; a page is 4 KiB, or 2 MiB where the system joins them."""
+    width = 2**26
+    head = struct.pack("<BBII", 0x24 | masked, 1, width, len(places))
+    message = head + gap_bytes(places) + np.full(len(places), 2.5, "<f4").tobytes()
+    assert len(message) < 10 + 10 * max(1, len(places))
+    before = resident()
+    row, mask = Coo().decode(message, limit=width)
+    assert resident() - before < (1 + 2 * len(places)) * 2**22
+    assert row.shape == (width,)
+    assert row[places].tolist() == [2.5] * len(places)
+    if masked:
+        assert mask is not None
+        assert mask[places].all()
+
+
+def gap_bytes(places: list[int]) -> bytes:
+    """The gaps before these places, written by hand."""
+    out = bytearray()
+    last = -1
+    for place in places:
+        gap = place - last - 1
+        while gap > 127:
+            out.append(gap & 127 | 128)
+            gap >>= 7
+        out.append(gap)
+        last = place
+    return bytes(out)
+
+
+@many
+@given(data=st.data(), width=st.integers(700, 3000))
+def test_rows_filled_place_by_place_are_those_filled_by_bits(data: st.DataObject, width: int) -> None:
+    """Rows of few values, on both sides of where the way of reading changes, come back to the bit."""
+    places = sorted(data.draw(st.sets(st.integers(0, width - 1), max_size=6)))
+    row = torch.zeros(width)
+    row[places] = torch.tensor([1.5, -0.0, torch.nan, 3.0, -1e-40, torch.inf])[: len(places)]
+    mask = None
+    if data.draw(st.booleans()):
+        mask = torch.zeros(width, dtype=torch.bool)
+        mask[places] = True
+    back, got = Coo().decode(Coo().encode(row, mask), limit=width)
+    assert back.numpy().tobytes() == row.numpy().tobytes()
+    assert str(got) == str(mask)
+
+
+def test_a_row_that_does_not_fit_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    zeros = np.zeros
+
+    def short_of_memory(size: int, dtype: type) -> NDArray[np.generic]:
+        if size > 1000:
+            raise MemoryError
+        return zeros(size, dtype)
+
+    monkeypatch.setattr(np, "zeros", short_of_memory)
+    with pytest.raises(DecodeError, match="a row of 4294967295 values of float32 does not fit in memory; lower the limit"):
+        Coo().decode(struct.pack("<BBII", 0x24, 1, 2**32 - 1, 0), limit=2**33)
 
 
 def test_the_limit_itself_is_allowed() -> None:

@@ -115,6 +115,20 @@ def test_without_edges_the_base_stations_pass_messages_on() -> None:
     assert aired.seconds == near(max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007)
 
 
+def test_the_base_station_passes_on_only_the_answers_that_count() -> None:
+    """The straggler's message arrives after the deadline and does not cross the wire; waiting for both, both do."""
+    deadline = (FAST + SLOW) / 2
+    cells = Cells.of(40e3, wire_rate=1e3, wire_delay=0.007)
+    radio = replace(TWO, cells=cells, deadline=deadline)
+    dropped = first(FedAvg(steps=5, batch=4), replace(radio, late="drop"), Tree.flat(2)).radio
+    waited = first(FedAvg(steps=5, batch=4), radio, Tree.flat(2)).radio
+    assert dropped is not None
+    assert waited is not None
+    assert dropped.late == [1]
+    assert dropped.seconds == near(deadline + 0.007 + BITS / 1e3)
+    assert waited.seconds == near(SLOW + 0.007 + 2 * BITS / 1e3)
+
+
 def test_a_wire_that_nothing_crosses_takes_no_time() -> None:
     """Local sends nothing; in AL2GD the edges answer once, and are then told how far to move."""
     devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])

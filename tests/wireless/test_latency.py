@@ -42,10 +42,12 @@ def test_a_fixed_ratio_and_a_straggler() -> None:
     assert done.formula.compute[0].tolist() == near(0.026, 0.052)
     assert done.formula.upload[0].tolist() == near(0.064, 0.128)
     assert done.formula.latency[0].tolist() == near(0.090, 0.180)
-    assert done.late()[0].tolist() == [False, True]
+    assert done.late(done.formula)[0].tolist() == [False, True]
     assert done.round_seconds().tolist() == near(0.1852)
-    assert "180 ms, the deadline is 100 ms" in done.why(1)
-    assert done.why(0) == ""
+    assert done.late()[0].tolist() == [True, True]  # header and mask add 100,048 bits: 10.005 and 20.01 ms
+    assert done.encoded.latency[0].tolist() == near(0.1000048, 0.2000096)
+    assert "200 ms, the deadline is 100 ms" in done.why(1)
+    assert done.why(0).startswith("with header and mask it ends after 100 ms")
 
 
 def test_energy() -> None:
@@ -60,7 +62,7 @@ def test_theorem_2_with_equal_shares() -> None:
     done = plan(scenario(), equal)
     assert (1 - done.ratio[0]).tolist() == near(8 / 35, 3 / 35)
     assert done.formula.latency[0].tolist() == near(0.1, 0.1)
-    assert not done.late().any()
+    assert not done.late(done.formula).any()
 
 
 def test_equal_shares_under_a_cap_are_late() -> None:
@@ -104,7 +106,11 @@ def test_real_bytes_beside_the_formula() -> None:
 
 def test_a_plan_for_the_mask_meets_the_deadline_in_real_bytes() -> None:
     paper, real = (plan(scenario(rho_max=0.95, mask=mask)) for mask in (False, True))
-    assert paper.late(paper.encoded).all()
+    assert paper.late().all()
+    assert not paper.late(paper.formula).any()
+    assert not real.late().any()
+    assert (paper.summary()["late"], paper.summary()["late_by_formula"]) == (2, 0)
+    assert paper.why(0) == "with header and mask it ends after 107 ms, the deadline is 100 ms; mask = true plans for them"
     assert real.encoded.latency.max() <= 0.1 * (1 + 1e-4)  # a weight is whole: at most one more than planned is sent
     assert real.encoded.latency.max() > 0.0999
 
