@@ -110,7 +110,11 @@ def advise(
         return [
             Advice("note", "unknown algorithm", f"no condition on the steps of {name} is known here; nothing was checked.", {})
         ]
-    found = check(algorithm, _Loss(smoothness, strong, exact))
+    try:
+        found = list(check(algorithm, _Loss(smoothness, strong, exact)))
+    except OverflowError as error:
+        name = type(algorithm).__name__
+        raise ConfigError(f"{name}: a round's factor exceeds any number; choose smaller steps.") from error
     return sorted(found, key=lambda advice: ("error", "warning", "note").index(advice.level))
 
 

@@ -10,6 +10,7 @@ aside before it deals the rest; the others are cut device by device.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from covey.data import recipes
 from covey.data.partition import SPLIT, Labels, Numbers, Split, Use
 from covey.data.recipes import Dealt
 from covey.data.shards import Part
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 PARTITIONS: dict[str, str] = {
     "iid": "all devices alike: everything shuffled and dealt in near equal piles",
@@ -58,8 +59,8 @@ def deal(
     (10, [24, 24], [10, 10])
     """
     ways.check_split(split)
-    if seed < 0:
-        raise DataError(f"seed={seed}; give 0 or a positive whole number.")
+    if not ways.whole_within(seed, 0, math.inf):
+        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
     given = {"devices": devices, "labels": labels, "alpha": alpha, "writers": writers}
     chosen = {name: value for name, value in given.items() if value is not None}
     _check(partition, chosen, len(y))
@@ -165,10 +166,10 @@ def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:
         raise DataError(f"partition={partition!r}; choose one of {', '.join(_DEALS)}.")
     for name, value in chosen.items():
         if name not in _takes(partition):
-            shown = f"{name}={value}" if isinstance(value, int | float) else name
+            what = f"{name}={shown(value)}" if isinstance(value, int | float) else name
             users = ", ".join(other for other in _DEALS if name in _takes(other))
             raise DataError(
-                f"{shown} means nothing to partition {partition!r}; leave it out, or choose one that takes it: {users}."
+                f"{what} means nothing to partition {partition!r}; leave it out, or choose one that takes it: {users}."
             )
     if partition == "writer" and len(chosen.get("writers", ())) != examples:
         raise DataError(

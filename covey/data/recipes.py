@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.data.partition import Labels, Numbers, Use, check_devices, check_labels, checked, generator
+from covey.data.partition import Labels, Numbers, Use, check_devices, check_labels, checked, generator, within
 from covey.data.shards import some
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 PFEDME_DEVICES, PFEDME_LABELS, PFEDME_CLASSES = 20, 2, 10
 
@@ -123,8 +123,8 @@ def sfedhp(
     """
     pools, owned = _pools_and_owned(y, devices, labels)
     asked, test = _per_label(pools, setting, train_per_label, test_per_label)
-    if not 0 <= validation_share <= 1:
-        raise DataError(f"validation_share={validation_share}; give a share from 0 to 1.")
+    if not within(validation_share, 0, 1):
+        raise DataError(f"validation_share={shown(validation_share)}; give a share from 0 to 1.")
     validation = min(round(asked * validation_share), asked - 1)
     train = asked - validation
     draws = generator(seed, Use.SFEDHP)
@@ -330,7 +330,7 @@ def _hand_out(images: Numbers, owners: Numbers, each: int, piles: list[list[Numb
 def _older(seed: int) -> np.random.RandomState:
     """The generator that the published codes used."""
     if not 0 <= seed < 2**32:
-        raise DataError(f"seed={seed}; give a whole number from 0 to {2**32 - 1}.")
+        raise DataError(f"seed={shown(seed)}; give a whole number from 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)
 
 

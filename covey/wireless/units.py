@@ -46,13 +46,19 @@ class Quantity(NamedTuple):
 
 
 def to_si(number: float, unit: str) -> float:
-    """A number of some unit in SI units.
+    """A number of some unit in SI units; infinite where no number is large enough.
 
-    >>> to_si(30, "dBm"), to_si(20, "MHz")
-    (1.0, 20000000.0)
+    >>> to_si(30, "dBm"), to_si(20, "MHz"), to_si(1e5, "dBm")
+    (1.0, 20000000.0, inf)
     """
     known = UNITS[unit]
-    return known.scale * 10 ** (number / 10) if known.decibel else known.scale * number
+    if not known.decibel:
+        return known.scale * number
+    try:
+        ratio: float = 10 ** (number / 10)
+    except OverflowError:
+        return math.inf
+    return known.scale * ratio
 
 
 def quantity(text: object, name: str, *kinds: str) -> Quantity:
