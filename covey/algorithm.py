@@ -108,15 +108,15 @@ class Algorithm(ABC):
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
 
 
-SMALLEST, LARGEST = 1e-30, 1e12
-"""The sizes that a field's number may have unless it is 0: ratios of two still fit into a float64,
-products of three and the inverse of one into a float32."""
+SMALLEST, LARGEST = 1e-30, 1e18
+"""The sizes that a field's number may have unless it is 0: products of two, and the inverse of one,
+still fit into a float32."""
 
 
 def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
-    """Raise unless all fields are of their types, finite and, where named, in [low, high]; None: above 0.
+    """Raise unless all fields are of their types, finite and, where named, in [low, high].
 
-    Of a list, every entry has to be. Called from `__post_init__`, so that a wrong number is refused
+    None is above 0. Of a list, every entry has to be. Called from `__post_init__`, so that a wrong number is refused
     where it is written.
     """
     hints = typing.get_type_hints(type(algorithm))
@@ -124,7 +124,8 @@ def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
         if not _fits(getattr(algorithm, field.name), hints[field.name]):
             value, hint = getattr(algorithm, field.name), hints[field.name]
             kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
-            raise ConfigError(f"{type(algorithm).__name__}: {field.name} = {shown(value)} must be {kind}.")
+            owner = type(algorithm).__name__
+            raise ConfigError(f"{owner}: {field.name} = {shown(value)} must be {kind}.")
         _check_numbers(f"{type(algorithm).__name__}: {field.name}", getattr(algorithm, field.name))
     for name, bound in bounds.items():
         value = getattr(algorithm, name)
@@ -133,7 +134,8 @@ def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
             if number is None or (low <= number <= high and (bound is not None or number > 0)):
                 continue
             rule = "above 0" if bound is None else f"between {low:g} and {high:g}"
-            raise ConfigError(f"{type(algorithm).__name__}: {name} = {shown(value)} must be {rule}.")
+            owner = type(algorithm).__name__
+            raise ConfigError(f"{owner}: {name} = {shown(value)} must be {rule}.")
 
 
 def _check_numbers(name: str, value: Any) -> None:

@@ -264,7 +264,7 @@ def _make(section: str, table: Mapping[str, Any], **given: Any) -> Any:
         return modules.make(section, name, arguments)
     try:
         return make(**arguments)
-    except (RuntimeError, MemoryError, OverflowError) as error:  # as torch has it of sizes beyond all memory
+    except (RuntimeError, MemoryError, OverflowError) as error:  # of sizes beyond all memory
         raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 

@@ -7,7 +7,6 @@ column of the same name in the CSV file `table`. A distribution is drawn in the 
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,8 @@ from covey.wireless.units import quantity, to_si
 
 _MOST_DEVICES = 10_000_000  # of a scenario, whose columns take a gigabyte then
 _MOST_STEPS = 1_000_000_000
+_SMALLEST, _LARGEST = 1e-60, 1e30  # of a plain number, such as a capacitance
+_MOST_WEIGHTS = 1e15  # whose bits an int64 counts
 
 
 class BandsFile(BaseModel):
@@ -68,7 +69,7 @@ class ChannelFile(BaseModel):
     model_config = STRICT
     path_loss: Literal["log_distance", "urban_macro", "urban_micro"] = "log_distance"
     reference_loss: str = "30 dB"
-    exponent: float = 3.5
+    exponent: float = Field(default=3.5, gt=0, le=100)
     near: str = "1 m"
     carrier: str = "3.5 GHz"
     sight: Literal["chance", "yes", "no"] = "chance"
@@ -130,7 +131,7 @@ class ScenarioFile(BaseModel):
     """The whole file."""
 
     model_config = STRICT
-    name: str = "plan"
+    name: str = Field(default="plan", pattern=r"^[^/\\]{1,100}$")
     policy: Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only", "fixed"] = "optimal"
     ratio: float = Field(default=0.5, ge=0, le=1)  # of the policy fixed
     deadline: str = "25 ms"
@@ -208,6 +209,10 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
     n, cell = _places(given, rows, len(cells))
     columns = _columns(given, rows, n, file.seed, "devices.")
     sizes = {key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed) for key in ("shared", "personal")}
+    for key, size in sizes.items():
+        if not bool(((size >= 0) & (size <= _MOST_WEIGHTS)).all()):
+            rule = f"must be numbers of weights, 0 to {_MOST_WEIGHTS:g}"
+            raise ConfigError(f"model.{key} = {shown(getattr(model, key))} {rule}.")
     steps = {"steps": model.steps, "personal_steps": model.personal_steps, "probe_steps": model.probe_steps}
     return Scenario(
         devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
@@ -252,7 +257,7 @@ def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tup
 
 
 def _is_cell(text: str) -> bool:
-    """Whether a text is a whole number from 0 that a cell may have; "²" is a digit, but no decimal."""
+    """Whether a text is a whole number that a cell may have; "²" is a digit, but no decimal."""
     return text.strip().isdecimal() and len(text.strip()) <= 9
 
 
@@ -262,7 +267,7 @@ def _table(path: Path, known: Sequence[str], place: str) -> dict[str, list[Any]]
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             rows = [cells for cells in reader if cells]
-    except (OSError, ValueError, csv.Error) as error:  # a ValueError of bytes that are no text, or a path that is none
+    except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
         raise ConfigError(f"{place}: cannot read {shown(str(path))}: {error}.") from error
     unknown = sorted(set(header) - set(known))
     trouble = ""
@@ -308,11 +313,11 @@ def _number(value: Any, name: str, kind: str) -> tuple[float, str]:
         if isinstance(value, bool):
             raise TypeError
         number = float(value)
-        if not math.isfinite(number):
+        if not (number == 0 or _SMALLEST <= abs(number) <= _LARGEST):  # which NaN is not
             raise ValueError
         return number, ""
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{name} = {shown(value)} must be a finite number.") from error
+        raise ConfigError(f"{name} = {shown(value)} must be a finite number, of size {_LARGEST:g} at most.") from error
 
 
 def _si(value: Any, name: str, kind: str) -> float:

@@ -37,7 +37,7 @@ def parsed(text: str, name: object) -> dict[str, Any]:
 
 
 def check_plain(table: Mapping[str, Any]) -> None:
-    """Refuse what no field takes, wherever it stands: depths, dates, and numbers that are not finite.
+    """Refuse what no field takes, wherever it stands: great depths, dates, numbers not finite.
 
     TOML itself asks for no whole number beyond 64 bits.
 
@@ -45,7 +45,8 @@ def check_plain(table: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     covey.errors.ConfigError: algorithm.lr = inf must be a finite number, a whole one of 64 bits at most.
     """
-    left: list[tuple[str, Any, int]] = [("", table, 0)]  # a stack, because Python's own is too short for hostile depths
+    # A stack, because Python's own is too short for hostile depths.
+    left: list[tuple[str, Any, int]] = [("", table, 0)]
     while left:
         place, value, depth = left.pop()
         if isinstance(value, Mapping | list):

@@ -189,9 +189,12 @@ def _leaf(files: Files) -> Arrays:
 def _labels(values: Any) -> Numbers:
     """Labels as int64; a ValueError if they are not whole numbers on one axis."""
     if isinstance(values, list) and any(isinstance(value, list | dict) for value in values):
-        raise ValueError("its labels are lists, not numbers")  # nested ones, which numpy would multiply out
+        # Lists of the same lists, a few bytes in a file, would be multiplied out by numpy.
+        raise ValueError("its labels are lists, not numbers")
     array = np.asarray(values)
-    whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.rint(array)).all()))
+    whole = array.dtype.kind in "iu"
+    if array.dtype.kind == "f":
+        whole = bool((array == np.rint(array)).all())
     if array.ndim != 1 or not whole or not (np.abs(array) < 2**53).all():
         raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not whole numbers")
     return array.astype(np.int64)

@@ -59,7 +59,7 @@ def overlaps(shards: Shards) -> Overlaps:
 
 
 def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, int]:
-    """The number of judged examples, of those that another device uses, and of pairs of such devices."""
+    """The number of judged examples, of those that another device uses, and of such pairs."""
     judges, users = _counts(judged, shards), _counts(used, shards)
     both = _counts(_common(judged, used), shards)
     leaks = judges * users > both  # some judge and some user of the example are two devices

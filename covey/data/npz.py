@@ -26,7 +26,7 @@ _ENCRYPTED = 1  # bit of a member's flags
 
 
 def arrays(path: Path, names: Sequence[str] | None = None) -> dict[str, Array]:
-    """The arrays of these names, or all, in a file; what is wrong with it is a ValueError or the like.
+    """The arrays of these names, or all, in a file; a damaged one raises a ValueError or the like.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -117,7 +117,8 @@ def _tensor(array: Any, what: str) -> Tensor:
 
 
 def _plain(tensor: Tensor, what: str) -> Tensor:
-    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_complex() or tensor.is_quantized:
+    odd = tensor.layout != torch.strided or tensor.device.type == "meta"
+    if odd or tensor.is_complex() or tensor.is_quantized:
         have = f"{tensor.dtype}, {tensor.layout} on {tensor.device.type}"
         raise DataError(f"{what} is a tensor of {have}; give a plain one of real numbers.")
     return tensor.detach().cpu()

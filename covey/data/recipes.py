@@ -107,7 +107,7 @@ def sfedhp(
     validation_share: float = 0.0,
     seed: int = 0,
 ) -> Dealt:
-    """sFedHP's settings 1 (few images to train on) and 2 (many), by pools for testing and validation.
+    """sFedHP's settings 1 (few images to train on) and 2 (many), by pools for each use.
 
     Per device and label, setting 1 has 200 images for training and 800 for testing, setting 2 has 900 and 300; half of
     that where classes have 6,000 images or fewer on average, as in CIFAR-10. `validation_share` of
@@ -314,7 +314,7 @@ def _check_enough(label: int, images: int, owners: int, train: int, test: int) -
 
 
 def _pool_size(images: int, owners: int, each: int, *, rest: int) -> int:
-    """How many of `images` are for a use of `each` per owner, beside `rest`; in proportion if too few."""
+    """How many of `images` are for a use of `each` per owner beside `rest`; their part of too few."""
     if owners * (each + rest) <= images:
         return owners * each
     proportion = round(images * each / (each + rest))

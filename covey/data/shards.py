@@ -225,9 +225,14 @@ def _check_names(shards: Shards) -> None:
 
 def _check_features(x: Tensor, y: Tensor) -> None:
     for name, tensor in (("x", x), ("y", y)):
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type == "meta":
-            have = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise DataError(f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array).")
+        have = ""
+        if not isinstance(tensor, Tensor):
+            have = type(tensor).__name__
+        elif tensor.layout != torch.strided or tensor.device.type == "meta":
+            have = f"{tensor.layout} on {tensor.device}"
+        if have:
+            rule = "give a plain tensor, as in torch.from_numpy(array)"
+            raise DataError(f"{name} is {have}; {rule}.")
     if not x.is_floating_point():
         raise DataError(f"x is {x.dtype}, but features must be floats; convert them, as in x.float() / 255 for images.")
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):

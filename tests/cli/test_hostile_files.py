@@ -1,4 +1,4 @@
-"""TOML that is deep, huge or not finite ends in a message and exit code 2, for experiments and for scenarios."""
+"""TOML that is deep, huge or not finite ends in a message and exit code 2."""
 
 import warnings
 from collections.abc import Callable
@@ -150,6 +150,23 @@ def test_every_key_of_a_scenario_takes_or_refuses_any_value(tmp_path: Path) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         walked(places, [*HOSTILE, *SPREADS], lambda change: scenario.load(path, [change]))
+
+
+ABSURD = [
+    'cells.bandwidth="1e300 Hz"', 'cells.wire_rate="1e-300 bit/s"', 'devices.distance="1e300 m"',
+    'devices.cpu="1e-300 Hz"', "devices.cycles=1e308", 'devices.power="-3000 dBm"', "devices.capacitance=1e308",
+    'channel.reference_loss="3000 dB"', "channel.exponent=1e100", 'channel.near="1e-300 m"', "model.shared=1e100",
+    'name="a/b"', "model.bits=100000", "rounds=9223372036854775807",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ABSURD)
+def test_quantities_of_which_no_plan_follows_are_refused(change: str, tmp_path: Path) -> None:
+    """They gave plans of NaN, or a traceback."""
+    (tmp_path / "plan.toml").write_text("")
+    ended = covey("plan", tmp_path / "plan.toml", change, "--json")
+    assert ended.code == 2, ended.out[:200]
+    assert change.partition("=")[0] in ended.err
 
 
 TABLES = {
