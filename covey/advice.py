@@ -112,9 +112,10 @@ def advise(
         ]
     try:
         found = list(check(algorithm, _Loss(smoothness, strong, exact)))
-    except OverflowError as error:
+    except (OverflowError, ZeroDivisionError) as error:
         name = type(algorithm).__name__
-        raise ConfigError(f"{name}: a round's factor exceeds any number; choose smaller steps.") from error
+        rule = "its fields are so large or so small that a round's factor is no number"
+        raise ConfigError(f"{name}: {rule}; choose others.") from error
     return sorted(found, key=lambda advice: ("error", "warning", "note").index(advice.level))
 
 

@@ -108,9 +108,8 @@ class Algorithm(ABC):
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
 
 
-SMALLEST, LARGEST = 1e-30, 1e18
-"""The sizes that a field's number may have unless it is 0: products of two, and the inverse of one,
-still fit into a float32."""
+LARGEST = 1e30
+"""The largest size of a field's number, which a float32 still holds."""
 
 
 def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
@@ -146,9 +145,9 @@ def _check_numbers(name: str, value: Any) -> None:
         for item in value:
             _check_numbers(name, item)
     # So written that NaN is refused, and that a whole number of any length can be compared.
-    elif isinstance(value, int | float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
-        sizes = f"0, or of a size from {SMALLEST:g} to {LARGEST:g}"
-        raise ConfigError(f"{name} = {shown(value)} must be a finite number, {sizes}.")
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
+        rule = f"must be a finite number, of size {LARGEST:g} at most"
+        raise ConfigError(f"{name} = {shown(value)} {rule}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:

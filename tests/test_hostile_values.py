@@ -24,9 +24,9 @@ from covey.wire import wire
 
 HOSTILE: list[Any] = [
     *(0, -1, 10**23, 1e308, -1e308, 1e-308, math.inf, -math.inf, math.nan, "", [], True, "x" * 10_000),
-    *(None, [math.nan], [[]], {}, 2**63, -(2**63) - 1, 10**5000, 1e18, 1e-30),
+    *(None, [math.nan], [[]], {}, 2**63, -(2**63) - 1, 10**5000, 1e30, 1e-300),
 ]
-NOT_FINITE = [math.inf, -math.inf, math.nan, 10**23, 1e308, -1e308, 10**5000]
+NOT_FINITE = [math.inf, -math.inf, math.nan, 1e308, -1e308, 10**5000]
 DATA = synthetic(devices=4, sizes=[8] * 4)
 MODEL = linear(60, 10)
 LEVELS = (Level("server"), Level("device", lam=1.0, name="personal"))
@@ -75,7 +75,7 @@ def extremes() -> Iterator[tuple[str, Algorithm]]:
         hint = typing.get_type_hints(kind)[field.name]
         if float not in (hint, *typing.get_args(hint)) or "sample" in field.name:
             continue
-        for value in (1e18, 1e-30):
+        for value in (1e30, 1e-308):
             with suppress(CoveyError):
                 thing = made(kind, field.name, value)
                 yield f"{kind.__name__}.{field.name} = {value}", thing if kind is not Level else Nested((LEVELS[0], thing))
@@ -97,7 +97,7 @@ def test_extreme_values_are_trained_with_or_refused() -> None:
     assert count > 80
 
 
-@pytest.mark.parametrize("lr", [1e18, 1e9])
+@pytest.mark.parametrize("lr", [1e30, 1e9])
 def test_a_step_that_leads_nowhere_diverges(lr: float) -> None:
     run = covey.run(Experiment(FedAvg(lr=lr), DATA, MODEL, Tree.flat(4), rounds=9, l2=1.0))
     with pytest.raises(DivergedError):
@@ -129,7 +129,7 @@ def test_counts_beyond_all_bounds_are_refused_before_anything_is_made(name: str,
         Experiment(**{**PLAIN, name: value})
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan, 1e308, 10**23])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e308])
 def test_l2_is_finite(value: float) -> None:
     with pytest.raises(ConfigError, match="l2"):
         Experiment(**{**PLAIN, "l2": value})
