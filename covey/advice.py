@@ -133,7 +133,12 @@ def advise(
         return [
             Advice("note", "unknown algorithm", f"no condition on the steps of {name} is known here; nothing was checked.", {})
         ]
-    found = check(algorithm, _Loss(smoothness, strong, exact, examples))
+    try:
+        found = list(check(algorithm, _Loss(smoothness, strong, exact, examples)))
+    except (OverflowError, ZeroDivisionError) as error:
+        name = type(algorithm).__name__
+        rule = "its fields are so large or so small that a round's factor is no number"
+        raise ConfigError(f"{name}: {rule}; choose others.") from error
     return sorted(found, key=lambda advice: ("error", "warning", "note").index(advice.level))
 
 

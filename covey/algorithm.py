@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from covey.errors import ConfigError, ProgramError, TreeError
+from covey.errors import ConfigError, ProgramError, TreeError, shown
 from covey.replies import Rows
 from covey.tree import Tree
 
@@ -115,17 +115,24 @@ class Algorithm(ABC):
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
 
 
-def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
-    """Raise unless all fields are of their types and each named one, or each entry of it, lies in [low, high]; None: above 0.
+LARGEST = 1e30
+"""The largest size of a field's number, which a float32 still holds."""
 
-    Called from `__post_init__`, so that a wrong number is refused where it is written.
+
+def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
+    """Raise unless all fields are of their types, finite and, where named, in [low, high].
+
+    None is above 0. Of a list, every entry has to be. Called from `__post_init__`, so that a wrong number is refused
+    where it is written.
     """
     hints = typing.get_type_hints(type(algorithm))
     for field in fields(algorithm):
         if not _fits(getattr(algorithm, field.name), hints[field.name]):
             value, hint = getattr(algorithm, field.name), hints[field.name]
             kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
-            raise ConfigError(f"{type(algorithm).__name__}: {field.name} = {value!r} must be {kind}.")
+            owner = type(algorithm).__name__
+            raise ConfigError(f"{owner}: {field.name} = {shown(value)} must be {kind}.")
+        _check_numbers(f"{type(algorithm).__name__}: {field.name}", getattr(algorithm, field.name))
     for name, bound in bounds.items():
         value = getattr(algorithm, name)
         for number in value if isinstance(value, list | tuple) else [value]:
@@ -133,7 +140,21 @@ def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
             if number is None or (low <= number <= high and (bound is not None or number > 0)):
                 continue
             rule = "above 0" if bound is None else f"between {low:g} and {high:g}"
-            raise ConfigError(f"{type(algorithm).__name__}: {name} = {value!r} must be {rule}.")
+            owner = type(algorithm).__name__
+            raise ConfigError(f"{owner}: {name} = {shown(value)} must be {rule}.")
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    """Raise if a number, or one in a list, cannot be computed with, or if a list is empty."""
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ConfigError(f"{name} = [] is empty; give one value for all nodes, or one for each.")
+        for item in value:
+            _check_numbers(name, item)
+    # So written that NaN is refused, and that a whole number of any length can be compared.
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
+        rule = f"must be a finite number, of size {LARGEST:g} at most"
+        raise ConfigError(f"{name} = {shown(value)} {rule}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:

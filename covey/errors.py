@@ -11,6 +11,8 @@ CoveyError
 └── CheckpointError  a checkpoint that is corrupt, or of another experiment
 """
 
+from typing import Any
+
 
 class CoveyError(Exception):
     """The root: `except CoveyError` catches everything covey raises on purpose."""
@@ -46,3 +48,16 @@ class DecodeError(CoveyError, ValueError):
 
 class CheckpointError(CoveyError):
     """A checkpoint that is corrupt, or of another experiment."""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long.
+
+    >>> shown("yes"), len(shown("y" * 10_000))
+    ("'yes'", 103)
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of thousands of digits
+        return "a whole number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:100]}..."

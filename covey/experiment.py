@@ -6,16 +6,16 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from covey.algorithm import Algorithm
+from covey.algorithm import LARGEST, Algorithm
 from covey.data import Shards
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, DataError, shown
 from covey.nodes import Idle
 from covey.space import Space
 from covey.task import Batches, Loss, block_size
@@ -72,23 +72,42 @@ class Experiment:
     def __post_init__(self) -> None:
         for name, kind, example in _KINDS:
             if not isinstance(getattr(self, name), kind) or isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: give {example}.")
+                raise ConfigError(f"{name} = {shown(getattr(self, name))}: give {example}.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed = {shown(self.seed)}: give a whole number of 64 bits.")
+        for name, what in (("private", "a pattern or a list of patterns"), ("parts", "a list of parts")):
+            value = getattr(self, name)
+            listed = isinstance(value, str | list | tuple) and all(isinstance(v, str) for v in value)
+            if not listed:
+                raise ConfigError(f"{name} = {shown(value)}: give {what}.")
         object.__setattr__(self, "private", (self.private,) if isinstance(self.private, str) else tuple(self.private))
         object.__setattr__(self, "parts", tuple(self.parts))
-        for name, least in (("rounds", 1), ("score_every", 1), ("score_train_every", 1), ("memory", 1), ("workers", 1)):
+        for name, most in _COUNTS.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ConfigError(f"{name} = {value!r} must be a whole number of {least} or more.")
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                rule = f"a whole number of 1 or more, {most} at most"
+                raise ConfigError(f"{name} = {shown(value)} must be {rule}.")
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} = {getattr(self, name)!r}: choose one of {', '.join(map(repr, choices))}.")
-        if isinstance(self.l2, bool) or not isinstance(self.l2, int | float) or not self.l2 >= 0:
-            raise ConfigError(f"l2 = {self.l2!r} must be a number of 0 or more.")
+            if not _among(getattr(self, name), choices):
+                rule = f"choose one of {', '.join(map(repr, choices))}"
+                raise ConfigError(f"{name} = {shown(getattr(self, name))}: {rule}.")
+        number = isinstance(self.l2, int | float) and not isinstance(self.l2, bool)
+        if not number or not 0 <= self.l2 <= LARGEST:
+            raise ConfigError(f"l2 = {shown(self.l2)} must be a number of 0 or more, {LARGEST:g} at most.")
+        if not isinstance(self.loss, str) and not callable(self.loss):
+            raise ConfigError(f"loss = {shown(self.loss)}: give the name of a loss or a function.")
+        if not isinstance(self.codec, str | Mapping):
+            raise ConfigError(f"codec = {shown(self.codec)}: give a codec's name or a table.")
+        if not isinstance(self.capture, bool):
+            raise ConfigError(f"capture = {shown(self.capture)} must be True or False.")
         if not self.parts or set(self.parts) - set(_PARTS):
-            raise ConfigError(f"parts = {self.parts!r}: give one or more of {', '.join(_PARTS)}.")
+            raise ConfigError(f"parts = {shown(self.parts)}: give one or more of {', '.join(_PARTS)}.")
         if self.private and not self.algorithm.splits:
             name = type(self.algorithm).__name__
-            raise ConfigError(f"private = {self.private!r}, but {name} shares all layers, so they would be sent; leave it out.")
+            why = f"but {name} shares all layers, so they would be sent; leave it out"
+            raise ConfigError(f"private = {shown(self.private)}, {why}.")
         if self.idle == "train" and not self.algorithm.idle_trains:
             name = type(self.algorithm).__name__
             raise ConfigError(f"idle = 'train', but {name} counts on what devices keep when they are asked; use 'skip'.")
@@ -105,23 +124,29 @@ class Experiment:
 
     def _check_holdout(self) -> None:
         wanted, devices = self.holdout_devices, self.tree.devices
-        if not isinstance(wanted, int):
-            object.__setattr__(self, "holdout_devices", tuple(wanted))
-        ids = tuple(range(wanted)) if isinstance(wanted, int) else self.holdout_devices
-        assert isinstance(ids, tuple)
-        whole = all(isinstance(d, int) and not isinstance(d, bool) and 0 <= d < devices for d in ids)
-        if isinstance(wanted, bool) or (isinstance(wanted, int) and wanted < 0) or not whole or len(set(ids)) < len(ids):
+        ids: tuple[Any, ...] = ()
+        if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= devices:
+            ids, fits = tuple(range(wanted)), True
+        elif isinstance(wanted, list | tuple):
+            ids = tuple(wanted)
+            whole = all(isinstance(d, int) and not isinstance(d, bool) and 0 <= d < devices for d in ids)
+            fits = whole and len(set(ids)) == len(ids)
+            object.__setattr__(self, "holdout_devices", ids)
+        else:
+            fits = False
+        if not fits:
             what = f"how many of the {devices} devices, or a list of different ones, 0 to {devices - 1}"
-            raise ConfigError(f"holdout_devices = {wanted!r}: give {what}.")
+            raise ConfigError(f"holdout_devices = {shown(wanted)}: give {what}.")
         if len(ids) == devices:
-            raise ConfigError(f"holdout_devices = {wanted!r} leaves none of the {devices} devices to train on.")
+            what = f"leaves none of the {devices} devices to train on"
+            raise ConfigError(f"holdout_devices = {shown(wanted)} {what}.")
 
     def _check_radio(self) -> None:
         name = type(self.algorithm).__name__
         if self.radio is None:
             return
         if not isinstance(self.radio, Radio):
-            raise ConfigError(f"radio = {self.radio!r}: give a covey.wireless.Radio.")
+            raise ConfigError(f"radio = {shown(self.radio)}: give a covey.wireless.Radio.")
         self.radio.fits(self.tree)
         if self.radio.late == "drop" and not self.algorithm.idle_trains:
             raise ConfigError(f"radio: late = 'drop', but {name} counts on every answer; use 'wait'.")
@@ -232,6 +257,15 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("tree", Tree, "a tree, for instance Tree.flat(20)"),
     ("seed", int, "a whole number"),
 )
+_COUNTS = {
+    "rounds": 2**53,
+    "score_every": 2**53,
+    "score_train_every": 2**53,
+    "memory": 2**63 - 1,
+    "workers": 4096,
+}
+"""Whole numbers from 1, and the largest that is meant."""
+_MAY_BE_NONE = ("score_train_every", "workers")
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "idle": ("skip", "train"),
     "batches": ("uniform", "cyclic"),
@@ -239,6 +273,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "start": ("seed", "module"),
     "dtype": (torch.float32, torch.float64),
 }
+
+
+def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+    """Whether a value is one of the choices, by type too: an array would compare entry by entry."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def _source(algorithm: type) -> str:

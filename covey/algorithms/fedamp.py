@@ -41,7 +41,7 @@ class FedAMP(Algorithm):
     sends: ClassVar[str] = "its personal model; the server holds everybody's"
 
     def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), alpha=None, sigma=None, steps=(1, 1e9), lr=None, batch=(1, 1e9))
+        require(self, lam=(0, 1e9), alpha=(1e-9, 1e30), sigma=None, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))

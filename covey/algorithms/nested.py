@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from covey import smooth_l1
 from covey.algorithm import Algorithm, require
 from covey.descend import descend
-from covey.errors import ConfigError, TreeError
+from covey.errors import ConfigError, TreeError, shown
 from covey.nodes import Nodes
 from covey.replies import Rows
 from covey.tree import Sample, Tree
@@ -62,6 +62,9 @@ class Nested(Algorithm):
     sends: ClassVar[str] = "the model of the highest level it holds, to the node above"
 
     def __post_init__(self) -> None:
+        listed = isinstance(self.levels, list | tuple)
+        if not listed or not all(isinstance(level, Level) for level in self.levels):
+            raise ConfigError(f"Nested: levels = {shown(self.levels)} must be a list of Level(...).")
         object.__setattr__(self, "levels", tuple(self.levels))
         if len(self.tiers()) < 2:
             raise ConfigError("Nested needs levels on two tiers or more, the server's first and the devices' last.")

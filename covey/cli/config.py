@@ -8,7 +8,6 @@ that names them, in a change on the command line to the current folder.
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import re
 import tomllib
@@ -27,7 +26,7 @@ from pydantic import BaseModel, Field, create_model
 from covey import draws
 from covey.cli import modules, scenario
 from covey.cli.registry import FACTS, REGISTRY
-from covey.cli.strict import STRICT, apply, check, nearest, spell
+from covey.cli.strict import STRICT, apply, check, check_plain, nearest, parsed, spell
 from covey.data import Shards, edges
 from covey.errors import ConfigError
 from covey.experiment import Experiment
@@ -197,8 +196,8 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
         changes, key=lambda change: ".name=" not in change.replace(" ", "")
     ):  # a name drops the fields of another
         apply(table, change)
+    check_plain(table)
     _place(table, Path.cwd())  # what the changes name
-    _refuse_dates(table, "")
     if isinstance(tree := table.get("tree"), dict):
         table["tree"] = check(TreeConfig, tree, "tree.").model_dump(exclude_none=True)
     config = check(Config, table, "")
@@ -228,13 +227,11 @@ def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
         return tomllib.loads(resources.files("covey.cli").joinpath("demo.toml").read_text())
     try:
-        return tomllib.loads(path.read_text())
+        return parsed(path.read_text(), path)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {path}; `covey run` without a file runs the demo.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}.") from error
 
 
 def _place(table: dict[str, Any], folder: Path) -> None:
@@ -246,14 +243,6 @@ def _place(table: dict[str, Any], folder: Path) -> None:
     devices = table["radio"].get("devices") if isinstance(table.get("radio"), dict) else None
     if isinstance(devices, dict) and isinstance(devices.get("table"), str) and devices["table"] != "none":
         devices["table"] = str((folder / Path(devices["table"]).expanduser()).resolve())
-
-
-def _refuse_dates(value: Any, place: str) -> None:
-    """TOML has dates and times, which no field takes."""
-    if isinstance(value, datetime.date | datetime.time):
-        raise ConfigError(f"{place} = {value} is a date or a time, which no field takes; put text in quotes.")
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        _refuse_dates(item, f"{place}.{key}".lstrip("."))
 
 
 def _model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
@@ -271,7 +260,12 @@ def _make(section: str, table: Mapping[str, Any], **given: Any) -> Any:
     for key, value in values:
         if value is not None or key not in given:
             arguments[key] = _alike(value, given.get(key, known[key].default))
-    return modules.make(section, name, arguments) if modules.is_own(section, name) else make(**arguments)
+    if modules.is_own(section, name):
+        return modules.make(section, name, arguments)
+    try:
+        return make(**arguments)
+    except (RuntimeError, MemoryError, OverflowError) as error:  # of sizes beyond all memory
+        raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 
 def _alike(value: Any, other: Any) -> Any:

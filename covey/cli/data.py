@@ -104,11 +104,17 @@ def show(
     path, changes = split(what)
     config = load(path, changes)
     experiment = config.experiment(config.seed)
-    shards, tree = experiment.data, experiment.tree
+    # By the papers' protocol nothing validates; the count of leaks has to be that of the run.
+    shards = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
+    tree = experiment.tree
     facts = _facts(shards, tree)
     picture = out or Path(f"{config.title}-data.png")
+    leaks = _leaks(facts)
+    title = f"{shards.name}: {tree}"
+    if leaks:
+        title += "\nleaks: " + leaks.replace("; ", "\n")
     with refused(picture):
-        draw(shards, tree, picture, title=f"{shards.name}: {tree}" + (f"\nleaks: {_leaks(facts)}" if _leaks(facts) else ""))
+        draw(shards, tree, picture, title=title)
     if as_json:
         print(json.dumps({**facts, "picture": str(picture)}))
         return
@@ -125,18 +131,26 @@ def show(
     found = facts["overlaps"]
     share = f"{found['shared']:,} of {found['held']:,} examples are held by several devices"
     console.print(f"{'overlaps':12} {share if found['shared'] else 'none: nobody holds what another holds'}", highlight=False)
-    colour = "bold red" if found["leaks"] else "green"
-    console.print(f"[{colour}]{'leaks':12}[/] {_leaks(facts) or 'none'}", highlight=False)
+    colour = "bold red" if leaks else "green"
+    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}", highlight=False)
     console.print(f"{'picture':12} {escape(str(picture))}", highlight=False)
 
 
 def _leaks(facts: dict[str, Any]) -> str:
     """How much leaks, or nothing."""
     found = facts["overlaps"]
-    if not found["leaks"]:
-        return ""
-    count = f"{found['leaks']:,} of {found['tested']:,} test examples are in another device's training or validation part"
-    return f"{count} ({found['pairs']:,} pairs of devices)"
+    lines = []
+    if found["leaks"]:
+        count = f"{found['leaks']:,} of {found['tested']:,} test examples"
+        pairs = f"{found['pairs']:,} pairs of devices"
+        lines.append(f"{count} are in another device's training or validation part ({pairs})")
+    if found["validation_leaks"]:
+        count = f"{found['validation_leaks']:,} of {found['validated']:,} validation examples"
+        pairs = f"{found['validation_pairs']:,} pairs of devices"
+        lines.append(f"{count} are in another device's training part ({pairs})")
+    if found["reused"]:
+        lines.append(f"{found['reused']:,} examples are in two parts of the same device")
+    return "; ".join(lines)
 
 
 def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:

@@ -83,15 +83,22 @@ def _described(file: Path, changes: list[str]) -> Described:
     return Described(ScenarioFile.model_validate({"name": settings.title, **facts}), scenario)
 
 
+_MOST_ANSWERS = 100_000_000  # of all devices in all rounds of a plan, which are held at once
+
+
 def _is_experiment(file: Path) -> bool:
     try:
         return "algorithm" in tomllib.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # and what is wrong is said where it is read as a scenario
 
 
 def _plan(described: Described) -> Plan:
     file = described.file
+    most = _MOST_ANSWERS // len(described.scenario.devices)
+    if file.rounds > most:
+        devices = len(described.scenario.devices)
+        raise ConfigError(f"rounds = {file.rounds} of {devices} devices: give {most} at most.")
     policy: Policy = fixed(file.ratio) if file.policy == "fixed" else POLICIES[file.policy]
     return make(described.scenario, policy, rounds=file.rounds)
 

@@ -7,7 +7,6 @@ column of the same name in the CSV file `table`. A distribution is drawn in the 
 from __future__ import annotations
 
 import csv
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,16 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from covey import draws
-from covey.cli.strict import STRICT, apply, check
-from covey.errors import ConfigError
+from covey.cli.strict import STRICT, apply, check, check_plain, parsed
+from covey.errors import ConfigError, shown
 from covey.tree import Tree
 from covey.wireless import POLICIES, Cells, Channel, Devices, LogDistance, Noise, Radio, Scenario, Spread, Urban, Work
 from covey.wireless.units import quantity, to_si
+
+_MOST_DEVICES = 10_000_000  # of a scenario, whose columns take a gigabyte then
+_MOST_STEPS = 1_000_000_000
+_SMALLEST, _LARGEST = 1e-60, 1e30  # of a plain number, such as a capacitance
+_MOST_WEIGHTS = 1e15  # whose bits an int64 counts
 
 
 class BandsFile(BaseModel):
@@ -37,7 +41,7 @@ class BandsFile(BaseModel):
 class CellsFile(BandsFile):
     """The cells of a scenario; those of a run are the edges of its tree."""
 
-    count: int | None = Field(default=None, ge=1)
+    count: int | None = Field(default=None, ge=1, le=_MOST_DEVICES)
 
 
 class ColumnsFile(BaseModel):
@@ -65,7 +69,7 @@ class ChannelFile(BaseModel):
     model_config = STRICT
     path_loss: Literal["log_distance", "urban_macro", "urban_micro"] = "log_distance"
     reference_loss: str = "30 dB"
-    exponent: float = 3.5
+    exponent: float = Field(default=3.5, gt=0, le=100)
     near: str = "1 m"
     carrier: str = "3.5 GHz"
     sight: Literal["chance", "yes", "no"] = "chance"
@@ -102,10 +106,10 @@ class ModelFile(BaseModel):
     model_config = STRICT
     shared: Any = 120_000
     personal: Any = 30_000
-    bits: int = Field(default=32, ge=1)
-    steps: int = Field(default=5, ge=1)
-    personal_steps: int = Field(default=3, ge=0)
-    probe_steps: int = Field(default=1, ge=0)
+    bits: int = Field(default=32, ge=1, le=1024)
+    steps: int = Field(default=5, ge=1, le=_MOST_STEPS)
+    personal_steps: int = Field(default=3, ge=0, le=_MOST_STEPS)
+    probe_steps: int = Field(default=1, ge=0, le=_MOST_STEPS)
 
 
 class RadioFile(BaseModel):
@@ -127,7 +131,7 @@ class ScenarioFile(BaseModel):
     """The whole file."""
 
     model_config = STRICT
-    name: str = "plan"
+    name: str = Field(default="plan", pattern=r"^[^/\\]{1,100}$")
     policy: Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only", "fixed"] = "optimal"
     ratio: float = Field(default=0.5, ge=0, le=1)  # of the policy fixed
     deadline: str = "25 ms"
@@ -152,13 +156,12 @@ class Described:
 def load(path: Path, changes: Sequence[str] = ()) -> Described:
     """The scenario in a file, with changes such as "deadline=15 ms" applied, wholly checked."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = parsed(path.read_text(), path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}; examples/plan/scenario.toml is one to start from.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}.") from error
     for change in changes:
         apply(table, change)
+    check_plain(table)
     file = check(ScenarioFile, table, "")
     return Described(file, _scenario(file, path.parent))
 
@@ -206,6 +209,10 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
     n, cell = _places(given, rows, len(cells))
     columns = _columns(given, rows, n, file.seed, "devices.")
     sizes = {key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed) for key in ("shared", "personal")}
+    for key, size in sizes.items():
+        if not bool(((size >= 0) & (size <= _MOST_WEIGHTS)).all()):
+            rule = f"must be numbers of weights, 0 to {_MOST_WEIGHTS:g}"
+            raise ConfigError(f"model.{key} = {shown(getattr(model, key))} {rule}.")
     steps = {"steps": model.steps, "personal_steps": model.personal_steps, "probe_steps": model.probe_steps}
     return Scenario(
         devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
@@ -224,6 +231,8 @@ def _cells(file: BandsFile, count: int | None, place: str) -> Cells:
     for key, kind in (("bandwidth", "frequency"), ("wire_rate", "rate"), ("wire_delay", "time")):
         given = getattr(file, key)
         each = [quantity(one, f"{place}{key}", kind).si for one in (given if isinstance(given, list) else [given])]
+        if not each:
+            raise ConfigError(f"{place}{key} = [] is empty; give one value for each cell, or one.")
         if isinstance(given, list) and count not in (None, len(each)):
             raise ConfigError(f"{place}{key} has {len(each)} values for {count} cells; give one for each, or one.")
         values[key] = each if isinstance(given, list) else each[0]
@@ -235,26 +244,44 @@ def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tup
     if rows:
         n = len(next(iter(rows.values())))
         cell = rows.get("cell", [0] * n)
-        if not all(str(one).strip().isdigit() for one in cell):
-            raise ConfigError(f"devices.table: the column cell has {cell[:3]}; it must be whole numbers from 0.")
+        wrong = [text for text in map(str, cell) if not _is_cell(text)]
+        if wrong:
+            rule = "it must be whole numbers from 0"
+            raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
         return n, torch.tensor([int(one) for one in cell])
     count = file.count if file.count is not None else 10
     counts = count if isinstance(count, list) else [count // cells + (at < count % cells) for at in range(cells)]
-    if len(counts) != cells or min(counts) < 0 or sum(counts) < 1:
+    if len(counts) != cells or min(counts) < 0 or not 1 <= sum(counts) <= _MOST_DEVICES:
         raise ConfigError(f"devices.count = {count}: give how many there are in all, or a number for each of {cells} cells.")
     return sum(counts), torch.arange(cells).repeat_interleave(torch.tensor(counts))
 
 
+def _is_cell(text: str) -> bool:
+    """Whether a text is a whole number that a cell may have; "²" is a digit, but no decimal."""
+    return text.strip().isdecimal() and len(text.strip()) <= 9
+
+
 def _table(path: Path, known: Sequence[str], place: str) -> dict[str, list[Any]]:
     try:
-        with open(path, newline="") as file:
-            lines = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{place}: cannot read {path}: {error}.") from error
-    if not lines or (unknown := set(lines[0]) - set(known)) or any(None in line.values() for line in lines):
-        what = "it has no rows" if not lines else f"unknown columns {sorted(map(str, unknown))}" if unknown else "a row is short"
-        raise ConfigError(f"{place} {path}: {what}; known columns are {', '.join(sorted(known))}.")
-    return {key: [line[key] for line in lines] for key in lines[0]}
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            rows = [cells for cells in reader if cells]
+    except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
+        raise ConfigError(f"{place}: cannot read {shown(str(path))}: {error}.") from error
+    unknown = sorted(set(header) - set(known))
+    trouble = ""
+    if not rows:
+        trouble = "it has no rows"
+    elif unknown:
+        trouble = f"unknown columns {shown(unknown)}"
+    elif len(set(header)) < len(header):
+        trouble = f"a column is named twice among {shown(header)}"
+    elif wrong := [number for number, cells in enumerate(rows, 1) if len(cells) != len(header)]:
+        trouble = f"row {wrong[0]} has {len(rows[wrong[0] - 1])} cells where the header has {len(header)}"
+    if trouble:
+        raise ConfigError(f"{place} {path}: {trouble}; known columns are {', '.join(sorted(known))}.")
+    return {name: [cells[column] for cells in rows] for column, name in enumerate(header)}
 
 
 def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
@@ -266,7 +293,11 @@ def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
         if len(set(units)) > 1:
             raise ConfigError(f"{name} = {value} has the units {', '.join(units)}; write all values in one.")
         drawn = Spread(next(iter(value)), tuple(numbers)).draw(draws.key(seed, name), torch.arange(n))
-        return torch.tensor([to_si(one, units[0]) for one in drawn.tolist()], dtype=torch.float64) if units[0] else drawn
+        if units[0]:
+            drawn = torch.tensor([to_si(one, units[0]) for one in drawn.tolist()], dtype=torch.float64)
+        if not drawn.isfinite().all():
+            raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")
+        return drawn
     each = [_si(one, name, kind) for one in (value if isinstance(value, list) else [value])]
     if len(each) not in (1, n) or (isinstance(value, list) and len(each) != n):
         raise ConfigError(f"{name} has {len(each)} values for {n} devices; give one for each, or one.")
@@ -281,9 +312,12 @@ def _number(value: Any, name: str, kind: str) -> tuple[float, str]:
     try:
         if isinstance(value, bool):
             raise TypeError
-        return float(value), ""
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} = {value!r} must be a number.") from error
+        number = float(value)
+        if not (number == 0 or _SMALLEST <= abs(number) <= _LARGEST):  # which NaN is not
+            raise ValueError
+        return number, ""
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name} = {shown(value)} must be a finite number, of size {_LARGEST:g} at most.") from error
 
 
 def _si(value: Any, name: str, kind: str) -> float:

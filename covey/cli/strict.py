@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import json
+import math
 import tomllib
 import types
 import typing
@@ -13,10 +15,53 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from covey.errors import ConfigError
+from covey.errors import ConfigError, shown
 
 T = typing.TypeVar("T", bound=BaseModel)
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+
+_DEEPEST = 32  # tables and lists inside each other; what a file may say has at most six
+
+
+def parsed(text: str, name: object) -> dict[str, Any]:
+    """The table in a text of TOML; `name` is what an error calls the text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {error}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} has tables or lists too deep inside each other.") from error
+    except ValueError as error:  # of a whole number with thousands of digits
+        raise ConfigError(f"{name} has a number that cannot be read: {error}.") from error
+
+
+def check_plain(table: Mapping[str, Any]) -> None:
+    """Refuse what no field takes, wherever it stands: great depths, dates, numbers not finite.
+
+    TOML itself asks for no whole number beyond 64 bits.
+
+    >>> check_plain({"algorithm": {"lr": float("inf")}})
+    Traceback (most recent call last):
+    covey.errors.ConfigError: algorithm.lr = inf must be a finite number, a whole one of 64 bits at most.
+    """
+    # A stack, because Python's own is too short for hostile depths.
+    left: list[tuple[str, Any, int]] = [("", table, 0)]
+    while left:
+        place, value, depth = left.pop()
+        if isinstance(value, Mapping | list):
+            if depth > _DEEPEST:
+                raise ConfigError(f"{place[:100]}... has tables or lists too deep inside each other.")
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            left.extend((f"{place}.{key}".lstrip("."), item, depth + 1) for key, item in items)
+        elif isinstance(value, datetime.date | datetime.time):
+            rule = "is a date or a time, which no field takes; put text in quotes"
+            raise ConfigError(f"{place} = {value} {rule}.")
+        elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
+            finite = isinstance(value, float) and math.isfinite(value)
+            if not finite:
+                rule = "must be a finite number, a whole one of 64 bits at most"
+                raise ConfigError(f"{place} = {shown(value)} {rule}.")
 
 
 def apply(table: dict[str, Any], change: str) -> None:
@@ -33,6 +78,8 @@ def apply(table: dict[str, Any], change: str) -> None:
         new = tomllib.loads(f"x = {value}")["x"]
     except tomllib.TOMLDecodeError:
         new = value.strip()
+    except (ValueError, RecursionError):
+        new = parsed(f"x = {value}", shown(change))["x"]  # which says what is wrong
     if last == "name" and parents and table.get("name") not in (None, new):
         table.clear()  # another algorithm's fields would be unknown to this one
     table[last] = new
@@ -77,7 +124,9 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     if mine[0]["type"] == "missing":
         return f"{prefix}{place} is missing and has no default; add it to the file."
     verb = ":" if mine[0]["type"] == "value_error" else " must be"
-    return f"{prefix}{place} = {spell(mine[0]['input'])}{verb} {' or '.join(rules)}{fix}."
+    value = spell(mine[0]["input"])
+    value = value if len(value) <= 200 else f"{value[:200]}..."
+    return f"{prefix}{place} = {value}{verb} {' or '.join(rules)}{fix}."
 
 
 _NOISE = {"int", "float", "str", "bool", "none", "constrained-str"}

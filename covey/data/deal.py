@@ -1,12 +1,16 @@
 """Partitions by name: what a configuration file calls them, what each takes, and the parts they give.
 
-A partition's function takes the labels, a seed and, by keyword, what the user may choose; its defaults are the paper's.
+A partition's function takes the labels, a seed, the share of a device's training examples that
+validates and, by keyword, what the user may choose; its defaults are the paper's. Only a partition
+in which devices share training examples uses that share, because it has to set validation examples
+aside before it deals the rest; the others are cut device by device.
 `seed` counts repeats: 0 is the published draw where there is one, s is the draw of the published seed plus s.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +19,7 @@ from covey.data import recipes
 from covey.data.partition import SPLIT, Labels, Numbers, Split, Use
 from covey.data.recipes import Dealt
 from covey.data.shards import Part
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 PARTITIONS: dict[str, str] = {
     "iid": "all devices alike: everything shuffled and dealt in near equal piles",
@@ -55,72 +59,83 @@ def deal(
     (10, [24, 24], [10, 10])
     """
     ways.check_split(split)
-    if seed < 0:
-        raise DataError(f"seed={seed}; give 0 or a positive whole number.")
+    if not ways.whole_within(seed, 0, math.inf):
+        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
     given = {"devices": devices, "labels": labels, "alpha": alpha, "writers": writers}
     chosen = {name: value for name, value in given.items() if value is not None}
     _check(partition, chosen, len(y))
-    dealt = _DEALS[partition](y, seed, **chosen)
+    share = split[1] / (split[0] + split[1]) if split[1] else 0.0
+    dealt = _DEALS[partition](y, seed, share, **chosen)
     if dealt.test is None:
         return ways.split(dealt.train, split=split, seed=seed)
-    train, validation = _validated(dealt.train, split, seed)
+    if dealt.validation is None:
+        train, validation = _validated(dealt.train, share, seed)
+    else:
+        train, validation = _shuffled(dealt.train, seed), _shuffled(dealt.validation, seed)
     return Part.of(train), Part.of(validation), Part.of(dealt.test)
 
 
-def _validated(piles: list[Numbers], split: Split, seed: int) -> tuple[list[Numbers], list[Numbers]]:
-    """Each pile cut in two, train and validation, in the proportion of the first two shares of `split`."""
-    share = split[1] / (split[0] + split[1]) if split[1] else 0.0
-    shuffled = [ways.generator(seed, Use.VALIDATION, device).permutation(pile) for device, pile in enumerate(piles)]
+def _shuffled(piles: list[Numbers], seed: int) -> list[Numbers]:
+    """Each pile in random order: dealt label by label, cyclic batches would have one label each."""
+    draws = [ways.generator(seed, Use.VALIDATION, device) for device in range(len(piles))]
+    return [draw.permutation(pile) for draw, pile in zip(draws, piles, strict=True)]
+
+
+def _validated(piles: list[Numbers], share: float, seed: int) -> tuple[list[Numbers], list[Numbers]]:
+    """Each pile cut in two, train and validation, of which validation has this share."""
+    shuffled = _shuffled(piles, seed)
     cuts = [max(len(pile) - round(len(pile) * share), min(len(pile), 1)) for pile in piles]
     pairs = list(zip(shuffled, cuts, strict=True))
     return [pile[:cut] for pile, cut in pairs], [pile[cut:] for pile, cut in pairs]
 
 
-def _iid(y: Labels, seed: int, *, devices: int = 20) -> Dealt:
+def _iid(y: Labels, seed: int, share: float, *, devices: int = 20) -> Dealt:
     return Dealt(ways.iid(len(y), devices, seed))
 
 
-def _labels(y: Labels, seed: int, *, devices: int = 20, labels: int = 2) -> Dealt:
+def _labels(y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 2) -> Dealt:
     return Dealt(ways.by_labels(y, devices=devices, labels=labels, seed=seed))
 
 
-def _dirichlet(y: Labels, seed: int, *, devices: int = 20, alpha: float = 0.1) -> Dealt:
+def _dirichlet(y: Labels, seed: int, share: float, *, devices: int = 20, alpha: float = 0.1) -> Dealt:
     return Dealt(ways.dirichlet(y, devices=devices, alpha=alpha, seed=seed))
 
 
-def _legacy2020(y: Labels, seed: int) -> Dealt:
+def _legacy2020(y: Labels, seed: int, share: float) -> Dealt:
     return recipes.legacy2020(y, seed=1 + seed)
 
 
-def _disjoint(y: Labels, seed: int) -> Dealt:
+def _disjoint(y: Labels, seed: int, share: float) -> Dealt:
     return recipes.disjoint(y, seed=1 + seed)
 
 
-def _power_law(y: Labels, seed: int, *, devices: int = 1000) -> Dealt:
+def _power_law(y: Labels, seed: int, share: float, *, devices: int = 1000) -> Dealt:
     return recipes.power_law(y, devices=devices, seed=seed)
 
 
-def _sfedhp1(y: Labels, seed: int, *, devices: int = 20, labels: int = 5) -> Dealt:
-    return recipes.sfedhp(y, setting=1, devices=devices, labels=labels, seed=seed)
+def _sfedhp1(y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 5) -> Dealt:
+    sizes = {"devices": devices, "labels": labels}
+    return recipes.sfedhp(y, setting=1, validation_share=share, seed=seed, **sizes)
 
 
-def _sfedhp2(y: Labels, seed: int, *, devices: int = 20, labels: int = 5) -> Dealt:
-    return recipes.sfedhp(y, setting=2, devices=devices, labels=labels, seed=seed)
+def _sfedhp2(y: Labels, seed: int, share: float, *, devices: int = 20, labels: int = 5) -> Dealt:
+    sizes = {"devices": devices, "labels": labels}
+    return recipes.sfedhp(y, setting=2, validation_share=share, seed=seed, **sizes)
 
 
-def _permfl(y: Labels, seed: int, *, devices: int = 40, labels: int = 2) -> Dealt:
+def _permfl(y: Labels, seed: int, share: float, *, devices: int = 40, labels: int = 2) -> Dealt:
     return recipes.permfl(y, devices=devices, labels=labels, seeds=(5 + seed, 9 + seed))
 
 
-def _permfl_cifar100(y: Labels, seed: int, *, devices: int = 350, labels: int = 3) -> Dealt:
+def _permfl_cifar100(y: Labels, seed: int, share: float, *, devices: int = 350, labels: int = 3) -> Dealt:
     return recipes.permfl_cifar100(y, devices=devices, labels=labels, seed=1 + seed)
 
 
-def _permfl_femnist(y: Labels, seed: int, *, devices: int = 3500, labels: int = 3) -> Dealt:
+def _permfl_femnist(y: Labels, seed: int, share: float, *, devices: int = 3500, labels: int = 3) -> Dealt:
     return recipes.permfl_femnist(y, devices=devices, labels=labels, seed=1 + seed)
 
 
-def _writer(y: Labels, seed: int, *, writers: Labels) -> Dealt:
+def _writer(y: Labels, seed: int, share: float, *, writers: Labels) -> Dealt:
     return recipes.by_writer(writers)
 
 
@@ -151,10 +166,10 @@ def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:
         raise DataError(f"partition={partition!r}; choose one of {', '.join(_DEALS)}.")
     for name, value in chosen.items():
         if name not in _takes(partition):
-            shown = f"{name}={value}" if isinstance(value, int | float) else name
+            what = f"{name}={shown(value)}" if isinstance(value, int | float) else name
             users = ", ".join(other for other in _DEALS if name in _takes(other))
             raise DataError(
-                f"{shown} means nothing to partition {partition!r}; leave it out, or choose one that takes it: {users}."
+                f"{what} means nothing to partition {partition!r}; leave it out, or choose one that takes it: {users}."
             )
     if partition == "writer" and len(chosen.get("writers", ())) != examples:
         raise DataError(

@@ -19,7 +19,7 @@ from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
 from covey.data.table_readers import read
 from covey.data.tables import Columns, Faults, Table, check_named
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 
 def files(
@@ -59,7 +59,7 @@ def files(
     """
     columns, where, faults = Columns(label, device, edge, part, _tuple(features)), Path(path).expanduser(), Faults()
     _check_options(columns, classes, regression=regression)
-    table = folder_table(where, columns, faults) if where.is_dir() else _table(where, columns, faults)
+    table = folder_table(where, columns, faults) if _is_folder(where) else _table(where, columns, faults)
     goal = _goal(table, classes, faults, regression=regression)
     homes = _homes(table)
     parts = _parts(table, homes, split=split, seed=seed)
@@ -116,6 +116,13 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     """The features, scaled in the type they were read in: a time in seconds since 1970 needs more than a float32 until then."""
     values = torch.from_numpy(table.x)
     return (values if scale is None else scale(values)).to(torch.float32)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError) as error:  # a name too long, or with a byte that no name has
+        raise DataError(f"path = {shown(str(path))} cannot be looked up: {error!s:.100}.") from error
 
 
 def _table(path: Path, columns: Columns, faults: Faults) -> Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import struct
 import tarfile
 import zipfile
@@ -19,7 +20,7 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from covey.data import catalog, pickles
+from covey.data import catalog, npz, pickles
 from covey.data.catalog import Known
 from covey.data.extras import needed
 from covey.data.places import Found
@@ -32,6 +33,7 @@ Files = Sequence[Path]
 
 _SIDE = 28
 _BLOCK = 2**20
+_LARGEST_MEMBER = 2**30  # bytes; the largest of CIFAR's files has 155 million
 
 
 class Arrays(NamedTuple):
@@ -70,7 +72,9 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
         magic = stream.read(4)
         if magic != bytes([0, 0, 8, axes]):
             raise DataError(f"{name} begins with {magic!r}, so it is not an idx file of bytes with {axes} axes; get it again.")
-        array = np.empty(struct.unpack(f">{axes}I", stream.read(4 * axes)), dtype=np.uint8)
+        shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
+        npz.check_memory(math.prod(shape), name)
+        array = np.empty(shape, dtype=np.uint8)
         room, filled = array.reshape(-1).data, 0
         while filled < len(room) and (block := stream.read(min(len(room) - filled, _BLOCK))):
             room[filled : filled + len(block)] = block
@@ -144,7 +148,7 @@ def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Array
         if lacking := {"data", labels} - found.keys():
             raise DataError(f"{name} has no {lacking.pop()!r}, only {', '.join(found)}; get the official file again.")
         with named(name):
-            pairs.append((found["data"].reshape(-1, 3, 32, 32), np.asarray(found[labels], dtype=np.int64)))
+            pairs.append((found["data"].reshape(-1, 3, 32, 32), _labels(found[labels])))
         names.append(name)
     return _joined(pairs, names)
 
@@ -156,9 +160,12 @@ def _emnist_matlab(files: Files) -> Arrays:
     with named(path):
         data = scipy.loadmat(path, simplify_cells=True)["dataset"]
         parts = [{key: np.asarray(value) for key, value in data[part].items()} for part in ("train", "test")]
-        pairs = [(_upright(part["images"].reshape(-1, _SIDE, _SIDE)), part["labels"].reshape(-1)) for part in parts]
-        who = np.concatenate([part["writers"].reshape(-1) for part in parts])
-    arrays = _joined(pairs, [f"{path} (train)", f"{path} (test)"])
+        images = [_upright(part["images"].reshape(-1, _SIDE, _SIDE)) for part in parts]
+        labels = [_labels(part["labels"].reshape(-1)) for part in parts]
+        who = _labels(np.concatenate([part["writers"].reshape(-1) for part in parts]))
+    arrays = _joined(list(zip(images, labels, strict=True)), [f"{path} (train)", f"{path} (test)"])
+    if len(who) != len(arrays.y):
+        raise DataError(f"{path} has {len(who)} writers for {len(arrays.y)} images; get it again.")
     numbers, writers = np.unique(who, return_inverse=True)
     return arrays._replace(writers=writers.astype(np.int64), writer_names=tuple(str(number) for number in numbers))
 
@@ -170,13 +177,27 @@ def _leaf(files: Files) -> Arrays:
         with named(path):
             data = json.loads(path.read_bytes())["user_data"]
             for writer, examples in data.items():
-                pairs.append((_pixels(examples["x"]), np.asarray(examples["y"], dtype=np.int64)))
+                pairs.append((_pixels(examples["x"]), _labels(examples["y"])))
                 writers.append((writer, str(path)))
     names = tuple(dict.fromkeys(writer for writer, _ in writers))
     number = {name: at for at, name in enumerate(names)}
     arrays = _joined(pairs, [f"{path} ({writer})" for writer, path in writers])
     who = np.repeat([number[writer] for writer, _ in writers], [len(y) for _, y in pairs])
     return arrays._replace(train=len(arrays.y), writers=who, writer_names=names)
+
+
+def _labels(values: Any) -> Numbers:
+    """Labels as int64; a ValueError if they are not whole numbers on one axis."""
+    if isinstance(values, list) and any(isinstance(value, list | dict) for value in values):
+        # Lists of the same lists, a few bytes in a file, would be multiplied out by numpy.
+        raise ValueError("its labels are lists, not numbers")
+    array = np.asarray(values)
+    whole = array.dtype.kind in "iu"
+    if array.dtype.kind == "f":
+        whole = bool((array == np.rint(array)).all())
+    if array.ndim != 1 or not whole or not (np.abs(array) < 2**53).all():
+        raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not whole numbers")
+    return array.astype(np.int64)
 
 
 def _pixels(fractions: list[list[float]]) -> Bytes:
@@ -191,6 +212,8 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
     for (x, y), name in zip(pairs, names, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name} has {len(y)} labels for {len(x)} images; get it again, or the images beside it.")
+        if x.dtype != np.uint8:
+            raise DataError(f"{name} has images of {x.dtype}, not of bytes; get it again.")
     if not pairs:
         raise DataError("there is no example in any of the files; get them again.")
     shape = pairs[0][0].shape[1:]
@@ -214,6 +237,8 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
     with named(path), tarfile.open(path) as archive:
         for entry in archive:  # in its own order: going back would mean unpacking again from the start
             if (name := Path(entry.name).name) in members and (stream := archive.extractfile(entry)):
+                if entry.size > _LARGEST_MEMBER:
+                    raise DataError(f"{path}: {name} would have {entry.size:,} bytes; get it again.")
                 there[name] = stream.read()
     if lacking := [name for name in members if name not in there]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; get it again.")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import uuid
-import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from covey.data import npz
 from covey.data.formats import Arrays, named
 from covey.errors import DataError
 
@@ -43,14 +41,25 @@ def read(path: Path, source: str | None = None) -> Arrays | None:
     """The examples kept there; None where there are none, or they came from another source than this."""
     if not path.is_file():
         return None
-    with named(path, "delete it"), zipfile.ZipFile(path) as archive:
-        if source is not None and str(_entry(archive, "source")) != source:
+    with named(path, "delete it"):
+        if source is not None and str(npz.arrays(path, ["source"])["source"]) != source:
             return None
-        who, names = _entry(archive, "writers"), _entry(archive, "writer_names")
-        x, y, train = (_entry(archive, name) for name in ("x", "y", "train"))
-        return Arrays(x, y, int(train), who if len(who) else None, tuple(names.tolist()))
+        kept = npz.arrays(path, ["x", "y", "train", "writers", "writer_names"])
+        _check(kept)
+        who = kept["writers"] if len(kept["writers"]) else None
+        names = tuple(kept["writer_names"].tolist())
+        return Arrays(kept["x"], kept["y"], int(kept["train"]), who, names)
 
 
-def _entry(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
-    with archive.open(f"{name}.npy") as stream:
-        return np.lib.format.read_array(stream, allow_pickle=False)
+def _check(kept: dict[str, npz.Array]) -> None:
+    """Raise unless these arrays are such as `write` keeps."""
+    x, y, who = kept["x"], kept["y"], kept["writers"]
+    if x.dtype != np.uint8 or x.ndim != 4:
+        raise ValueError(f"x is {x.dtype} of shape {x.shape}, not bytes with four axes")
+    for name, array in (("y", y), ("writers", who)):
+        if array.dtype != np.int64 or array.shape not in (x.shape[:1], (0,)):
+            raise ValueError(f"{name} is {array.dtype} of shape {array.shape} for {len(x)} images")
+    if len(y) != len(x) or not 0 <= int(kept["train"]) <= len(x):
+        raise ValueError(f"{len(x)} images, {len(y)} labels, {kept['train']} of them to train on")
+    if len(who) and not (who.min() >= 0 and who.max() < len(kept["writer_names"])):
+        raise ValueError("it names writers that it does not list")

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import torch
@@ -44,7 +45,8 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
             complain(row, f"label {labels[row]!r} is {_ODD[odd]}")
     if have["text"]:
         return sorted(kinds)
-    return None if have["fraction"] else sorted(kinds, key=lambda label: (int(label), label))
+    # As Decimal, because Python makes no int of thousands of digits.
+    return None if have["fraction"] else sorted(kinds, key=lambda label: (Decimal(label), label))
 
 
 def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Complain) -> Targets:

@@ -1,4 +1,4 @@
-"""Who holds the same examples as whom, and whose test examples somebody else has trained on."""
+"""Which examples several devices hold, and which test or validation examples another trains on."""
 
 from __future__ import annotations
 
@@ -19,29 +19,62 @@ class Overlaps:
     tested: int  # examples that somebody is tested on
     leaks: int  # of these, those that another device has for training or validation
     pairs: int  # (tested device, other device) between which there is such an example
+    validated: int  # examples that somebody validates on
+    validation_leaks: int  # of these, those that another device trains on
+    validation_pairs: int  # (validated device, training device) with such an example
+    reused: int  # examples that one and the same device has in two of its parts
 
 
 def overlaps(shards: Shards) -> Overlaps:
-    """How many examples several devices hold, and how many test examples leak into another device's training.
+    """How many examples several devices hold, and how many leak into another device's training.
 
     >>> import torch
     >>> from covey.data import Part
-    >>> parts = Part.of([[0, 1], [1, 2]]), Part.of([[], []]), Part.of([[3], [0, 3]])
-    >>> overlaps(Shards(torch.zeros(4, 1), torch.zeros(4), *parts))
-    Overlaps(held=4, shared=3, tested=2, leaks=1, pairs=1)
+    >>> parts = Part.of([[0, 1], [1, 2]]), Part.of([[4], [1]]), Part.of([[3], [0, 3]])
+    >>> found = overlaps(Shards(torch.zeros(5, 1), torch.zeros(5), *parts))
+    >>> found.held, found.shared
+    (5, 3)
+    >>> found.tested, found.leaks, found.pairs
+    (2, 1, 1)
+    >>> found.validated, found.validation_leaks, found.validation_pairs, found.reused
+    (2, 1, 1, 1)
     """
-    held, test, used = _entries(shards, SPLITS), _entries(shards, ("test",)), _entries(shards, ("train", "validation"))
-    n, devices = len(shards.x), shards.devices
-    owners, testers, users = (np.bincount(entries // devices, minlength=n) for entries in (held, test, used))
-    both = np.bincount(np.intersect1d(test, used, assume_unique=True) // devices, minlength=n)
-    leaks = testers * users > both  # some tester and some user of the example are two devices
+    train, validation, test = (_entries(shards, (split,)) for split in SPLITS)
+    used = _entries(shards, ("train", "validation"))
+    owners = _counts(_entries(shards, SPLITS), shards)
+    tested, leaks, pairs = _leaks(test, used, shards)
+    validated, validation_leaks, validation_pairs = _leaks(validation, train, shards)
+    twice = np.concatenate([_common(train, validation), _common(used, test)])
     return Overlaps(
         held=int(np.count_nonzero(owners)),
         shared=int(np.count_nonzero(owners > 1)),
-        tested=int(np.count_nonzero(testers)),
-        leaks=int(np.count_nonzero(leaks)),
-        pairs=_pairs(test[leaks[test // devices]], used, users, devices),
+        tested=tested,
+        leaks=leaks,
+        pairs=pairs,
+        validated=validated,
+        validation_leaks=validation_leaks,
+        validation_pairs=validation_pairs,
+        reused=len(np.unique(twice // shards.devices)),
     )
+
+
+def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, int]:
+    """The number of judged examples, of those that another device uses, and of such pairs."""
+    judges, users = _counts(judged, shards), _counts(used, shards)
+    both = _counts(_common(judged, used), shards)
+    leaks = judges * users > both  # some judge and some user of the example are two devices
+    leaked = judged[leaks[judged // shards.devices]]
+    pairs = _pairs(leaked, used, users, shards.devices)
+    return int(np.count_nonzero(judges)), int(np.count_nonzero(leaks)), pairs
+
+
+def _counts(entries: Numbers, shards: Shards) -> Numbers:
+    """How many devices have each example, [examples]."""
+    return np.bincount(entries // shards.devices, minlength=len(shards.x))
+
+
+def _common(some: Numbers, others: Numbers) -> Numbers:
+    return np.intersect1d(some, others, assume_unique=True)
 
 
 def _entries(shards: Shards, splits: tuple[str, ...]) -> Numbers:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from covey.data import partition
 from covey.data.partition import SPLIT, Split
-from covey.data.shards import Part, Shards, some
-from covey.errors import DataError
+from covey.data.shards import MOST_CLASSES, Part, Shards, some
+from covey.errors import DataError, shown
 
 Array = Tensor | npt.NDArray[Any]
 Pairs = Sequence[tuple[Array, Array]]
@@ -35,7 +35,7 @@ def own(devices: Pairs, *, split: Split = SPLIT, seed: int = 0, classes: int | N
     pairs = _converted(devices, "own")
     _check_filled(pairs)
     train, validation, test = partition.split(_pieces(pairs), split=split, seed=seed)
-    x, y = _joined(pairs)
+    x, y = _joined(pairs, len(pairs))
     return Shards(x, y, train, validation, test, classes=_classes(y, classes), name=name)
 
 
@@ -53,18 +53,19 @@ def own_parts(
     >>> own_parts(train=[one, one], test=[one, one]).test.counts().tolist()
     [3, 3]
     """
-    ready, n = _converted(train, "train"), len(train)
+    ready = _converted(train, "train")
+    n = len(ready)
     _check_filled(ready)
     pairs = [*ready, *_ready(validation, "validation", devices=n), *_ready(test, "test", devices=n)]
     parts = [Part.of(_pieces(pairs)[start : start + n]) for start in (0, n, 2 * n)]
-    x, y = _joined(pairs)
+    x, y = _joined(pairs, n)
     return Shards(x, y, parts[0], parts[1], parts[2], classes=_classes(y, classes), name=name)
 
 
 def _ready(pairs: Pairs | None, split: str, *, devices: int) -> list[tuple[Tensor, Tensor]]:
     if pairs is None:
         return [(torch.empty(0), torch.empty(0))] * devices
-    if len(pairs) != devices:
+    if len(_listed(pairs, split)) != devices:
         raise DataError(
             f"{split} has {len(pairs)} devices and train has {devices}; give a device without examples a pair of empty arrays."
         )
@@ -73,8 +74,11 @@ def _ready(pairs: Pairs | None, split: str, *, devices: int) -> list[tuple[Tenso
 
 def _converted(pairs: Pairs, what: str) -> list[tuple[Tensor, Tensor]]:
     ready = []
-    for device, (given_x, given_y) in enumerate(pairs):
-        x, y = _tensor(given_x, f"{what}: x of device {device}"), _tensor(given_y, f"{what}: y of device {device}")
+    for device, pair in enumerate(_listed(pairs, what)):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise DataError(f"{what}: device {device} is {shown(pair)}; give a pair of arrays (x, y).")
+        x = _tensor(pair[0], f"{what}: x of device {device}")
+        y = _tensor(pair[1], f"{what}: y of device {device}")
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
             raise DataError(
                 f"{what}: device {device} has x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; "
@@ -84,28 +88,56 @@ def _converted(pairs: Pairs, what: str) -> list[tuple[Tensor, Tensor]]:
     return ready
 
 
-def _tensor(array: Array, what: str) -> Tensor:
+def _listed(pairs: Any, what: str) -> Sequence[Any]:
+    if not isinstance(pairs, list | tuple):
+        raise DataError(f"{what} is a {type(pairs).__name__}; give a list with one pair (x, y) per device.")
+    return pairs
+
+
+def _tensor(array: Any, what: str) -> Tensor:
     if isinstance(array, Tensor):
-        return array.detach().cpu()
-    array = np.asarray(array)
+        return _plain(array, what)
+    if np.ma.is_masked(array):
+        raise DataError(f"{what} has masked values, which would be taken as they are; fill or drop them.")
+    try:
+        array = np.asarray(array)
+    except ValueError as error:  # of lists of different lengths
+        raise DataError(f"{what} is no array: {error}; give one row of as many numbers per example.") from error
     if array.dtype.kind not in "fiub":
         raise DataError(f"{what} is an array of {array.dtype}; give numbers, as in array.astype('float32').")
     # Copied: torch wants its own byte order, positive strides and memory it may write to.
     dtype = np.dtype(np.float32) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
-    return torch.from_numpy(array.astype(dtype, order="C"))
+    with np.errstate(over="ignore"):
+        copy = array.astype(dtype, order="C")
+    if array.dtype.kind == "f":
+        lost = np.isfinite(array) & ~np.isfinite(copy)
+        if lost.any():
+            raise DataError(f"{what} has {array[lost][0]:g}, too large for float32; scale it.")
+    return torch.from_numpy(copy)
 
 
-def _joined(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _plain(tensor: Tensor, what: str) -> Tensor:
+    odd = tensor.layout != torch.strided or tensor.device.type == "meta"
+    if odd or tensor.is_complex() or tensor.is_quantized:
+        have = f"{tensor.dtype}, {tensor.layout} on {tensor.device.type}"
+        raise DataError(f"{what} is a tensor of {have}; give a plain one of real numbers.")
+    return tensor.detach().cpu()
+
+
+def _joined(pairs: list[tuple[Tensor, Tensor]], devices: int) -> tuple[Tensor, Tensor]:
+    """All examples, of pairs that go through the devices once for each part."""
     # A pair without examples says nothing about shapes: an empty list of labels arrives as floats.
-    filled = [pair for pair in pairs if len(pair[0])]
-    for x, y in filled:
-        for what, have, want in (("x", x, filled[0][0]), ("y", y, filled[0][1])):
+    filled = [(place % devices, *pair) for place, pair in enumerate(pairs) if len(pair[0])]
+    first, first_x, first_y = filled[0]
+    for device, x, y in filled:
+        for what, have, want in (("x", x, first_x), ("y", y, first_y)):
             if have.dtype != want.dtype or have.shape[1:] != want.shape[1:]:
                 raise DataError(
-                    f"{what} of one device is {want.dtype} with examples of shape {tuple(want.shape[1:])}, of another "
-                    f"{have.dtype} with {tuple(have.shape[1:])}; give all devices the same type and shape."
+                    f"{what} of device {first} is {want.dtype} with examples of shape {tuple(want.shape[1:])}, "
+                    f"of device {device} {have.dtype} with {tuple(have.shape[1:])}; "
+                    "give all devices the same type and shape."
                 )
-    return torch.cat([x for x, _ in filled]), torch.cat([y for _, y in filled])
+    return torch.cat([x for _, x, _ in filled]), torch.cat([y for _, _, y in filled])
 
 
 def _pieces(pairs: list[tuple[Tensor, Tensor]]) -> list[npt.NDArray[np.int64]]:
@@ -116,7 +148,11 @@ def _pieces(pairs: list[tuple[Tensor, Tensor]]) -> list[npt.NDArray[np.int64]]:
 def _classes(y: Tensor, classes: int | None) -> int | None:
     if classes is not None or y.is_floating_point():
         return classes
-    return int(y.max()) + 1
+    largest = int(y.max())
+    if largest >= MOST_CLASSES:
+        rule = "number the classes from 0, or give float targets for regression"
+        raise DataError(f"the largest label is {largest}, which would mean as many classes; {rule}.")
+    return max(largest + 1, 1)  # a negative label is refused later, with its place
 
 
 def _check_filled(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -16,13 +16,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from covey.data.shards import Part
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 Numbers = npt.NDArray[np.int64]
 Labels = Tensor | npt.NDArray[Any]
 Split = tuple[float, float, float]
 
 SPLIT: Split = (0.6, 0.15, 0.25)  # train, validation, test: with validation joined to train, the papers' 75/25
+
+
+_LARGEST_ALPHA = 1e9
 
 
 class Use(IntEnum):
@@ -84,8 +87,9 @@ def dirichlet(y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: 
     """
     y = checked(y)
     check_devices(devices, len(y))
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise DataError(f"alpha={alpha}, but Dir(alpha) needs a positive number; 0.1 is uneven, 100 nearly even.")
+    if not within(alpha, 0, _LARGEST_ALPHA) or alpha == 0:
+        rule = f"Dir(alpha) needs a positive number, {_LARGEST_ALPHA:g} at most"
+        raise DataError(f"alpha={shown(alpha)}, but {rule}; 0.1 is uneven, 100 nearly even.")
     if not 0 <= minimum * devices <= len(y):
         raise DataError(
             f"minimum={minimum} examples for each of {devices} devices, but there are {len(y)} examples; "
@@ -151,9 +155,24 @@ def _lowered(sizes: Numbers, by: int) -> Numbers:
 
 def generator(seed: int, *address: int) -> np.random.Generator:
     """Draws that belong to a seed and an address, such as a use and a device, and to nothing else."""
-    if seed < 0:
-        raise DataError(f"seed={seed}; give 0 or a positive whole number.")
+    if not whole_within(seed, 0, math.inf):
+        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
     return np.random.default_rng([seed, *address])
+
+
+def within(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a plain number in [low, high]: not NaN, no text, no truth value.
+
+    >>> within(0.5, 0, 1), within(True, 0, 1), within("1", 0, 1), within(math.nan, 0, 1)
+    (True, False, False, False)
+    """
+    kind = isinstance(value, int | float | np.integer | np.floating)
+    return kind and not isinstance(value, bool) and bool(low <= value <= high)
+
+
+def whole_within(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a whole number in [low, high]."""
+    return isinstance(value, int | np.integer) and within(value, low, high)
 
 
 def checked(y: Labels) -> Numbers:
@@ -169,20 +188,21 @@ def checked(y: Labels) -> Numbers:
 
 def check_labels(labels: int, classes: int) -> None:
     """An error if a device cannot own so many labels."""
-    if not 1 <= labels <= classes:
-        raise DataError(f"labels={labels} per device, but y has {classes} classes; give 1 to {classes}.")
+    if not whole_within(labels, 1, classes):
+        raise DataError(f"labels={shown(labels)} per device, but y has {classes} classes; give 1 to {classes}.")
 
 
 def check_devices(devices: int, examples: int) -> None:
     """An error if the examples cannot be dealt to so many devices."""
-    if devices < 1:
-        raise DataError(f"devices={devices}; give at least 1.")
+    if not whole_within(devices, 1, math.inf):
+        raise DataError(f"devices={shown(devices)}; give a whole number of at least 1.")
     if devices > examples:
-        raise DataError(f"devices={devices}, but there are only {examples} examples; give at most {examples} devices.")
+        raise DataError(f"devices={shown(devices)}, but there are only {examples} examples; give at most {examples} devices.")
 
 
 def check_split(split: Split) -> None:
     """An error if a split is not three shares of a whole."""
-    # Not < 0 rather than >= 0, so that NaN is refused too.
-    if len(split) != 3 or not all(share >= 0 for share in split) or not math.isclose(sum(split), 1, abs_tol=1e-6):
-        raise DataError(f"split={split}; give three fractions (train, validation, test), none negative, that sum to 1.")
+    listed = isinstance(split, list | tuple) and len(split) == 3
+    shares = listed and all(within(share, 0, 1) for share in split)
+    if not shares or not math.isclose(sum(split), 1, abs_tol=1e-6):
+        raise DataError(f"split={shown(split)}; give three fractions (train, validation, test), none negative, that sum to 1.")

@@ -1,16 +1,18 @@
 """Python's own format of the CIFAR batches, read without running anything that such a file asks to run.
 
-A pickle is a program. This reader gives it lists, dictionaries, text and numbers, and in place of numpy's functions
-stand-ins that only note what they are given; whatever else a file asks for, it is refused.
+A pickle is a program. This reader runs the few operations that the official files use: they make
+lists, dictionaries, text and numbers, and in place of numpy's functions there are stand-ins that
+only note what they are given. Whatever else a file asks for, it is refused.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,22 +27,79 @@ def batch(data: bytes, name: str) -> dict[str, Any]:
     {'labels': [3, 1]}
     """
     try:
-        found = _Reader(data).load()
+        found = _loaded(data)
         if not isinstance(found, dict):
             raise TypeError(f"it holds a {type(found).__name__}, not a dictionary")
         return {_text(key): value.array() if isinstance(value, _Array) else value for key, value in found.items()}
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{name} is not a CIFAR batch: {error}; get the official file again.") from error
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{name} is not a CIFAR batch: {reason}; get the official file again.") from error
 
 
-class _Reader(pickle.Unpickler):
+# What pickle itself writes of dictionaries of lists, text, bytes, numbers and arrays. There are no
+# sets, and nothing that copies what is on the stack.
+_OPERATIONS = {
+    *("PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
+    *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"),
+    *("BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+}
+_CODES = {ord(operation.code): operation.name for operation in pickletools.opcodes}
+
+
+# The one written in Python: it keeps what a file numbers in a dictionary, where the one written in C
+# makes a list as long as the largest number, 2 GB for a file of 9 bytes.
+class _Reader(pickle._Unpickler):
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="bytes")  # the official files were written by Python 2
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.put([key, value])
+
+    def set_items(self) -> None:
+        self.put(self.pop_mark())
+
+    def dictionary(self) -> None:
+        items = self.pop_mark()
+        self.stack.append({})
+        self.put(items)
+
+    def put(self, items: list[Any]) -> None:
+        """Keys and values, in turn, into the dictionary on the stack."""
+        table = self.stack[-1]
+        if not isinstance(table, dict):
+            raise pickle.UnpicklingError(f"it sets items of a {type(table).__name__}")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            # A hundred bytes can make tuples of tuples whose hash takes years.
+            if not isinstance(key, str | bytes):
+                raise pickle.UnpicklingError(f"it has a key that is a {type(key).__name__}, not text")
+            table[key] = value
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
+        **{code: run for code, run in pickle._Unpickler.dispatch.items() if _CODES[code] in _OPERATIONS},
+        pickle.SETITEM[0]: set_item,
+        pickle.SETITEMS[0]: set_items,
+        pickle.DICT[0]: dictionary,
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs and which is not run")
         return _ALLOWED[module, name]
+
+
+def _loaded(data: bytes) -> Any:
+    try:
+        return _Reader(data).load()
+    except KeyError as error:  # the number of an operation, or of something to get again
+        raise pickle.UnpicklingError(f"it asks for {error}, which no batch has") from error
 
 
 class _StandIns:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.data.partition import Labels, Numbers, Use, check_devices, check_labels, checked, generator
+from covey.data.partition import Labels, Numbers, Use, check_devices, check_labels, checked, generator, within
 from covey.data.shards import some
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 PFEDME_DEVICES, PFEDME_LABELS, PFEDME_CLASSES = 20, 2, 10
 
@@ -24,10 +24,15 @@ SFEDHP = {1: (200, 800), 2: (900, 300)}
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """The example numbers of each device; `test` is None where all are in `train`, still to be split."""
+    """The example numbers of each device; `test` is None where all are in `train`, still to be split.
+
+    `validation` is None where it may be cut from each device's `train`, because no other device
+    trains on the same examples.
+    """
 
     train: list[Numbers]
     test: list[Numbers] | None = None
+    validation: list[Numbers] | None = None
 
 
 def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
@@ -99,31 +104,44 @@ def sfedhp(
     labels: int = 5,
     train_per_label: int | None = None,
     test_per_label: int | None = None,
+    validation_share: float = 0.0,
     seed: int = 0,
 ) -> Dealt:
-    """sFedHP's settings 1 (few images to train on) and 2 (many), by a test pool that nobody trains on.
+    """sFedHP's settings 1 (few images to train on) and 2 (many), by pools for each use.
 
     Per device and label, setting 1 has 200 images for training and 800 for testing, setting 2 has 900 and 300; half of
-    that where classes have 6,000 images or fewer on average, as in CIFAR-10. Each label's images are first cut into a test
-    pool and a training pool. Where they are too few for all owners (MNIST), the pools are in the proportion of what is
-    asked, and devices share images, as evenly as can be: training images with training images, test with test. One device
-    never has an image twice. The paper says neither how images repeat nor which labels a device owns.
+    that where classes have 6,000 images or fewer on average, as in CIFAR-10. `validation_share` of
+    the training images of each device and label validate instead. Each label's images are first cut
+    into a test, a validation and a training pool. Where they are too few for all owners (MNIST), the
+    pools are in the proportion of what is asked, and devices share images, as evenly as can be, but
+    only within a pool: nobody trains on what tests or validates anybody. One device never has an
+    image twice. The paper says neither how images repeat nor which labels a device owns.
 
     >>> dealt = sfedhp(np.repeat(np.arange(10), 60), train_per_label=2, test_per_label=3)
     >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
     ([10, 10, 10], [15, 15, 15])
     """
     pools, owned = _pools_and_owned(y, devices, labels)
-    train, test = _per_label(pools, setting, train_per_label, test_per_label)
+    asked, test = _per_label(pools, setting, train_per_label, test_per_label)
+    if not within(validation_share, 0, 1):
+        raise DataError(f"validation_share={shown(validation_share)}; give a share from 0 to 1.")
+    validation = min(round(asked * validation_share), asked - 1)
+    train = asked - validation
     draws = generator(seed, Use.SFEDHP)
     trained: list[list[Numbers]] = [[] for _ in owned]
+    validated: list[list[Numbers]] = [[] for _ in owned]
     tested: list[list[Numbers]] = [[] for _ in owned]
     for label, pool in enumerate(pools):
         owners = np.flatnonzero((owned == label).any(axis=1))
-        order, cut = draws.permutation(pool), _test_pool(label, len(pool), len(owners), train, test)
-        _hand_out(order[cut:], owners, train, trained)
-        _hand_out(order[:cut], owners, test, tested)
-    return Dealt(_joined(trained), _joined(tested))
+        _check_enough(label, len(pool), len(owners), asked, test)
+        order = draws.permutation(pool)
+        cut = _pool_size(len(pool), len(owners), test, rest=asked)
+        test_pool, others = order[:cut], order[cut:]
+        cut = _pool_size(len(others), len(owners), validation, rest=train)
+        _hand_out(others[cut:], owners, train, trained)
+        _hand_out(others[:cut], owners, validation, validated)
+        _hand_out(test_pool, owners, test, tested)
+    return Dealt(_joined(trained), _joined(tested), _joined(validated))
 
 
 def permfl(y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)) -> Dealt:
@@ -287,28 +305,32 @@ def _per_label(pools: list[Numbers], setting: int, train: int | None, test: int 
     return asked
 
 
-def _test_pool(label: int, images: int, owners: int, train: int, test: int) -> int:
-    """How many images of a label are for testing: what its owners ask for, or that part of too few."""
+def _check_enough(label: int, images: int, owners: int, train: int, test: int) -> None:
     if train + test > images and owners:
         raise DataError(
             f"label {label} has {images} examples, but sFedHP's partition gives every owner {train} for training and {test} "
             "for testing; give recipes.sfedhp a smaller train_per_label and test_per_label."
         )
-    if owners * (train + test) <= images:
-        return owners * test
-    return min(max(round(images * test / (train + test)), test), images - train)
+
+
+def _pool_size(images: int, owners: int, each: int, *, rest: int) -> int:
+    """How many of `images` are for a use of `each` per owner beside `rest`; their part of too few."""
+    if owners * (each + rest) <= images:
+        return owners * each
+    proportion = round(images * each / (each + rest))
+    return min(max(proportion, each), images - rest)
 
 
 def _hand_out(images: Numbers, owners: Numbers, each: int, piles: list[list[Numbers]]) -> None:
     """`each` images to every owner's pile in turn, from the beginning again when they run out."""
-    for at, u in enumerate(owners):
-        piles[u].append(images[np.arange(at * each, (at + 1) * each) % len(images)])
+    for turn, owner in enumerate(owners if each else ()):
+        piles[owner].append(images[np.arange(turn * each, (turn + 1) * each) % len(images)])
 
 
 def _older(seed: int) -> np.random.RandomState:
     """The generator that the published codes used."""
     if not 0 <= seed < 2**32:
-        raise DataError(f"seed={seed}; give a whole number from 0 to {2**32 - 1}.")
+        raise DataError(f"seed={shown(seed)}; give a whole number from 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)
 
 

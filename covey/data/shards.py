@@ -14,9 +14,10 @@ from torch import Tensor
 
 from covey import native
 from covey.data.scaling import Scaling
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, DataError, shown
 
 SPLITS = ("train", "validation", "test")
+MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Part:
     @staticmethod
     def of(pieces: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Part:
         """The part in which device d holds the examples pieces[d]."""
-        arrays = [np.asarray(piece, dtype=np.int64) for piece in pieces]
+        arrays = [_example_numbers(piece, device) for device, piece in enumerate(pieces)]
         offset = np.cumsum([0] + [len(array) for array in arrays], dtype=np.int64)
         index = np.concatenate([np.empty(0, dtype=np.int64), *arrays])
         return Part(torch.from_numpy(index), torch.from_numpy(offset))
@@ -101,13 +102,17 @@ class Shards:
         _check_parts(self)
         _check_features(self.x, self.y)
         _check_indices(self)
-        _check_finite("x", self.x)
-        if self.edges and sum(self.edges) != self.devices:
-            raise DataError(f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, the data {self.devices}.")
+        _check_finite("x", self.x, self)
+        if self.edges and (min(self.edges) < 1 or sum(self.edges) != self.devices):
+            raise DataError(
+                f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, the data {self.devices}; "
+                "give each edge at least one."
+            )
+        _check_names(self)
         if self.y.is_floating_point():
             _check_targets(self)
         else:
-            _check_labels(self.y, self.classes)
+            _check_labels(self)
 
     @property
     def devices(self) -> int:
@@ -176,6 +181,15 @@ class Shards:
         return digest.hexdigest()
 
 
+def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
+    """The numbers of a device's examples; a fraction or a mask is not taken for one."""
+    array = np.asarray(piece)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
+        have = f"{array.dtype} of shape {array.shape}"
+        raise DataError(f"the examples of device {device} are {have}; give their numbers, a list of whole numbers.")
+    return array.astype(np.int64)
+
+
 def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
     yield "x", shards.x
     yield "y", shards.y
@@ -198,11 +212,33 @@ def _check_parts(shards: Shards) -> None:
         )
 
 
+def _check_names(shards: Shards) -> None:
+    names = shards.names
+    for name, have, want in (
+        ("devices", names.devices, shards.devices),
+        ("edges", names.edges, len(shards.edges)),
+        ("classes", names.classes, shards.classes or 0),
+    ):
+        if have and len(have) != want:
+            raise DataError(f"there are {len(have)} names of {name} ({some(have)}) for {want}; give each one, or none.")
+
+
 def _check_features(x: Tensor, y: Tensor) -> None:
+    for name, tensor in (("x", x), ("y", y)):
+        have = ""
+        if not isinstance(tensor, Tensor):
+            have = type(tensor).__name__
+        elif tensor.layout != torch.strided or tensor.device.type == "meta":
+            have = f"{tensor.layout} on {tensor.device}"
+        if have:
+            rule = "give a plain tensor, as in torch.from_numpy(array)"
+            raise DataError(f"{name} is {have}; {rule}.")
     if not x.is_floating_point():
         raise DataError(f"x is {x.dtype}, but features must be floats; convert them, as in x.float() / 255 for images.")
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give one row of x and one of y per example.")
+    if 0 in x.shape[1:]:
+        raise DataError(f"x has shape {tuple(x.shape)}, so that an example has no features; give at least one.")
 
 
 def _check_indices(shards: Shards) -> None:
@@ -215,14 +251,25 @@ def _check_indices(shards: Shards) -> None:
             )
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
+def _holder(shards: Shards, example: int) -> str:
+    """Who holds an example, for a message."""
+    for split in SPLITS:
+        part = shards.part(split)
+        places = (part.index == example).nonzero().flatten().tolist()
+        if places:
+            device = int(torch.searchsorted(part.offset, places[0], right=True)) - 1
+            return f" ({split} of device {device})"
+    return " (which no device holds)"
+
+
+def _check_finite(name: str, tensor: Tensor, shards: Shards) -> None:
     if native.finite(tensor):  # in one pass that makes no copy, where there is a kernel
         return
     wrong = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).nonzero().flatten().tolist()
     if wrong:
         raise DataError(
-            f"{name} has NaN or infinity in {len(wrong)} of {len(tensor)} examples, the first is example {wrong[0]}; "
-            "repair or drop them."
+            f"{name} has NaN or infinity in {len(wrong)} of {len(tensor)} examples, "
+            f"the first is example {wrong[0]}{_holder(shards, wrong[0])}; repair or drop them."
         )
 
 
@@ -238,20 +285,25 @@ def _check_targets(shards: Shards) -> None:
             f"y is {y.dtype} of shape {tuple(y.shape)} and x is {shards.x.dtype}; "
             "give targets of x's type, as in y.to(x.dtype), with one or two axes."
         )
-    _check_finite("y", y)
+    _check_finite("y", y, shards)
 
 
-def _check_labels(y: Tensor, classes: int | None) -> None:
+def _check_labels(shards: Shards) -> None:
+    y, classes = shards.y, shards.classes
     if y.dtype != torch.int64 or y.ndim != 1:
         have = f"{y.dtype} of shape {tuple(y.shape)}"
         raise DataError(f"y is {have}, but labels are one axis of int64; convert them, as in y.long().reshape(-1).")
     if classes is None:
         raise DataError(f"y holds labels but classes is None; give classes={int(y.max()) + 1}, or float targets.")
+    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MOST_CLASSES:
+        rule = f"give how many there are, 1 to {MOST_CLASSES:,}"
+        raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
     wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
     if wrong:
         raise DataError(
             f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, the first is "
-            f"y[{wrong[0]}] = {int(y[wrong[0]])}; number the labels from 0, or give classes= their true number."
+            f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; "
+            "number the labels from 0, or give classes= their true number."
         )
 
 

@@ -16,9 +16,11 @@ import torch
 from covey.data import partition
 from covey.data.partition import SPLIT, Split
 from covey.data.shards import Shards
-from covey.errors import DataError
+from covey.errors import DataError, shown
 
 FEATURES, CLASSES = 60, 10
+_MOST_DEVICES, _MOST_EXAMPLES = 1_000_000, 100_000_000  # of which the latter take 24 GB
+_LARGEST = 1e9
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,10 +41,13 @@ def synthetic(
     >>> synthetic(devices=2, sizes=[40, 80]).test.counts().tolist()
     [10, 20]
     """
-    if not (alpha >= 0 and beta >= 0):
-        raise DataError(f"alpha={alpha}, beta={beta}; they are standard deviations, give 0 or more.")
-    if devices < 1 or seed < 0:
-        raise DataError(f"devices={devices}, seed={seed}; give at least 1 device and a seed of 0 or more.")
+    if not (partition.within(alpha, 0, _LARGEST) and partition.within(beta, 0, _LARGEST)):
+        rule = f"they are standard deviations, give 0 or more, {_LARGEST:g} at most"
+        raise DataError(f"alpha={shown(alpha)}, beta={shown(beta)}; {rule}.")
+    if not partition.whole_within(devices, 1, _MOST_DEVICES):
+        raise DataError(f"devices={shown(devices)}; give at least 1 device, {_MOST_DEVICES:,} at most.")
+    if not partition.whole_within(seed, 0, 2**32 - 1):
+        raise DataError(f"seed={shown(seed)}; give 0 or more, {2**32 - 1} at most.")
     # The papers' generator: a newer one would draw other devices from the same seed.
     draws = np.random.RandomState(seed)
     counts = _sizes(sizes, devices, draws)
@@ -56,13 +61,16 @@ def synthetic(
 def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomState) -> list[int]:
     if isinstance(sizes, str):
         if sizes not in ("pfedme", "fedprox"):
-            raise DataError(f"sizes={sizes!r}; give 'pfedme', 'fedprox', or a number of examples per device.")
+            raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a number of examples per device.")
         counts = draws.lognormal(4, 2, devices).astype(int) + 50
         return [int(count) * (5 if sizes == "pfedme" else 1) for count in counts]
-    if len(sizes) != devices or min(sizes) < 1:
+    whole = isinstance(sizes, Sequence) and all(partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes)
+    if not whole:
+        raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of whole numbers.")
+    if len(sizes) != devices or min(sizes) < 1 or sum(sizes) > _MOST_EXAMPLES:
         raise DataError(
             f"sizes has {len(sizes)} numbers, the least is {min(sizes, default=None)}, for {devices} devices; "
-            "give one per device, each at least 1."
+            f"give one per device, each at least 1, {_MOST_EXAMPLES:,} in all at most."
         )
     return [int(count) for count in sizes]
 

@@ -6,8 +6,6 @@ A row of a `.csv` file is known by the line it starts at (the header is line 1),
 from __future__ import annotations
 
 import csv
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from covey.data import npz
 from covey.data.extras import needed
 from covey.data.shards import SPLITS
 from covey.data.tables import Columns, Faults, Table, check_header, joined, look, number
@@ -118,9 +117,18 @@ def _numbers(cells: Sequence[Any]) -> npt.NDArray[np.float64]:
 def _parquet(path: Path, columns: Columns, faults: Faults) -> Table:
     parquet = needed("pyarrow.parquet", extra="parquet", to=f"read {path}")
     try:
-        data = parquet.ParquetFile(path).read()
-    except (ValueError, NotImplementedError) as error:
-        raise DataError(f"{path} cannot be read as .parquet: {error}.") from error
+        return _parquet_table(path, parquet.ParquetFile(path), columns, faults)
+    except (DataError, OSError):
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read as .parquet: {reason}; write it again.") from error
+
+
+def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> Table:
+    # A run of equal values takes a few bytes, however long it is.
+    npz.check_memory(8 * file.metadata.num_rows * file.metadata.num_columns, path)
+    data = file.read()
     header = data.column_names
     check_header(header, columns, path)
     features = columns.chosen(header)
@@ -160,18 +168,13 @@ def _side_by_side(path: Path, tables: Sequence[Table]) -> Table:
 def _arrays(path: Path) -> dict[str, Array]:
     """The arrays in a file, none of Python objects: those could run code when they are read."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return {name.removesuffix(".npy"): _array(archive, name) for name in archive.namelist()}
-    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} cannot be read as .npz: {error}. Write it with numpy.savez, and text as array.astype(str)."
-        ) from error
-
-
-def _array(archive: zipfile.ZipFile, name: str) -> Array:
-    with archive.open(name) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        return array
+        return npz.arrays(path)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can fail in any way
+        reason = str(error) or type(error).__name__
+        remedy = "Write it with numpy.savez, and text as array.astype(str)"
+        raise DataError(f"{path} cannot be read as .npz: {reason}. {remedy}.") from error
 
 
 def _examples(path: Path, source: str, arrays: Mapping[str, Array], columns: Columns, faults: Faults) -> Table:

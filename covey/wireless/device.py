@@ -35,6 +35,9 @@ class Spread:
             raise ConfigError(f"{self.kind} = {list(self.values)} must have two values: {_KINDS[self.kind]}.")
         if not self.values or (self.kind in ("uniform", "log_uniform", "disc") and self.values[0] > self.values[1]):
             raise ConfigError(f"{self.kind} = {list(self.values)}: give {_KINDS[self.kind]}, the smaller first.")
+        if not all(abs(value) <= _LARGEST for value in self.values):  # which NaN is not
+            rule = f"must be finite numbers, of size {_LARGEST:g} at most"
+            raise ConfigError(f"{self.kind} = {list(self.values)} {rule}.")
         if self.kind == "log_uniform" and self.values[0] <= 0:
             raise ConfigError(f"log_uniform = {list(self.values)} must be above 0; use uniform for levels in dBm.")
 
@@ -51,6 +54,7 @@ class Spread:
         return torch.sqrt(low**2 + (high**2 - low**2) * u) if self.kind == "disc" else low + (high - low) * u
 
 
+_LARGEST = 1e100  # its square is a number still
 _KINDS = {
     "uniform": "low and high", "log_uniform": "low and high", "normal": "mean and deviation", "choice": "one value or more",
     "disc": "inner and outer radius",

@@ -26,6 +26,7 @@ UNITS = {
     "W/Hz": Unit("power per hertz", 1.0), "dBm/Hz": Unit("power per hertz", 1e-3, True),
     "dB": Unit("decibels", 1.0),
 }  # fmt: skip
+_SMALLEST, _LARGEST, _LOUDEST = 1e-30, 1e30, 500.0  # of SI numbers, and of decibels
 _FORM = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]+)\s*")
 
 
@@ -46,13 +47,19 @@ class Quantity(NamedTuple):
 
 
 def to_si(number: float, unit: str) -> float:
-    """A number of some unit in SI units.
+    """A number of some unit in SI units; infinite where no number is large enough.
 
-    >>> to_si(30, "dBm"), to_si(20, "MHz")
-    (1.0, 20000000.0)
+    >>> to_si(30, "dBm"), to_si(20, "MHz"), to_si(1e5, "dBm")
+    (1.0, 20000000.0, inf)
     """
     known = UNITS[unit]
-    return known.scale * 10 ** (number / 10) if known.decibel else known.scale * number
+    if not known.decibel:
+        return known.scale * number
+    try:
+        ratio: float = 10 ** (number / 10)
+    except OverflowError:
+        return math.inf
+    return known.scale * ratio
 
 
 def quantity(text: object, name: str, *kinds: str) -> Quantity:
@@ -68,6 +75,9 @@ def quantity(text: object, name: str, *kinds: str) -> Quantity:
     if unit not in UNITS or UNITS[unit].kind not in kinds:
         what = f"is a {UNITS[unit].kind}" if unit in UNITS else "has an unknown unit"
         raise ConfigError(f"{name} = {text!r} {what}; it must be a {' or a '.join(kinds)}, such as {examples}.")
-    if not math.isfinite(to_si(number, unit)):
-        raise ConfigError(f"{name} = {text!r} is out of range; give a finite number.")
+    size = abs(to_si(number, unit))
+    most = _LOUDEST if UNITS[unit].kind == "decibels" else _LARGEST
+    if not (number == 0 or _SMALLEST <= size <= most):
+        rule = f"give 0, or {_SMALLEST:g} to {most:g} in SI units"
+        raise ConfigError(f"{name} = {text!r} is out of range, of which no finite rate follows; {rule}.")
     return Quantity(number, unit)

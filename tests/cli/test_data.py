@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from covey.cli import data as commands
 from covey.cli.data import app
 from covey.data.catalog import CATALOG
 from covey.errors import DataError
@@ -106,8 +107,24 @@ def test_show_counts_leaks(tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert found["overlaps"]["leaks"] > 100
+    assert found["overlaps"]["validation_leaks"] > 50
     plain = covey("data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png")
     assert f"{found['overlaps']['leaks']:,} of {found['overlaps']['tested']:,} test examples" in plain.out
+    assert f"{found['overlaps']['validation_leaks']:,} of {found['overlaps']['validated']:,} validation examples" in plain.out
+    paper = covey("data", "show", *words, "protocol=paper", f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png", "--json")
+    shown = json.loads(paper.out)
+    assert shown["overlaps"]["validated"] == shown["overlaps"]["validation_leaks"] == 0
+    assert shown["sizes"]["train"][3] == found["sizes"]["train"][3] + found["sizes"]["validation"][3]
+
+
+def test_the_picture_names_the_leaks_of_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(commands, "draw", lambda *_, title: titles.append(title))
+    tiny.write_idx(tmp_path / "mnist", tiny.examples(1800, 200))
+    words = ("data.name=mnist", "data.partition=legacy2020", "algorithm.name=fedavg", "tree.edges=none", "model.name=linear")
+    assert data("show", *words, f"data.data_dir={tmp_path}").exit_code == 0
+    assert "test examples are in another" in titles[0]
+    assert "validation examples are in another" in titles[0]
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:

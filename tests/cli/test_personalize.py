@@ -110,7 +110,7 @@ def test_bad_data_is_named_by_line(run: Path, pump: Path, tmp_path: Path) -> Non
 
 def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert covey("run", OWN, "rounds=10", "algorithm.name=hierfavg", "algorithm.lr=1e38", "--out", folder).code == 3
+    assert covey("run", OWN, "rounds=10", "algorithm.name=hierfavg", "algorithm.lr=1e30", "l2=1", "--out", folder).code == 3
     ended = covey("personalize", folder, "--data", pump)
     assert ended.code == 2
     assert "has no models yet" in ended.err

@@ -10,7 +10,7 @@ import torch
 from covey.data import Shards, partition, recipes
 from covey.data.deal import _DEALS, PARTITIONS, _takes, deal
 from covey.data.leaks import overlaps
-from covey.data.partition import SPLIT, Numbers
+from covey.data.partition import SPLIT, Numbers, Split
 from covey.data.shards import Part
 from covey.errors import DataError
 
@@ -23,6 +23,8 @@ def labels_of(counts: list[int]) -> Numbers:
 
 Y = labels_of([1200] * 10)
 FEW = {"power_law": 50, "permfl_cifar100": 50, "permfl_femnist": 50}  # devices, where the default takes more examples
+LEAKING = {"legacy2020": "most images go to several devices, before each splits its own"}
+POOLED = ("sfedhp1", "sfedhp2")  # devices share images, so that validation has a pool of its own
 OWN_TEST = ["sfedhp1", "sfedhp2", "permfl", "permfl_cifar100", "permfl_femnist"]
 
 
@@ -58,9 +60,50 @@ def test_every_partition_makes_shards(name: str) -> None:
         assert len(held.unique()) == len(held)
 
 
+@pytest.mark.parametrize("split", [SPLIT, (0.3, 0.5, 0.2)])
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_only_legacy2020_leaks(name: str) -> None:
-    assert (overlaps(shards(dealt(name))).leaks > 0) == (name == "legacy2020")
+def test_nobody_trains_on_what_tests_or_validates_anybody(name: str, split: Split) -> None:
+    """A law of all partitions but those declared to leak; all three parts hold examples."""
+    parts = dealt(name, split=split)
+    train, validation, test = (set(part.index.tolist()) for part in parts)
+    assert min(map(len, (train, validation, test))) >= 30
+    found = overlaps(shards(parts))
+    if name in LEAKING:
+        assert train & test
+        assert train & validation
+        assert found.leaks > 0
+        assert found.validation_leaks > 0
+        return
+    assert not train & test
+    assert not train & validation
+    assert not validation & test
+    assert found.leaks == found.validation_leaks == found.reused == 0
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_the_papers_protocol_trains_on_no_test_example_and_on_none_twice(name: str) -> None:
+    made = shards(dealt(name))
+    paper = made.paper()
+    assert paper.validation.counts().sum() == 0
+    assert paper.train.counts().equal(made.train.counts() + made.validation.counts())
+    for device in range(made.devices):
+        assert len(paper.train.held(device).unique()) == len(paper.train.held(device))
+    assert name in LEAKING or not set(paper.train.index.tolist()) & set(paper.test.index.tolist())
+
+
+@pytest.mark.parametrize("name", ["sfedhp1", "sfedhp2"])
+def test_validation_of_shared_images_comes_from_a_pool_of_its_own(name: str) -> None:
+    """On MNIST's counts, where images repeat: 51 and 72 % of them used to be training images too."""
+    y = labels_of([6903, 7877, 6990, 7141, 6824, 6313, 6876, 7293, 6825, 6958])
+    train, validation, test = deal(y, partition=name)
+    each = {"sfedhp1": (160, 40, 800), "sfedhp2": (720, 180, 300)}[name]
+    for part, count in zip((train, validation, test), each, strict=True):
+        assert part.counts().tolist() == [5 * count] * 20
+        for device in range(20):
+            counts = np.bincount(y[part.held(device).numpy()], minlength=10)
+            assert sorted(counts.tolist()) == [0] * 5 + [count] * 5
+    assert not set(validation.index.tolist()) & set(train.index.tolist())
+    assert deal(y, partition=name, split=(0.75, 0, 0.25))[2].index.equal(test.index)
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -115,7 +158,8 @@ def test_validation_is_carved_out_of_training(name: str) -> None:
     assert test.index.equal(again.index)
     for device in range(train.devices):
         both = torch.cat([train.held(device), validation.held(device)])
-        assert both.sort().values.equal(whole.held(device).sort().values)
+        assert len(both) == len(whole.held(device))
+        assert name in POOLED or both.sort().values.equal(whole.held(device).sort().values)
         assert len(validation.held(device)) == round(0.2 * len(both))  # 0.15 of 0.75
 
 

@@ -19,16 +19,21 @@ def shards(train: list[list[int]], validation: list[list[int]], test: list[list[
 
 
 def by_sets(train: list[list[int]], validation: list[list[int]], test: list[list[int]]) -> Overlaps:
-    used = [{*a, *b} for a, b in zip(train, validation, strict=True)]
-    tested = [set(piece) for piece in test]
+    trained, validated, tested = ([set(piece) for piece in part] for part in (train, validation, test))
+    used = [a | b for a, b in zip(trained, validated, strict=True)]
     held = [a | b for a, b in zip(used, tested, strict=True)]
     others = [(d, o) for d in range(len(test)) for o in range(len(test)) if d != o]
+    twice = [(a & b) | (a & c) | (b & c) for a, b, c in zip(trained, validated, tested, strict=True)]
     return Overlaps(
         held=len(set().union(*held)),
         shared=sum(sum(example in piece for piece in held) > 1 for example in range(EXAMPLES)),
         tested=len(set().union(*tested)),
         leaks=len(set().union(*(tested[d] & used[o] for d, o in others))),
         pairs=sum(bool(tested[d] & used[o]) for d, o in others),
+        validated=len(set().union(*validated)),
+        validation_leaks=len(set().union(*(validated[d] & trained[o] for d, o in others))),
+        validation_pairs=sum(bool(validated[d] & trained[o]) for d, o in others),
+        reused=len(set().union(*twice)),
     )
 
 
@@ -38,12 +43,20 @@ def test_overlaps_are_those_of_sets(devices: list[tuple[list[int], list[int], li
     assert overlaps(shards(train, validation, test)) == by_sets(train, validation, test)
 
 
-def test_a_device_does_not_leak_to_itself() -> None:
-    assert overlaps(shards([[0], [1]], [[], []], [[0], [2]])) == Overlaps(held=3, shared=0, tested=2, leaks=0, pairs=0)
+def test_a_device_does_not_leak_to_itself_but_reuses() -> None:
+    found = overlaps(shards([[0], [1]], [[], []], [[0], [2]]))
+    assert (found.held, found.shared, found.tested, found.leaks, found.pairs, found.reused) == (3, 0, 2, 0, 0, 1)
 
 
-def test_validation_leaks_too() -> None:
-    assert overlaps(shards([[0], [1]], [[], [2]], [[2], []])) == Overlaps(held=3, shared=1, tested=1, leaks=1, pairs=1)
+def test_a_test_example_leaks_into_validation_too() -> None:
+    found = overlaps(shards([[0], [1]], [[], [2]], [[2], []]))
+    assert (found.held, found.shared, found.tested, found.leaks, found.pairs) == (3, 1, 1, 1, 1)
+    assert (found.validated, found.validation_leaks, found.validation_pairs, found.reused) == (1, 0, 0, 0)
+
+
+def test_a_validation_example_leaks_into_training() -> None:
+    found = overlaps(shards([[0], [1], [1, 2]], [[1], [3], []], [[], [], []]))
+    assert (found.leaks, found.validated, found.validation_leaks, found.validation_pairs) == (0, 2, 1, 2)
 
 
 def test_many_entries_take_no_time() -> None:

@@ -104,10 +104,10 @@ def test_refuses_integer_features() -> None:
 
 
 def test_refuses_devices_of_different_shapes() -> None:
-    with refused("x of one device", "(3,)", "(2,)", "same type and shape"):
+    with refused("x of device 0", "(3,)", "of device 1", "(2,)", "same type and shape"):
         own([PAIRS[0], (np.zeros((4, 2)), np.zeros(4, dtype=int))])
 
 
 def test_refuses_labels_here_and_targets_there() -> None:
-    with refused("y of one device is torch.int64", "torch.float32", "same type and shape"):
+    with refused("y of device 0 is torch.int64", "of device 1 torch.float32", "same type and shape"):
         own([PAIRS[0], (np.zeros((4, 3)), np.zeros(4))])

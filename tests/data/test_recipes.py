@@ -33,8 +33,9 @@ def labels_of(counts: list[int]) -> Numbers:
 
 def whole(dealt: Dealt) -> list[Numbers]:
     """All a device holds."""
-    tests = dealt.test or [np.empty(0, dtype=np.int64)] * len(dealt.train)
-    return [np.concatenate(pair) for pair in zip(dealt.train, tests, strict=True)]
+    nothing = [np.empty(0, dtype=np.int64)] * len(dealt.train)
+    parts = (dealt.train, dealt.validation or nothing, dealt.test or nothing)
+    return [np.concatenate(piles) for piles in zip(*parts, strict=True)]
 
 
 def sizes(dealt: Dealt) -> list[int]:
@@ -153,6 +154,8 @@ def test_sfedhp_on_cifar10_has_half_and_no_repeats(setting: int, train: int, tes
     assert dealt.test is not None
     assert ({len(pile) for pile in dealt.train}, {len(pile) for pile in dealt.test}) == ({train}, {test})
     assert distinct(whole(dealt)) == 20 * (train + test)
+    validated = recipes.sfedhp(labels_of([6000] * 10), setting=setting, validation_share=0.2)
+    assert distinct(whole(validated)) == 20 * (train + test)
 
 
 @given(
@@ -160,14 +163,23 @@ def test_sfedhp_on_cifar10_has_half_and_no_repeats(setting: int, train: int, tes
     devices=st.integers(1, 12),
     train=st.integers(1, 3),
     test=st.integers(1, 3),
+    share=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     data=st.data(),
 )
-def test_sfedhp_is_honest_for_any_sizes(counts: list[int], devices: int, train: int, test: int, data: st.DataObject) -> None:
+def test_sfedhp_is_honest_for_any_sizes(
+    counts: list[int], devices: int, train: int, test: int, share: float, data: st.DataObject
+) -> None:
     y, labels = labels_of(counts), data.draw(st.integers(1, len(counts)))
     devices = min(devices, len(y))
-    dealt = recipes.sfedhp(y, devices=devices, labels=labels, train_per_label=train, test_per_label=test)
+    sizes = {"train_per_label": train, "test_per_label": test}
+    dealt = recipes.sfedhp(y, devices=devices, labels=labels, validation_share=share, **sizes)
     assert dealt.test is not None
-    assert not set(np.concatenate(dealt.train).tolist()) & set(np.concatenate(dealt.test).tolist())
+    assert dealt.validation is not None
+    assert {len(pile) for pile in dealt.validation} == {labels * min(round(train * share), train - 1)}
+    trained, validated, tested = (set(np.concatenate(p).tolist()) for p in (dealt.train, dealt.validation, dealt.test))
+    assert not trained & tested
+    assert not trained & validated
+    assert not validated & tested
     for pile in whole(dealt):
         assert len(pile) == labels * (train + test) == len(np.unique(pile))
     for label, count in enumerate(counts):
