@@ -17,6 +17,7 @@ from covey.algorithm import Algorithm
 from covey.data import Shards
 from covey.errors import ConfigError, DataError
 from covey.nodes import Idle
+from covey.origin import FAULTS
 from covey.space import Space
 from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
@@ -135,7 +136,7 @@ class Experiment:
             "algorithm": describe(self.algorithm),
             "code": _source(type(self.algorithm)),
             "model": self._model(),
-            "initial": _digest(self.initial(Space(self.model, private=self.private))),
+            "initial": _digest(self.initial()),
             "loss": _name(self.loss),
             "codec": codec,
         }
@@ -144,9 +145,11 @@ class Experiment:
         out |= {} if self.radio is None else {"radio": str(self.radio)}
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
 
-    def initial(self, space: Space) -> torch.Tensor:
-        """The row everybody starts from, [P]."""
-        return space.initial(self.seed) if self.start == "seed" else space.row(self.model)
+    def initial(self) -> torch.Tensor:
+        """The row everybody starts from, [P], in the type of the run."""
+        space = Space(self.model, private=self.private)
+        row = space.initial(self.seed) if self.start == "seed" else space.row(self.model)
+        return row.to(self.dtype)
 
     def work(self) -> Work | None:
         """What a device does for one answer, by which a radio plan reckons; None where the algorithm does not say."""
@@ -209,8 +212,11 @@ def _alike(first: Experiment, other: Experiment) -> bool:
     like = next(first.model.parameters())
     x = first.data.x[:2].to(like)
     weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
-    with torch.no_grad():
-        return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
+    try:
+        with torch.no_grad():
+            return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
+    except FAULTS:
+        return True  # a model that cannot run at all is refused by the task, with a better message
 
 
 def _digest(*tensors: torch.Tensor) -> str:

@@ -186,7 +186,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
         workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue
         grain = 1 if e.workers else _GRAIN
-        start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
+        start, seeds = torch.stack([x.initial() for x in self.experiments]), tuple(x.seed for x in self.experiments)
         tree, links = tree.times(copies), wires(e.codec, tree.links)
         over = self._air(seeds)
         if over is not None and over.policy.prunes and links[tree.links[-1], "up"].codec.name.startswith("dense"):

@@ -41,7 +41,7 @@ def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
 )  # fmt: skip
 def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> None:
     one, two = experiment().fingerprint(), experiment(**{name: value}).fingerprint()
-    also = ["initial"] if name in ("seed", "model") else []  # the row it starts from
+    also = ["initial"] if name in ("seed", "model", "dtype") else []  # the row it starts from
     assert [key for key in one if one[key] != two[key]] == [name, *also]
 
 

@@ -31,6 +31,7 @@ from covey.cli.strict import STRICT, apply, check, nearest, spell
 from covey.data import Shards, edges
 from covey.errors import ConfigError
 from covey.experiment import Experiment
+from covey.generator import Seeded
 from covey.tree import Tree
 
 _SECTIONS = {"algorithm": "algorithms", "data": "data", "model": "models"}
@@ -258,8 +259,7 @@ def _refuse_dates(value: Any, place: str) -> None:
 
 def _model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
     """The model; parameters that no seed resets later, as a user's own may be, are drawn from the seed here."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(draws.key(seed, "module"))
+    with Seeded(draws.key(seed, "module"), f"model.name = {table.get('name')!r}"):
         return _make("model", table, **{name: fact(shards) for name, fact in FACTS.items()})
 
 
