@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import sys
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from inspect import isfunction
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from covey import source
 from covey.algorithm import Algorithm
+from covey.codecs import codec
 from covey.data import Shards
 from covey.errors import ConfigError, DataError
+from covey.installed import declared
 from covey.nodes import Idle
 from covey.origin import FAULTS
 from covey.space import Space
@@ -131,14 +134,15 @@ class Experiment:
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
-        codec = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
+        links = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
+        kind = type(self.algorithm)
         out = {
             "algorithm": describe(self.algorithm),
-            "code": _source(type(self.algorithm)),
+            "code": f"{kind.__module__}.{kind.__qualname__} {source.digest([kind])}",
             "model": self._model(),
             "initial": _digest(self.initial()),
             "loss": _name(self.loss),
-            "codec": codec,
+            "codec": links + _codec_code(self.codec),
         }
         out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
         plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
@@ -171,9 +175,11 @@ class Experiment:
         """The module's layers, and what training does not change: frozen parameters and buffers."""
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
-        own = {type(m) for m in self.model.modules() if not type(m).__module__.startswith(("torch.", "covey."))}
-        code = sorted(_class_source(kind) for kind in own)  # the layers may be the same and `forward` another
-        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {_digest(*fixed)} {code}"
+        kinds: list[Any] = [type(module) for module in self.model.modules()]
+        held = [value for module in self.model.modules() for value in vars(module).values() if isfunction(value)]
+        code = source.digest(kinds + held)  # the layers may be the same and `forward` another
+        slots = [(slot.name, tuple(slot.shape)) for slot in space.slots]
+        return f"{_shown(self.model)} {slots} {_digest(*fixed)} {code}"
 
 
 def unlike(experiments: Sequence[Experiment]) -> str | None:
@@ -242,34 +248,31 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _source(algorithm: type) -> str:
-    """The algorithm's file by name and hash; by name alone where there is no file."""
-    try:
-        text = inspect.getsource(sys.modules[algorithm.__module__])
-    except (OSError, TypeError, KeyError):
-        text = ""
-    return f"{algorithm.__module__}.{algorithm.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _class_source(kind: type) -> str:
-    """A class by name and a hash of its own lines; by name alone where there is no file."""
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):
-        text = ""
-    return f"{kind.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
 def _name(loss: Loss) -> str:
-    """A loss by name; an object that is called by its class and how it shows itself."""
+    """A loss by name; a function of one's own with a hash of its code, an object by its class and how it shows itself."""
     if isinstance(loss, str):
         return loss
-    return f"{loss.__module__}.{getattr(loss, '__qualname__', repr(loss))}"
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    shown = "" if named is loss else f" {_shown(loss)}"
+    return f"{named.__module__}.{named.__qualname__}{shown} {source.digest([named])}"
+
+
+def _codec_code(spec: Any) -> str:
+    """A hash of the code of every codec that an installed package brings; empty where there is none."""
+    values = spec.values() if isinstance(spec, Mapping) else [spec]
+    names = [value for value in values if isinstance(value, str) and value in declared("codecs")]
+    inside = [_codec_code(value) for value in values if isinstance(value, Mapping)]
+    return "".join([f" {name} {source.digest([type(codec(name))])}" for name in names] + inside)
+
+
+def _shown(value: object) -> str:
+    """How a value shows itself, without addresses in memory, which no other process has."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def describe(value: Any) -> str:
     """A dataclass by its name and all its fields."""
     if not is_dataclass(value):
-        return repr(value)
+        return _shown(value)
     inside = ", ".join(f"{f.name}={describe(getattr(value, f.name))}" for f in fields(value))
     return f"{type(value).__name__}({inside})"
