@@ -100,12 +100,7 @@ class Experiment:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         self._check_holdout()
         self._check_radio()
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise ConfigError(f"device = {self.device!r} is not a device; use 'cpu' or 'cuda'.") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device = {self.device!r}, but this machine has no CUDA device; use 'cpu'.")
+        _check_device(self.device)
 
     def _check_holdout(self) -> None:
         wanted, devices = self.holdout_devices, self.tree.devices
@@ -180,6 +175,30 @@ class Experiment:
         code = source.digest(kinds + held)  # the layers may be the same and `forward` another
         slots = [(slot.name, tuple(slot.shape)) for slot in space.slots]
         return f"{_shown(self.model)} {slots} {_digest(*fixed)} {code}"
+
+
+def _check_device(name: Any) -> None:
+    """An error that lists the devices of this machine unless it is one of them."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device = {name!r} is not a device; use {_devices()}.") from error
+    count = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}.get(device.type)
+    if count is None:
+        raise ConfigError(f"device = {name!r}: covey does not run on {device.type}; use {_devices()}.")
+    if count == 0:
+        raise ConfigError(f"device = {name!r}, but this machine has no CUDA device; use {_devices()}.")
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"device = {name!r}, but this machine has {count} of the type {device.type}; use {_devices()}.")
+
+
+def _devices() -> str:
+    """The devices of this machine, as a file would name them."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return "'cpu'"
+    last = f" to 'cuda:{count - 1}'" if count > 1 else ""
+    return f"'cpu', 'cuda' or 'cuda:0'{last}"
 
 
 def unlike(experiments: Sequence[Experiment]) -> str | None:

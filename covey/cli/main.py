@@ -27,7 +27,7 @@ from covey.cli.plan import plan
 from covey.cli.play import Interrupted, resume, start
 from covey.cli.registry import REGISTRY, Entry
 from covey.cli.words import AsJson, What, split
-from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
+from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
 from covey.run import Run
 
 EXIT_CODES = {
@@ -229,7 +229,7 @@ def main() -> None:
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, CoveyError: 1,
+    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, ProgramError: 2, CoveyError: 1,
 }  # fmt: skip
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 

@@ -312,3 +312,80 @@ def test_code_that_changed_is_another_experiment(folder: Path, file: str, change
     assert ended.returncode == 4
     assert "is of another experiment" in ended.stderr
     assert what in ended.stderr
+
+
+FAULTY = """
+import sys
+from dataclasses import dataclass
+
+import covey
+from torch import nn
+
+
+class Forward(nn.Module):
+    def __init__(self, inputs, outputs, *, how: str = "key"):
+        super().__init__()
+        self.layer, self.how = nn.Linear(inputs, outputs), how
+
+    def forward(self, x):
+        if self.how == "key":
+            return {}["missing"]
+        if self.how == "exit":
+            sys.exit()
+        return [self.layer(x)]
+
+
+class Constructor(nn.Module):
+    def __init__(self):
+        raise LookupError("nothing there")
+
+
+class Exits(nn.Module):
+    def __init__(self):
+        sys.exit(0)
+
+
+@dataclass(frozen=True)
+class Program(covey.Algorithm):
+    early: bool = True
+    leaves: bool = False
+
+    def server(self, me, w):
+        return me.ask(self.device, w).mean()
+
+    def device(self, me, w):
+        if (self.early or len(w)) and self.leaves:
+            sys.exit(0)
+        return {}["missing"] if self.early or len(w) else w
+"""
+PLAIN = ("algorithm.name=fedavg", "data.devices=4", "tree.edges=none", "rounds=2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["model.name=faulty:Forward"], ["the model Forward does not take", "KeyError: 'missing' (faulty.py, line 16)."]),
+        (["model.name=faulty:Forward", "model.how=exit"], ["the model Forward does not take", "SystemExit (faulty.py, line 18)"]),
+        (["model.name=faulty:Forward", "model.how=list"], ["the model Forward"]),
+        (["model.name=faulty:Constructor"], ["'faulty:Constructor': Constructor() fails with LookupError", "line 24)"]),
+        (["model.name=faulty:Exits"], ["'faulty:Exits': Exits() fails with SystemExit: 0 (faulty.py, line 29)."]),
+        (
+            ["algorithm.name=faulty:Program"],
+            ["the algorithm Program fails on no rows", "KeyError: 'missing' (faulty.py, line 43)"],
+        ),
+        (["algorithm.name=faulty:Program", "algorithm.leaves=true"], ["Program fails on no rows", "SystemExit: 0 (faulty.py"]),
+        (["algorithm.name=faulty:Program", "algorithm.early=false"], ["Program fails in round 1, with KeyError: 'missing'"]),
+        (
+            ["algorithm.name=faulty:Program", "algorithm.early=false", "algorithm.leaves=true"],
+            ["Program fails in round 1, with SystemExit: 0 (faulty.py"],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else "",
+)
+def test_code_of_ones_own_that_fails_is_one_line_and_exit_code_2(folder: Path, changes: list[str], words: list[str]) -> None:
+    (folder / "faulty.py").write_text(FAULTY)
+    ended = covey("run", *PLAIN, *changes, "--out", "run")
+    assert ended.code == 2, ended.err
+    assert [word for word in words if word not in ended.err] == [], ended.err
+    assert ended.err.count("\n") == 1
+    assert "Traceback" not in ended.err
