@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
-import sys
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from inspect import isfunction
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from covey import source
 from covey.algorithm import LARGEST, Algorithm
+from covey.codecs import codec
 from covey.data import Shards
 from covey.errors import ConfigError, DataError, shown
+from covey.installed import declared
 from covey.nodes import Idle
+from covey.origin import FAULTS
 from covey.space import Space
 from covey.task import Batches, Loss, block_size
 from covey.tree import Tree
@@ -115,12 +119,7 @@ class Experiment:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         self._check_holdout()
         self._check_radio()
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise ConfigError(f"device = {self.device!r} is not a device; use 'cpu' or 'cuda'.") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"device = {self.device!r}, but this machine has no CUDA device; use 'cpu'.")
+        _check_device(self.device)
 
     def _check_holdout(self) -> None:
         wanted, devices = self.holdout_devices, self.tree.devices
@@ -155,23 +154,26 @@ class Experiment:
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
-        codec = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
+        links = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
+        kind = type(self.algorithm)
         out = {
             "algorithm": describe(self.algorithm),
-            "code": _source(type(self.algorithm)),
+            "code": f"{kind.__module__}.{kind.__qualname__} {source.digest([kind])}",
             "model": self._model(),
-            "initial": _digest(self.initial(Space(self.model, private=self.private))),
+            "initial": _digest(self.initial()),
             "loss": _name(self.loss),
-            "codec": codec,
+            "codec": links + _codec_code(self.codec),
         }
         out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
         plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
         out |= {} if self.radio is None else {"radio": str(self.radio)}
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
 
-    def initial(self, space: Space) -> torch.Tensor:
-        """The row everybody starts from, [P]."""
-        return space.initial(self.seed) if self.start == "seed" else space.row(self.model)
+    def initial(self) -> torch.Tensor:
+        """The row everybody starts from, [P], in the type of the run."""
+        space = Space(self.model, private=self.private)
+        row = space.initial(self.seed) if self.start == "seed" else space.row(self.model)
+        return row.to(self.dtype)
 
     def work(self) -> Work | None:
         """What a device does for one answer, by which a radio plan reckons; None where the algorithm does not say."""
@@ -198,9 +200,35 @@ class Experiment:
         """The module's layers, and what training does not change: frozen parameters and buffers."""
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
-        own = {type(m) for m in self.model.modules() if not type(m).__module__.startswith(("torch.", "covey."))}
-        code = sorted(_class_source(kind) for kind in own)  # the layers may be the same and `forward` another
-        return f"{self.model} {[(slot.name, tuple(slot.shape)) for slot in space.slots]} {_digest(*fixed)} {code}"
+        kinds: list[Any] = [type(module) for module in self.model.modules()]
+        held = [value for module in self.model.modules() for value in vars(module).values() if isfunction(value)]
+        code = source.digest(kinds + held)  # the layers may be the same and `forward` another
+        slots = [(slot.name, tuple(slot.shape)) for slot in space.slots]
+        return f"{_shown(self.model)} {slots} {_digest(*fixed)} {code}"
+
+
+def _check_device(name: Any) -> None:
+    """An error that lists the devices of this machine unless it is one of them."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device = {name!r} is not a device; use {_devices()}.") from error
+    count = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}.get(device.type)
+    if count is None:
+        raise ConfigError(f"device = {name!r}: covey does not run on {device.type}; use {_devices()}.")
+    if count == 0:
+        raise ConfigError(f"device = {name!r}, but this machine has no CUDA device; use {_devices()}.")
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"device = {name!r}, but this machine has {count} of the type {device.type}; use {_devices()}.")
+
+
+def _devices() -> str:
+    """The devices of this machine, as a file would name them."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return "'cpu'"
+    last = f" to 'cuda:{count - 1}'" if count > 1 else ""
+    return f"'cpu', 'cuda' or 'cuda:0'{last}"
 
 
 def unlike(experiments: Sequence[Experiment]) -> str | None:
@@ -239,8 +267,11 @@ def _alike(first: Experiment, other: Experiment) -> bool:
     like = next(first.model.parameters())
     x = first.data.x[:2].to(like)
     weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
-    with torch.no_grad():
-        return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
+    try:
+        with torch.no_grad():
+            return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
+    except FAULTS:
+        return True  # a model that cannot run at all is refused by the task, with a better message
 
 
 def _digest(*tensors: torch.Tensor) -> str:
@@ -280,34 +311,31 @@ def _among(value: Any, choices: tuple[Any, ...]) -> bool:
     return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
-def _source(algorithm: type) -> str:
-    """The algorithm's file by name and hash; by name alone where there is no file."""
-    try:
-        text = inspect.getsource(sys.modules[algorithm.__module__])
-    except (OSError, TypeError, KeyError):
-        text = ""
-    return f"{algorithm.__module__}.{algorithm.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _class_source(kind: type) -> str:
-    """A class by name and a hash of its own lines; by name alone where there is no file."""
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):
-        text = ""
-    return f"{kind.__qualname__} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
 def _name(loss: Loss) -> str:
-    """A loss by name; an object that is called by its class and how it shows itself."""
+    """A loss by name; a function of one's own with a hash of its code, an object by its class and how it shows itself."""
     if isinstance(loss, str):
         return loss
-    return f"{loss.__module__}.{getattr(loss, '__qualname__', repr(loss))}"
+    named = loss if hasattr(loss, "__qualname__") else type(loss)
+    shown = "" if named is loss else f" {_shown(loss)}"
+    return f"{named.__module__}.{named.__qualname__}{shown} {source.digest([named])}"
+
+
+def _codec_code(spec: Any) -> str:
+    """A hash of the code of every codec that an installed package brings; empty where there is none."""
+    values = spec.values() if isinstance(spec, Mapping) else [spec]
+    names = [value for value in values if isinstance(value, str) and value in declared("codecs")]
+    inside = [_codec_code(value) for value in values if isinstance(value, Mapping)]
+    return "".join([f" {name} {source.digest([type(codec(name))])}" for name in names] + inside)
+
+
+def _shown(value: object) -> str:
+    """How a value shows itself, without addresses in memory, which no other process has."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def describe(value: Any) -> str:
     """A dataclass by its name and all its fields."""
     if not is_dataclass(value):
-        return repr(value)
+        return _shown(value)
     inside = ", ".join(f"{f.name}={describe(getattr(value, f.name))}" for f in fields(value))
     return f"{type(value).__name__}({inside})"

@@ -40,7 +40,7 @@ class Newcomers:
         )  # fmt: skip
         self.ids = torch.arange(self.each * len(shards))
         seeds = tuple(draws.key(e.seed, "newcomer", at) for e in experiments for at in range(self.each))
-        start = torch.stack([e.initial(self.task.space) for e in experiments]).repeat_interleave(self.each, 0)
+        start = torch.stack([e.initial() for e in experiments]).repeat_interleave(self.each, 0)
         workers = (first.workers or torch.get_num_threads()) if self.task.device.type == "cpu" else 1
         self.tree = Tree.flat(1).times(len(self.ids))
         links = wires("dense", self.tree.links)

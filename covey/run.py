@@ -26,12 +26,13 @@ from covey.calibrate import Calibration
 from covey.checkpoint import Checkpoint
 from covey.data import Shards
 from covey.devices import PARTS, DeviceScore, Sums, table
-from covey.errors import CheckpointError, ConfigError, ProgramError
+from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.journal import Journal
 from covey.meter import Meter, Traffic
 from covey.newcomers import Newcomers, held_out
 from covey.notes import Note
+from covey.origin import FAULTS, told
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.snapshot import PRIVATE, Beside, Snapshot
@@ -207,7 +208,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.simulator.cohorts.clear()
         self.simulator.notes.clear()
         self.simulator.clock.start()
-        w = self.simulator.play(self.experiment.algorithm.server, self._state.w, round=round)
+        w = self._serve(self._state.w, round)
         models, sums = self._score(w)
         notes, gradients = self.simulator.notes.read(tree), self.simulator.gradients.tolist()
         radio = self.simulator.air.read(self.simulator.elapsed) if self.simulator.air is not None else None
@@ -286,7 +287,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
         workers = (e.workers or torch.get_num_threads()) if task.device.type == "cpu" else 1  # a GPU is one queue
         grain = 1 if e.workers else _GRAIN
-        start, seeds = torch.stack([x.initial(task.space) for x in self.experiments]), tuple(x.seed for x in self.experiments)
+        start, seeds = torch.stack([x.initial() for x in self.experiments]), tuple(x.seed for x in self.experiments)
         tree, links = tree.times(copies), wires(e.codec, tree.links)
         over = self._air(seeds)
         if over is not None and over.policy.prunes and links[tree.links[-1], "up"].codec.name.startswith("dense"):
@@ -320,7 +321,7 @@ class Runs(Iterator[tuple[Round, ...]]):
     def _rehearse(self) -> None:
         """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
         w = self._state.w
-        answer = self.simulator.play(self.experiment.algorithm.server, w[:0], round=0)
+        answer = self._serve(w[:0], 0)
         if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             raise ConfigError(f"the server's program must return rows [n, {w.shape[1]}], but returned {got}.")
@@ -330,6 +331,20 @@ class Runs(Iterator[tuple[Round, ...]]):
                 f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; use different names."
             )
         self.simulator.store.commit()
+
+    def _serve(self, w: Tensor, round: int) -> Any:
+        """The server's program on these rows; what goes wrong in a user's own algorithm is said with its line."""
+        algorithm = self.experiment.algorithm
+        try:
+            return self.simulator.play(algorithm.server, w, round=round)
+        except CoveyError:
+            raise
+        except FAULTS as error:
+            name = type(algorithm)
+            if name.__module__.startswith("covey."):
+                raise
+            when = "on no rows, before the first round" if not len(w) else f"in round {round + 1}"
+            raise ProgramError(f"the algorithm {name.__qualname__} fails {when}, with {told(error)}") from error
 
     def _undo(self, before: list[Meter]) -> None:
         self.simulator.store.rollback()

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from covey import draws
-from covey.errors import ModelError
+from covey.errors import CoveyError, ModelError
+from covey.generator import Seeded
+from covey.origin import told
 from covey.replies import Rows
 
 _MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
@@ -59,22 +61,28 @@ class Space:
             slots.append(Slot(name, parameter.shape, start, transposed=name in linear))
             start += parameter.numel()
         self.slots: tuple[Slot, ...] = tuple(slots)
+        self._dtype = named[0][1].dtype
         self.width = start
         self.shared = next((slot.start for slot in slots if slot.name in secret), start)
 
     def initial(self, seed: int) -> Tensor:
         """The row everybody starts from, [width]: every layer's own initialisation, from the seed alone.
 
+        Layers draw in float32 whatever the module's type, so that float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
         """
         module = copy.deepcopy(self.module).cpu()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(draws.key(seed, "initial"))
-            for layer in module.modules():
-                reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
-                if callable(reset):
-                    reset()
-        return self.row(module)
+        before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        module = module.float()
+        versions = {name: _version(parameter) for name, parameter in module.named_parameters()}
+        _reset(module, draws.key(seed, "initial"))
+        parts = []
+        for slot in self.slots:
+            value: Tensor = module.get_parameter(slot.name)
+            untouched = _version(value) == versions[slot.name] and torch.equal(value, before[slot.name].float())
+            value = before[slot.name] if untouched else value.detach()
+            parts.append((value.t() if slot.transposed else value).reshape(-1))
+        return torch.cat(parts).to(torch.promote_types(self._dtype, torch.float32))
 
     def row(self, module: nn.Module) -> Tensor:
         """The parameters of a module of the same kind, as a row [width]."""
@@ -91,6 +99,27 @@ class Space:
                 stored = slot.view(row[None])[0]
                 values[slot.name].copy_(stored.t() if slot.transposed else stored)
         return module
+
+
+def _version(parameter: Tensor) -> tuple[int, int]:
+    """Changes when a parameter is replaced, or its values are changed in place."""
+    return id(parameter), parameter._version
+
+
+def _reset(module: nn.Module, seed: int) -> None:
+    """Every layer's own initialisation, in turn; other threads neither disturb it nor notice."""
+    with Seeded(seed, "the module") as mode:
+        for name, layer in module.named_modules():
+            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+            if not callable(reset):
+                continue
+            mode.place = f"layer {name!r} ({type(layer).__name__})"
+            try:
+                reset()
+            except CoveyError:
+                raise
+            except Exception as error:
+                raise ModelError(f"{mode.place} cannot be initialised: {told(error)}") from error
 
 
 def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:

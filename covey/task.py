@@ -17,6 +17,8 @@ from covey.data import Part, Shards
 from covey.descend import step_without_data
 from covey.errors import ConfigError, DataError, ModelError
 from covey.forward import forward
+from covey.generator import Drawn, NoDraws
+from covey.origin import FAULTS, told
 from covey.replies import Ids, Rows
 from covey.smooth_l1 import soft
 from covey.space import Space
@@ -27,7 +29,10 @@ Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Te
 """By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
 Batches = Literal["uniform", "cyclic"]
 
-_RANDOM = "the model's forward draws at random, which no address decides; leave out dropout."
+_RANDOM = (
+    "the model's forward draws at random, which no address decides: two passes of the same examples through "
+    "the same weights must give the same; leave out dropout."
+)
 _BLOCK, _BLOCK_STEP = 256, 32  # full passes go through blocks of at most so many examples, and of a multiple of so many
 
 
@@ -417,25 +422,43 @@ class Task:
     def _check(self) -> None:
         """Two examples through the model, so that shapes fail before training starts."""
         row = self.space.initial(0).to(self.device, self.dtype)[None]
-        before = torch.get_rng_state()
-        try:
-            with torch.no_grad():
-                outputs = self.forward(self._views(row), self.x[None, :2])
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if "random" in str(error):
-                raise ModelError(_RANDOM) from error
-            shape = tuple(self.x.shape[1:])
-            raise ModelError(f"the model does not take examples of shape {shape}: {error}") from error
-        if not torch.equal(before, torch.get_rng_state()):  # vmap refuses such a model by itself, the other paths do not
+        outputs = self._try(row)
+        again = self._try(row)
+        if not _same(outputs, again):
             raise ModelError(_RANDOM)
         if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
             raise ModelError(f"the model has {outputs.shape[-1]} outputs, but the labels need {self.shards.classes}.")
         try:
             losses = self.losses(outputs, self.y[None, :2])
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise DataError(f"the loss does not take outputs {tuple(outputs.shape[2:])} and these targets: {error}") from error
+        except FAULTS as error:
+            shape = tuple(outputs.shape[2:])
+            raise DataError(f"the loss does not take outputs {shape} and these targets: {told(error)}") from error
         if losses.shape != (1, len(self.x[:2])):
             raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
+
+    def _try(self, row: Rows) -> Tensor:
+        """The outputs for two examples; an error if the model does not take them or draws at random."""
+        module, shape = self.space.module, tuple(self.x.shape[1:])
+        try:
+            with torch.no_grad(), NoDraws():
+                outputs: object = self.forward(self._views(row), self.x[None, :2])
+        except Drawn as error:
+            raise ModelError(f"{_RANDOM} It draws by {error}.") from error
+        except FAULTS as error:
+            if "random" in str(error):  # vmap refuses such a model by itself
+                raise ModelError(_RANDOM) from error
+            name = type(module).__name__
+            raise ModelError(f"the model {name} does not take examples of shape {shape}: {told(error)}") from error
+        if not isinstance(outputs, Tensor):
+            raise ModelError(f"the model {type(module).__name__} returns {type(outputs).__name__}; return one tensor.")
+        return outputs
+
+
+def _same(outputs: Tensor, again: Tensor) -> bool:
+    """Whether they are equal; on a GPU, where sums may be taken in any order, but for the last digits."""
+    if outputs.device.type == "cpu":
+        return outputs.shape == again.shape and torch.allclose(outputs, again, rtol=0, atol=0, equal_nan=True)
+    return outputs.shape == again.shape and torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _row(batch: Batch, i: int) -> Batch:

@@ -41,7 +41,7 @@ def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
 )  # fmt: skip
 def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> None:
     one, two = experiment().fingerprint(), experiment(**{name: value}).fingerprint()
-    also = ["initial"] if name in ("seed", "model") else []  # the row it starts from
+    also = ["initial"] if name in ("seed", "model", "dtype") else []  # the row it starts from
     assert [key for key in one if one[key] != two[key]] == [name, *also]
 
 
@@ -115,3 +115,20 @@ def test_describe_shows_every_field() -> None:
     assert text.startswith("SFedHP(lam1=3.5, lam2=")
     assert all(f"{field.name}=" in text for field in dataclasses.fields(SFedHP))
     assert describe(4) == "4"
+
+
+@pytest.mark.parametrize("device", ["mps", "xla", "meta", "mps:0", "cpu:1", "cuda:9", "", "cuda:", None, 2.5])
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_device_that_cannot_be_used_names_those_that_can(device: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError, match=f"device = {device!r}.*use 'cpu'") as caught:
+        experiment(device=device)
+    assert ("'cuda:0' to 'cuda:1'" in str(caught.value)) == (count > 0)
+
+
+def test_devices_of_this_machine_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cpu", "cuda", "cuda:0", "cuda:1"):
+        assert experiment(device=device).device == device

@@ -20,7 +20,7 @@ from covey import Experiment, Tree, checkpoint
 from covey.algorithms import FedAvg, PFedMe, SFedHP
 from covey.checkpoint import Checkpoint
 from covey.data import synthetic
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.models import mlp
 from covey.run import Round
 
@@ -325,7 +325,7 @@ class InPlace(covey.Algorithm):
 def test_a_program_that_writes_in_place_and_fails_leaves_the_rows() -> None:
     run = covey.run(experiment(algorithm=InPlace()))
     before = run.w.clone()
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ProgramError, match=r"InPlace fails in round 1, with ZeroDivisionError .*test_run"):
         next(run)
     assert torch.equal(run.w, before)
 

@@ -1,7 +1,7 @@
 """An experiment as a TOML file: strict, every mistake named with its place, its value, the rule and a fix.
 
 TOML has no null: a value that may be None is written "none" (batch = "none" takes all of a device's data at every step).
-A model or an algorithm may be the user's own, named package.module:Class; its parameters are then the keys of the table.
+A model, an algorithm or data may be the user's own, named package.module:Class; its parameters are then the keys of the table.
 Inputs, outputs, classes and shape of a model come from the data where the file does not give them. Paths are relative to the file
 that names them, in a change on the command line to the current folder.
 """
@@ -24,12 +24,13 @@ import torch
 from pydantic import BaseModel, Field, create_model
 
 from covey import draws
-from covey.cli import modules, scenario
-from covey.cli.registry import FACTS, REGISTRY
+from covey.cli import modules, registry, scenario
+from covey.cli.registry import FACTS
 from covey.cli.strict import STRICT, apply, check, check_plain, nearest, parsed, spell
 from covey.data import Shards, edges
 from covey.errors import ConfigError
 from covey.experiment import Experiment
+from covey.generator import Seeded
 from covey.tree import Tree
 
 _SECTIONS = {"algorithm": "algorithms", "data": "data", "model": "models"}
@@ -191,6 +192,7 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked."""
     table = _read(path)
     if path is not None:
+        modules.look_beside(path)
         _place(table, path.parent)
     for change in sorted(
         changes, key=lambda change: ".name=" not in change.replace(" ", "")
@@ -214,10 +216,10 @@ SECTIONS = {kind: section for section, kind in _SECTIONS.items()}
 
 def defaults(kind: str, name: str) -> dict[str, Any]:
     """Everything a file may say of a named thing, with the defaults; what has none is "..."."""
-    entries = REGISTRY[kind]
     section = SECTIONS.get(kind, kind)
-    if name not in entries and not modules.is_own(section, name):
-        raise ConfigError(f"{name!r} is not among the {kind}{nearest(name, entries)}; one of {', '.join(entries)}.")
+    if not modules.is_own(section, name) and registry.find(kind, name) is None:
+        known = registry.names(kind)
+        raise ConfigError(f"{name!r} is not among the {kind}{nearest(name, known)}; one of {', '.join(known)}.")
     fields = _schema(_maker(section, name), section).model_fields if kind in SECTIONS else {}
     values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
     return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
@@ -247,8 +249,7 @@ def _place(table: dict[str, Any], folder: Path) -> None:
 
 def _model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
     """The model; parameters that no seed resets later, as a user's own may be, are drawn from the seed here."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(draws.key(seed, "module"))
+    with Seeded(draws.key(seed, "module"), f"model.name = {table.get('name')!r}"):
         return _make("model", table, **{name: fact(shards) for name, fact in FACTS.items()})
 
 
@@ -260,8 +261,8 @@ def _make(section: str, table: Mapping[str, Any], **given: Any) -> Any:
     for key, value in values:
         if value is not None or key not in given:
             arguments[key] = _alike(value, given.get(key, known[key].default))
-    if modules.is_own(section, name):
-        return modules.make(section, name, arguments)
+    if name not in registry.REGISTRY[_SECTIONS[section]]:
+        return modules.make(section, name, make, arguments)
     try:
         return make(**arguments)
     except (RuntimeError, MemoryError, OverflowError) as error:  # of sizes beyond all memory
@@ -275,20 +276,24 @@ def _alike(value: Any, other: Any) -> Any:
 
 def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
     """The fields of a named thing, checked; `name` says which."""
-    entries = REGISTRY[_SECTIONS[section]]
+    known = registry.names(_SECTIONS[section])
     name = table.get("name")
-    if not isinstance(name, str) or not (name in entries or modules.is_own(section, name)):
+    if not isinstance(name, str) or not (name in known or modules.is_own(section, name)):
         own = f", or {modules.FORM} of your own" if section == "algorithm" else ""
-        listed = f"one of {', '.join(entries)}{own}"
+        listed = f"one of {', '.join(known)}{own}"
         if name is None:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
-        raise ConfigError(f"{section}.name = {name!r} is unknown{nearest(str(name), entries)}; {listed}.")
+        raise ConfigError(f"{section}.name = {name!r} is unknown{nearest(str(name), known)}; {listed}.")
     schema = _schema(_maker(section, name), section)
     return check(schema, {k: v for k, v in table.items() if k != "name"}, f"{section}.")
 
 
 def _maker(section: str, name: str) -> Callable[..., Any]:
-    return modules.find(section, name) if modules.is_own(section, name) else REGISTRY[_SECTIONS[section]][name].make
+    if modules.is_own(section, name):
+        return modules.find(section, name)
+    entry = registry.find(_SECTIONS[section], name)
+    assert entry is not None  # the name was checked
+    return entry.make
 
 
 @cache

@@ -19,15 +19,15 @@ from rich.table import Table
 
 from covey import advice, native
 from covey.advice import Advice
-from covey.cli import data, show
+from covey.cli import data, registry, show
 from covey.cli import personalize as personal
 from covey.cli.config import SECTIONS, Config, defaults, load
 from covey.cli.folder import environment
 from covey.cli.plan import plan
 from covey.cli.play import Interrupted, resume, start
-from covey.cli.registry import REGISTRY
+from covey.cli.registry import REGISTRY, Entry
 from covey.cli.words import AsJson, What, split
-from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
+from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
 from covey.experiment import Experiment
 from covey.run import Run
 
@@ -188,8 +188,7 @@ def list_(
         fields = defaults(kind, name)
         print(json.dumps(fields) if as_json else tomli_w.dumps({SECTIONS.get(kind, kind): fields}), end="\n" if as_json else "")
         return
-    entries = list(REGISTRY[kind].values())
-    rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry.make)} for entry in entries]
+    rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry)} for entry in registry.entries(kind)]
     if as_json:
         print(json.dumps(rows))
         return
@@ -236,7 +235,7 @@ def main() -> None:
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, CoveyError: 1,
+    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, ProgramError: 2, CoveyError: 1,
 }  # fmt: skip
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 
@@ -265,11 +264,16 @@ def _print_advice(console: Console, found: list[Advice]) -> None:
         console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
 
 
-def _more(kind: Kind, make: Any) -> dict[str, str]:
-    if kind != Kind.algorithms:
-        return {}
+def _more(kind: Kind, entry: Entry) -> dict[str, str]:
+    package = {"package": entry.package} if entry.package else {}
+    if kind != Kind.algorithms or entry.broken:
+        return package
+    make: Any = entry.make
     names = [tier for tier in ("server", "edge", "device") if hasattr(make, tier)]
-    return {"tiers": ", ".join(names) if len(names) > 1 and not make.any_depth else "any", "leaves the device": make.sends}
+    return {
+        "tiers": ", ".join(names) if len(names) > 1 and not make.any_depth else "any",
+        "leaves the device": make.sends,
+    } | package
 
 
 def _diagnose(config: Config) -> dict[str, Any]:
@@ -285,7 +289,7 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "engine": run.engine,
         "compiled kernel": native.status(),
         "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
-        "data shipped": ", ".join(REGISTRY["data"]),
+        "data shipped": ", ".join(name for name in REGISTRY["data"] if ":" not in name),
         "disk free": f"{disk.free / 2**30:.1f} GiB",
         "memory free": f"{pages / 2**30:.1f} GiB",
     }

@@ -1,106 +1,196 @@
-"""A user's own model or algorithm: the class, or the function, that a file names as package.module:Class.
+"""A user's own model, algorithm or data: the class or function that a file names as package.module:name.
 
-Naming it runs its code: an experiment file from elsewhere deserves the look that a program would get.
+Naming it runs its code, so a file may name only what is defined in the user's own modules: those below the
+current folder, the file's folder or a folder of PYTHONPATH. What belongs to Python, torch, numpy or an installed
+package is refused, and is not even imported: `subprocess:getoutput` would run any command. A package may declare
+what it offers as entry points (covey/installed.py).
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from covey.algorithm import Algorithm
+from covey.data import Shards
 from covey.errors import ConfigError, CoveyError
+from covey.origin import FAULTS, below, own_file, told
 
 FORM = "package.module:Class"
-_KINDS: dict[str, type] = {"algorithm": Algorithm, "model": nn.Module}
+FUNCTION_FORM = "package.module:function"
+_KINDS: dict[str, type] = {"algorithm": Algorithm, "model": nn.Module, "data": Shards}
 _WANTED = {
     "algorithm": "a frozen dataclass derived from covey.Algorithm, with a `server`",
     "model": "a class derived from torch.nn.Module, or a function that returns a module",
+    "data": "a function that returns covey.data.Shards",
 }
+_RETURNS = {"algorithm": "an algorithm", "model": "a torch.nn.Module", "data": "covey.data.Shards"}
+_FILES: list[str] = []  # the folders of the experiment files that were read, in which modules may lie too
 
 
 def is_own(section: str, name: object) -> bool:
-    """Whether this name is of something outside covey, which only models and algorithms can be.
+    """Whether this name is of something of the user's own, which models, algorithms and data can be.
 
-    >>> is_own("model", "nets:Net"), is_own("model", "cnn"), is_own("data", "sets:Set")
+    >>> is_own("model", "nets:Net"), is_own("model", "cnn"), is_own("tree", "trees:Tree")
     (True, False, False)
     """
     return section in _KINDS and isinstance(name, str) and ":" in name
 
 
+def look_beside(file: Path) -> None:
+    """Look for modules in this file's folder too, after all others."""
+    folder = os.path.abspath(file.parent)
+    if folder not in _FILES:
+        _FILES.append(folder)
+
+
 def find(section: str, name: str) -> Callable[..., Any]:
-    """The class of that name, or a function that makes a model; the current folder is looked in first, as by `python -m`."""
+    """The class of that name, or the function that makes one; the current folder is looked in first, as by `python -m`."""
     where, _, attribute = name.partition(":")
     place = f"{section}.name = {name!r}"
     if not all(part.isidentifier() for part in (*where.split("."), attribute)):
         raise ConfigError(f"{place}: write it as {FORM}, for instance nets:Net for the class Net in nets.py.")
     module = _import(where, place)
     if not hasattr(module, attribute):
-        has = [key for key, value in vars(module).items() if _makes(value, section) and value.__module__ == where]
+        has = [key for key, value in vars(module).items() if makes(value, section) and value.__module__ == where]
         raise ConfigError(f"{place}: {where} has no {attribute}; it has {', '.join(has) or f'no {section}'}.")
     thing = getattr(module, attribute)
-    if not _makes(thing, section):
+    _need_own(thing, place)
+    if not makes(thing, section):
         raise ConfigError(f"{place} is {_what(thing)}; name {_WANTED[section]}.")
     made: Callable[..., Any] = thing
     return made
 
 
-def make(section: str, name: str, arguments: Mapping[str, Any]) -> Any:
-    """What the class or function of that name makes of these arguments; whatever goes wrong there is said with its line."""
-    thing, place = find(section, name), f"{section}.name = {name!r}"
+def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a class or function makes of these arguments; whatever goes wrong there is said with its line."""
+    place = f"{section}.name = {name!r}"
     try:
         made = thing(**arguments)
     except CoveyError:
         raise
-    except Exception as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(f"{place}: {name.partition(':')[2]}({given}) fails with {_told(error)}") from error
+    except FAULTS as error:
+        values = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ConfigError(f"{place}: {thing.__name__}({values}) fails with {told(error)}") from error
     if not isinstance(made, _KINDS[section]):
-        raise ConfigError(f"{place} returned {_what(made)}; it must return a torch.nn.Module.")
+        raise ConfigError(f"{place} returned {_what(made)}; it must return {_RETURNS[section]}.")
     return made
 
 
-def _import(where: str, place: str) -> ModuleType:
-    if (folder := os.getcwd()) not in sys.path:
-        sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):  # it is there, but imports what is not
-            raise ConfigError(f"{place}: importing {where} fails with {_told(error)}") from error
-        fix = f"start covey in the folder that holds {where.replace('.', '/')}.py, or add that folder to PYTHONPATH"
-        raise ConfigError(f"{place}: there is no module {error.name}; {fix}.") from error
-    except Exception as error:
-        raise ConfigError(f"{place}: importing {where} fails with {_told(error)}") from error
-
-
-def _makes(thing: object, section: str) -> bool:
+def makes(thing: object, section: str) -> bool:
     """Whether it can be called to make one; of a function, that shows in what it returns."""
     if not inspect.isclass(thing):
-        return section == "model" and inspect.isfunction(thing)
-    return issubclass(thing, _KINDS[section]) and (section == "model" or (is_dataclass(thing) and not inspect.isabstract(thing)))
+        return section in ("model", "data") and inspect.isfunction(thing)
+    if section == "algorithm":
+        return issubclass(thing, Algorithm) and is_dataclass(thing) and not inspect.isabstract(thing)
+    return section == "model" and issubclass(thing, nn.Module)
+
+
+def wanted(section: str) -> str:
+    """What a name in this table must be of."""
+    return _WANTED[section]
+
+
+def _import(where: str, place: str) -> ModuleType:
+    """The module of this name, imported if it and all packages around it are the user's own."""
+    _extend_path()
+    importlib.invalidate_caches()
+    parts = where.split(".")
+    for depth in range(1, len(parts) + 1):
+        _import_own(".".join(parts[:depth]), where, place)
+    return sys.modules[where]
+
+
+def _import_own(name: str, where: str, place: str) -> None:
+    spec = _spec(name)
+    if spec is None:
+        wanted = where.replace(".", "/") + ".py"
+        fix = f"start covey in the folder that holds {wanted}, or add that folder to PYTHONPATH"
+        raise ConfigError(f"{place}: there is no module {name}; {fix}.")
+    namespace = spec.origin is None and spec.submodule_search_locations is not None  # a folder: it has no code
+    file = spec.origin if spec.has_location else None  # the origin of os is "frozen", which is no file
+    if name == "__main__" or not (namespace or _allowed(file)):
+        raise ConfigError(f"{place}: {_foreign(name, file)}")
+    try:
+        importlib.import_module(name)
+    except FAULTS as error:
+        raise ConfigError(f"{place}: importing {name} fails with {told(error)}") from error
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module lies; what is around it has been imported, itself it is not."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return module.__spec__ or ModuleSpec(name, None, origin="built-in")
+    try:
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):  # the module around it is no package
+        return None
+
+
+def _need_own(thing: object, place: str) -> None:
+    """An error unless this is defined in a module of the user's own: a name may also have been imported there."""
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        return  # an object, which is no class or function and refused as such
+    origin = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
+    name = getattr(origin, "__module__", None) or "builtins"
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name == "__main__" or not _allowed(file):
+        raise ConfigError(f"{place} is defined elsewhere: {_foreign(name, file)}")
+
+
+def _foreign(name: str, file: str | None) -> str:
+    """Why a module's names may not be used, and what to do."""
+    whose = "not a module of yours"
+    if name == "__main__":
+        whose = "the program that runs"
+    elif name.partition(".")[0] in sys.stdlib_module_names:
+        whose = "Python's own"
+    elif file and not own_file(file):
+        whose = "an installed package's"
+    elif file:
+        whose = f"in {os.path.dirname(file)}, which is neither below this folder nor the file's nor in PYTHONPATH"
+    return (
+        f"{name} is {whose}, and a file may only name what is defined in a module of your own; "
+        f"write a function or class of your own that uses it, in a module with another name."
+    )
+
+
+def _roots() -> list[str]:
+    """The folders below which a user's own modules lie."""
+    listed = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [os.getcwd(), *_FILES, *(entry for entry in listed if entry)]
+
+
+def _allowed(file: str | None) -> bool:
+    if not own_file(file):
+        return False
+    paths = {os.path.abspath(str(file)), os.path.realpath(str(file))}
+    roots = {form(root) for root in _roots() for form in (os.path.abspath, os.path.realpath)}
+    return any(below(path, root) for path in paths for root in roots)
+
+
+def _extend_path() -> None:
+    """The current folder before all others, the folders of files after them."""
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
+    for folder in _FILES:
+        if folder not in sys.path:
+            sys.path.append(folder)
 
 
 def _what(thing: object) -> str:
     if inspect.isclass(thing):
         return f"the class {thing.__qualname__}"
     return "a function" if inspect.isfunction(thing) else f"{thing!r:.40} of type {type(thing).__name__}"
-
-
-def _told(error: Exception) -> str:
-    """The error in one line, with the last place in the user's own files, from where a library may have been called."""
-    others = ("<", __file__, sys.prefix, sys.base_prefix)
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
-    line = f" ({os.path.relpath(own[-1].filename)}, line {own[-1].lineno})" if own else ""
-    first = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {first.rstrip('.')}{line}."

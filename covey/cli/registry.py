@@ -10,11 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from covey import data, models
+from covey import codecs, data, installed, models
 from covey.algorithms import ALGORITHMS
 from covey.cli import modules
 from covey.codecs import CODECS
 from covey.data import Shards
+from covey.errors import ConfigError
+from covey.installed import Declared
 from covey.wireless import POLICIES
 
 
@@ -25,6 +27,8 @@ class Entry:
     name: str
     make: Callable[..., Any]
     line: str
+    package: str = ""  # by which it was installed; empty for covey's own
+    broken: bool = False  # it cannot be used, and `line` says why
 
 
 def mlp(inputs: int, outputs: int, *, hidden: Sequence[int] = (100,)) -> nn.Module:
@@ -52,7 +56,11 @@ def _line(thing: object) -> str:
     """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
     whole = inspect.isclass(thing) or thing.__module__.startswith("covey.models.")
     text = sys.modules[thing.__module__].__doc__ if whole else inspect.getdoc(thing)
-    return (text or "").strip().splitlines()[0]
+    return _first(text)
+
+
+def _first(text: str | None) -> str:
+    return next(iter((text or "").strip().splitlines()), "")
 
 
 def _entries(things: dict[str, Any]) -> dict[str, Entry]:
@@ -61,6 +69,7 @@ def _entries(things: dict[str, Any]) -> dict[str, Entry]:
 
 _OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
 
+_OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments, seed is the run's"
 _POLICIES = {
     "optimal": "the least weighted sum of pruning ratios; all end at the deadline",
     "equal": "the same share for all, and as much pruned as the deadline asks for",
@@ -83,7 +92,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "cifar10": data.cifar10,
             "cifar100": data.cifar100,
         }
-    ),
+    )
+    | {modules.FUNCTION_FORM: Entry(modules.FUNCTION_FORM, data.own, _OWN_DATA)},
     "models": _entries(
         {
             "linear": models.linear,
@@ -99,3 +109,48 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     "codecs": {name: Entry(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
     "policies": {name: Entry(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()},
 }
+"""What covey itself has."""
+
+_TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}  # of a file, by kind
+
+
+def find(kind: str, name: str) -> Entry | None:
+    """What a file means by this name: covey's own, or what an installed package declares."""
+    declared = installed.find(kind, name, REGISTRY[kind])
+    return REGISTRY[kind].get(name) if declared is None else _installed(declared)
+
+
+def names(kind: str) -> list[str]:
+    """Every name of a kind; nothing is loaded."""
+    return list(dict.fromkeys([*REGISTRY[kind], *installed.declared(kind)]))
+
+
+def entries(kind: str) -> list[Entry]:
+    """Everything of a kind, what cannot be used with the reason."""
+    out = list(REGISTRY[kind].values())
+    for name, declared in installed.declared(kind).items():
+        packages = ", ".join(one.package for one in declared)
+        try:
+            entry = find(kind, name)
+        except ConfigError as error:
+            entry = Entry(name, _nothing, f"broken: {error}", packages, broken=True)
+        assert entry is not None
+        out.append(entry)
+    return out
+
+
+def _nothing() -> None:
+    """Makes nothing, in place of what cannot be loaded."""
+
+
+def _installed(declared: Declared) -> Entry:
+    """What a package declares, loaded and of the right kind."""
+    name = declared.point.name
+    if declared.kind == "codecs":
+        kind = type(codecs.declared_codec(declared))
+        return Entry(name, kind, _first(kind.__doc__), declared.package)
+    thing = declared.load()
+    table = _TABLES[declared.kind]
+    if not modules.makes(thing, table):
+        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {modules.wanted(table)}.")
+    return Entry(name, thing, _first(inspect.getdoc(thing)), declared.package)

@@ -1,6 +1,7 @@
 """How model rows become bytes on a link: one file per codec, found by name in `CODECS`."""
 
-from dataclasses import MISSING, fields, replace
+import inspect
+from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,8 +12,10 @@ from covey.codecs.coo import Coo
 from covey.codecs.dense import Dense
 from covey.codecs.quantised import Quantised
 from covey.errors import ConfigError
+from covey.installed import Declared, find
+from covey.origin import FAULTS, told
 
-__all__ = ["CODECS", "Auto", "Bitmap", "Codec", "Coo", "Dense", "Quantised", "codec"]
+__all__ = ["CODECS", "Auto", "Bitmap", "Codec", "Coo", "Dense", "Quantised", "codec", "declared_codec"]
 
 _ALL: tuple[Codec, ...] = (
     *(Dense(), Bitmap(), Coo(), Auto(), Quantised(8), Quantised(4)),
@@ -29,15 +32,37 @@ def codec(name: str, **options: Any) -> Codec:
     >>> codec("int8", rounding="stochastic", block=64)
     Quantised(bits=8, block=64, rounding='stochastic')
     """
-    if name not in CODECS:
+    declared = find("codecs", name, CODECS)
+    if declared is None and name not in CODECS:
         raise ConfigError(f"there is no codec {name!r}{_nearest(name, CODECS)}; the known ones are {', '.join(CODECS)}.")
-    plain: Any = CODECS[name]
-    free = [field.name for field in fields(plain) if field.default is not MISSING and getattr(plain, field.name) == field.default]
+    plain: Any = CODECS[name] if declared is None else declared_codec(declared)
+    own = fields(plain) if is_dataclass(plain) else ()
+    free = [field.name for field in own if field.default is not MISSING and getattr(plain, field.name) == field.default]
     if unknown := next((option for option in options if option not in free), None):
         known = f"its options are {', '.join(free)}" if free else "it has none"
         raise ConfigError(f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {known}.")
     made: Codec = replace(plain, **options) if options else plain
     return made
+
+
+_METHODS = ("encode", "decode", "nbytes", "lengths", "roundtrip")
+
+
+def declared_codec(declared: Declared) -> Codec:
+    """The codec that an installed package declares: an object, or a class whose fields all have defaults."""
+    thing: Any = declared.load()
+    try:
+        made: Any = thing() if inspect.isclass(thing) else thing
+    except FAULTS as error:
+        raise declared.wrong(f"it cannot be made without arguments: {told(error)}") from error
+    lacking = [name for name in _METHODS if not callable(getattr(made, name, None))]
+    lacking += [name for name in ("name", "lossless", "draws") if not hasattr(made, name)]
+    if lacking:
+        raise declared.wrong(f"it is no codec, for it has no {', '.join(lacking)} (covey/codecs/codec.py).")
+    if made.name != declared.point.name:
+        raise declared.wrong(f"the codec calls itself {made.name!r}; the two names must be the same.")
+    codec: Codec = made
+    return codec
 
 
 def _nearest(name: str, known: Any) -> str:

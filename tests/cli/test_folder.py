@@ -233,3 +233,56 @@ def test_what_a_killed_run_left_half_written_is_swept_up(folder: Path) -> None:
         part.write_text("half")
     assert covey("run", "--resume", folder, "rounds=5").code == 0
     assert not any(part.exists() for part in left)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the seeds 0 and 1."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    assert covey("run", *SMALL, "rounds=2", "seeds=2", "--out", folder).code == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("seed", "seeds", "had"),
+    [(0, 3, "the seeds 0 to 1"), (0, 1, "the seeds 0 to 1"), (1, 2, "the seeds 0 to 1"), (0, 2, None)],
+)
+def test_other_seeds_in_the_file_of_a_run_are_refused(two: Path, tmp_path: Path, seed: int, seeds: int, had: str | None) -> None:
+    folder = Path(shutil.copytree(two, tmp_path / "copy"))
+    file = folder / "config.toml"
+    text = file.read_text()
+    assert text.count("\nseeds = 2\n") == text.count("\nseed = 0\n") == 1
+    file.write_text(text.replace("\nseeds = 2\n", f"\nseeds = {seeds}\n").replace("\nseed = 0\n", f"\nseed = {seed}\n"))
+    before = contents(folder)
+    ended = covey("run", "--resume", folder, "rounds=3")
+    if had is None:
+        assert ended.code == 0, ended.err
+        return
+    assert ended.code == 2
+    assert f"says seed = {seed} and seeds = {seeds}, but the run has {had}; put back what it said" in ended.err
+    assert contents(folder) == before
+
+
+def test_several_seeds_in_the_file_of_a_run_of_one_are_refused(folder: Path) -> None:
+    file = folder / "config.toml"
+    file.write_text(file.read_text().replace("\nseeds = 1\n", "\nseeds = 2\n"))
+    before = contents(folder)
+    ended = covey("run", "--resume", folder, "rounds=6")
+    assert ended.code == 2
+    assert "says seed = 0 and seeds = 2, but the run has one seed" in ended.err
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("\nseed = 0\n", "\nseed = 1\n", "its seed is 0, this one's is 1"),
+    ("\nrounds = 4\n", "\nrounds = 2\n", "has run 4 already; give more rounds"),
+    ("\nprotocol = \"honest\"\n", "\nprotocol = \"paper\"\n", "its protocol is honest"),
+])  # fmt: skip
+def test_a_file_of_a_run_that_was_edited_is_refused(folder: Path, old: str, new: str, words: str) -> None:
+    file = folder / "config.toml"
+    text = file.read_text()
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    ended = covey("run", "--resume", folder, *(() if "rounds" in old else ("rounds=6",)))
+    assert ended.code in (2, 4)
+    assert words in ended.err

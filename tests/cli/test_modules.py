@@ -44,7 +44,7 @@ def normed(inputs, outputs):
 def narrow(inputs, width):
     return nn.Linear(inputs, width)
 
-def nothing():
+def number():
     return 5
 
 class Plain:
@@ -141,7 +141,6 @@ def test_what_the_file_gives_stands() -> None:
         ["model.name=nets:Net", "model.rates=[0.5, 1.0]", "model.inputs=64"],
         ["model.name=nets:grey"],
         ["model.name=nets:grey", "model.shape=[1, 8, 8]"],
-        ["model.name=torch.nn:Linear", "model.in_features=64", "model.out_features=10"],
         ["model.name=linear", "algorithm.name=mine:Mean", "algorithm.batch=none"],
         ["model.name=vgg", "model.layers=[8, 'M', 16]", "model.groups=none"],
         ["model.name=permfl_cnn", "model.net=fmnist"],
@@ -183,15 +182,15 @@ def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
     [
         (["model.name=netts:Net"], ["'netts:Net'", "there is no module netts", "folder that holds netts.py", "PYTHONPATH"]),
         (["model.name=kit.shallow:Net"], ["there is no module kit.shallow", "kit/shallow.py"]),
-        (["model.name=nets:Nett"], ["'nets:Nett'", "nets has no Nett", "it has Net, grey, normed, narrow, nothing."]),
+        (["model.name=nets:Nett"], ["'nets:Nett'", "nets has no Nett", "it has Net, grey, normed, narrow, number."]),
         (["model.name=mine:Net"], ["mine has no Net", "it has no model."]),
         (["model.name=nets:"], ["'nets:'", "write it as package.module:Class"]),
         (["model.name=nets:Net.forward"], ["write it as package.module:Class"]),
         (["model.name=./nets.py:Net"], ["write it as package.module:Class", "nets:Net for the class Net in nets.py"]),
         (["model.name=nets:Plain"], ["is the class Plain", "derived from torch.nn.Module, or a function"]),
         (["model.name=nets:made"], ["of type Linear", "name a class derived from torch.nn.Module"]),
-        (["model.name=os:system"], ["builtin_function", "name a class derived from torch.nn.Module"]),
-        (["model.name=nets:nothing"], ["returned 5 of type int", "must return a torch.nn.Module"]),
+        (["model.name=nets:number"], ["returned 5 of type int", "must return a torch.nn.Module"]),
+        (["data.name=nets:number"], ["returned 5 of type int", "must return covey.data.Shards"]),
         (["model.name=nets:Net", "model.wdth=5"], ["unknown key model.wdth", "did you mean model.width?", "known are inputs"]),
         (["model.name=nets:Net", "model.activation=relu"], ["unknown key model.activation"]),
         (["model.name=nets:Net", "model.width=wide"], ['model.width = "wide"', "must be a valid integer", "the default is 5"]),
@@ -205,7 +204,7 @@ def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
         (["algorithm.name=mine:Mean", "algorithm.lr=-1.0"], ["Mean: lr = -1.0 must be above 0"]),
         (["algorithm.name=mine:Mean", "algorithm.rate=1.0"], ["unknown key algorithm.rate", "known are steps, lr, batch"]),
         (["algorithm.name=mein"], ["'mein' is unknown", "or package.module:Class of your own"]),
-        (["data.name=nets:Net"], ["data.name = 'nets:Net' is unknown"]),
+        (["data.name=nets:Net"], ["data.name = 'nets:Net' is the class Net", "name a function that returns covey.data.Shards"]),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
 )  # fmt: skip
@@ -313,3 +312,80 @@ def test_code_that_changed_is_another_experiment(folder: Path, file: str, change
     assert ended.returncode == 4
     assert "is of another experiment" in ended.stderr
     assert what in ended.stderr
+
+
+FAULTY = """
+import sys
+from dataclasses import dataclass
+
+import covey
+from torch import nn
+
+
+class Forward(nn.Module):
+    def __init__(self, inputs, outputs, *, how: str = "key"):
+        super().__init__()
+        self.layer, self.how = nn.Linear(inputs, outputs), how
+
+    def forward(self, x):
+        if self.how == "key":
+            return {}["missing"]
+        if self.how == "exit":
+            sys.exit()
+        return [self.layer(x)]
+
+
+class Constructor(nn.Module):
+    def __init__(self):
+        raise LookupError("nothing there")
+
+
+class Exits(nn.Module):
+    def __init__(self):
+        sys.exit(0)
+
+
+@dataclass(frozen=True)
+class Program(covey.Algorithm):
+    early: bool = True
+    leaves: bool = False
+
+    def server(self, me, w):
+        return me.ask(self.device, w).mean()
+
+    def device(self, me, w):
+        if (self.early or len(w)) and self.leaves:
+            sys.exit(0)
+        return {}["missing"] if self.early or len(w) else w
+"""
+PLAIN = ("algorithm.name=fedavg", "data.devices=4", "tree.edges=none", "rounds=2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["model.name=faulty:Forward"], ["the model Forward does not take", "KeyError: 'missing' (faulty.py, line 16)."]),
+        (["model.name=faulty:Forward", "model.how=exit"], ["the model Forward does not take", "SystemExit (faulty.py, line 18)"]),
+        (["model.name=faulty:Forward", "model.how=list"], ["the model Forward"]),
+        (["model.name=faulty:Constructor"], ["'faulty:Constructor': Constructor() fails with LookupError", "line 24)"]),
+        (["model.name=faulty:Exits"], ["'faulty:Exits': Exits() fails with SystemExit: 0 (faulty.py, line 29)."]),
+        (
+            ["algorithm.name=faulty:Program"],
+            ["the algorithm Program fails on no rows", "KeyError: 'missing' (faulty.py, line 43)"],
+        ),
+        (["algorithm.name=faulty:Program", "algorithm.leaves=true"], ["Program fails on no rows", "SystemExit: 0 (faulty.py"]),
+        (["algorithm.name=faulty:Program", "algorithm.early=false"], ["Program fails in round 1, with KeyError: 'missing'"]),
+        (
+            ["algorithm.name=faulty:Program", "algorithm.early=false", "algorithm.leaves=true"],
+            ["Program fails in round 1, with SystemExit: 0 (faulty.py"],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else "",
+)
+def test_code_of_ones_own_that_fails_is_one_line_and_exit_code_2(folder: Path, changes: list[str], words: list[str]) -> None:
+    (folder / "faulty.py").write_text(FAULTY)
+    ended = covey("run", *PLAIN, *changes, "--out", "run")
+    assert ended.code == 2, ended.err
+    assert [word for word in words if word not in ended.err] == [], ended.err
+    assert ended.err.count("\n") == 1
+    assert "Traceback" not in ended.err

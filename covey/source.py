@@ -1,0 +1,290 @@
+"""A hash of the code that classes and functions run, which comments, docstrings and layout do not change.
+
+Of a class or function of the user's own: its statement, those of its module that it refers to, its bases, and every
+module of the user's own that these import, whole. What other statements a script has does not count. Of an algorithm
+of covey's, or of an installed package: its file. Torch, numpy and Python count by their version alone
+(`covey.checkpoint.versions`). Where there is no file, as in a console, the compiled code counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import inspect
+import os
+import symtable
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from covey.origin import own_file
+
+_FOREIGN = ("torch", "numpy", "covey")  # packages that count by version, but for covey's algorithms
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_INSIDE = ("fget", "__func__", "func")  # where properties, class methods and cached properties have their function
+_UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a syntax tree that change nothing
+
+
+def digest(things: Iterable[Any]) -> str:
+    """The hash of all code that these classes and functions run, the same in every process."""
+    parts: dict[str, str] = {}
+    names: dict[str, set[str]] = {}  # by module of the user's own, what is needed of it
+    for thing in _with_bases(things):
+        module = _module(thing)
+        file = _file(module)
+        top = thing.__qualname__.partition(".")[0]
+        tree = None if file is None else _tree(file)
+        if tree is not None and file is not None and not own_file(file):
+            parts[module] = _text(tree)
+        elif tree is not None and top in _bound(tree) and _written_in(thing, file):
+            names.setdefault(module, set()).add(top)
+        else:
+            parts[f"{module}:{thing.__qualname__}"] = _compiled(thing)
+            names.setdefault(module, set()).update(_globals(thing))
+    imported: list[str] = []
+    for module, wanted in names.items():
+        statements = _needed(module, wanted)
+        parts[f"{module}:"] = "\n".join(_text(statement) for statement in statements)
+        imported += [name for statement in statements for name in _imports(statement, module)]
+    parts |= _modules(imported)
+    return hashlib.sha256("\n".join(f"{name} {parts[name]}" for name in sorted(parts)).encode()).hexdigest()[:16]
+
+
+def _with_bases(things: Iterable[Any]) -> list[Any]:
+    """Classes with all their bases, and functions; without what counts by its version."""
+    every = [kind for thing in things for kind in (thing.__mro__ if inspect.isclass(thing) else (thing,))]
+    return [thing for thing in dict.fromkeys(every) if _counts(thing)]
+
+
+def _module(thing: Any) -> str:
+    """The name of its module; what is executed without one counts as Python's own."""
+    name: str | None = thing.__module__
+    return name or "builtins"
+
+
+def _counts(thing: Any) -> bool:
+    module = _module(thing)
+    top = module.partition(".")[0]
+    if top == "builtins":
+        return not hasattr(builtins, thing.__qualname__)
+    if top == "covey":
+        return module.startswith("covey.algorithms.")
+    return top not in _FOREIGN and (top == "__main__" or top not in sys.stdlib_module_names)
+
+
+def _modules(names: Iterable[str]) -> dict[str, str]:
+    """The modules of the user's own among these, whole, and those that they import."""
+    out: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        file = _file(name)
+        tree = _tree(file) if name not in out and file is not None and own_file(file) else None
+        if tree is None:
+            continue
+        out[name] = _text(tree)
+        waiting += _imports(tree, name)
+    return out
+
+
+def _file(name: str) -> str | None:
+    """The file of a module; it need not have been imported, so that lazy imports change nothing."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return getattr(module, "__file__", None)
+    top, *inside = name.split(".")
+    spec = PathFinder.find_spec(top) if top else None
+    for part in inside:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _tree(file: str) -> ast.Module | None:
+    """The syntax tree of a file of Python; None where it is none or is gone."""
+    try:
+        state = os.stat(file)
+    except OSError:
+        return None
+    return _parsed(file, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _parsed(file: str, changed: int, size: int) -> ast.Module | None:
+    try:
+        return ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Statement:
+    """A statement of a module: which of the module's names it defines or changes, and which it reads."""
+
+    node: ast.stmt
+    binds: frozenset[str]
+    reads: frozenset[str]
+
+
+@cache
+def _analysed(tree: ast.Module) -> tuple[_Statement, ...]:
+    return tuple(_Statement(node, frozenset(_binds(node)), frozenset(_references(node))) for node in _statements(tree))
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    return {name for statement in _analysed(tree) for name in statement.binds}
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements of a module, each import of a name as one of its own."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Import):
+            yield from (ast.Import([alias]) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            yield from (ast.ImportFrom(statement.module, [alias], statement.level) for alias in statement.names)
+        else:
+            yield statement
+
+
+def _binds(statement: ast.stmt) -> set[str]:
+    """The names of a module that a statement defines or changes."""
+    if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {statement.name}
+    out = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            out.add(node.name)
+        elif isinstance(node, ast.alias):
+            out.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            target: ast.expr = node
+            while isinstance(target, ast.Attribute | ast.Subscript):
+                target = target.value
+            out |= {target.id} if isinstance(target, ast.Name) else set()
+    return out
+
+
+def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
+    """The statements of a module that define these names, and those that these refer to, in order."""
+    file = _file(module)
+    tree = None if file is None else _tree(file)
+    statements = () if tree is None else _analysed(tree)
+    wanted = {*names, "*"}
+    chosen: set[int] = set()
+    before = -1
+    while len(chosen) > before:
+        before = len(chosen)
+        for at, statement in enumerate(statements):
+            acts = isinstance(statement.node, ast.Expr) and module != "__main__"  # a script's calls are its own affair
+            if at not in chosen and (statement.binds & wanted or (acts and statement.reads & wanted)):
+                chosen.add(at)
+                wanted |= statement.reads | statement.binds
+    return [statements[at].node for at in sorted(chosen)]
+
+
+def _references(statement: ast.stmt) -> set[str]:
+    """The names of its module that a statement reads, also inside functions."""
+    top = symtable.symtable(ast.unparse(ast.fix_missing_locations(statement)), "<statement>", "exec")
+    out = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    inside = top.get_children()
+    while inside:
+        table = inside.pop()
+        out |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        inside += table.get_children()
+    return out
+
+
+def _imports(node: ast.AST, module: str) -> list[str]:
+    """The names of all modules that may be imported inside; `module` is where this stands."""
+    out = []
+    file = _file(module) or ""
+    package = module if os.path.basename(file) == "__init__.py" else module.rpartition(".")[0]
+    for part in ast.walk(node):
+        if isinstance(part, ast.Import):
+            out += [alias.name for alias in part.names]
+        elif isinstance(part, ast.ImportFrom):
+            around = package.split(".")[: len(package.split(".")) - part.level + 1] if part.level else []
+            base = ".".join([*around, *([part.module] if part.module else [])])
+            out += [base, *(f"{base}.{alias.name}" for alias in part.names if alias.name != "*")]
+    return [".".join(name.split(".")[:depth]) for name in out for depth in range(1, name.count(".") + 2)]
+
+
+def _text(node: Any) -> str:
+    """A syntax tree as text: without positions, comments and docstrings, and the same in all versions of Python."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(_text, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    values = {name: value for name, value in ast.iter_fields(node) if name not in _UNSEEN and value not in (None, [])}
+    if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        values["body"] = node.body[1:]
+    return f"{type(node).__name__}({', '.join(f'{name}={_text(value)}' for name, value in values.items())})"
+
+
+def _functions(thing: Any) -> dict[str, FunctionType]:
+    """A function itself, or those of a class by name."""
+    if not inspect.isclass(thing):
+        plain = inspect.unwrap(thing)
+        return {thing.__qualname__: plain} if isinstance(plain, FunctionType) else {}
+    out = {}
+    for name, value in vars(thing).items():
+        plain = next((getattr(value, key) for key in _INSIDE if hasattr(value, key)), value)
+        plain = inspect.unwrap(plain) if callable(plain) else plain
+        if isinstance(plain, FunctionType):
+            out[name] = plain
+    return out
+
+
+def _written_in(thing: Any, file: str | None) -> bool:
+    """Whether its functions come from this file, and not from text that was executed under its name."""
+    if thing.__qualname__.endswith("<lambda>"):
+        return False  # a function may have several
+    codes = [function.__code__ for function in _functions(thing).values()]
+    files = {os.path.realpath(code.co_filename) for code in codes if code.co_filename != "<string>"}
+    return not files or os.path.realpath(str(file)) in files  # dataclasses write their methods as strings
+
+
+def _globals(thing: Any) -> set[str]:
+    codes = [function.__code__ for function in _functions(thing).values()]
+    out: set[str] = set()
+    while codes:
+        code = codes.pop()
+        out |= set(code.co_names)
+        codes += [value for value in code.co_consts if isinstance(value, CodeType)]
+    return out
+
+
+def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
+    """What Python made of a class or function, and of those of the same module that it refers to."""
+    functions = _functions(thing)
+    parts = []
+    for name, function in sorted(functions.items()):
+        parts.append(f"{name} {_code(function.__code__, function.__doc__)} {function.__defaults__!r}")
+    if inspect.isclass(thing):
+        values = {name: value for name, value in vars(thing).items() if not name.startswith("__")}
+        parts += [f"{name} {value!r}" for name, value in sorted(values.items()) if isinstance(value, int | float | str)]
+    scope = next((function.__globals__ for function in functions.values()), {})
+    for name in sorted(_globals(thing)):
+        other = scope.get(name)
+        if isinstance(other, FunctionType | type) and _module(other) == _module(thing) and other not in seen:
+            parts.append(_compiled(other, (*seen, thing, other)))
+    return "\n".join(parts)
+
+
+def _code(code: CodeType, doc: str | None) -> str:
+    constants = []
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            constants.append(_code(value, None))
+        elif isinstance(value, frozenset):
+            constants.append(repr(sorted(map(repr, value))))
+        elif value != doc:
+            constants.append(repr(value))
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
