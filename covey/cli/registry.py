@@ -129,7 +129,7 @@ def entries(kind: str) -> list[Entry]:
     """Everything of a kind, what cannot be used with the reason."""
     out = list(REGISTRY[kind].values())
     for name, declared in installed.declared(kind).items():
-        packages = ", ".join(one.package for one in declared)
+        packages = ", ".join(point.package for point in declared)
         try:
             entry = find(kind, name)
         except ConfigError as error:
