@@ -292,8 +292,8 @@ def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
         parts.append(f"{name} {code} {function.__defaults__!r}")
     if inspect.isclass(thing):
         values = {name: value for name, value in vars(thing).items() if not name.startswith("__")}
-        plain = {name: value for name, value in values.items() if isinstance(value, int | float | str)}
-        parts += [f"{name} {plain[name]!r}" for name in sorted(plain)]
+        plain = [name for name in sorted(values) if isinstance(values[name], int | float | str)]
+        parts += [f"{name} {values[name]!r}" for name in plain]
     scope = next((function.__globals__ for function in functions.values()), {})
     for name in sorted(_globals(thing)):
         other = scope.get(name)
