@@ -154,7 +154,9 @@ class Experiment:
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
-        links = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
+        links = self.codec
+        if not isinstance(links, str):
+            links = json.dumps(links, sort_keys=True, default=str)
         kind = type(self.algorithm)
         out = {
             "algorithm": describe(self.algorithm),
@@ -201,7 +203,8 @@ class Experiment:
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
         kinds: list[Any] = [type(module) for module in self.model.modules()]
-        held = [value for module in self.model.modules() for value in vars(module).values() if isfunction(value)]
+        values = [value for module in self.model.modules() for value in vars(module).values()]
+        held = [value for value in values if isfunction(value)]
         code = source.digest(kinds + held)  # the layers may be the same and `forward` another
         slots = [(slot.name, tuple(slot.shape)) for slot in space.slots]
         return f"{_shown(self.model)} {slots} {_digest(*fixed)} {code}"
@@ -213,18 +216,25 @@ def _check_device(name: Any) -> None:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device = {name!r} is not a device; use {_devices()}.") from error
-    count = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}.get(device.type)
+    count = {"cpu": 1, "cuda": _cuda_devices()}.get(device.type)
+    reason = ""
     if count is None:
-        raise ConfigError(f"device = {name!r}: covey does not run on {device.type}; use {_devices()}.")
-    if count == 0:
-        raise ConfigError(f"device = {name!r}, but this machine has no CUDA device; use {_devices()}.")
-    if device.index is not None and device.index >= count:
-        raise ConfigError(f"device = {name!r}, but this machine has {count} of the type {device.type}; use {_devices()}.")
+        reason = f": covey does not run on {device.type}"
+    elif count == 0:
+        reason = ", but this machine has no CUDA device"
+    elif device.index is not None and device.index >= count:
+        reason = f", but this machine has {count} of the type {device.type}"
+    if reason:
+        raise ConfigError(f"device = {name!r}{reason}; use {_devices()}.")
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _devices() -> str:
     """The devices of this machine, as a file would name them."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = _cuda_devices()
     if count == 0:
         return "'cpu'"
     last = f" to 'cuda:{count - 1}'" if count > 1 else ""
@@ -269,7 +279,8 @@ def _alike(first: Experiment, other: Experiment) -> bool:
     weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
     try:
         with torch.no_grad():
-            return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
+            expected = first.model(x)
+            return torch.equal(expected, torch.func.functional_call(other.model, weights, (x,)))
     except FAULTS:
         return True  # a model that cannot run at all is refused by the task, with a better message
 
@@ -312,7 +323,7 @@ def _among(value: Any, choices: tuple[Any, ...]) -> bool:
 
 
 def _name(loss: Loss) -> str:
-    """A loss by name; a function of one's own with a hash of its code, an object by its class and how it shows itself."""
+    """A loss by name and a hash of its code; an object also by how it shows itself."""
     if isinstance(loss, str):
         return loss
     named = loss if hasattr(loss, "__qualname__") else type(loss)
@@ -321,7 +332,7 @@ def _name(loss: Loss) -> str:
 
 
 def _codec_code(spec: Any) -> str:
-    """A hash of the code of every codec that an installed package brings; empty where there is none."""
+    """A hash of the code of every codec that an installed package brings, or nothing."""
     values = spec.values() if isinstance(spec, Mapping) else [spec]
     names = [value for value in values if isinstance(value, str) and value in declared("codecs")]
     inside = [_codec_code(value) for value in values if isinstance(value, Mapping)]

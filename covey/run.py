@@ -333,18 +333,19 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.simulator.store.commit()
 
     def _serve(self, w: Tensor, round: int) -> Any:
-        """The server's program on these rows; what goes wrong in a user's own algorithm is said with its line."""
+        """The server's program on these rows; errors in a user's algorithm are said with their line."""
         algorithm = self.experiment.algorithm
         try:
             return self.simulator.play(algorithm.server, w, round=round)
         except CoveyError:
             raise
         except FAULTS as error:
-            name = type(algorithm)
-            if name.__module__.startswith("covey."):
+            kind = type(algorithm)
+            if kind.__module__.startswith("covey."):
                 raise
-            when = "on no rows, before the first round" if not len(w) else f"in round {round + 1}"
-            raise ProgramError(f"the algorithm {name.__qualname__} fails {when}, with {told(error)}") from error
+            when = f"in round {round + 1}" if len(w) else "on no rows, before the first round"
+            what = f"the algorithm {kind.__qualname__} fails {when}"
+            raise ProgramError(f"{what}, with {told(error)}") from error
 
     def _undo(self, before: list[Meter]) -> None:
         self.simulator.store.rollback()

@@ -68,7 +68,7 @@ class Space:
     def initial(self, seed: int) -> Tensor:
         """The row everybody starts from, [width]: every layer's own initialisation, from the seed alone.
 
-        Layers draw in float32 whatever the module's type, so that float64 starts from the same numbers.
+        Layers draw in float32 whatever the module's type: float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
         """
         module = copy.deepcopy(self.module).cpu()
@@ -79,8 +79,9 @@ class Space:
         parts = []
         for slot in self.slots:
             value: Tensor = module.get_parameter(slot.name)
-            untouched = _version(value) == versions[slot.name] and torch.equal(value, before[slot.name].float())
-            value = before[slot.name] if untouched else value.detach()
+            old = before[slot.name]
+            untouched = _version(value) == versions[slot.name] and torch.equal(value, old.float())
+            value = old if untouched else value.detach()
             parts.append((value.t() if slot.transposed else value).reshape(-1))
         return torch.cat(parts).to(torch.promote_types(self._dtype, torch.float32))
 
@@ -110,7 +111,8 @@ def _reset(module: nn.Module, seed: int) -> None:
     """Every layer's own initialisation, in turn; other threads neither disturb it nor notice."""
     with Seeded(seed, "the module") as mode:
         for name, layer in module.named_modules():
-            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+            reset = getattr(layer, "reset_parameters", None)
+            reset = reset or getattr(layer, "_reset_parameters", None)
             if not callable(reset):
                 continue
             mode.place = f"layer {name!r} ({type(layer).__name__})"

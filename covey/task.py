@@ -30,8 +30,8 @@ Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Te
 Batches = Literal["uniform", "cyclic"]
 
 _RANDOM = (
-    "the model's forward draws at random, which no address decides: two passes of the same examples through "
-    "the same weights must give the same; leave out dropout."
+    "the model's forward draws at random, which no address decides: two passes of the same examples "
+    "through the same weights must give the same; leave out dropout."
 )
 _BLOCK, _BLOCK_STEP = 256, 32  # full passes go through blocks of at most so many examples, and of a multiple of so many
 
@@ -432,13 +432,14 @@ class Task:
             losses = self.losses(outputs, self.y[None, :2])
         except FAULTS as error:
             shape = tuple(outputs.shape[2:])
-            raise DataError(f"the loss does not take outputs {shape} and these targets: {told(error)}") from error
+            what = f"the loss does not take outputs {shape} and these targets"
+            raise DataError(f"{what}: {told(error)}") from error
         if losses.shape != (1, len(self.x[:2])):
             raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
 
     def _try(self, row: Rows) -> Tensor:
-        """The outputs for two examples; an error if the model does not take them or draws at random."""
-        module, shape = self.space.module, tuple(self.x.shape[1:])
+        """The outputs for two examples; an error if the model fails on them or draws at random."""
+        name = type(self.space.module).__name__
         try:
             with torch.no_grad(), NoDraws():
                 outputs: object = self.forward(self._views(row), self.x[None, :2])
@@ -447,18 +448,20 @@ class Task:
         except FAULTS as error:
             if "random" in str(error):  # vmap refuses such a model by itself
                 raise ModelError(_RANDOM) from error
-            name = type(module).__name__
-            raise ModelError(f"the model {name} does not take examples of shape {shape}: {told(error)}") from error
+            what = f"the model {name} does not take examples of shape {tuple(self.x.shape[1:])}"
+            raise ModelError(f"{what}: {told(error)}") from error
         if not isinstance(outputs, Tensor):
-            raise ModelError(f"the model {type(module).__name__} returns {type(outputs).__name__}; return one tensor.")
+            kind = type(outputs).__name__
+            raise ModelError(f"the model {name} returns {kind}; return one tensor.")
         return outputs
 
 
 def _same(outputs: Tensor, again: Tensor) -> bool:
-    """Whether they are equal; on a GPU, where sums may be taken in any order, but for the last digits."""
-    if outputs.device.type == "cpu":
-        return outputs.shape == again.shape and torch.allclose(outputs, again, rtol=0, atol=0, equal_nan=True)
-    return outputs.shape == again.shape and torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True)
+    """Whether they are equal; on a GPU, which may sum in any order, but for the last digits."""
+    if outputs.shape != again.shape:
+        return False
+    rtol, atol = (0.0, 0.0) if outputs.device.type == "cpu" else (1e-3, 1e-5)
+    return torch.allclose(outputs, again, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def _row(batch: Batch, i: int) -> Batch:

@@ -219,7 +219,8 @@ def defaults(kind: str, name: str) -> dict[str, Any]:
     section = SECTIONS.get(kind, kind)
     if not modules.is_own(section, name) and registry.find(kind, name) is None:
         known = registry.names(kind)
-        raise ConfigError(f"{name!r} is not among the {kind}{nearest(name, known)}; one of {', '.join(known)}.")
+        meant, listed = nearest(name, known), ", ".join(known)
+        raise ConfigError(f"{name!r} is not among the {kind}{meant}; one of {listed}.")
     fields = _schema(_maker(section, name), section).model_fields if kind in SECTIONS else {}
     values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
     return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
@@ -283,7 +284,8 @@ def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
         listed = f"one of {', '.join(known)}{own}"
         if name is None:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
-        raise ConfigError(f"{section}.name = {name!r} is unknown{nearest(str(name), known)}; {listed}.")
+        meant = nearest(str(name), known)
+        raise ConfigError(f"{section}.name = {name!r} is unknown{meant}; {listed}.")
     schema = _schema(_maker(section, name), section)
     return check(schema, {k: v for k, v in table.items() if k != "name"}, f"{section}.")
 

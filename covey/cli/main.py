@@ -188,7 +188,8 @@ def list_(
         fields = defaults(kind, name)
         print(json.dumps(fields) if as_json else tomli_w.dumps({SECTIONS.get(kind, kind): fields}), end="\n" if as_json else "")
         return
-    rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry)} for entry in registry.entries(kind)]
+    entries = registry.entries(kind)
+    rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry)} for entry in entries]
     if as_json:
         print(json.dumps(rows))
         return
@@ -235,7 +236,8 @@ def main() -> None:
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, ProgramError: 2, CoveyError: 1,
+    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2,
+    ProgramError: 2, CoveyError: 1,
 }  # fmt: skip
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 

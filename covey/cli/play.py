@@ -57,16 +57,17 @@ def resume(path: Path, changes: list[str], console: Console, command: list[str])
 
 
 def _same_seeds(config: Config, folder: Folder) -> None:
-    """An error if the folder was made for other seeds than its file says: nothing else remembers how many they were."""
+    """An error if the folder was made for other seeds than its file says."""
     wanted = range(config.seed, config.seed + config.seeds) if config.seeds > 1 else range(0)
-    present = [int(path.name[5:]) for path in folder.path.glob("seed-*") if path.name[5:].lstrip("-").isdigit()]
+    suffixes = [path.name.removeprefix("seed-") for path in folder.path.glob("seed-*")]
+    present = [int(suffix) for suffix in suffixes if suffix.lstrip("-").isdigit()]
     begun = any(folder.seed(seed).checkpoint.exists() for seed in present)
     lacking = begun and set(present) != set(wanted)
     if lacking or set(present) - set(wanted) or (config.seeds > 1 and folder.checkpoint.exists()):
         had = f"the seeds {min(present)} to {max(present)}" if present else "one seed"
         raise ConfigError(
-            f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, but the run has {had}; "
-            "put back what it said, or start a new run."
+            f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, "
+            f"but the run has {had}; put back what it said, or start a new run."
         )
 
 

@@ -69,7 +69,7 @@ def _entries(things: dict[str, Any]) -> dict[str, Entry]:
 
 _OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
 
-_OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments, seed is the run's"
+_OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
 _POLICIES = {
     "optimal": "the least weighted sum of pruning ratios; all end at the deadline",
     "equal": "the same share for all, and as much pruned as the deadline asks for",
@@ -129,7 +129,7 @@ def entries(kind: str) -> list[Entry]:
     """Everything of a kind, what cannot be used with the reason."""
     out = list(REGISTRY[kind].values())
     for name, declared in installed.declared(kind).items():
-        packages = ", ".join(one.package for one in declared)
+        packages = ", ".join(point.package for point in declared)
         try:
             entry = find(kind, name)
         except ConfigError as error:
@@ -152,5 +152,6 @@ def _installed(declared: Declared) -> Entry:
     thing = declared.load()
     table = _TABLES[declared.kind]
     if not modules.makes(thing, table):
-        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {modules.wanted(table)}.")
+        wanted = modules.wanted(table)
+        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
     return Entry(name, thing, _first(inspect.getdoc(thing)), declared.package)
