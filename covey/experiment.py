@@ -159,12 +159,13 @@ class Experiment:
         out = {
             "algorithm": describe(self.algorithm),
             "code": f"{kind.__module__}.{kind.__qualname__} {source.digest([kind])}",
+            "data": self.data.fingerprint(),  # before what follows from it: shapes of the model, the loss, the tree
             "model": self._model(),
             "initial": _digest(self.initial()),
             "loss": _name(self.loss),
             "codec": links + _codec_code(self.codec),
         }
-        out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
+        out |= {"tree": f"{self.tree.tiers} {self.tree.children}"}
         plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
         out |= {} if self.radio is None else {"radio": str(self.radio)}
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named

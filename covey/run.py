@@ -574,7 +574,9 @@ class Seed:
         """Go on from a checkpoint; the round it stands at."""
         saved = checkpoint.read(path)
         try:
-            checkpoint.same_experiment(path, saved.facts["experiment"], self._runs._fingerprints[self._at])
+            wanted = self._runs._fingerprints[self._at]
+            data = self.experiment.data.name
+            checkpoint.same_experiment(path, saved.facts["experiment"], wanted, data=data)
             self._load(saved, Path(path).absolute())
             if saved.facts["versions"] != checkpoint.versions():
                 here, there = checkpoint.versions(), saved.facts["versions"]
@@ -621,7 +623,7 @@ class Seed:
             row = saved.tensors[f"chosen.{round}"]
             _check_row(row, self.w)
             if not (0 <= int(round) < facts["round"] and math.isfinite(quality)):
-                raise ValueError(f"{label} was chosen in round {round!r} with {quality!r}")
+                raise ValueError(f"{label} was chosen in round {int(round) + 1} with {quality!r}")
             chosen[str(label)] = Chosen(int(round), float(quality), row.to(task.device), self._sums(saved, label))
         for column in frozen:
             rows = column.rows.to(task.device) if column.rows.is_floating_point() else column.rows

@@ -87,6 +87,24 @@ class TreeConfig(BaseModel):
             raise ConfigError(f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children.")
 
 
+def _check_edges(tree: Mapping[str, Any]) -> None:
+    """Refuse a word for `edges`: it is a number, and the word belongs to `form`."""
+    edges = tree.get("edges")
+    if not isinstance(edges, str) or edges == "none":
+        return
+    forms = typing.get_args(typing.get_args(TreeConfig.model_fields["form"].annotation)[0])
+    rule = "edges is how many there are, or how many devices each has"
+    if edges not in forms:
+        raise ConfigError(
+            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; who stands under which "
+            f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
+        )
+    form = f"tree.form = {spell(edges)}"
+    if edges in ("consecutive", "random", "similar"):
+        form += " together with their number, as in tree.edges = 4"
+    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}.")
+
+
 class Config(BaseModel):
     """The plain part of a file; the tables [algorithm], [data] and [model] follow what they name."""
 
@@ -201,6 +219,7 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     check_plain(table)
     _place(table, Path.cwd())  # what the changes name
     if isinstance(tree := table.get("tree"), dict):
+        _check_edges(tree)
         table["tree"] = check(TreeConfig, tree, "tree.").model_dump(exclude_none=True)
     config = check(Config, table, "")
     for section in _SECTIONS:
