@@ -25,7 +25,7 @@ from covey import checkpoint
 from covey.calibrate import Calibration
 from covey.checkpoint import Checkpoint
 from covey.data import Shards
-from covey.devices import PARTS, DeviceScore, Sums, table
+from covey.devices import PARTS, DeviceScore, Sums, fits, table
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.journal import Journal
@@ -88,7 +88,11 @@ class Round:
         scores = []
         for name, model in self.models.items():
             score = model.scores.get("test") or next(iter(model.scores.values()))
-            figure = f"{score.accuracy:.4f}" if score.accuracy is not None else f"loss {score.loss}"
+            figure = f"loss {score.loss}"
+            if score.accuracy is not None:
+                figure = f"{score.accuracy:.4f}"
+            elif score.rmse is not None:
+                figure = f"rmse {score.rmse:.4g}"
             scores.append(f"{name} {figure}")
         air = "" if self.radio is None else f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
         return f"round {self.round + 1:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s{air}"
@@ -357,7 +361,15 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return [{} for _ in self.experiments], [{} for _ in self.experiments]
         slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
-        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies, slots)
+        scorer = Scorer(
+            self.experiment.algorithm,
+            _models(self.simulator),
+            parts,
+            tree.tiers[0],
+            classifies=task.classifies,
+            targets=task.targets,
+            slots=slots,
+        )
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
             self._needs = scorer.needs
@@ -645,7 +657,7 @@ class Seed:
             sums = saved.tensors.get(f"devices.{label}.{part}")
             if sums is None:
                 continue
-            if sums.shape != (self.trained.devices, 4) or sums.dtype != torch.float64:
+            if not fits(sums, self.trained.devices):
                 raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
             out[part] = sums
         return out

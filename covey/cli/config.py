@@ -113,7 +113,7 @@ class Config(BaseModel):
     rounds: int = Field(60, ge=1)
     seed: int = 0
     seeds: int = Field(1, ge=1)
-    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
+    loss: Literal["auto", "cross_entropy", "squared_error", "mse"] = "auto"
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
     private: str | list[str] = []
     idle: Literal["skip", "train"] = "skip"
@@ -139,7 +139,7 @@ class Config(BaseModel):
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
-        shards = _make("data", self.data, seed=seed)
+        shards = self._shards(seed)
         self._need_parts(shards)
         model = _model(self.model, shards, seed)
         shards, tree = self.tree.build(shards, model, seed)
@@ -161,6 +161,18 @@ class Config(BaseModel):
             radio=None if self.radio is None else scenario.radio(self.radio, tree),
             **self._training(seed),
         )
+
+    def _shards(self, seed: int) -> Shards:
+        """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
+        if self.loss not in ("squared_error", "mse"):
+            shards: Shards = _make("data", self.data, seed=seed)
+            return shards
+        table = dict(self.data)
+        takes = inspect.signature(_maker("data", str(table.get("name")))).parameters
+        if "regression" in takes and table.get("classes", "none") == "none":
+            table["regression"] = True
+        made: Shards = _make("data", table, seed=seed)
+        return made.numbers()
 
     def like(self, shards: Shards, seed: int) -> Experiment:
         """The same learning on the data of one new device."""
