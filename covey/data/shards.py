@@ -322,10 +322,12 @@ def _check_labels(shards: Shards) -> None:
         raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
     wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
     if wrong:
+        advice = "number the labels from 0, or give classes= their true number"
+        if int(y.min()) >= 1 and int(y.max()) == classes:
+            advice = f"they seem to count from 1: give y - 1, or classes={classes + 1} if no example has the label 0"
         raise DataError(
             f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, the first is "
-            f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; "
-            "number the labels from 0, or give classes= their true number."
+            f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; {advice}."
         )
 
 
