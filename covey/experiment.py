@@ -124,18 +124,6 @@ class Experiment:
         self._check_radio()
         _check_device(self.device)
 
-    def _check_loss(self) -> None:
-        """Replace "auto" and "mse" by the loss they mean, and labels by numbers where numbers are to be predicted."""
-        loss = resolved_loss(self.loss, self.data)
-        object.__setattr__(self, "loss", loss)
-        if loss == "squared_error":
-            object.__setattr__(self, "data", self.data.numbers())
-        if loss == "cross_entropy" and self.data.classes is None and self.data.y.ndim == 1:
-            raise ConfigError(
-                "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for squared_error, "
-                "or give integer labels."
-            )
-
     def _check_holdout(self) -> None:
         wanted, devices = self.holdout_devices, self.tree.devices
         ids: tuple[Any, ...] = ()
@@ -154,6 +142,18 @@ class Experiment:
         if len(ids) == devices:
             what = f"leaves none of the {devices} devices to train on"
             raise ConfigError(f"holdout_devices = {shown(wanted)} {what}.")
+
+    def _check_loss(self) -> None:
+        """Replace "auto" and "mse" by the loss they mean, and labels by numbers where numbers are to be predicted."""
+        loss = resolved_loss(self.loss, self.data)
+        object.__setattr__(self, "loss", loss)
+        if loss == "squared_error":
+            object.__setattr__(self, "data", self.data.numbers())
+        if loss == "cross_entropy" and self.data.classes is None and self.data.y.ndim == 1:
+            raise ConfigError(
+                "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for squared_error, "
+                "or give integer labels."
+            )
 
     def _check_radio(self) -> None:
         name = type(self.algorithm).__name__
