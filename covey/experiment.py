@@ -22,7 +22,7 @@ from covey.installed import declared
 from covey.nodes import Idle
 from covey.origin import FAULTS
 from covey.space import Space
-from covey.task import Batches, Loss, block_size
+from covey.task import Batches, Loss, block_size, resolved_loss
 from covey.tree import Tree
 from covey.wire import Spec, wires
 from covey.wireless import Radio, Work
@@ -43,9 +43,11 @@ class Experiment:
     parameters. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
     for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for
     rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph
-    where it can. `holdout_devices`, a number or a list of devices, take no part in training: when models are scored, so is what
-    each of them makes of the models it finds (covey/newcomers.py). With a `radio` every round has seconds and joules, and an
-    algorithm may prune as its plan says (covey/wireless/radio.py).
+    where it can. `loss="auto"` is cross_entropy for classes and squared_error for numbers; whole-number labels are
+    numbers where squared_error, also called mse, is named. `holdout_devices`, a number or a list of devices, take no
+    part in training: when models are scored, so is what each of them makes of the models it finds
+    (covey/newcomers.py). With a `radio` every round has seconds and joules, and an algorithm may prune as its plan
+    says (covey/wireless/radio.py).
     """
 
     algorithm: Algorithm
@@ -53,7 +55,7 @@ class Experiment:
     model: nn.Module
     tree: Tree
     rounds: int
-    loss: Loss = "cross_entropy"
+    loss: Loss = "auto"
     l2: float = 0.0
     private: str | tuple[str, ...] = ()
     seed: int = 0
@@ -115,6 +117,7 @@ class Experiment:
         if self.idle == "train" and not self.algorithm.idle_trains:
             name = type(self.algorithm).__name__
             raise ConfigError(f"idle = 'train', but {name} counts on what devices keep when they are asked; use 'skip'.")
+        self._check_loss()
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         self._check_holdout()
@@ -140,6 +143,18 @@ class Experiment:
             what = f"leaves none of the {devices} devices to train on"
             raise ConfigError(f"holdout_devices = {shown(wanted)} {what}.")
 
+    def _check_loss(self) -> None:
+        """Replace "auto" and "mse" by the loss they mean, and labels by numbers where numbers are to be predicted."""
+        loss = resolved_loss(self.loss, self.data)
+        object.__setattr__(self, "loss", loss)
+        if loss == "squared_error":
+            object.__setattr__(self, "data", self.data.numbers())
+        if loss == "cross_entropy" and self.data.classes is None and self.data.y.ndim == 1:
+            raise ConfigError(
+                "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for squared_error, "
+                "or give integer labels."
+            )
+
     def _check_radio(self) -> None:
         name = type(self.algorithm).__name__
         if self.radio is None:
@@ -161,12 +176,13 @@ class Experiment:
         out = {
             "algorithm": describe(self.algorithm),
             "code": f"{kind.__module__}.{kind.__qualname__} {source.digest([kind])}",
+            "data": self.data.fingerprint(),  # before what follows from it: shapes of the model, the loss, the tree
             "model": self._model(),
             "initial": _digest(self.initial()),
             "loss": _name(self.loss),
             "codec": links + _codec_code(self.codec),
         }
-        out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
+        out |= {"tree": f"{self.tree.tiers} {self.tree.children}"}
         plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
         out |= {} if self.radio is None else {"radio": str(self.radio)}
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named

@@ -168,6 +168,9 @@ class Loaded:
         """
         outputs = self._outputs(examples, device, model, which)
         if self._form.classes is None:
+            shape = tuple(self.experiment.data.y.shape[1:])
+            if outputs.shape[1:].numel() == int(np.prod(shape)):  # a module answers [n, 1] where targets are [n]
+                outputs = outputs.reshape(len(outputs), *shape)
             return np.asarray(outputs.numpy())
         best = outputs.argmax(-1).numpy()
         names = self._form.names.classes

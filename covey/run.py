@@ -25,7 +25,7 @@ from covey import checkpoint
 from covey.calibrate import Calibration
 from covey.checkpoint import Checkpoint
 from covey.data import Shards
-from covey.devices import PARTS, DeviceScore, Sums, table
+from covey.devices import PARTS, DeviceScore, Sums, fits, table
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.journal import Journal
@@ -88,7 +88,11 @@ class Round:
         scores = []
         for name, model in self.models.items():
             score = model.scores.get("test") or next(iter(model.scores.values()))
-            figure = f"{score.accuracy:.4f}" if score.accuracy is not None else f"loss {score.loss}"
+            figure = f"loss {score.loss}"
+            if score.accuracy is not None:
+                figure = f"{score.accuracy:.4f}"
+            elif score.rmse is not None:
+                figure = f"rmse {score.rmse:.4g}"
             scores.append(f"{name} {figure}")
         air = "" if self.radio is None else f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
         return f"round {self.round + 1:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s{air}"
@@ -358,7 +362,15 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return [{} for _ in self.experiments], [{} for _ in self.experiments]
         slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
-        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies, slots)
+        scorer = Scorer(
+            self.experiment.algorithm,
+            _models(self.simulator),
+            parts,
+            tree.tiers[0],
+            classifies=task.classifies,
+            targets=task.targets,
+            slots=slots,
+        )
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
             self._needs = scorer.needs
@@ -575,7 +587,9 @@ class Seed:
         """Go on from a checkpoint; the round it stands at."""
         saved = checkpoint.read(path)
         try:
-            checkpoint.same_experiment(path, saved.facts["experiment"], self._runs._fingerprints[self._at])
+            wanted = self._runs._fingerprints[self._at]
+            data = self.experiment.data.name
+            checkpoint.same_experiment(path, saved.facts["experiment"], wanted, data=data)
             self._load(saved, Path(path).absolute())
             if saved.facts["versions"] != checkpoint.versions():
                 here, there = checkpoint.versions(), saved.facts["versions"]
@@ -622,7 +636,7 @@ class Seed:
             row = saved.tensors[f"chosen.{round}"]
             _check_row(row, self.w)
             if not (0 <= int(round) < facts["round"] and math.isfinite(quality)):
-                raise ValueError(f"{label} was chosen in round {round!r} with {quality!r}")
+                raise ValueError(f"{label} was chosen in round {int(round) + 1} with {quality!r}")
             chosen[str(label)] = Chosen(int(round), float(quality), row.to(task.device), self._sums(saved, label))
         for column in frozen:
             rows = column.rows.to(task.device) if column.rows.is_floating_point() else column.rows
@@ -644,7 +658,7 @@ class Seed:
             sums = saved.tensors.get(f"devices.{label}.{part}")
             if sums is None:
                 continue
-            if sums.shape != (self.trained.devices, 4) or sums.dtype != torch.float64:
+            if not fits(sums, self.trained.devices):
                 raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
             out[part] = sums
         return out

@@ -87,6 +87,24 @@ class TreeConfig(BaseModel):
             raise ConfigError(f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children.")
 
 
+def _check_edges(tree: Mapping[str, Any]) -> None:
+    """Refuse a word for `edges`: it is a number, and the word belongs to `form`."""
+    edges = tree.get("edges")
+    if not isinstance(edges, str) or edges == "none":
+        return
+    forms = typing.get_args(typing.get_args(TreeConfig.model_fields["form"].annotation)[0])
+    rule = "edges is how many there are, or how many devices each has"
+    if edges not in forms:
+        raise ConfigError(
+            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; who stands under which "
+            f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
+        )
+    form = f"tree.form = {spell(edges)}"
+    if edges in ("consecutive", "random", "similar"):
+        form += " together with their number, as in tree.edges = 4"
+    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}.")
+
+
 class Config(BaseModel):
     """The plain part of a file; the tables [algorithm], [data] and [model] follow what they name."""
 
@@ -95,7 +113,7 @@ class Config(BaseModel):
     rounds: int = Field(60, ge=1)
     seed: int = 0
     seeds: int = Field(1, ge=1)
-    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
+    loss: Literal["auto", "cross_entropy", "squared_error", "mse"] = "auto"
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
     private: str | list[str] = []
     idle: Literal["skip", "train"] = "skip"
@@ -121,7 +139,7 @@ class Config(BaseModel):
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
-        shards = _make("data", self.data, seed=seed)
+        shards = self._shards(seed)
         self._need_parts(shards)
         model = _model(self.model, shards, seed)
         shards, tree = self.tree.build(shards, model, seed)
@@ -143,6 +161,18 @@ class Config(BaseModel):
             radio=None if self.radio is None else scenario.radio(self.radio, tree),
             **self._training(seed),
         )
+
+    def _shards(self, seed: int) -> Shards:
+        """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
+        if self.loss not in ("squared_error", "mse"):
+            shards: Shards = _make("data", self.data, seed=seed)
+            return shards
+        table = dict(self.data)
+        takes = inspect.signature(_maker("data", str(table.get("name")))).parameters
+        if "regression" in takes and table.get("classes", "none") == "none":
+            table["regression"] = True
+        made: Shards = _make("data", table, seed=seed)
+        return made.numbers()
 
     def like(self, shards: Shards, seed: int) -> Experiment:
         """The same learning on the data of one new device."""
@@ -201,6 +231,7 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     check_plain(table)
     _place(table, Path.cwd())  # what the changes name
     if isinstance(tree := table.get("tree"), dict):
+        _check_edges(tree)
         table["tree"] = check(TreeConfig, tree, "tree.").model_dump(exclude_none=True)
     config = check(Config, table, "")
     for section in _SECTIONS:

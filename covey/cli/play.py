@@ -216,7 +216,9 @@ def _finished(config: Config, seed: int, saved: Path) -> list[Round] | None:
     facts = checkpoint.read(saved).facts
     if facts["round"] < config.rounds:
         return None
-    checkpoint.same_experiment(saved, facts["experiment"], config.experiment(seed).fingerprint())
+    experiment = config.experiment(seed)
+    wanted = experiment.fingerprint()
+    checkpoint.same_experiment(saved, facts["experiment"], wanted, data=experiment.data.name)
     return covey.history(saved)
 
 

@@ -44,7 +44,7 @@ def files(
     and device. Devices are ordered by edge. Without a part column, `split` cuts each device's rows.
 
     Labels that are whole numbers or text are classes, those that occur unless `classes` lists them; with decimal points, or
-    with `regression`, they are targets.
+    with `regression`, they are targets. An experiment file that names `loss = "squared_error"` asks for `regression` by itself.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from covey.run import Round
+from covey.score import Score
 
 Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -52,8 +53,17 @@ def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> N
         (line,) = axes.plot(spent, mean, label=name, color=f"C{at}")
         if len(curves) > 1:
             axes.fill_between(spent, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
-    accuracy = bool(scored[0]) and scored[0][-1].accuracy() is not None
-    axes.set(xlabel=LABELS[against], ylabel="test accuracy (%)" if accuracy else "test loss")
+    axes.set(xlabel=LABELS[against], ylabel=_figure(scored[0][-1]) if scored[0] else "test loss")
+
+
+def _figure(record: Round) -> str:
+    """What is drawn of the models of a run."""
+    score = next(iter(record.models.values())).scores.get("test")
+    if score is not None and score.accuracy is not None:
+        return "test accuracy (%)"
+    if score is not None and score.rmse is not None:
+        return "test RMSE"
+    return "test loss"
 
 
 def _spent(history: Sequence[Round], what: str) -> list[float]:
@@ -63,9 +73,17 @@ def _spent(history: Sequence[Round], what: str) -> list[float]:
 
 
 def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Table:
-    """One curve per seed: accuracy in percent, or loss where there is none."""
+    """One curve per seed: accuracy in percent, RMSE where numbers are predicted, else the loss."""
     curves = []
     for history in scored:
         scores = [record.models[name].scores.get("test") or next(iter(record.models[name].scores.values())) for record in history]
-        curves.append([100 * s.accuracy if s.accuracy is not None else s.loss or 0.0 for s in scores[:length]])
+        curves.append([_value(score) for score in scores[:length]])
     return np.array(curves)
+
+
+def _value(score: Score) -> float:
+    if score.accuracy is not None:
+        return 100 * score.accuracy
+    if score.rmse is not None:
+        return score.rmse
+    return score.loss or 0.0

@@ -51,6 +51,12 @@ class ModelFigures:
     cut: float
     angle: Figure | None  # between a sparse model and its signs, in degrees
     layers: dict[str, float]  # share of non-zeros of every parameter of a sparse model, mean over seeds
+    rmse: Figure | None = None  # these where numbers are predicted; over all devices, as `accuracy`
+    mae: Figure | None = None
+    r2: Figure | None = None
+    rmse_holders: Figure | None = None
+    rmse_last: Figure | None = None
+    rmse_best_on_test: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,10 @@ class RadioFigures:
 
 @dataclass(frozen=True)
 class Gain:
-    """Devices' own models against the global one, on test data in the reported rounds; points of accuracy, all seeds' devices."""
+    """Devices' own models against the global one, on test data in the reported rounds, of all seeds' devices.
+
+    In points of accuracy or, where numbers are predicted, by how many per cent the RMSE falls; more is better.
+    """
 
     model: str
     other: str
@@ -94,6 +103,7 @@ class Gain:
     median: float
     least: float
     most: float
+    figure: Literal["accuracy", "rmse"] = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -130,18 +140,25 @@ def summarise(
 
 
 def _gains(devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global") -> list[Gain]:
-    """What devices' own models are worth to them; empty where there are none, or no classes."""
+    """What devices' own models are worth to them; empty where there are none."""
     points = []
+    figure: Literal["accuracy", "rmse"] = "accuracy"
     for seed in devices:
-        by = {(line.model, line.device): line for line in seed if line.part == "test" and line.accuracy is not None}
+        by = {(line.model, line.device): line for line in seed if line.part == "test"}
         for (name, device), line in by.items():
             base = by.get((other, device))
-            if name == model and line.holds and base is not None:
-                points.append(100 * ((line.accuracy or 0.0) - (base.accuracy or 0.0)))
+            if name != model or not line.holds or base is None:
+                continue
+            if line.accuracy is not None and base.accuracy is not None:
+                points.append(100 * (line.accuracy - base.accuracy))
+            elif line.rmse is not None and base.rmse:
+                figure = "rmse"
+                points.append(100 * (1 - line.rmse / base.rmse))
     if not points:
         return []
     better, worse = sum(p > 0 for p in points), sum(p < 0 for p in points)
-    return [Gain(model, other, len(points), better, worse, statistics.median(points), min(points), max(points))]
+    spread = (statistics.median(points), min(points), max(points))
+    return [Gain(model, other, len(points), better, worse, *spread, figure)]
 
 
 def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
@@ -199,6 +216,12 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         cut=first.cut,
         angle=_figure(chosen, lambda c: c.chosen.models[name].angle),
         layers={layer: statistics.mean(c.chosen.models[name].layers[layer] for c in chosen) for layer in first.layers},
+        rmse=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse_fallback),
+        mae=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].mae_fallback),
+        r2=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].r2_fallback),
+        rmse_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse),
+        rmse_last=_figure(chosen, lambda c: c.last.models[name].scores["test"].rmse_fallback),
+        rmse_best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].rmse_fallback),
     )
 
 
