@@ -170,11 +170,12 @@ def test_permfl_theorem_1_bounds_the_rate_of_a_run() -> None:
 
 
 def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
-    numbers = about(advise(PerMFL(lam=0.5, lr=0.01, edge_lr=0.03), strong=0.01), "K and L of PerMFL (convex)").numbers
+    printed = PerMFL(lam=0.5, lr=0.01, edge_lr=0.03)  # of its Table 2
+    numbers = about(advise(printed, strong=0.01), "K and L of PerMFL (convex)").numbers
     shrink = 1 - 0.03 * (0.5 * 0.01 / 0.51 + 1.5) / 2
     assert shrink ** numbers["K"] <= 1e-3 < shrink ** (numbers["K"] - 1)
     assert (1 - 0.01 * 0.51) ** numbers["L"] <= shrink ** numbers["K"]
-    nonconvex = about(advise(PerMFL(), smoothness=0.2), "K and L of PerMFL (nonconvex)").numbers
+    nonconvex = about(advise(printed, smoothness=0.2), "K and L of PerMFL (nonconvex)").numbers
     assert nonconvex["K per T"] == pytest.approx(2 * 0.6 * 1.5**2 / 0.03)
     assert nonconvex["L per K"] == pytest.approx(0.25 * 0.03 / (0.02 * (1 - 0.0035) * 0.09))
 
