@@ -21,7 +21,7 @@ from covey.errors import ConfigError, DataError, shown
 from covey.installed import declared
 from covey.nodes import Idle
 from covey.origin import FAULTS
-from covey.space import Space
+from covey.space import Space, private_default
 from covey.task import Batches, Loss, block_size, resolved_loss
 from covey.tree import Tree
 from covey.wire import Spec, wires
@@ -40,7 +40,8 @@ class Experiment:
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/wire.py). `protocol="paper"` trains on the
     validation part too and reports the round that was best on test. `private`, a pattern or several, says which layers stay on
     the device where the algorithm splits models: "conv*" for a kind of layer, "head" for the last, or names of layers or
-    parameters. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
+    parameters; "" for none; "auto" for the last layer (Pruned: the convolutions, if there are any), which the run's
+    notes name. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
     for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for
     rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph
     where it can. `loss="auto"` is cross_entropy for classes and squared_error for numbers; whole-number labels are
@@ -57,7 +58,7 @@ class Experiment:
     rounds: int
     loss: Loss = "auto"
     l2: float = 0.0
-    private: str | tuple[str, ...] = ()
+    private: str | tuple[str, ...] = "auto"
     seed: int = 0
     idle: Idle = "skip"
     codec: Spec = "dense"
@@ -81,12 +82,15 @@ class Experiment:
                 raise ConfigError(f"{name} = {shown(getattr(self, name))}: give {example}.")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed = {shown(self.seed)}: give a whole number of 64 bits.")
+        if isinstance(self.private, str) and self.private == "auto":
+            object.__setattr__(self, "private", self._private_default())
         for name, what in (("private", "a pattern or a list of patterns"), ("parts", "a list of parts")):
             value = getattr(self, name)
             listed = isinstance(value, str | list | tuple) and all(isinstance(v, str) for v in value)
             if not listed:
                 raise ConfigError(f"{name} = {shown(value)}: give {what}.")
-        object.__setattr__(self, "private", (self.private,) if isinstance(self.private, str) else tuple(self.private))
+        patterns = (self.private,) if isinstance(self.private, str) else tuple(self.private)
+        object.__setattr__(self, "private", tuple(pattern for pattern in patterns if pattern))
         object.__setattr__(self, "parts", tuple(self.parts))
         for name, most in _COUNTS.items():
             value = getattr(self, name)
@@ -123,6 +127,11 @@ class Experiment:
         self._check_holdout()
         self._check_radio()
         _check_device(self.device)
+
+    def _private_default(self) -> tuple[str, ...]:
+        if not self.algorithm.splits:
+            return ()
+        return private_default(self.model, self.algorithm.private_default)
 
     def _check_holdout(self) -> None:
         wanted, devices = self.holdout_devices, self.tree.devices

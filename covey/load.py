@@ -25,7 +25,7 @@ from covey.devices import DeviceScore, from_csv
 from covey.errors import ConfigError, DataError
 from covey.experiment import Experiment
 from covey.nodes import Nodes
-from covey.run import Round, Run, Which, history
+from covey.run import Round, Run, Which, history, private_part
 from covey.select import select
 from covey.snapshot import Snapshot
 from covey.space import Space
@@ -103,7 +103,9 @@ class Loaded:
 
         self._need_history()
         devices = [self.devices()] if (self.place / "devices.csv").exists() else []
-        return text(summarise([self.history], self.config.protocol, devices))
+        algorithm = self.config.learner()
+        private = private_part(self.place / "checkpoint.safetensors")
+        return text(summarise([self.history], self.config.protocol, devices, algorithm, private))
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """The picture of the run, drawn anew; beside the run unless a path is given."""

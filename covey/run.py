@@ -36,6 +36,7 @@ from covey.origin import FAULTS, told
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.snapshot import PRIVATE, Beside, Snapshot
+from covey.space import Space
 from covey.store import PRESENT, Entry, Frozen
 from covey.task import Task
 from covey.wire import wires
@@ -283,6 +284,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.notes += [note] if note else []
         shards = Shards.stack([_part_of(x, out, new=False) for x, out in zip(self.experiments, self.held_out, strict=True)])
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
+        if e.algorithm.splits:
+            self.notes.insert(0, _private_note(e, task.space))  # the first that a run says
         if e.algorithm.hessians and task.no_hessian is not None:
             name = type(e.algorithm).__name__
             self.notes.append(
@@ -711,6 +714,28 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
         raise
     except Exception as error:  # whatever a file that is not what it seems to be leads to
         raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}){checkpoint.older(path)}.") from error
+
+
+def private_part(path: str | os.PathLike[str]) -> str:
+    """What devices of a saved run keep to themselves: "head", "private layers", or nothing."""
+    patterns = checkpoint.read(path, tensors=False).facts["experiment"].get("private", "()")
+    return {"()": "", "('head',)": "head"}.get(patterns, "private layers")
+
+
+def _private_note(experiment: Experiment, space: Space) -> str:
+    """Which layers stay on the devices."""
+    name = type(experiment.algorithm).__name__
+    private = [slot.name for slot in space.slots if slot.start >= space.shared]
+    if not private:
+        return f"{name} shares all layers: no layer is private."
+    layers = list(dict.fromkeys(parameter.rpartition(".")[0] or parameter for parameter in private))
+    more = f" and {len(layers) - 4} more" if len(layers) > 5 else ""
+    shown = ", ".join(layers[:4] if more else layers)
+    patterns = ", ".join(f'"{pattern}"' for pattern in experiment.private)
+    which = patterns if len(experiment.private) == 1 else f"[{patterns}]"
+    plural = "s" if len(layers) > 1 else ""
+    stay = "stay" if plural else "stays"
+    return f'{name}: layer{plural} {shown}{more} {stay} on each device (private = {which}); private = "" shares all.'
 
 
 def _part_of(experiment: Experiment, out: Sequence[int], *, new: bool) -> Shards:

@@ -102,6 +102,23 @@ class Space:
         return module
 
 
+def private_default(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The first pattern that matches some of the module's parameters and not all; empty where there is none.
+
+    >>> private_default(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), ["conv*", "head"])
+    ('head',)
+    >>> private_default(nn.Linear(3, 2), ["head"])
+    ()
+    """
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    called = _called(module, names)
+    for pattern in patterns:
+        matches = [any(fnmatchcase(call, pattern) for call in calls) for calls in called.values()]
+        if any(matches) and not all(matches):
+            return (pattern,)
+    return ()
+
+
 def _version(parameter: Tensor) -> tuple[int, int]:
     """Changes when a parameter is replaced, or its values are changed in place."""
     return id(parameter), parameter._version

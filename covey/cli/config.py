@@ -24,6 +24,7 @@ import torch
 from pydantic import BaseModel, Field, create_model
 
 from covey import draws
+from covey.algorithm import Algorithm
 from covey.cli import modules, registry, scenario
 from covey.cli.registry import FACTS
 from covey.cli.strict import STRICT, apply, check, check_plain, nearest, parsed, spell
@@ -115,7 +116,7 @@ class Config(BaseModel):
     seeds: int = Field(1, ge=1)
     loss: Literal["auto", "cross_entropy", "squared_error", "mse"] = "auto"
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
-    private: str | list[str] = []
+    private: str | list[str] = "auto"
     idle: Literal["skip", "train"] = "skip"
     codec: str | dict[str, Any] = "dense"
     batches: Literal["uniform", "cyclic"] = "uniform"
@@ -178,6 +179,10 @@ class Config(BaseModel):
         """The same learning on the data of one new device."""
         algorithm, model = _make("algorithm", self.algorithm), _model(self.model, shards, seed)
         return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **self._training(seed))
+
+    def learner(self) -> Algorithm:
+        """The algorithm, without the data it runs on."""
+        return typing.cast(Algorithm, _make("algorithm", self.algorithm))
 
     def _training(self, seed: int) -> dict[str, Any]:
         """What decides how a device learns from its data."""

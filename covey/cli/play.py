@@ -26,7 +26,7 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.experiment import Experiment, unlike
 from covey.report.plot import draw
 from covey.report.summary import Summary, summarise
-from covey.run import Round, Runs
+from covey.run import Round, Runs, private_part
 
 _ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
 
@@ -86,7 +86,8 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             folder.write_json("environment.json", environment(command))
             histories, engine = _seeds(config, places, console, stop)
             devices = [from_csv((place.path / "devices.csv").read_text()) for place in places.values()]
-            summary = summarise(histories, config.protocol, devices)
+            private = private_part(next(iter(places.values())).checkpoint)
+            summary = summarise(histories, config.protocol, devices, config.learner(), private)
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
             with refused(folder.path / "plot.png"):
@@ -155,7 +156,9 @@ def _run(
     for run, folder in zip(runs.seeds, folders, strict=True):
         folder.metrics(run.history)
         folder.write_json("data.json", Described.of(run.trained).as_dict())
-    with progress(console, label=_label(config, list(experiments)), rounds=config.rounds, done=runs.round) as show:
+    label = _label(config, list(experiments))
+    hidden = () if runs.experiment.algorithm.learns_global else ("global",)
+    with progress(console, label=label, rounds=config.rounds, done=runs.round, hidden=hidden) as show:
         try:
             for records in runs:
                 stop.check()

@@ -76,7 +76,7 @@ _POLICIES = {
     "fair": "the least largest ratio: all prune the same part and end at the deadline",
     "personal_only": "the same share for all, nothing pruned; for algorithms that do not prune",
     "personal_fastest": "nothing pruned, shares with which the last ends soonest; where an algorithm says what devices do",
-    "pruning_only": "as optimal, with the personal part pruned and sent as well; in a run, leave out private instead",
+    "pruning_only": 'as optimal, with the personal part pruned and sent as well; in a run, give private = "" instead',
 }
 REGISTRY: dict[str, dict[str, Entry]] = {
     "algorithms": _entries(dict(ALGORITHMS)),

@@ -19,8 +19,11 @@ Show = Callable[[Sequence[Round]], None]
 
 
 @contextmanager
-def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterator[Show]:
-    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before."""
+def progress(console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()) -> Iterator[Show]:
+    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before.
+
+    Models that are `hidden` are left out.
+    """
     total = 0
     scores = ""
 
@@ -29,7 +32,7 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
         total += sum(record.bytes() for record in records)
         if records[0].models:
             names = _one_per_tier(records[0]) if console.is_terminal else list(records[0].models)
-            scores = " ".join(f"{name} {_score(records, name)}" for name in names)
+            scores = " ".join(f"{name} {_score(records, name)}" for name in names if name not in hidden)
         return f"{scores} {total / 1e6:.1f} MB"
 
     if not console.is_terminal:
@@ -141,7 +144,7 @@ def _models(summary: Summary) -> Table:
     out = _columns("model", "kept by", *columns)
     for at, m in enumerate(models):
         kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        out.add_row(m.model, kept, *(cells[at] for cells in columns.values()))
+        out.add_row(summary.labels.get(m.model, m.model), kept, *(cells[at] for cells in columns.values()))
     return out
 
 

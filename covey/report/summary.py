@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from covey.algorithm import Algorithm
 from covey.devices import DeviceScore
 from covey.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
 from covey.run import Round
@@ -119,6 +120,7 @@ class Summary:
     spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
     radio: RadioFigures | None = None
     gains: list[Gain] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)  # what tables call a model where its name would mislead
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -129,14 +131,31 @@ def summarise(
     histories: Sequence[Sequence[Round]],
     protocol: Literal["honest", "paper"] = "honest",
     devices: Sequence[Sequence[DeviceScore]] = (),
+    algorithm: Algorithm | None = None,
+    private: str = "",
 ) -> Summary:
-    """The summary of one history per seed and, where they are known, of every seed's devices."""
+    """The summary of one history per seed and, where they are known, of every seed's devices.
+
+    `algorithm` says whether there is a global model to report, `private` what devices kept to themselves.
+    """
     scored = [[record for record in history if record.models] for history in histories]
     names = list(scored[0][-1].models) if scored and scored[0] else []
+    no_global = algorithm is not None and not algorithm.learns_global
+    if no_global:
+        names = [name for name in names if name not in ("global", "new_global")]
     models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
     seconds = sum(record.seconds for history in histories for record in history)
     facts = (len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
-    return Summary(*facts, _spent(histories), _radio(histories), _gains(devices))
+    gains = [] if no_global else _gains(devices)
+    return Summary(*facts, _spent(histories), _radio(histories), gains, _labels(models, private))
+
+
+def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
+    """A model from above is scored with each device's own private layers, so it is not one model for all."""
+    if not private:
+        return {}
+    above = [m.model for m in models if m.tier != "device" and not m.model.startswith("new_")]
+    return {name: f"{name} (each device's own {private})" for name in above}
 
 
 def _gains(devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global") -> list[Gain]:

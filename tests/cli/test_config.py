@@ -54,7 +54,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("private=['1.wait']", ["1.wait", "SFedHP shares all layers"]),
         ("private=head", ["head", "SFedHP shares all layers"]),
         ("algorithm.lr1=-1.0", ["lr1 = -1.0", "must be above 0"]),
-        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.05"]),
+        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.4"]),
         ("algorithm.l1=soft", ['algorithm.l1 = "soft"', "'smooth' or 'prox'", 'the default is "smooth"']),
         ("algorithm.lr1=none", ['algorithm.lr1 = "none"', "must be a valid number"]),
         ("algorithm.sample=0", ["sample = 0", "give a number >= 1"]),
@@ -223,7 +223,7 @@ def test_a_new_name_does_not_drop_changes_given_before_it() -> None:
 
 def test_the_defaults_of_a_name_are_a_table_that_loads() -> None:
     assert (
-        load(None, [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()]).algorithm["lam"] == 15
+        load(None, [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()]).algorithm["lam"] == 5
     )
     with pytest.raises(ConfigError, match="did you mean pfedme"):
         defaults("algorithms", "pfedne")
