@@ -155,6 +155,11 @@ class Loaded:
         return self._form.classes
 
     @property
+    def class_names(self) -> list[str]:
+        """The classes in the order of `probabilities`; their numbers where they have no names."""
+        return list(self.names.classes) or [str(number) for number in range(self.classes or 0)]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self._form.shape)
@@ -245,8 +250,7 @@ class Loaded:
         """A device by its name or its number; it may be left out where all devices predict alike."""
         names = self.device_names
         if device is None:
-            alike = read.tier == self._run.simulator.tree.tiers[0] and PRIVATE not in read.beside and not self._own_way
-            if alike or len(names) == 1:
+            if self.alike(read.model) or len(names) == 1:
                 return 0
             raise ConfigError(f"every device has a {read.model!r} of its own or above it; say whose, as in device={names[0]!r}.")
         if isinstance(device, str):
@@ -256,11 +260,17 @@ class Loaded:
 
             raise ConfigError(
                 f"there is no device {device!r} in this run{nearest(device, names)};"
-                f" it has {len(names)}: {some(names)}. What trains no device may use model='global'."
+                f" it has {len(names)}: {some(names)}. For one that did not train, take the global model."
             )
         if not 0 <= device < len(names):
             raise ConfigError(f"device = {device}: this run has the devices 0 to {len(names) - 1}.")
         return int(device)
+
+    def alike(self, model: str | None = None) -> bool:
+        """Whether a model is the same for all devices, so that none need be named."""
+        read = self.snapshot(model)
+        top = self._run.simulator.tree.tiers[0]
+        return read.tier == top and PRIVATE not in read.beside and not self._own_way
 
     def _node(self, tier: str, device: int) -> int:
         """The node of a tier that a device stands under, or is."""

@@ -1,4 +1,4 @@
-"""The commands: run, personalize, data, plan, advise, list, doctor."""
+"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from covey import advice, native
 from covey.advice import Advice
-from covey.cli import data, registry, show
+from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.config import SECTIONS, Config, defaults, load
 from covey.cli.folder import environment
@@ -51,6 +51,8 @@ app = typer.Typer(
 
 app.add_typer(data.app, name="data", epilog=_EPILOG)
 app.command(epilog=_EPILOG)(plan)
+app.command(name="show", epilog=_EPILOG)(results.show_run)
+app.command(epilog=_EPILOG)(results.predict)
 
 
 class Kind(StrEnum):
