@@ -39,7 +39,7 @@ class Interrupted(CoveyError):
 def start(config: Config, out: Path | None, console: Console, command: list[str]) -> tuple[Folder, Summary]:
     """A new run in a new folder."""
     covey.run(config.experiment(config.seed))  # everything wrong with it is said before a folder is made
-    folder = create(out or unused(config.title))
+    folder = create(out or unused(config.name, str(config.algorithm["name"])))
     with folder.lock():
         return _play(config, folder, console, command)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from covey.cli import show
@@ -129,10 +130,10 @@ def _show_devices(seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore
         table.add_column(head, justify="right", no_wrap=True)
     for key in order:
         line = next(iter(lines_of[key].values()))
-        words = [str(key[0])] * (len(seeds) > 1) + [line.device] + [line.edge or ""] * edges
+        words = [str(key[0])] * (len(seeds) > 1) + [escape(line.device)] + [escape(line.edge or "")] * edges
         figures = [_figure(lines_of[key].get(name), accuracy) for name in models]
         table.add_row(*words, str(line.examples), *figures)
-    Console(soft_wrap=True).print(table, highlight=False, markup=False)
+    show.print_wide(Console(soft_wrap=True), table)
 
 
 def _badness(line: DeviceScore | None, accuracy: bool) -> float:

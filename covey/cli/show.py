@@ -15,6 +15,8 @@ from covey.cli.personalize import Personalized
 from covey.report.summary import Figure, RadioFigures, Summary
 from covey.run import Round
 
+_WIDEST = 250  # columns that the widest table takes
+
 Show = Callable[[Sequence[Round]], None]
 
 
@@ -63,7 +65,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    console.print(_models(summary))
+    print_wide(console, _models(summary))
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -73,13 +75,23 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
-        console.print(_links(summary))
+        print_wide(console, _links(summary))
     if summary.radio is not None:
         _radio(console, summary.radio)
     if summary.spent:
         total = sum(summary.spent.values())
         shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items())
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
+
+
+def print_wide(console: Console, table: Table) -> None:
+    """Print a table in full: on a narrow screen its lines wrap, instead of its words being cut."""
+    width = console.width
+    console.width = max(width, _WIDEST)
+    try:
+        console.print(table, highlight=False)
+    finally:
+        console.width = width
 
 
 def _classifies(summary: Summary) -> bool:
@@ -151,7 +163,7 @@ def newcomer(console: Console, done: Personalized) -> None:
     for name, scores in done.scores.items():
         figures = [scores[part].accuracy if _right(done, part) else scores[part].loss for part in parts]
         rows.add_row(name, "", *(_one(figure, _right(done, part)) for figure, part in zip(figures, parts, strict=True)))
-    console.print(rows)
+    print_wide(console, rows)
     console.print(f"personal model: {done.path}", highlight=False)
 
 
