@@ -1,6 +1,6 @@
 """A run folder, finished or not, opened again: its figures, its models, and predictions of new examples.
 
-run = covey.load("runs/pumps-1")
+run = covey.load("runs/own-data-permfl-1")
 run.table()                                    # what the command printed
 run.module("personal", "pump-03")              # the nn.Module of one device
 run.predict(readings, device="pump-03")        # an array or a DataFrame in the units of the training data

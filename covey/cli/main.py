@@ -125,7 +125,8 @@ def run(
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
-    console.print(f"folder: {folder.path}   picture: {folder.path / 'plot.png'}", highlight=False)
+    console.print(f"folder: {folder.path}   pictures: plot.png, devices.png", highlight=False)
+    console.print(f"look again: covey show {folder.path} --devices", highlight=False)
     again = " --force" if forced else ""
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
 
