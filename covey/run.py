@@ -517,10 +517,13 @@ class Seed:
         state, task = self._runs._state, self.simulator.task
         last = state.scored[self._at]
         chosen = {}
-        for model in (name for name in self.models() if name in last):
-            best = state.chosen[self._at]
+        best = state.chosen[self._at]
+        for model in self.models():
             label = next((x for x in (_label(model, final=True), _label(model)) if x in best), None)
-            chosen[model] = last[model] if label is None else (best[label].round, best[label].sums)
+            if label is not None:
+                chosen[model] = (best[label].round, best[label].sums)
+            elif model in last:
+                chosen[model] = last[model]
         return table(chosen, last, self.device_names, self._edges(), classifies=task.classifies)
 
     @property
@@ -574,10 +577,14 @@ class Seed:
             tensors |= {f"chosen.{item.round}": item.w for item in chosen.values()}
             for label, item in chosen.items():
                 tensors |= {f"devices.{label}.{part}": sums for part, sums in item.sums.items()}
+            last = self._runs._state.scored[self._at]
+            for model, (_, parts) in last.items():
+                tensors |= {f"devices.{_LAST}{model}.{part}": sums.clone() for part, sums in parts.items()}
             facts = {
                 "round": self.round,
                 "columns": columns,
                 "chosen": [[label, item.round, item.quality] for label, item in chosen.items()],
+                "scored": [[model, round] for model, (round, _) in last.items()],
                 "meter": self.meter.state(),
                 "history": self._written(target).facts(),
                 "experiment": self._runs._fingerprints[self._at],
@@ -645,14 +652,22 @@ class Seed:
             rows = column.rows.to(task.device) if column.rows.is_floating_point() else column.rows
             self.simulator.store.thaw(replace(column, rows=rows), self._nodes()[column.tier])
         self.meter.totals = Meter.from_state(facts["meter"]).totals
+        scored = {}
+        for model, round in facts.get("scored", []):
+            if not 0 <= int(round) < facts["round"]:
+                raise ValueError(f"{model} was scored in round {round!r}")
+            scored[str(model)] = (int(round), self._sums(saved, f"{_LAST}{model}"))
         if facts["round"] < self.experiment.rounds:
             journal.records -= self._go_on(history, chosen)
+            scored = {model: item for model, item in scored.items() if history[item[0]].models}
         all_w, histories, choices = runs._state.w.clone(), list(runs._state.histories), list(runs._state.chosen)
         all_w[self._at] = w[0].to(task.device)
         histories[self._at] = tuple(history)
         choices[self._at] = chosen
+        scores = list(runs._state.scored)
+        scores[self._at] = scored
         runs._journals[self._at][path] = journal
-        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices), runs._state.scored)
+        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices), tuple(scores))
 
     def _sums(self, saved: Checkpoint, label: str) -> Sums:
         """How every device did, from a checkpoint."""
@@ -744,7 +759,7 @@ def _part_of(experiment: Experiment, out: Sequence[int], *, new: bool) -> Shards
     return data.chosen([d for d in range(data.devices) if (d in set(out)) == new]) if out else data
 
 
-_CHOSEN, _FINAL = "chosen ", "final "
+_CHOSEN, _FINAL, _LAST = "chosen ", "final ", "last "
 
 
 def _label(model: str, *, final: bool = False) -> str:

@@ -9,6 +9,7 @@ that names them, in a change on the command line to the current folder.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tomllib
 import types
@@ -21,11 +22,11 @@ from typing import Any, Literal
 
 import tomli_w
 import torch
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from covey import draws
 from covey.algorithm import Algorithm
-from covey.cli import modules, registry, scenario
+from covey.cli import glossary, modules, registry, scenario
 from covey.cli.registry import FACTS
 from covey.cli.strict import STRICT, apply, check, check_plain, nearest, parsed, spell
 from covey.data import Shards, edges
@@ -223,16 +224,19 @@ class Config(BaseModel):
         return tomli_w.dumps(self.resolved())
 
 
-def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
-    """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked."""
+def load(path: Path | None, changes: Sequence[str] = (), notes: list[str] | None = None) -> Config:
+    """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked.
+
+    `notes` is given what the user should know of it.
+    """
     table = _read(path)
     if path is not None:
         modules.look_beside(path)
         _place(table, path.parent)
-    for change in sorted(
-        changes, key=lambda change: ".name=" not in change.replace(" ", "")
-    ):  # a name drops the fields of another
-        apply(table, change)
+    said = [] if notes is None else notes
+    names_first = sorted(changes, key=lambda change: ".name=" not in change.replace(" ", ""))
+    for change in names_first:
+        apply(table, change, lambda section, old, name: _taken_over(section, old, name, changes, said))
     check_plain(table)
     _place(table, Path.cwd())  # what the changes name
     if isinstance(tree := table.get("tree"), dict):
@@ -244,6 +248,42 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
+
+
+def _taken_over(section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]) -> dict[str, Any]:
+    """The fields of an algorithm that another one has too, with the same meaning; a note says which are dropped."""
+    if section != "algorithm" or not isinstance(name, str):
+        return {}
+    fields = {key: value for key, value in old.items() if key != "name"}
+    kept = {key: value for key, value in fields.items() if _same_field(str(old["name"]), name, key, value)}
+    given = {change.partition("=")[0].strip() for change in changes}
+    dropped = [key for key in fields if key not in kept and f"{section}.{key}" not in given]
+    if dropped:
+        listed = ", ".join(f"{key} = {spell(fields[key])}" for key in dropped)
+        stays = f"; kept {', '.join(kept)}" if kept else ""
+        notes.append(f"algorithm.name = {name}: dropped {listed}, which mean something to {old['name']} alone{stays}")
+    return kept
+
+
+def _same_field(old: str, new: str, key: str, value: Any) -> bool:
+    """Whether two algorithms have this field, by the same meaning, and the new one's may have this value."""
+    try:
+        makers = [_maker("algorithm", name) for name in (old, new)]
+        schemas = [_schema(make, "algorithm") for make in makers]
+    except (ConfigError, AssertionError):  # a name that is wrong is refused later, by name
+        return False
+    if any(key not in schema.model_fields for schema in schemas):
+        return False
+    meanings = {glossary.meaning(name, key, make) for name, make in zip((old, new), makers, strict=True)}
+    if len(meanings - {""}) > 1:
+        return False
+    annotation: Any = schemas[1].model_fields[key].annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
+    try:
+        adapter.validate_json(json.dumps(None if value == "none" else value))
+    except ValueError:
+        return False
+    return True
 
 
 SECTIONS = {kind: section for section, kind in _SECTIONS.items()}
@@ -260,6 +300,21 @@ def defaults(kind: str, name: str) -> dict[str, Any]:
     fields = _schema(_maker(section, name), section).model_fields if kind in SECTIONS else {}
     values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
     return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
+
+
+def explain(kind: str, name: str) -> dict[str, str]:
+    """What each field of a named thing may be and means, where that is known; one line each."""
+    section = SECTIONS.get(kind, kind)
+    if kind not in SECTIONS:
+        return {}
+    make = _maker(section, name)
+    hints = _hints(make)
+    out = {}
+    for key in _schema(make, section).model_fields:
+        kind_of = glossary.kind_of(hints.get(key))
+        meaning = glossary.meaning(name, key, make) if kind == "algorithms" else ""
+        out[key] = ": ".join(part for part in (kind_of, meaning) if part)
+    return out
 
 
 def _read(path: Path | None) -> dict[str, Any]:

@@ -20,11 +20,12 @@ from covey import checkpoint
 from covey.cli.config import Config, load
 from covey.cli.described import Described
 from covey.cli.folder import Folder, create, environment, refused, unused
+from covey.cli.registry import method
 from covey.cli.show import progress
 from covey.devices import from_csv, to_csv
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.experiment import Experiment, unlike
-from covey.report.plot import draw
+from covey.report.plot import draw, draw_devices
 from covey.report.summary import Summary, summarise
 from covey.run import Round, Runs, private_part
 
@@ -38,7 +39,7 @@ class Interrupted(CoveyError):
 def start(config: Config, out: Path | None, console: Console, command: list[str]) -> tuple[Folder, Summary]:
     """A new run in a new folder."""
     covey.run(config.experiment(config.seed))  # everything wrong with it is said before a folder is made
-    folder = create(out or unused(config.title))
+    folder = create(out or unused(config.name, str(config.algorithm["name"])))
     with folder.lock():
         return _play(config, folder, console, command)
 
@@ -90,8 +91,11 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             summary = summarise(histories, config.protocol, devices, config.learner(), private)
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
+            title = method(config.algorithm["name"])
             with refused(folder.path / "plot.png"):
-                draw(histories, folder.path / "plot.png", title=config.title)
+                draw(histories, folder.path / "plot.png", title, devices)
+            with refused(folder.path / "devices.png"):
+                draw_devices(histories, folder.path / "devices.png", title, devices)
     except KeyboardInterrupt as error:
         rounds = [_round(place) for place in places.values()]
         state = (

@@ -120,6 +120,18 @@ def find(kind: str, name: str) -> Entry | None:
     return REGISTRY[kind].get(name) if declared is None else _installed(declared)
 
 
+def method(name: str) -> str:
+    """What an algorithm is called where figures are shown: as its paper has it, or its class.
+
+    >>> method("pfedme"), method("fedavg"), method("mine:Mean")
+    ('pFedMe', 'FedAvg', 'Mean')
+    """
+    entry = REGISTRY["algorithms"].get(name)
+    if entry is None:
+        return name.rpartition(":")[2]
+    return entry.line.partition(":")[0]
+
+
 def names(kind: str) -> list[str]:
     """Every name of a kind; nothing is loaded."""
     return list(dict.fromkeys([*REGISTRY[kind], *installed.declared(kind)]))

@@ -15,6 +15,8 @@ from covey.cli.personalize import Personalized
 from covey.report.summary import Figure, RadioFigures, Summary
 from covey.run import Round
 
+_WIDEST = 250  # columns that the widest table takes
+
 Show = Callable[[Sequence[Round]], None]
 
 
@@ -70,7 +72,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    _print_whole(console, _models(summary))
+    print_wide(console, _models(summary))
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -80,7 +82,7 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
-        _print_whole(console, _links(summary))
+        print_wide(console, _links(summary))
     if summary.radio is not None:
         _radio(console, summary.radio)
     if summary.spent:
@@ -89,12 +91,12 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
 
 
-def _print_whole(console: Console, rows: Table) -> None:
-    """Print a table with every figure whole: rich cuts cells to the width, which is 80 where nobody looks."""
+def print_wide(console: Console, table: Table) -> None:
+    """Print a table in full: on a narrow screen its lines wrap, instead of its words being cut."""
     width = console.width
-    console.width = max(width, console.measure(rows, options=console.options.update(max_width=1000)).maximum)
+    console.width = max(width, _WIDEST)
     try:
-        console.print(rows)
+        console.print(table, highlight=False)
     finally:
         console.width = width
 
@@ -184,7 +186,7 @@ def newcomer(console: Console, done: Personalized) -> None:
     for name, scores in done.scores.items():
         figures = {part: getattr(scores[part], kind) for part, kind in kinds.items()}
         rows.add_row(name, "", *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items()))
-    console.print(rows)
+    print_wide(console, rows)
     console.print(f"personal model: {done.path}", highlight=False)
 
 

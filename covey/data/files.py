@@ -128,7 +128,8 @@ def _is_folder(path: Path) -> bool:
 def _table(path: Path, columns: Columns, faults: Faults) -> Table:
     """The table of several devices that is one file."""
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}; relative paths start at the current folder.")
+        start = "the file's own folder if an experiment file names them, else at the current folder"
+        raise DataError(f"there is no file or folder {path}; relative paths start at {start}.")
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [name for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part)) if name != usual]
     table = read(path, replace(columns, needed=(columns.device, *named)), faults)

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from covey import checkpoint
+from covey.cli.folder import unused
 from experiments.kills.run import difference
 from tests.cli.command import SMALL, contents, covey, spawn
 
@@ -51,7 +52,23 @@ def test_without_a_folder_the_next_free_number_is_taken(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert covey("run", *SMALL, "rounds=1").code == 0
-    assert sorted(os.listdir("runs")) == ["small-1", "small-2"]
+    assert sorted(os.listdir("runs")) == ["small-sfedhp-1", "small-sfedhp-2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "folder"),
+    [
+        ("demo", "sfedhp", "demo-sfedhp-1"),
+        ("", "pfedme", "pfedme-1"),
+        ("pfedme", "pfedme", "pfedme-1"),
+        ("fedmac-sparse", "fedmac", "fedmac-sparse-1"),
+        ("PerMFL_long", "permfl", "PerMFL_long-1"),
+        ("fedavgm", "fedavg", "fedavgm-fedavg-1"),
+        ("own", "mine:Mean", "own-mine-Mean-1"),
+    ],
+)
+def test_the_default_folder_names_run_and_algorithm_once(name: str, algorithm: str, folder: str) -> None:
+    assert unused(name, algorithm) == Path("runs") / folder
 
 
 @pytest.mark.parametrize("resumed", [False, True])
