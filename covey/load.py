@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,11 +100,23 @@ class Loaded:
     def table(self) -> str:
         """What the command printed at the end."""
         from covey.cli.show import text
+        from covey.report.compare import yardsticks
         from covey.report.summary import summarise
 
         self._need_history()
         devices = [self.devices()] if (self.place / "devices.csv").exists() else []
-        return text(summarise([self.history], self.config.protocol, devices))
+        summary = summarise([self.history], self.config.protocol, devices)
+        others = yardsticks(self._others(), self.config.protocol)
+        return text(replace(summary, yardsticks=others))
+
+    def _others(self) -> dict[str, list[list[Round]]]:
+        """The rounds of the algorithms that ran beside this one, by method, as far as they were run."""
+        out = {}
+        for name, config in self.config.yardsticks().items():
+            place = self.folder / "compare" / name
+            if (place / "config.toml").exists() and (rounds := Loaded(place, self.seed).history):
+                out[config.method()] = [rounds]
+        return out
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """The picture of the run, drawn anew; beside the run unless a path is given."""

@@ -78,11 +78,13 @@ def run(
 
     Examples:
 
-      covey run                                       the demo: sparse sFedHP on real digits
+      covey run                                       the demo: sparse sFedHP on real digits, beside Local and FineTune
 
       covey run examples/permfl.toml rounds=20        a file, with a change
 
       covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five seeds
+
+      covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table and a picture
 
       covey run examples/radio.toml                   over the air: seconds and joules beside every score
 
@@ -105,7 +107,11 @@ def run(
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
-    console.print(f"folder: {folder.path}   picture: {folder.path / 'plot.png'}", highlight=False)
+    pictures = [folder.path / "plot.png"]
+    if summary.yardsticks:
+        pictures.append(folder.path / "compare.png")
+    shown = ", ".join(map(str, pictures))
+    console.print(f"folder: {folder.path}   picture: {shown}", highlight=False)
     again = " --force" if forced else ""
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
 

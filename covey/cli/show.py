@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from statistics import fmean
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -63,7 +64,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    console.print(_models(summary))
+    _print(console, _fitting(console, summary))
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -73,7 +74,7 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
-        console.print(_links(summary))
+        _print(console, _links(summary))
     if summary.radio is not None:
         _radio(console, summary.radio)
     if summary.spent:
@@ -86,9 +87,38 @@ def _classifies(summary: Summary) -> bool:
     return any(m.accuracy is not None for m in summary.models)
 
 
-def _models(summary: Summary) -> Table:
-    """One row per model. A column that says the same as the first of its kind, or nothing, is left out."""
-    models = summary.models
+def _print(console: Console, table: Table) -> None:
+    """A table at its own width: where the console is narrower its lines go on, and no figure is cut."""
+    console.print(table, width=max(_width(console, table), console.width))
+
+
+def _width(console: Console, table: Table) -> int:
+    """The width at which no cell is cut."""
+    return Measurement.get(console, console.options.update(width=10_000), table).maximum
+
+
+_DISPENSABLE = ("best on test (optimistic)", "mean of devices", "round")
+"""Columns that a narrow console does without, the first first; summary.json has them all."""
+
+
+def _fitting(console: Console, summary: Summary) -> Table:
+    """The table of the models with as many columns as the console has room for."""
+    out = _models(summary)
+    for count in range(1, len(_DISPENSABLE) + 1):
+        if _width(console, out) <= console.width:
+            break
+        out = _models(summary, without=_DISPENSABLE[:count])
+    return out
+
+
+def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
+    """One row per model of the run, then of the algorithms beside it.
+
+    A column that says the same as the first of its kind, or nothing, is left out.
+    """
+    models = [*summary.models, *(m for y in summary.yardsticks for m in y.models)]
+    names = [m.model for m in summary.models]
+    names += [f"{y.method} {m.model}" for y in summary.yardsticks for m in y.models]
     if _classifies(summary):
         columns = {
             "test %": [_percent(m.accuracy) for m in models],
@@ -111,10 +141,11 @@ def _models(summary: Summary) -> Table:
         del columns["round"]
     if any(m.nonzeros.mean < 0.9995 for m in models):
         columns["non-zero %"] = [_percent(m.nonzeros) for m in models]
+    columns = {head: cells for head, cells in columns.items() if head not in without}
     out = _columns("model", "kept by", *columns)
     for at, m in enumerate(models):
         kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        out.add_row(m.model, kept, *(cells[at] for cells in columns.values()))
+        out.add_row(names[at], kept, *(cells[at] for cells in columns.values()))
     return out
 
 

@@ -97,6 +97,14 @@ class Gain:
 
 
 @dataclass(frozen=True)
+class Yardstick:
+    """Another algorithm on the same data and tree."""
+
+    method: str
+    models: list[ModelFigures]
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run has come to."""
 
@@ -109,6 +117,7 @@ class Summary:
     spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
     radio: RadioFigures | None = None
     gains: list[Gain] = field(default_factory=list)
+    yardsticks: list[Yardstick] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
