@@ -9,14 +9,14 @@ validation data chooses one; it takes as many steps in all as a device of the ex
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import covey
 from covey.algorithms import Local
-from covey.cli.config import load
-from covey.cli.config import Config
+from covey.cli.config import Config, load
 from covey.experiment import Experiment
 from covey.select import select
 
@@ -44,16 +44,17 @@ class Verdict:
         return next(self.models[name] for name in ("personal", "edge", "global") if name in self.models)
 
 
-def judge(config: Config, seeds: range = SEEDS) -> Verdict:
+def judge(config: Config, seeds: range = SEEDS, step_sizes: Sequence[float] = STEP_SIZES) -> Verdict:
     """An example beside Local, means over seeds."""
     models: dict[str, list[float]] = {}
     local = []
     for seed in seeds:
         experiment = config.experiment(seed)
         history = list(covey.run(experiment))
-        for name in history[-1].models:
+        scored = [record for record in history if record.models]
+        for name in scored[-1].models:
             models.setdefault(name, []).append(_chosen(history, name)[1])
-        local.append(_local(experiment, history))
+        local.append(_local(experiment, history, step_sizes))
     return Verdict({name: fmean(values) for name, values in models.items()}, fmean(local))
 
 
@@ -63,13 +64,13 @@ def _chosen(history: list[covey.Round], name: str) -> tuple[float, float]:
     return model.quality("validation"), 100 * (model.scores["test"].accuracy_fallback or 0.0)
 
 
-def _local(experiment: Experiment, history: list[covey.Round]) -> float:
+def _local(experiment: Experiment, history: list[covey.Round], step_sizes: Sequence[float]) -> float:
     """Local's test accuracy in percent, with the gradients of the example, at the step size that validation chooses."""
     gradients = sum(record.gradients for record in history)
     devices = experiment.data.devices
     steps = max(1, round(gradients / len(history) / devices))
     outcomes = []
-    for lr in STEP_SIZES:
+    for lr in step_sizes:
         alone = Experiment(
             algorithm=Local(steps=steps, lr=lr, batch=20),
             data=experiment.data,
