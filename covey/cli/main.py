@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from covey import advice, native
+from covey import native
 from covey.advice import Advice
 from covey.cli import data, registry, show
 from covey.cli import personalize as personal
+from covey.cli.advise import advise, print_advice, quick
 from covey.cli.config import SECTIONS, Config, defaults, load
 from covey.cli.folder import environment
 from covey.cli.plan import plan
@@ -28,7 +28,6 @@ from covey.cli.play import Interrupted, resume, start
 from covey.cli.registry import REGISTRY, Entry
 from covey.cli.words import AsJson, What, split
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
-from covey.experiment import Experiment
 from covey.run import Run
 
 EXIT_CODES = {
@@ -51,6 +50,7 @@ app = typer.Typer(
 
 app.add_typer(data.app, name="data", epilog=_EPILOG)
 app.command(epilog=_EPILOG)(plan)
+app.command(epilog=_EPILOG)(advise)
 
 
 class Kind(StrEnum):
@@ -99,7 +99,7 @@ def run(
         folder, summary = resume(resume_from, changes, console, sys.argv)
     else:
         config = load(path, changes)
-        forced = _refuse(console, _advice(config.experiment(config.seed)), force)
+        forced = _refuse(console, quick(config.experiment(config.seed)), force)
         folder, summary = start(config, out, console, sys.argv)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
@@ -136,36 +136,6 @@ def personalize(
         print(json.dumps(done.as_dict()))
         return
     show.newcomer(Console(soft_wrap=True), done)
-
-
-@app.command(epilog=_EPILOG)
-def advise(
-    what: What = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Estimate the smoothness L of the data loss (Lanczos).")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check step sizes and penalties against the theorems, without running anything.
-
-    Examples:
-
-      covey advise examples/permfl.toml
-
-      covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05 --measure
-    """
-    path, changes = split(what)
-    config = load(path, changes)
-    experiment = config.experiment(config.seed)
-    level = advice.smoothness(experiment) if measure else None
-    found = _advice(experiment, smoothness=level)
-    if as_json:
-        print(json.dumps({"smoothness": level, "advice": [asdict(item) for item in found]}))
-    else:
-        console = Console(soft_wrap=True)
-        if level is not None:
-            console.print(f"L of the data loss at the initial model, largest over devices: {level:.4g}", highlight=False)
-        _print_advice(console, found)
-    if any(item.level == "error" for item in found):
-        raise typer.Exit(2)
 
 
 @app.command(name="list", epilog=_EPILOG)
@@ -240,28 +210,15 @@ _CODES: dict[type[BaseException], int] = {
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 
 
-def _advice(experiment: Experiment, *, smoothness: float | None = None) -> list[Advice]:
-    """The advice for an experiment, which knows how many examples its devices have."""
-    sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
-    fewest = min(sizes, default=None)
-    return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)
-
-
 def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
     """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
     errors = [item for item in found if item.level == "error"]
-    _print_advice(console, [item for item in found if item.level == "warning"])
+    print_advice(console, [item for item in found if item.level == "warning"])
     if errors and not force:
         texts = " ".join(item.text for item in errors)
         raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
-    _print_advice(console, errors)
+    print_advice(console, errors)
     return bool(errors)
-
-
-def _print_advice(console: Console, found: list[Advice]) -> None:
-    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-    for item in found:
-        console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
 
 
 def _more(kind: Kind, entry: Entry) -> dict[str, str]:
