@@ -1,6 +1,7 @@
 """Advice against the papers' settings, and against runs: what is called an error diverges, what is not can converge."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -746,3 +747,33 @@ def test_an_unknown_algorithm_is_searched_by_the_names_of_its_fields() -> None:
 
     assert [step.field for step in levers.steps(Own())] == ["lr", "head_lr"]
     assert [step.field for step in levers.steps(PerMFL(lr=[0.1, 0.2]))] == []
+
+
+LATER = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes a minute: make test-all")
+ALWAYS = (Clustered, FedMac, PFedBayes, Scaffold, FedRep)
+KINDS = [pytest.param(kind, marks=() if kind in ALWAYS else LATER) for kind in ALGORITHMS.values() if kind is not Nested]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_algorithm_can_be_advised(kind: type[Algorithm]) -> None:
+    """On a tree with sampling, held-out devices, a cut and two rounds."""
+    algorithm: Any = kind()
+    shards = covey.data.digits(devices=6, labels=3)
+    tree = Tree.grouped([3, 3])
+    if len(algorithm.tiers()) == 2 and not algorithm.any_depth:
+        tree = Tree.flat(6)
+    private = "head" if algorithm.splits else ()
+    built = Experiment(algorithm, shards, covey.models.linear(64, 10), tree, 2, private=private, holdout_devices=1)
+    if hasattr(algorithm, "sample") and not algorithm.splits:
+        built = replace(built, algorithm=replace(algorithm, sample=0.5))
+    if algorithm.splits:
+        built = replace(built, model=covey.models.mlp(64, 4, 10))
+    findings = improve(built)
+    if kind in levers.WITHOUT:
+        assert findings.nothing == levers.WITHOUT[kind]
+        return
+    assert findings.rounds == 2
+    assert {"personal", "global", "edge"} & findings.given.figures.keys()
+    for change in findings.changes:
+        assert getattr(findings.advised.algorithm, change.field) == change.new != change.old
+        assert change.reason

@@ -310,6 +310,10 @@ def reason(step: Step, given: Algorithm, new: float, L: Curvature) -> str:
     old = float(getattr(given, step.field))
     if new < old and product >= 2:
         return f"{formula} is above 2 with {where}: steps overshoot"
-    if new < old:
+    if new < old and product >= 1:
         return f"{formula} with {where}, and it grows in training: steps are about to overshoot"
-    return f"{formula} with {where}: a step goes only {per_cent(product)} of the way down the steepest direction"
+    if new < old:
+        return f"{formula} with {where}; shorter steps did better"
+    if product < 0.5:
+        return f"{formula} with {where}: a step goes only {per_cent(product)} of the way down the steepest direction"
+    return f"{formula} with {where}; longer steps did better"
