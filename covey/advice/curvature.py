@@ -10,6 +10,7 @@ from torch import Tensor
 
 from covey import draws
 from covey.data import Shards
+from covey.errors import ConfigError
 from covey.experiment import Experiment
 from covey.replies import Rows
 from covey.task import Task
@@ -42,14 +43,20 @@ class Probe:
 
     def measure(self, rows: Rows, ids: Tensor | None = None) -> Curvature | None:
         """The curvature at one row for all, [1, P], or at the rows of these devices; None where it is not finite."""
-        local = torch.arange(len(self._ids))
+        local = list(range(len(self._ids)))
         if ids is not None:
-            held = [int((ids == device).nonzero().flatten()[0]) for device in self._ids if bool((ids == device).any())]
-            local = torch.tensor([bool((ids == device).any()) for device in self._ids]).nonzero().flatten()
-            rows = rows[held]
-        if len(local) == 0 or not bool(torch.isfinite(rows).all()):
+            position = {device: row for row, device in enumerate(ids.tolist())}
+            local = [number for number, device in enumerate(self._ids.tolist()) if device in position]
+            rows = rows[[position[int(self._ids[number])] for number in local]]
+        if not local or not bool(torch.isfinite(rows).all()):
             return None
-        top = _largest(self._task, rows, local, self._seed, _ITERATIONS, self._l2)
+        try:
+            top = _largest(self._task, rows, torch.tensor(local), self._seed, _ITERATIONS, self._l2)
+        except (RuntimeError, NotImplementedError) as error:  # of torch, where an operation has no second derivative
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"the curvature of this model's loss cannot be measured: {reason} `--fast` does without."
+            ) from error
         if not bool(torch.isfinite(top).all()):
             return None
         return Curvature(float(top.median()), float(top.quantile(0.9)))

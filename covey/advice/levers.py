@@ -37,6 +37,7 @@ from covey.algorithms import (
 
 _OUTER = 0.5  # of the way per step of an upper model: it moves, and cannot overshoot what it follows
 _TIES = (1.0, 0.25)  # lam as multiples of L: personal models go half, or 4/5, of their way
+_FLAT = 1e-2  # a curvature below it asks for no longer steps
 _LOOSER = 1.4  # how many times smaller a penalty must be to be worth a trial
 
 
@@ -60,8 +61,8 @@ class Step:
     def safe(self, algorithm: Algorithm, L: Curvature) -> float:
         """The step that goes all the way on the median device, and not far beyond on steep ones."""
         tie = self.tie(algorithm)
-        typical = 1 / max(tie + L.typical, 1e-9)
-        steep = 1.5 / max(tie + L.high, 1e-9)
+        typical = 1 / max(tie + L.typical, _FLAT)
+        steep = 1.5 / max(tie + L.high, _FLAT)
         return min(typical, steep) / self.times(algorithm)
 
     @property
@@ -160,7 +161,7 @@ def _largest(value: Any) -> float:
 
 def _envelope(*curvatures: float) -> float:
     """The curvature of a loss seen through penalties: springs in series."""
-    return 1 / sum(1 / max(h, 1e-9) for h in curvatures)
+    return 1 / sum(1 / max(h, _FLAT) for h in curvatures)
 
 
 def _far(old: float, new: float) -> bool:
@@ -182,7 +183,7 @@ def _pfedme_outer(a: PFedMe, given: PFedMe, L: float) -> Iterator[Proposal]:
 
 def _pfedme_ties(a: PFedMe, given: PFedMe, L: float) -> Iterator[Proposal]:
     for ratio in _TIES:
-        lam = neat(ratio * L)
+        lam = neat(ratio * max(L, _FLAT))
         if a.lam <= _LOOSER * lam:
             continue
         lr = _pfedme_lr(lam, L)
@@ -228,7 +229,7 @@ def _sfedhp_moves(moved: float, given: SFedHP) -> str:
 
 def _sfedhp_ties(a: SFedHP, given: SFedHP, L: float) -> Iterator[Proposal]:
     for ratio in _TIES:
-        lam = neat(ratio * L)
+        lam = neat(ratio * max(L, _FLAT))
         if min(a.lam1, a.lam2) <= _LOOSER * lam:
             continue
         lr1 = _sfedhp_lr(lam, lam, L)
@@ -268,7 +269,7 @@ def _permfl_ties(a: PerMFL, given: PerMFL, L: float) -> Iterator[Proposal]:
 
 
 def _perfedavg_outer(a: PerFedAvg, given: PerFedAvg, L: float) -> Iterator[Proposal]:
-    new = neat(_OUTER / L)
+    new = neat(_OUTER / max(L, _FLAT))
     if _far(a.alpha, new):
         text = _moves_to("the personal step goes alpha*L", "the minimum", new * L, given.alpha * L)
         yield Proposal({"alpha": new}, {"alpha": text})
@@ -277,7 +278,7 @@ def _perfedavg_outer(a: PerFedAvg, given: PerFedAvg, L: float) -> Iterator[Propo
 def _one_tie(a: Ditto | FedAMP | HeurFedAMP, given: Ditto | FedAMP | HeurFedAMP, L: float) -> Iterator[Proposal]:
     scale = a.alpha if isinstance(a, FedAMP) else 1.0
     for ratio in _TIES:
-        lam = neat(ratio * L * scale)
+        lam = neat(ratio * max(L, _FLAT) * scale)
         if a.lam > _LOOSER * lam:
             yield Proposal({"lam": lam}, {"lam": _held(given.lam / scale, lam / scale, L, "lam")})
 

@@ -109,6 +109,8 @@ class _Search:
     def findings(self) -> Findings:
         """The whole search: steps, then the upper models' steps, then penalties, then steps again."""
         self._prepare()
+        if self.start.typical == 0:
+            return Findings(start=self.start, nothing="the loss has no curvature, or its model no second derivative")
         given, given_later = self._given()
         ways = [given]
         ways.append(self._steps(ways[-1]))

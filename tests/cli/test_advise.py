@@ -237,3 +237,51 @@ def test_an_edit_changes_two_numbers_alone(text: str, wanted: str) -> None:
 def test_an_edit_refuses_what_it_cannot_change(text: str) -> None:
     with pytest.raises(ConfigError, match=r"write into it: lr = 0\.5"):
         edited(text, "algorithm", {"lr": 0.5})
+
+
+ONCE = """
+import torch
+from torch import nn
+
+class {name}(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return 2 * x
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+    @staticmethod
+    def backward(ctx, g):
+        {backward}
+"""
+NET = """
+class Net(nn.Module):
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+    def forward(self, x):
+        return First.apply(self.layer(x))
+"""
+REFUSES = 'raise RuntimeError("no derivative")'
+DETACHES = "return 2 * g.detach()"
+
+
+@pytest.mark.parametrize(
+    ("module", "refuses", "code", "said"),
+    [
+        ("mine_refuses", True, 2, "cannot be measured: no derivative `--fast` does without"),
+        ("mine_detaches", False, 0, "no change is advised: the loss has no curvature, or its model no second derivative"),
+    ],
+)
+def test_a_model_without_second_derivatives(module: str, refuses: bool, code: int, said: str, tmp_path: Path) -> None:
+    first = "return Second.apply(g)" if refuses else DETACHES
+    source = ONCE.format(name="Second", backward=REFUSES) + ONCE.format(name="First", backward=first) + NET
+    (tmp_path / f"{module}.py").write_text(source)
+    path = tmp_path / "once.toml"
+    path.write_text('rounds = 2\n[algorithm]\nname = "fedavg"\nlr = 0.001\n'
+                    f'[data]\nname = "digits"\ndevices = 4\n[model]\nname = "{module}:Net"\n')  # fmt: skip
+    advised = covey("advise", path)
+    assert advised.code == code
+    assert said in advised.out + advised.err
+    assert covey("advise", path, "--fast").code == 0
