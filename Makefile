@@ -2,12 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types tests bench clean
+.PHONY: demo test test-all lint types tests bench clean
 
 demo: .venv/ready
 	$(BIN)/covey run
 
 test: lint types tests
+
+# With the cases that take minutes.
+test-all: export COVEY_TEST_ALL := 1
+test-all: test
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -1,8 +1,9 @@
 """Advice against the papers' settings, and against runs: what is called an error diverges, what is not can converge."""
 
 import math
+import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import covey
 from covey import Algorithm, Experiment, Run, Tree, descend
-from covey.advice import Advice, advise, smoothness
+from covey.advice import Advice, Curvature, Findings, Probe, advise, improve, levers, smoothness
 from covey.algorithms import (
     AL2GD,
     ALGORITHMS,
@@ -44,7 +45,9 @@ from covey.algorithms import (
     SFedHP,
 )
 from covey.algorithms.pfedbayes import divergence_gradients
+from covey.data import Part
 from covey.errors import ConfigError, DivergedError
+from covey.experiment import describe
 
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
 
@@ -647,3 +650,133 @@ def test_the_curvature_along_rho_is_that_of_the_divergence() -> None:
     )
     for below, above in (own, local):
         assert float((above - below) / 2e-5) == pytest.approx(float(2 * g**2 / s**2), rel=1e-6)
+
+
+def digits(algorithm: Algorithm, **settings: Any) -> Experiment:
+    """A few devices and rounds."""
+    shards = covey.data.digits(devices=6, labels=3)
+    return Experiment(algorithm, shards, covey.models.linear(64, 10), Tree.flat(6), 12, **settings)
+
+
+def settings_of(findings: Findings) -> list[Any]:
+    return [(describe(trial.algorithm), trial.figures, trial.curvature) for trial in findings.trials]
+
+
+def test_trials_never_see_test_data() -> None:
+    whole = digits(FedAvg(lr=0.001))
+    blind = replace(whole, data=replace(whole.data, test=Part.of([[]] * 6)))
+    with_test, without = improve(whole), improve(blind)
+    assert with_test.part == without.part == "validation"
+    assert settings_of(with_test) == settings_of(without)
+    assert with_test.changes == without.changes
+    assert len(with_test.changes) == 1
+
+
+def test_without_validation_examples_training_data_judge() -> None:
+    whole = digits(FedAvg(lr=0.001))
+    assert improve(replace(whole, data=whole.data.paper())).part == "train"
+    assert improve(replace(whole, protocol="paper")).part == "validation"
+
+
+def test_regression_is_judged_by_its_loss() -> None:
+    built, top = linear([60, 60, 60, 60], 5)
+    findings = improve(replace(built, algorithm=FedAvg(lr=1e-3, batch=None), rounds=30))
+    (change,) = findings.changes
+    assert not findings.classifies
+    assert findings.advised.figures["global"] < 0.98 * findings.given.figures["global"]
+    assert 1e-3 < change.new < 2 / top
+    assert findings.curvature.typical == pytest.approx(findings.start.typical), "a quadratic curves alike everywhere"
+
+
+def test_the_curvature_along_a_run_is_that_of_the_devices_own_rows() -> None:
+    """Least squares curve by the top eigenvalue of X'X/m, wherever; a device that is not measured does not count."""
+    built, _ = linear([30, 40, 50, 60, 70, 80, 90, 100, 110], 4, l2=0.3)
+    run = covey.run(built)
+    probe = Probe(built, run.trained)
+    xs = [built.data.x[built.data.train.held(device)].numpy() for device in range(9)]
+    tops = [float(np.linalg.eigvalsh(x.T @ x / len(x))[-1]) + 0.3 for x in xs]
+    measured = probe.measure(run.w)
+    chosen = torch.linspace(0, 8, 8).round().long().tolist()
+    assert measured.typical == pytest.approx(float(torch.tensor([tops[d] for d in chosen]).median()), rel=1e-6)
+    two = probe.measure(torch.zeros(2, 4, dtype=torch.float64), torch.tensor([8, 0]))
+    assert (two.typical, two.high) == pytest.approx((min(tops[0], tops[8]), np.quantile([tops[0], tops[8]], 0.9)), rel=1e-6)
+    assert probe.measure(torch.full((1, 4), math.nan, dtype=torch.float64)) is None
+    assert probe.measure(torch.zeros(1, 4, dtype=torch.float64), torch.tensor([77])) is None
+
+
+def test_a_curvature_that_grows_makes_a_setting_unstable_that_was_stable_at_the_start() -> None:
+    """Along a run of the digits the curvature becomes several times that of the initial model."""
+    shards = covey.data.digits(devices=6, labels=2)
+    built = Experiment(FedAvg(lr=0.05), shards, covey.models.mlp(64, 16, 10), Tree.flat(6), 20)
+    findings = improve(built)
+    assert findings.trials[0].curvature.typical > 2 * findings.start.typical
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS.values(), ids=lambda kind: kind.__name__)
+def test_every_algorithm_has_steps_or_a_reason_why_not(kind: type[Algorithm]) -> None:
+    if kind is Nested:
+        assert kind in levers.WITHOUT
+        return
+    algorithm = kind()
+    assert bool(levers.steps(algorithm)) != (kind in levers.WITHOUT)
+    curved = Curvature(7.0, 10.0)
+    for step in levers.steps(algorithm):
+        safe = replace(algorithm, **{step.field: step.safe(algorithm, curved)})
+        assert step.product(safe, curved) == pytest.approx(min(1.0, 1.5 * (step.tie(safe) + 7) / (step.tie(safe) + 10)))
+    for proposal in [*levers.moves(algorithm, algorithm, curved), *levers.ties(algorithm, algorithm, curved)]:
+        assert replace(algorithm, **proposal.values) != algorithm
+        assert proposal.values.keys() == proposal.reasons.keys()
+
+
+def test_what_is_proposed_converges_on_quadratics_of_the_measured_curvature() -> None:
+    """One round of the proposed setting brings the error down at L, by the closed form of `advise`."""
+    curved = Curvature(7.0, 7.0)
+    pfedme = PFedMe(lam=15, lr=0.005, personal_lr=0.09)
+    for slow in (pfedme, SFedHP(lam1=25, lam2=25, lr1=0.5), PerMFL(lam=0.5, lr=0.01, edge_lr=0.03)):
+        proposals = [*levers.moves(slow, slow, curved), *levers.ties(slow, slow, curved)]
+        assert proposals
+        for proposal in proposals:
+            changed: Any = replace(slow, **proposal.values)
+            changed = replace(changed, **{step.field: step.safe(changed, curved) for step in levers.steps(changed)})
+            numbers = about(advise(changed, smoothness=7.0, exact=True), "one round").numbers
+            assert abs(numbers["factor at L"]) < 0.9
+
+
+def test_an_unknown_algorithm_is_searched_by_the_names_of_its_fields() -> None:
+    @dataclass(frozen=True)
+    class Own(FedAvg):
+        head_lr: float = 0.1
+        decay: float = 0.0
+
+    assert [step.field for step in levers.steps(Own())] == ["lr", "head_lr"]
+    assert [step.field for step in levers.steps(PerMFL(lr=[0.1, 0.2]))] == []
+
+
+LATER = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes a minute: make test-all")
+ALWAYS = (Clustered, FedMac, PFedBayes, Scaffold, FedRep)
+KINDS = [pytest.param(kind, marks=() if kind in ALWAYS else LATER) for kind in ALGORITHMS.values() if kind is not Nested]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_algorithm_can_be_advised(kind: type[Algorithm]) -> None:
+    """On a tree with sampling, held-out devices, a cut and two rounds."""
+    algorithm: Any = kind()
+    shards = covey.data.digits(devices=6, labels=3)
+    tree = Tree.grouped([3, 3])
+    if len(algorithm.tiers()) == 2 and not algorithm.any_depth:
+        tree = Tree.flat(6)
+    private = "head" if algorithm.splits else ()
+    built = Experiment(algorithm, shards, covey.models.linear(64, 10), tree, 2, private=private, holdout_devices=1)
+    if hasattr(algorithm, "sample") and not algorithm.splits:
+        built = replace(built, algorithm=replace(algorithm, sample=0.5))
+    if algorithm.splits:
+        built = replace(built, model=covey.models.mlp(64, 4, 10))
+    findings = improve(built)
+    if kind in levers.WITHOUT:
+        assert findings.nothing == levers.WITHOUT[kind]
+        return
+    assert findings.rounds == 2
+    assert {"personal", "global", "edge"} & findings.given.figures.keys()
+    for change in findings.changes:
+        assert getattr(findings.advised.algorithm, change.field) == change.new != change.old
+        assert change.reason

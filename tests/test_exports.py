@@ -15,7 +15,7 @@ from covey import Algorithm, algorithms
 from covey.codecs import CODECS
 
 ROOT = Path(covey.__file__).parent
-PACKAGES = ["covey", "covey.algorithms", "covey.codecs", "covey.data", "covey.models", "covey.wireless"]
+PACKAGES = ["covey", "covey.advice", "covey.algorithms", "covey.codecs", "covey.data", "covey.models", "covey.wireless"]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -100,12 +100,11 @@ def outside(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"covey", "__future__"}
 
 
-ABOVE = ("__init__", "__main__", "advice", "load")  # advice knows every algorithm's theorems; load opens what the command wrote
+ABOVE = ("__init__", "__main__", "load")  # load opens what the command wrote
 KERNEL = [path for path in sorted(ROOT.glob("*.py")) if path.stem not in ABOVE]
 LIBRARY = [
     *KERNEL,
-    ROOT / "advice.py",
-    *(path for folder in ("algorithms", "codecs", "models", "data", "wireless") for path in files(folder)),
+    *(path for folder in ("advice", "algorithms", "codecs", "models", "data", "wireless") for path in files(folder)),
 ]
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +19,11 @@ from rich.markup import escape
 from rich.table import Table
 
 import covey
-from covey import advice, native
+from covey import native
 from covey.advice import Advice
 from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
+from covey.cli.advise import advise, print_advice, quick
 from covey.cli.config import SECTIONS, Config, defaults, explain, load
 from covey.cli.folder import environment
 from covey.cli.plan import plan
@@ -32,7 +32,6 @@ from covey.cli.registry import Entry
 from covey.cli.words import AsJson, What, split
 from covey.data import inventory
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
-from covey.experiment import Experiment
 from covey.run import Run
 
 EXIT_CODES = {
@@ -121,7 +120,7 @@ def run(
         folder, summary = resume(resume_from, changes, console, sys.argv)
     else:
         config = _load(console, path, changes)
-        forced = _refuse(console, _advice(config.experiment(config.seed)), force)
+        forced = _refuse(console, quick(config.experiment(config.seed)), force)
         folder, summary = start(config, out, console, sys.argv)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
@@ -166,37 +165,8 @@ def personalize(
     show.newcomer(Console(soft_wrap=True), done)
 
 
-@app.command(epilog=_EPILOG)
-def advise(
-    what: What = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Estimate the smoothness L of the data loss (Lanczos).")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Check step sizes and penalties against the theorems, without running anything.
-
-    Examples:
-
-      covey advise examples/permfl.toml
-
-      covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05 --measure
-    """
-    path, changes = split(what)
-    config = load(path, changes)
-    experiment = config.experiment(config.seed)
-    level = advice.smoothness(experiment) if measure else None
-    found = _advice(experiment, smoothness=level)
-    if as_json:
-        print(json.dumps({"smoothness": level, "advice": [asdict(item) for item in found]}))
-    else:
-        console = Console(soft_wrap=True)
-        if level is not None:
-            console.print(f"L of the data loss at the initial model, largest over devices: {level:.4g}", highlight=False)
-        _print_advice(console, found)
-    if any(item.level == "error" for item in found):
-        raise typer.Exit(2)
-
-
 app.command(epilog=_EPILOG)(plan)
+app.command(epilog=_EPILOG)(advise)
 
 
 @app.command(name="list", epilog=_EPILOG)
@@ -317,28 +287,15 @@ def _load(console: Console, path: Path | None, changes: list[str]) -> Config:
     return config
 
 
-def _advice(experiment: Experiment, *, smoothness: float | None = None) -> list[Advice]:
-    """The advice for an experiment, which knows how many examples its devices have."""
-    sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
-    fewest = min(sizes, default=None)
-    return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)
-
-
 def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
     """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
     errors = [item for item in found if item.level == "error"]
-    _print_advice(console, [item for item in found if item.level == "warning"])
+    print_advice(console, [item for item in found if item.level == "warning"])
     if errors and not force:
         texts = " ".join(item.text for item in errors)
         raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
-    _print_advice(console, errors)
+    print_advice(console, errors)
     return bool(errors)
-
-
-def _print_advice(console: Console, found: list[Advice]) -> None:
-    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-    for item in found:
-        console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
 
 
 def _more(kind: Kind, entry: Entry) -> dict[str, str]:

@@ -431,18 +431,6 @@ def test_nothing_in_brackets_is_swallowed_by_help() -> None:
     assert seen
 
 
-def test_advise() -> None:
-    good = covey("advise", *SMALL, "--json")
-    assert good.code == 0
-    assert {"level", "about", "text", "numbers"} == set(json.loads(good.out)["advice"][0])
-    bad = covey("advise", "algorithm.name=pfedme", "algorithm.lam=30", "algorithm.personal_lr=0.09", "--json")
-    assert bad.code == 2
-    assert json.loads(bad.out)["advice"][0]["level"] == "error"
-    measured = covey("advise", *SMALL, "--measure", "--json")
-    assert json.loads(measured.out)["smoothness"] > 0
-    assert "personal_lr*lam" in covey("advise", "algorithm.name=pfedme", "algorithm.lam=30", "algorithm.personal_lr=0.09").out
-
-
 def test_completion_for_bash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     ended = covey("--show-completion", "bash")

@@ -18,10 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from covey import draws
 from covey.algorithm import Algorithm, PerNode
 from covey.algorithms import (
     AL2GD,
@@ -54,9 +51,6 @@ from covey.algorithms import (
     SFedHP,
 )
 from covey.errors import ConfigError
-from covey.experiment import Experiment
-from covey.replies import Rows
-from covey.task import Task
 
 Vector = npt.NDArray[np.float64]
 Excess = Callable[[Vector], Vector]
@@ -141,59 +135,6 @@ def advise(
         rule = "its fields are so large or so small that a round's factor is no number"
         raise ConfigError(f"{name}: {rule}; choose others.") from error
     return sorted(found, key=lambda advice: ("error", "warning", "note").index(advice.level))
-
-
-def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | None = None) -> float:
-    """The largest curvature of any device's training loss, l2 included, at the initial row or `at` ([P], or [devices, P]).
-
-    Lanczos' form of the power iteration, on all devices at once, in float64: as many products with the Hessian as plain power
-    iterations, but exact for up to `iterations` different eigenvalues. It is the curvature at one point, for full batches;
-    further on, or on a mini-batch, it may be larger.
-    """
-    e = experiment
-    shards = e.data.paper() if e.protocol == "paper" else e.data
-    task = Task(e.model, shards, loss=e.loss, private=e.private, dtype=torch.float64, device=e.device)
-    ids = torch.arange(shards.devices)
-    row = task.space.initial(e.seed) if at is None else at
-    x = row.to(task.device, torch.float64).expand(len(ids), task.space.width)
-    v = draws.normal(draws.key(e.seed, "smoothness"), ids, task.space.width).to(task.device)
-    with torch.enable_grad():
-        inside = _lanczos(lambda v: _hessian_product(task, x, v, ids), v, min(iterations, task.space.width))
-    return float((torch.linalg.eigvalsh(inside) + e.l2).abs().max())
-
-
-def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
-    """H v of each row's training loss, as the gradient of <gradient, v>.
-
-    Not as a difference of gradients: where one of a network's many ReLUs switches within the step, that is far too large.
-    """
-    out, counts = torch.zeros_like(x), task.counts("train", ids).to(x)
-    for rows, batch in task.blocks("train", ids):
-        here = torch.arange(len(ids), device=x.device) if rows is None else rows.to(x.device)
-        leaf = x[here].requires_grad_()
-        assert batch.weight is not None
-        losses = task.losses(task.forward([slot.view(leaf) for slot in task.space.slots], batch.x), batch.y)
-        total = ((losses * batch.weight).sum(1) / counts[here]).sum()
-        (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
-        if gradient.requires_grad:  # a loss linear in the parameters has no curvature
-            out[here] += torch.autograd.grad(gradient, leaf, v[here])[0]
-    return out
-
-
-def _lanczos(product: Callable[[Rows], Rows], v: Rows, iterations: int) -> Tensor:
-    """The tridiagonal matrices [n, k, k] of k steps, whose extreme eigenvalues are those of each row's operator."""
-    inside = v.new_zeros(len(v), iterations, iterations)
-    before, v, beta = torch.zeros_like(v), v / v.norm(dim=1, keepdim=True), v.new_zeros(len(v), 1)
-    for k in range(iterations):
-        rest = product(v) - beta * before
-        inside[:, k, k] = alpha = (rest * v).sum(1)
-        rest = rest - alpha[:, None] * v
-        beta = rest.norm(dim=1, keepdim=True)
-        beta = torch.where(beta > 1e-8 * alpha.abs()[:, None], beta, 0.0)  # below it is rounding: the space is used up
-        before, v = v, torch.where(beta > 0, rest / beta, 0.0)
-        if k + 1 < iterations:
-            inside[:, k, k + 1] = inside[:, k + 1, k] = beta[:, 0]
-    return inside
 
 
 def _inner(

@@ -1,0 +1,226 @@
+"""`covey advise`: better steps and penalties for a file, measured and tried; the theorems on demand."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from covey import advice
+from covey.advice import Advice, Curvature, Findings, Trial
+from covey.algorithm import Algorithm
+from covey.cli import edit
+from covey.cli.config import load
+from covey.cli.words import AsJson, What, split
+from covey.errors import ConfigError
+from covey.experiment import Experiment
+
+
+def advise(
+    what: What = None,
+    write: Annotated[bool, typer.Option("--write", help="Make the changes in the file; its comments and order stay.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Run nothing: only say what is certain or likely to fail.")] = False,
+    theory: Annotated[bool, typer.Option("--theory", help="Also hold the file against the theorems' conditions.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Accepted as before: measuring is now the default.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which step sizes and penalties to change, and why: one line per change.
+
+    Runs a few rounds of the file and measures the curvature of the loss.
+    Tries the steps and penalties that the curvature suggests, and advises what
+    does better on validation data, never on test data. On the digits this takes
+    less than 10 s; else about as long as 150 rounds of the file.
+
+    Examples:
+
+      covey advise examples/permfl.toml
+
+      covey advise my.toml --write                    change the file
+
+      covey advise my.toml --fast --theory            the theorems' conditions alone, nothing is run
+
+      covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05
+    """
+    path, changes = split(what)
+    if write:
+        _check_writable(path, changes, fast)
+    if fast and measure:
+        raise ConfigError("--fast measures nothing and --measure asks for it; give one of them.")
+    config = load(path, changes)
+    experiment = config.experiment(config.seed)
+    console = Console(stderr=as_json, soft_wrap=True)
+    began = time.monotonic()
+    findings = Findings(nothing="--fast tries nothing")
+    if not fast:
+        findings = _searched(experiment)
+    seconds = time.monotonic() - began
+    if write and path is not None and findings.changes:
+        values = {change.field: change.new for change in findings.changes}
+        edit.rewrite(path, edit.edited(_text(path), "algorithm", values))
+    smoothness = None if findings.curvature is None else findings.curvature.typical
+    theorems = quick(experiment, smoothness=smoothness)
+    if as_json:
+        print(json.dumps(_as_dict(findings, theorems, seconds, path if write and findings.changes else None)))
+    else:
+        _show(console, findings, experiment.rounds, seconds)
+        _show_end(console, findings, path, write)
+        print_advice(console, theorems if theory else _serious(quick(experiment)))
+    advised = experiment.algorithm
+    if write and findings.advised is not None:
+        advised = findings.advised.algorithm
+    if _certain(experiment, advised):
+        raise typer.Exit(2)
+
+
+def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Advice]:
+    """The theorems' advice for an experiment, which knows how many examples its devices have."""
+    sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
+    fewest = min(sizes, default=None)
+    return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)
+
+
+def print_advice(console: Console, items: list[Advice]) -> None:
+    """One line for each."""
+    colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+    for item in items:
+        console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
+
+
+def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
+    """Refuse a --write that has no file of the user's own to change, before anything is run."""
+    if path is None:
+        raise ConfigError("--write changes a file, but none was given: covey advise my.toml --write.")
+    with resources.as_file(resources.files("covey.cli").joinpath("demo.toml")) as demo:
+        if path.exists() and path.resolve() == demo.resolve():
+            raise ConfigError(f"{path} is the demo that covey ships; copy it and advise the copy: cp {path} my.toml.")
+    if changes:
+        listed = " ".join(changes)
+        raise ConfigError(f"--write changes {path}, which does not say {listed}; write that into the file first.")
+    if fast:
+        raise ConfigError("--fast tries nothing, so that --write has nothing to write; leave out one of them.")
+
+
+def _text(path: Path) -> str:
+    """The file with its line endings as they are."""
+    with open(path, newline="") as file:
+        return file.read()
+
+
+def _searched(experiment: Experiment) -> Findings:
+    """The search, with what is tried shown on a terminal."""
+    console = Console(stderr=True)
+    with console.status("measuring the curvature") as status:
+        return advice.improve(experiment, told=lambda text: status.update(f"trying {escape(text)}"))
+
+
+def _serious(items: list[Advice]) -> list[Advice]:
+    return [item for item in items if item.level != "note"]
+
+
+def _certain(experiment: Experiment, algorithm: Algorithm) -> bool:
+    """Whether a setting is certain to diverge."""
+    changed = replace(experiment, algorithm=algorithm)
+    return any(item.level == "error" for item in quick(changed))
+
+
+def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> None:
+    """The curvature, the changes, and what they come to."""
+    if findings.given is None or findings.advised is None or findings.start is None:
+        console.print(f"no change is advised: {escape(findings.nothing)}", highlight=False)
+        return
+    along = findings.advised.curvature
+    start = findings.start.typical
+    console.print(
+        f"curvature of the data loss (median device): L = {start:.2g} at the start, {along.typical:.2g} along the rounds tried",
+        highlight=False,
+    )
+    for change in findings.changes:
+        console.print(escape(str(change)), highlight=False)
+    length = f"{findings.rounds} of {rounds} rounds"
+    if not findings.changes:
+        console.print(f"nothing to change{_because(findings)}", highlight=False)
+        figures = ", ".join(f"{name} {_figure(value, findings)}" for name, value in findings.given.figures.items())
+        console.print(f"tried {length}, {findings.part}: {figures}", highlight=False)
+    else:
+        console.print(f"tried {length}, {findings.part}: {_compared(findings)}", highlight=False)
+    more = findings.advised.bytes / max(findings.given.bytes, 1)
+    if findings.changes and findings.given.bytes and not 0.95 < more < 1.05:
+        console.print(f"it sends {more:.2g} times as many bytes as before", highlight=False)
+    if findings.part == "train":
+        console.print("no device has validation examples: judged on training data, which overfitting flatters", highlight=False)
+    console.print(f"{len(findings.trials)} settings tried in {seconds:.1f} s", highlight=False)
+
+
+def _because(findings: Findings) -> str:
+    return f": {findings.nothing}" if findings.nothing else ""
+
+
+def _show_end(console: Console, findings: Findings, path: Path | None, write: bool) -> None:
+    """What has become of the file."""
+    if not findings.changes or path is None:
+        return
+    if write:
+        console.print(f"{escape(str(path))} is changed", highlight=False)
+        return
+    console.print(f"the file is unchanged; to change it: covey advise {escape(str(path))} --write", highlight=False)
+
+
+def _compared(findings: Findings) -> str:
+    """Every judged model before and after."""
+    assert findings.given is not None
+    assert findings.advised is not None
+    before = findings.given.figures
+    parts = []
+    for name, value in findings.advised.figures.items():
+        old = _figure(before[name], findings, unit=False) if name in before else "diverged"
+        parts.append(f"{name} {old} -> {_figure(value, findings)}")
+    return ", ".join(parts)
+
+
+def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
+    if not findings.classifies:
+        return f"loss {value:.4g}" if unit else f"{value:.4g}"
+    return f"{value:.1f} %" if unit else f"{value:.1f}"
+
+
+def _as_dict(findings: Findings, theorems: list[Advice], seconds: float, written: Path | None) -> dict[str, Any]:
+    """Everything, as JSON can hold it; `advice` has the theorems."""
+    curvature = findings.curvature
+    return {
+        "smoothness": None if curvature is None else curvature.typical,
+        "curvature": {"start": _plain(findings.start), "along": _plain(curvature)},
+        "changes": [{**asdict(change), "field": f"algorithm.{change.field}"} for change in findings.changes],
+        "nothing": findings.nothing,
+        "part": findings.part,
+        "rounds": findings.rounds,
+        "given": _trial(findings.given),
+        "advised": _trial(findings.advised),
+        "trial_rounds": findings.trial_rounds,
+        "trials": [_trial(trial) for trial in findings.trials],
+        "seconds": seconds,
+        "written": None if written is None else str(written),
+        "advice": [asdict(item) for item in theorems],
+    }
+
+
+def _plain(curvature: Curvature | None) -> dict[str, float] | None:
+    return None if curvature is None else asdict(curvature)
+
+
+def _trial(trial: Trial | None) -> dict[str, Any] | None:
+    if trial is None:
+        return None
+    return {
+        "algorithm": {name: value for name, value in vars(trial.algorithm).items() if isinstance(value, int | float | str)},
+        "figures": trial.figures,
+        "diverged": trial.diverged,
+        "curvature": asdict(trial.curvature),
+        "bytes": trial.bytes,
+    }
