@@ -61,11 +61,7 @@ def test_without_a_terminal_every_round_is_a_plain_line(tmp_path: Path) -> None:
 def test_the_table_shows_what_the_summary_holds(undisturbed: Path) -> None:
     out = covey("run", "--resume", undisturbed).out
     summary = json.loads((undisturbed / "summary.json").read_text())
-    table = out.split("\nmodel ")[1]
-    rows: dict[str, list[str]] = {}
-    for line in table.splitlines():
-        if line:
-            rows.setdefault(line.split()[0], line.split())  # the first: later lines begin with a model's name too
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
     for model in summary["models"]:
         assert rows[model["model"]][2].rstrip("s") == model["tier"]
         assert rows[model["model"]][3] == f"{100 * model['accuracy']['mean']:.2f}"
