@@ -67,7 +67,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    _print_whole(console, _models(summary))
+    console.print(_models(summary))
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -77,23 +77,13 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
-        _print_whole(console, _links(summary))
+        console.print(_links(summary))
     if summary.radio is not None:
         _radio(console, summary.radio)
     if summary.spent:
         total = sum(summary.spent.values())
         shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items())
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
-
-
-def _print_whole(console: Console, rows: Table) -> None:
-    """Print a table with every figure whole: rich cuts cells to the width, which is 80 where nobody looks."""
-    width = console.width
-    console.width = max(width, console.measure(rows, options=console.options.update(max_width=1000)).maximum)
-    try:
-        console.print(rows)
-    finally:
-        console.width = width
 
 
 def _classifies(summary: Summary) -> bool:

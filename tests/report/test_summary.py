@@ -120,15 +120,6 @@ def test_the_table_of_regression_without_errors_has_the_loss() -> None:
     assert ["global", "1", "server", "1", "50.00"] in rows
 
 
-def test_a_narrow_console_cuts_no_figure() -> None:
-    outs = []
-    for width in (60, 200):
-        outs.append(io.StringIO())
-        show.table(Console(file=outs[-1], width=width, soft_wrap=True), summarise([FIRST, SECOND]))
-    assert "…" not in outs[0].getvalue()
-    assert outs[0].getvalue() == outs[1].getvalue()
-
-
 def test_the_virtual_clock_of_two_seeds() -> None:
     first = [
         replace(record(k, validation=0.5, test=0.5), radio=Aired(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}))
