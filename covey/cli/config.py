@@ -162,6 +162,11 @@ class Config(BaseModel):
             **self._training(seed),
         )
 
+    def like(self, shards: Shards, seed: int) -> Experiment:
+        """The same learning on the data of one new device."""
+        algorithm, model = _make("algorithm", self.algorithm), _model(self.model, shards, seed)
+        return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **self._training(seed))
+
     def _shards(self, seed: int) -> Shards:
         """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
         if self.loss not in ("squared_error", "mse"):
@@ -173,11 +178,6 @@ class Config(BaseModel):
             table["regression"] = True
         made: Shards = _make("data", table, seed=seed)
         return made.numbers()
-
-    def like(self, shards: Shards, seed: int) -> Experiment:
-        """The same learning on the data of one new device."""
-        algorithm, model = _make("algorithm", self.algorithm), _model(self.model, shards, seed)
-        return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **self._training(seed))
 
     def _training(self, seed: int) -> dict[str, Any]:
         """What decides how a device learns from its data."""
