@@ -90,10 +90,6 @@ def _classifies(summary: Summary) -> bool:
     return any(m.accuracy is not None for m in summary.models)
 
 
-def _predicts_numbers(summary: Summary) -> bool:
-    return any(m.rmse is not None for m in summary.models)
-
-
 def _models(summary: Summary) -> Table:
     """One row per model. A column that says the same as the first of its kind, or nothing, is left out."""
     models = summary.models
@@ -211,6 +207,10 @@ def _one_per_tier(record: Round) -> list[str]:
         if model.tier not in found or name in ("personal", "new_personal"):
             found[model.tier] = name
     return list(found.values())
+
+
+def _predicts_numbers(summary: Summary) -> bool:
+    return any(m.rmse is not None for m in summary.models)
 
 
 def _plain(figure: Figure | None) -> str:
