@@ -1,4 +1,4 @@
-"""Every example file runs, leaves what a run folder promises, can be repeated from it to the last bit, and is worth its rounds."""
+"""Every example file runs, leaves what a run folder promises, can be repeated to the last bit, and is worth its rounds."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ from tests.cli.command import covey as command
 
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.history.jsonl",
-    "models", "summary.json", "plot.png", "data.json", ".lock",
+    "models", "summary.json", "plot.png", "data.json", "devices.csv", ".lock",
 }  # fmt: skip
 
 
