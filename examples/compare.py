@@ -66,8 +66,8 @@ def train() -> dict[str, Any]:
                 _add(figures, run.history, model)
             out.setdefault(f"{name} MB", []).append(_megabytes(run.history, "server"))
             out.setdefault(f"{name} device MB", []).append(_megabytes(run.history, ""))
-            if (name, seed) == ("sFedHP", 0):
-                out["tree"] = _tree(run)
+            if seed == 0:
+                out[f"{name} devices"] = _devices(run)
     out["rounds"] = [record.round + 1 for record in run.history if record.models]
     return out
 
@@ -87,7 +87,7 @@ def _megabytes(history: list[covey.Round], start: str) -> float:
     return sum(record.bytes(link) for record in history for link in links) / 1e6
 
 
-def _tree(run: covey.Run) -> list[list[dict[str, float]]]:
+def _devices(run: covey.Run) -> list[list[dict[str, float]]]:
     """Edge by edge, every device's test accuracy in percent in the last round with the model of each tier."""
     edges: dict[str | None, dict[str, dict[str, float]]] = {}
     for score in run.devices():
@@ -111,19 +111,22 @@ def table(data: dict[str, Any]) -> None:
 
 def picture(data: dict[str, Any], path: Path) -> None:
     """The tree of seed 0 with its models, accuracy by round, the worst-served devices and the bytes."""
-    figure = plt.figure(figsize=(12.5, 4.9))
-    draw_tree(figure.add_axes((0.005, 0.0, 0.36, 0.93)), data["tree"])
-    axes = figure.add_axes((0.415, 0.11, 0.235, 0.78))
+    figure = plt.figure(figsize=(12.5, 5.0))
+    draw_tree(figure.add_axes((0.005, 0.01, 0.345, 0.92)), data)
+    axes = figure.add_axes((0.395, 0.11, 0.215, 0.79))
     drawn = [_line(data, method, model) for method, model in SHOWN]
     plot(axes, drawn, size=10)
     axes.set(xlabel="round", ylim=(84, 100))
     axes.tick_params(colors=SOFT, labelsize=9.5)
     axes.grid(axis="y", color="#e8ebee", lw=0.8)
-    bars(figure.add_axes((0.865, 0.11, 0.125, 0.66)), data)
+    bars(figure.add_axes((0.888, 0.24, 0.1, 0.65)), data)
+    megabytes = [float(np.mean(data[f"{method} MB"])) for method in ("sFedHP", "FedAvg")]
+    text = f"MB through the server: sFedHP {megabytes[0]:.0f},\nFedAvg and FineTune {megabytes[1]:.0f}"
+    figure.text(0.775, 0.115, text, fontsize=10.5, color=INK, linespacing=1.4)
     titles = (
-        (0.012, "a model at every tier (seed 0, %)"),
-        (0.39, "test accuracy in %, 5 seeds"),
-        (0.80, "worst 10 % of devices"),
+        (0.012, "a model at every tier (seed 0)"),
+        (0.37, "test accuracy in %, five seeds"),
+        (0.775, "worst 10 % of devices, in %"),
     )
     for x, title in titles:
         figure.text(x, 0.945, title, fontsize=12, color=INK, weight="bold")
@@ -136,28 +139,41 @@ def _line(data: dict[str, Any], method: str, model: str) -> Line:
     return Line(f"{method} {model}", COLOURS[TIERS[model]], style, data["rounds"], values)
 
 
-def draw_tree(axes: Axes, edges: list[list[dict[str, float]]]) -> None:
-    """Server, edges, devices; each with the accuracy of its model on the devices below it."""
-    axes.set(xlim=(-0.7, len(edges) - 0.3), ylim=(-0.4, 6.6), aspect="equal")
+def draw_tree(axes: Axes, data: dict[str, Any]) -> None:
+    """Server, edges, devices, each with the accuracy of its model; below, the same devices as others serve them."""
+    edges = data["sFedHP devices"]
+    everybody = [device for devices in edges for device in devices]
+    axes.set(xlim=(-0.6, len(edges) - 0.4), ylim=(-0.4, 10.4), aspect="equal")
     axes.axis("off")
     middle = (len(edges) - 1) / 2
     for x, devices in enumerate(edges):
-        axes.plot([middle, x], [5.6, 3.9], color=RULE, lw=1.2, zorder=1)
-        axes.plot([x, x], [3.9, 2.6], color=RULE, lw=1.2, zorder=1)
-        _node(axes, x, 3.9, 0.43, COLOURS["edge"], _mean(devices, "edge"), 9.5)
-        for k, device in enumerate(devices):
-            corner = (x - 0.45 + 0.3 * (k % 3), 2.2 - 0.3 * (k // 3))
-            shade = 0.12 + 0.88 * max(0.0, device["personal"] - 50) / 50
-            axes.add_patch(Rectangle(corner, 0.26, 0.26, fc=COLOURS["device"], alpha=shade, ec="none", zorder=2))
+        axes.plot([middle, x], [9.5, 7.6], color=RULE, lw=1.2, zorder=1)
+        axes.plot([x, x], [7.6, 6.3], color=RULE, lw=1.2, zorder=1)
+        _node(axes, x, 7.6, 0.43, COLOURS["edge"], _mean(devices, "edge"), 9.5)
+    _node(axes, middle, 9.5, 0.65, COLOURS["server"], _mean(everybody, "global"), 13)
+    axes.text(-0.5, 9.7, f"server: {_mean(everybody, 'global'):.1f} %", fontsize=10.5, color=COLOURS["server"])
+    axes.text(-0.5, 8.7, f"edges: {_mean(everybody, 'edge'):.1f} %", fontsize=10.5, color=COLOURS["edge"])
+    columns = [x for x, devices in enumerate(edges) for _ in devices]
+    _rows(axes, 5.4, columns, edges, "personal", "devices, a model each")
+    _rows(axes, 2.9, columns, data["FedAvg devices"], "global", "the same devices with FedAvg's one model")
+    _rows(axes, 0.4, columns, data["Local devices"], "personal", "each device alone")
+
+
+def _rows(axes: Axes, top: float, columns: list[int], edges: list[list[dict[str, float]]], model: str, text: str) -> None:
+    """Every device as a square below its edge, the paler the lower its accuracy; white is half right, or less."""
+    colour = COLOURS[TIERS[model]]
+    size = 0.31
     everybody = [device for devices in edges for device in devices]
-    _node(axes, middle, 5.6, 0.62, COLOURS["server"], _mean(everybody, "global"), 13)
-    texts = (
-        (5.75, "server", f"one model, {_mean(everybody, 'global'):.1f}"),
-        (4.75, "edges", f"{_mean(everybody, 'edge'):.1f}"),
-        (0.65, "devices", f"a model each, {_mean(everybody, 'personal'):.1f}; pale: less"),
-    )
-    for (y, tier, text), colour in zip(texts, COLOURS.values(), strict=True):
-        axes.text(-0.6, y, f"{tier}: {text}", fontsize=10.5, color=colour, va="center")
+    for k, (column, device) in enumerate(zip(columns, everybody, strict=True)):
+        place = k - columns.index(column)
+        x = column - 0.47 + size * (place % 3)
+        y = top + size * (1 - place // 3)
+        shade = max(0.0, device[model] - 50) / 50
+        square = Rectangle((x, y), 0.85 * size, 0.85 * size, fc=colour, alpha=shade, ec="none", zorder=2)
+        frame = Rectangle((x, y), 0.85 * size, 0.85 * size, fc="none", ec=colour, lw=0.5, zorder=3)
+        axes.add_patch(square)
+        axes.add_patch(frame)
+    axes.text(-0.5, top - 0.75, f"{text}: {_mean(everybody, model):.1f} %", fontsize=10.5, color=colour)
 
 
 def _mean(devices: list[dict[str, float]], model: str) -> float:
@@ -171,7 +187,7 @@ def _node(axes: Axes, x: float, y: float, radius: float, colour: str, value: flo
 
 
 def bars(axes: Axes, data: dict[str, Any]) -> None:
-    """Mean accuracy of the worst tenth in the last round, and what the server's links carried."""
+    """The mean accuracy of the worst-served tenth in the last round."""
     for k, (method, model) in enumerate(SHOWN):
         values = data[f"{method} {model}"]["worst"]
         mean = float(np.mean(values))
@@ -181,9 +197,6 @@ def bars(axes: Axes, data: dict[str, Any]) -> None:
         axes.text(mean + 2, -k, f"{mean:.0f}", va="center", fontsize=10, color=INK)
     axes.set(xlim=(0, 100), xticks=[], yticks=[])
     axes.spines[["top", "right", "bottom"]].set_visible(False)
-    megabytes = {method: float(np.mean(data[f"{method} MB"])) for method in METHODS}
-    text = f"through the server: sFedHP {megabytes['sFedHP']:.0f} MB,\nFedAvg and FineTune {megabytes['FedAvg']:.0f} MB"
-    axes.text(-115, -6.1, text, fontsize=10, color=SOFT, va="top")
 
 
 def main() -> None:

@@ -128,7 +128,8 @@ def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float
     ordered = sorted(drawn, key=lambda line: line.end)
     heights = _apart([(line.end - low) / (high - low) for line in ordered])
     for line, height in zip(ordered, heights, strict=True):
-        text = f"{line.end:.4g}  {line.label}"
+        value = f"{line.end:.1f}" if percent else f"{line.end:.4g}"
+        text = f"{value}  {line.label}"
         axes.text(1.02, height, text, transform=axes.transAxes, color=line.colour, fontsize=size, va="center")
 
 
