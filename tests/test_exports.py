@@ -77,6 +77,8 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
         "typer",
         "pydantic",
         "scipy",
+        "pyarrow",
+        "tomli_w",
         "grpc",
         "pandas",
         "sklearn",
@@ -100,11 +102,13 @@ def outside(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"covey", "__future__"}
 
 
-ABOVE = ("__init__", "__main__", "advice")  # advice knows every algorithm's theorems
+# advice knows every algorithm's theorems, load opens what the command wrote
+ABOVE = ("__init__", "__main__", "advice", "load")
 KERNEL = [path for path in sorted(ROOT.glob("*.py")) if path.stem not in ABOVE]
 LIBRARY = [
     *KERNEL,
     ROOT / "advice.py",
+    ROOT / "load.py",
     *(path for folder in ("algorithms", "codecs", "models", "data", "wireless") for path in files(folder)),
 ]
 
