@@ -175,8 +175,8 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
     ):
         if not mask.any():
             continue
-        if len(gain) <= _NAMED:
-            axes.bar(places[mask], gain[mask], color=colour, label=label)
+        if mask.sum() <= _NAMED:
+            axes.bar(places[mask], gain[mask], width=0.8 if len(gain) <= _NAMED else 1.0, color=colour, label=label)
         else:
             axes.fill_between(places[mask], 0, gain[mask], step="mid", color=colour, label=label, linewidth=0)
     axes.axhline(0, color="black", linewidth=0.8)
