@@ -17,7 +17,7 @@ from tests.cli.command import covey as command
 
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.history.jsonl",
-    "models", "summary.json", "plot.png", "data.json", "devices.csv", ".lock",
+    "models", "summary.json", "plot.png", "data.json", "devices.csv", "devices.png", ".lock",
 }  # fmt: skip
 
 
