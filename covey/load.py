@@ -36,6 +36,7 @@ from covey.task import Batch
 if TYPE_CHECKING:
     from covey.cli.config import Config
     from covey.cli.described import Described
+    from covey.report.summary import Summary
     from covey.runtimes.simulator import Simulator
 
 Array = npt.NDArray[Any]
@@ -118,14 +119,8 @@ class Loaded:
     def table(self) -> str:
         """What the command printed at the end, of this seed; of an unfinished run, up to here."""
         from covey.cli.show import text
-        from covey.report.compare import yardsticks
-        from covey.report.summary import summarise
 
-        self._need_scores()
-        algorithm = self.config.learner()
-        private = private_part(self.place / "checkpoint.safetensors")
-        summary = summarise([self.history], self.config.protocol, [self.devices()], algorithm, private)
-        return text(replace(summary, yardsticks=yardsticks(self._others(), self.config.protocol)))
+        return text(summary([self]))
 
     def _others(self) -> dict[str, list[list[Round]]]:
         """The rounds of the algorithms that ran beside this one, by method, as far as they were run."""
@@ -405,3 +400,23 @@ def _numbers(values: Any, name: str) -> Array:
         return array if array.dtype in (np.uint8, np.float32) else array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} are not numbers: {error}.") from error
+
+
+def summary(seeds: Sequence[Loaded]) -> Summary:
+    """What the seeds of a run have come to, beside the algorithms that ran with them."""
+    from covey.report.compare import yardsticks
+    from covey.report.summary import summarise
+
+    first = seeds[0]
+    for seed in seeds:
+        seed._need_scores()
+    histories = [seed.history for seed in seeds]
+    private = private_part(first.place / "checkpoint.safetensors")
+    devices = [seed.devices() for seed in seeds]
+    protocol = first.config.protocol
+    out = summarise(histories, protocol, devices, first.config.learner(), private)
+    others: dict[str, list[list[Round]]] = {}
+    for seed in seeds:
+        for method, rounds in seed._others().items():
+            others.setdefault(method, []).extend(rounds)
+    return replace(out, yardsticks=yardsticks(others, protocol))

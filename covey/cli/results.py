@@ -23,8 +23,7 @@ from covey.data.tables import Columns, Faults, Table
 from covey.data.unlabelled import unlabelled
 from covey.devices import DeviceScore
 from covey.errors import ConfigError
-from covey.load import Loaded, load
-from covey.report.summary import summarise
+from covey.load import Loaded, load, summary
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")]
 OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
@@ -44,20 +43,19 @@ def show_run(
       covey show runs/demo-sfedhp-1 --devices
     """
     seeds = _seeds(run)
-    scores = [seed.devices() for seed in seeds]
     if devices:
-        _show_devices(seeds, scores, as_json)
+        _show_devices(seeds, [seed.devices() for seed in seeds], as_json)
         return
-    summary = summarise([seed.history for seed in seeds], seeds[0].config.protocol, scores)
+    figures = summary(seeds)
     done, rounds = len(seeds[0].history), seeds[0].config.rounds
     if as_json:
-        facts = {"folder": str(run), "finished": done >= rounds, **summary.as_dict()}
+        facts = {"folder": str(run), "finished": done >= rounds, **figures.as_dict()}
         print(json.dumps(facts))
         return
     console = Console(soft_wrap=True)
     if done < rounds:
         console.print(f"{done} of {rounds} rounds; go on with: covey run --resume {run}", highlight=False)
-    show.table(console, summary)
+    show.table(console, figures)
 
 
 def predict(
@@ -118,37 +116,39 @@ def _show_devices(seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore
             if line.part == "test":
                 lines_of.setdefault((seed.seed, line.device), {})[line.model] = line
     own = seeds[0].snapshot().model
-    accuracy = seeds[0].classes is not None
-    order = sorted(lines_of, key=lambda key: _badness(lines_of[key].get(own), accuracy))
+    kind = "accuracy" if seeds[0].classes is not None else "loss"
+    if any(line.rmse is not None for by in lines_of.values() for line in by.values()):
+        kind = "rmse"
+    order = sorted(lines_of, key=lambda key: _badness(lines_of[key].get(own), kind))
     edges = any(line.edge is not None for by in lines_of.values() for line in by.values())
     heads = ["seed"] * (len(seeds) > 1) + ["device"] + ["edge"] * edges
     table = RichTable(box=None, pad_edge=False, header_style="bold")
     for head in heads:
         table.add_column(head, no_wrap=True)
-    unit = "%" if accuracy else "loss"
+    unit = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}[kind]
     for head in ("test examples", *(f"{name} {unit}" for name in models)):
         table.add_column(head, justify="right", no_wrap=True)
     for key in order:
         line = next(iter(lines_of[key].values()))
         words = [str(key[0])] * (len(seeds) > 1) + [escape(line.device)] + [escape(line.edge or "")] * edges
-        figures = [_figure(lines_of[key].get(name), accuracy) for name in models]
+        figures = [_figure(lines_of[key].get(name), kind) for name in models]
         table.add_row(*words, str(line.examples), *figures)
     show.print_wide(Console(soft_wrap=True), table)
 
 
-def _badness(line: DeviceScore | None, accuracy: bool) -> float:
+def _badness(line: DeviceScore | None, kind: str) -> float:
     """A number that is least for the device that does worst."""
-    figure = None if line is None else line.accuracy if accuracy else line.loss
+    figure: float | None = getattr(line, kind, None)
     if figure is None:
         return float("inf")
-    return figure if accuracy else -figure
+    return figure if kind == "accuracy" else -figure
 
 
-def _figure(line: DeviceScore | None, accuracy: bool) -> str:
-    figure = None if line is None else line.accuracy if accuracy else line.loss
+def _figure(line: DeviceScore | None, kind: str) -> str:
+    figure: float | None = getattr(line, kind, None)
     if figure is None:
         return "-"
-    return f"{100 * figure:.1f}" if accuracy else f"{figure:.4g}"
+    return f"{100 * figure:.1f}" if kind == "accuracy" else f"{figure:.4g}"
 
 
 def _examples(run: Loaded, file: Path, faults: Faults) -> Table:

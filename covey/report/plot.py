@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +105,9 @@ def colours(tiers: Iterable[str]) -> dict[str, str]:
     return {tier: COLOURS.get(tier) or extra[tier] for tier in names}
 
 
+_AXES = {"accuracy": "test accuracy (%)", "rmse": "test RMSE", "loss": "test loss"}
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Each device's figure with its own model and with the global one, worst first by its own; all seeds' devices."""
@@ -112,35 +116,40 @@ class Pairs:
     own: Values
     base: Values | None  # None where the run has one model alone
     names: list[str]
-    accuracy: bool  # in percent; else a loss, of which less is better
+    figure: Literal["accuracy", "rmse", "loss"]  # accuracy in percent; of the others less is better
 
     @property
     def gain(self) -> Values:
         """How much better each device is off with its own."""
         assert self.base is not None
         difference = self.own - self.base
-        return difference if self.accuracy else -difference
+        return difference if self.figure == "accuracy" else -difference
 
 
 def compare(devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = True) -> Pairs | None:
     """The figures of the most personal model, beside the global one if wanted, on test data; None: there are none."""
     lines = [(seed, line) for seed, scores in enumerate(devices) for line in scores if line.part == "test"]
-    accuracy = any(line.accuracy is not None for _, line in lines)
+    kind: Literal["accuracy", "rmse", "loss"] = "loss"
+    if any(line.accuracy is not None for _, line in lines):
+        kind = "accuracy"
+    elif any(line.rmse is not None for _, line in lines):
+        kind = "rmse"
+    scale = 100 if kind == "accuracy" else 1
     figures: dict[str, dict[tuple[int, str], float]] = {}
     for seed, line in lines:
-        figure = line.accuracy if accuracy else line.loss
-        if figure is not None:
-            figures.setdefault(line.model, {})[seed, line.device] = 100 * figure if accuracy else figure
+        value: float | None = getattr(line, kind)
+        if value is not None:
+            figures.setdefault(line.model, {})[seed, line.device] = scale * value
     model = next((name for name in ("personal", "edge", "global", *figures) if name in figures), None)
     if model is None:
         return None
     base = figures.get("global") if against_global and model != "global" else None
     keys = [key for key in figures[model] if base is None or key in base]
-    sign = 1 if accuracy else -1
+    sign = 1 if kind == "accuracy" else -1
     keys.sort(key=lambda key: (sign * figures[model][key], sign * (base or figures[model])[key]))
     own = np.array([figures[model][key] for key in keys])
     other = None if base is None else np.array([base[key] for key in keys])
-    return Pairs(model, own, other, [name for _, name in keys], accuracy)
+    return Pairs(model, own, other, [name for _, name in keys], kind)
 
 
 def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
@@ -161,8 +170,7 @@ def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
         axes.plot(places, pairs.own, color=COLOURS[tier], label=pairs.model, linewidth=2)
     if few and len(set(pairs.names)) == len(places):
         axes.set_xticks(places, pairs.names, rotation=90, fontsize=8)
-    figure = "test accuracy (%)" if pairs.accuracy else "test loss"
-    axes.set(xlabel=f"{len(places)} devices, worst first", ylabel=figure, title="how every device does")
+    axes.set(xlabel=f"{len(places)} devices, worst first", ylabel=_AXES[pairs.figure], title="how every device does")
 
 
 def _gains(axes: Axes, pairs: Pairs) -> None:
@@ -176,12 +184,12 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
     ):
         if not mask.any():
             continue
-        if mask.sum() <= _NAMED:
-            axes.bar(places[mask], gain[mask], width=0.8 if len(gain) <= _NAMED else 1.0, color=colour, label=label)
+        if len(gain) <= _NAMED:
+            axes.bar(places[mask], gain[mask], color=colour, label=label)
         else:
             axes.fill_between(places[mask], 0, gain[mask], step="mid", color=colour, label=label, linewidth=0)
     axes.axhline(0, color="black", linewidth=0.8)
-    unit = "points of accuracy" if pairs.accuracy else "loss"
+    unit = {"accuracy": "points of accuracy", "rmse": "RMSE", "loss": "loss"}[pairs.figure]
     equal = len(gain) - better - worse
     title = f"{pairs.model} against global" + (f"; {equal} equal" if equal else "")
     axes.set(xlabel=f"{len(gain)} devices, least gain first", ylabel=f"gain, in {unit}", title=title)

@@ -44,7 +44,8 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_show_prints_the_table_again(run: Path) -> None:
+def test_show_prints_the_table_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     before = contents(run)
     text = said(command("show", run))
     assert "3 rounds, 1 seed; test accuracy in %" in text
@@ -194,4 +195,4 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
     assert list(predicted[0]) == ["device", "prediction"]
     wanted = covey.load(tmp_path / "run").predict(x[:1], device="d0")
     assert float(predicted[0]["prediction"]) == pytest.approx(float(wanted[0]), rel=1e-5)
-    assert "personal loss" in said(command("show", tmp_path / "run", "--devices"))
+    assert "personal RMSE" in said(command("show", tmp_path / "run", "--devices"))

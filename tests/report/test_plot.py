@@ -168,9 +168,13 @@ def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -
     seed += [device("a", "personal", None, 1.0), device("b", "personal", None, 5.0), device("a", "personal", None, 9.0, "train")]
     pairs = compare([seed, seed])
     assert pairs is not None
-    assert not pairs.accuracy
+    assert pairs.figure == "loss"
     assert pairs.names == ["b", "b", "a", "a"]  # worst first
     assert pairs.gain.tolist() == [-1, -1, 3, 3]
+    errors = [replace(line, rmse=2 * (line.loss or 0.0)) for line in seed]
+    pairs = compare([errors])
+    assert pairs is not None
+    assert (pairs.figure, pairs.names, pairs.gain.tolist()) == ("rmse", ["b", "a"], [-2, 6])
     assert compare([[]]) is None
     assert devices_figure([CLASSES], "x", [[]]) is None
 
