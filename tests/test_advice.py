@@ -627,7 +627,7 @@ def test_plain_steps_of_pfedbayes_are_stable_from_the_number_of_examples_said(rh
 
 def test_pfedbayes_with_plain_steps_has_a_condition_and_with_adam_none() -> None:
     assert "no condition" in about(advise(PFedBayes()), "inner step").text
-    plain = about(advise(PFedBayes(method="gradient")), "inner step")
+    plain = about(advise(PFedBayes(method="gradient", zeta=10.0, lr=0.001, personal_lr=0.001)), "inner step")
     assert "no condition" not in plain.text
     assert plain.numbers["least n"] == pytest.approx(10 / plain.numbers["s"] ** 2 * 0.001 / 2)
     steep = about(advise(PFedBayes(method="gradient", personal_lr=0.5), smoothness=4.0), "inner step")

@@ -33,12 +33,12 @@ class PFedBayes(Algorithm):
     public code; with `restart` from what was sent. Both optimisers start anew in each round.
     """
 
-    zeta: float = 10.0
+    zeta: float = 1.0
     sample: Sample = None
     local_rounds: int = 20
     steps: int = 5
-    lr: float = 0.001
-    personal_lr: float = 0.001
+    lr: float = 0.003
+    personal_lr: float = 0.003
     beta: float = 1.0
     batch: int | None = 100
     rho: float = -3.0

@@ -83,7 +83,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "Pruned": {**PARTS, "personal_steps": 3, "probe_steps": 2, "ratio": 0.4, "@codec": "bitmap", "!prunes": True},
     "SFedHP": {"lam1": 2.0, "lam2": 3.0, "edge_rounds": 3, "steps": 3, "lr1": 0.4, "lr2": 0.2, "batch": 6},
     "DemLearn": {"levels": 3, "mu": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
-    "PFedBayes": {"local_rounds": 3, "steps": 2, "lr": 0.05, "personal_lr": 0.05, "batch": 6, "!noisy": True},
+    "PFedBayes": {"zeta": 10.0, "local_rounds": 3, "steps": 2, "lr": 0.05, "personal_lr": 0.05, "batch": 6, "!noisy": True},
     "PFedGP": {"steps": 2, "lr": 0.5, "batch": 8, "support": 9, "gibbs_steps": 1, "draws": 2, "predict_draws": 3, "!noisy": True},
     "Nested": {"levels": levels("edge")},
 }
