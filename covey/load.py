@@ -146,7 +146,12 @@ class Loaded:
         self._need_scores()
         if not self.finished:
             return self._run.devices()
-        return from_csv((self.place / "devices.csv").read_text())
+        path = self.place / "devices.csv"
+        if not path.exists():
+            raise ConfigError(
+                f"{path} is not there; an older version made this run. Repeat it: covey run {self.folder}/config.toml"
+            )
+        return from_csv(path.read_text())
 
     @cached_property
     def device_names(self) -> list[str]:

@@ -293,6 +293,13 @@ def test_more_rows_in_the_table_do_not_matter_but_for_whom_they_move(tmp_path: P
         again.predict(readings(), device="pump-16", model="edge")
 
 
+def test_a_finished_run_without_its_table_of_devices(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", OWN, *QUICK, "rounds=1")
+    (tmp_path / "run" / "devices.csv").unlink()
+    with pytest.raises(ConfigError, match=r"devices.csv is not there.*covey run .*config.toml"):
+        run.devices()
+
+
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder: it has no config.toml"):
         covey.load(tmp_path)
