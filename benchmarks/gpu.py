@@ -20,11 +20,12 @@ from benchmarks.whole import RUNS, whole
 from benchmarks.works import WORKS, Work
 from covey.data import Shards
 
+_FEDAVG = covey.algorithms.FedAvg(steps=5, lr=0.02)
 LARGE: tuple[Work, ...] = (
     replace(WORKS["W1"], name="W1, 1000 devices", devices=1000),
     replace(WORKS["W1"], name="W1, 5000 devices", devices=5000),
-    replace(WORKS["W3 DNN"], name="W3 DNN, 1000 trained", algorithm=covey.algorithms.FedAvg(steps=5), asked=None),
-    replace(WORKS["W3 MLR"], name="W3 MLR, 5000 trained", devices=5000, algorithm=covey.algorithms.FedAvg(steps=5), asked=None),
+    replace(WORKS["W3 DNN"], name="W3 DNN, 1000 trained", algorithm=_FEDAVG, asked=None),
+    replace(WORKS["W3 MLR"], name="W3 MLR, 5000 trained", devices=5000, algorithm=_FEDAVG, asked=None),
 )
 
 

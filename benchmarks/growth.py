@@ -31,7 +31,7 @@ FANS = {2: (1000,), 3: (10, 100), 4: (10, 10, 10)}
 
 def point(axis: str, size: int) -> tuple[covey.Experiment, Work]:
     """The experiment at one point of an axis."""
-    small = replace(WORKS["W2"], algorithm=FedAvg(steps=5), steps=5, examples=40)
+    small = replace(WORKS["W2"], algorithm=FedAvg(steps=5, lr=0.02), steps=5, examples=40)
     if axis == "devices":
         work = replace(small, devices=size)
     elif axis == "parameters":

@@ -24,9 +24,10 @@ from covey.algorithms import PFedMe
 from covey.data import Shards, own
 
 OVERHEAD = ("cohorts", "links", "scores", "checkpoint")
+_PFEDME = PFedMe(sample=5, lam=15.0, lr=0.005, personal_lr=0.09)
 RUNS: dict[str, tuple[Work, int]] = {
     "W1": (WORKS["W1"], 200),
-    "pFedMe": (replace(WORKS["W1"], algorithm=PFedMe(sample=5), settings={"idle": "train"}), 800),
+    "pFedMe": (replace(WORKS["W1"], algorithm=_PFEDME, settings={"idle": "train"}), 800),
     "sFedHP": (WORKS["sFedHP"], 100),
     "FedMac": (WORKS["FedMac"], 100),
 }

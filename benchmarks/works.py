@@ -104,17 +104,18 @@ def cifar() -> nn.Module:
 
 
 SPARSE = {"codec": "bitmap"}
+_SFEDHP = SFedHP(gamma1=1e-3, gamma2=1e-3, lam1=25.0, lam2=25.0, lr1=0.05, lr2=0.05)
 WORKS: dict[str, Work] = {
     work.name: work
     for work in (
-        Work("W1", PFedMe(), dnn, 20, 100, "pfedme"),
-        Work("W2", FedAvg(), dnn, 20, 20, "fedavg"),
-        Work("W3 DNN", FedAvg(sample=100, steps=5), dnn, 1000, 5, "fedavg", asked=100),
-        Work("W3 MLR", FedAvg(sample=100, steps=5), mlr, 1000, 5, "fedavg", asked=100),
-        Work("W4", FedAvg(), covey.models.cnn, 20, 20, "fedavg", shape=(1, 28, 28)),
-        Work("sFedHP", SFedHP(gamma1=1e-3, gamma2=1e-3), dnn, 20, 100, "sfedhp", edges=4, settings=SPARSE),
+        Work("W1", PFedMe(lam=15.0, lr=0.005, personal_lr=0.09), dnn, 20, 100, "pfedme"),
+        Work("W2", FedAvg(lr=0.02), dnn, 20, 20, "fedavg"),
+        Work("W3 DNN", FedAvg(sample=100, steps=5, lr=0.02), dnn, 1000, 5, "fedavg", asked=100),
+        Work("W3 MLR", FedAvg(sample=100, steps=5, lr=0.02), mlr, 1000, 5, "fedavg", asked=100),
+        Work("W4", FedAvg(lr=0.02), covey.models.cnn, 20, 20, "fedavg", shape=(1, 28, 28)),
+        Work("sFedHP", _SFEDHP, dnn, 20, 100, "sfedhp", edges=4, settings=SPARSE),
         Work("FedMac", FedMac(gamma=1e-3, gamma_w=1e-7, steps=5), dnn, 20, 100, "fedmac", settings=SPARSE),
-        Work("PerMFL", PerMFL(edge_rounds=5, steps=20), dnn, 20, 100, "permfl", edges=4),
+        Work("PerMFL", PerMFL(edge_rounds=5, steps=20, lam=0.5, lr=0.01, edge_lr=0.03), dnn, 20, 100, "permfl", edges=4),
         Work("CIFAR", FedAvg(sample=50, steps=5, batch=10, lr=0.1), cifar, 1000, 5, "fedavg", 50, (3, 32, 32), 50, 10),
     )
 }

@@ -37,6 +37,10 @@ class Algorithm(ABC):
     """What leaves a device, in words."""
     splits: ClassVar[bool] = False
     """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep a whole model "personal"."""
+    private_default: ClassVar[tuple[str, ...]] = ("head",)
+    """Which layers those are by default: the first pattern that matches some layers of the model, not all."""
+    learns_global: ClassVar[bool] = True
+    """Whether the server's row is a model that training changes; where it is not, reports leave the global model out."""
     idle_trains: ClassVar[bool] = True
     """Whether those who are not asked may train all the same; not where what they keep is a part of the server's own sums."""
     eager: ClassVar[str | None] = None

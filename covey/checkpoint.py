@@ -122,12 +122,26 @@ def older(path: str | os.PathLike[str]) -> str:
     return f"; the one before it is {before}" if before.exists() else "; there is none before it, start the run anew"
 
 
-def same_experiment(path: str | os.PathLike[str], saved: dict[str, str], wanted: dict[str, str]) -> None:
-    """An error that names the first thing in which a checkpoint's experiment differs from this one."""
+def same_experiment(
+    path: str | os.PathLike[str],
+    saved: dict[str, str],
+    wanted: dict[str, str],
+    *,
+    data: str = "the data",
+) -> None:
+    """An error that names the first thing in which a checkpoint's experiment differs from this one.
+
+    `data` is what the experiment's data is called, for instance its file: a hash would say nothing.
+    """
     if not isinstance(saved, dict):
         raise ValueError(f"its experiment is {saved!r:.50}")
     for name in {**wanted, **saved}:
         if saved.get(name) != wanted.get(name):
+            if name == "data" and name in saved:
+                raise CheckpointError(
+                    f"{path} is of another experiment: {data} changed since it was written (its examples, or which "
+                    "device holds which); put the old data back, or start a new run."
+                )
             had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
             raise CheckpointError(f"{path} is of another experiment: its {name} is {had}, this one's is {want}.")
 

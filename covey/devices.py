@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 
 PARTS = ("train", "validation", "test")
-RIGHT, LOSS, COUNT, HOLDS = range(4)
+RIGHT, LOSS, COUNT, HOLDS, ABSOLUTE, SQUARED = range(6)
 Sums = dict[str, Tensor]
-"""By part of the data: right answers, summed loss, examples, and whether the device holds the model, [devices, 4]."""
+"""By part of the data: right answers, summed loss, examples, whether the device holds the model, [devices, 4]; where numbers
+are predicted, [devices, 6] with the sums of |error| and error^2."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class DeviceScore:
     last_accuracy: float | None
     last_loss: float | None
     holds: bool  # False: the device keeps no such model, nor does its edge, and the global one stands in
+    rmse: float | None = None  # these four where numbers are predicted, else None
+    mae: float | None = None
+    last_rmse: float | None = None
+    last_mae: float | None = None
 
 
 class Ledger:
@@ -42,14 +48,15 @@ class Ledger:
         self._chunks: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}
 
     def add(self, model: str, part: str, ids: Tensor, sums: Tensor) -> None:
-        """The sums of some devices, [n, 4]."""
+        """The sums of some devices, [n, 4 or 6]."""
         self._chunks.setdefault((model, part), []).append((ids, sums))
 
     def read(self, nodes: slice) -> dict[str, Sums]:
         """The sums of some devices, whose ids then count from 0, by model and part."""
         out: dict[str, Sums] = {}
         for (model, part), chunks in sorted(self._chunks.items()):
-            whole = torch.zeros(nodes.stop - nodes.start, 4, dtype=torch.float64)
+            width = chunks[0][1].shape[1]
+            whole = torch.zeros(nodes.stop - nodes.start, width, dtype=torch.float64)
             for ids, sums in chunks:
                 inside = (ids >= nodes.start) & (ids < nodes.stop)
                 whole[ids[inside] - nodes.start] = sums.cpu()[inside]
@@ -72,8 +79,15 @@ def table(
                 if not row[COUNT]:
                     continue
                 figures = (round + 1, *_figures(row, classifies), last_round + 1, *_figures(end, classifies))
-                out.append(DeviceScore(names[k], edges[k], model, part, int(row[COUNT]), *figures, bool(row[HOLDS])))
+                errors = (*_errors(row), *_errors(end))
+                facts = (int(row[COUNT]), *figures, bool(row[HOLDS]), *errors)
+                out.append(DeviceScore(names[k], edges[k], model, part, *facts))
     return out
+
+
+def fits(sums: Tensor, devices: int) -> bool:
+    """Whether sums from a file have the form of a run's."""
+    return sums.dtype == torch.float64 and sums.ndim == 2 and len(sums) == devices and sums.shape[1] in (4, 6)
 
 
 def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:
@@ -83,18 +97,32 @@ def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, floa
     return row[RIGHT] / count if classifies else None, row[LOSS] / count
 
 
+def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
+    """RMSE and MAE; None for classes."""
+    count = row[COUNT]
+    if not count or len(row) <= SQUARED:
+        return None, None
+    return math.sqrt(row[SQUARED] / count), row[ABSOLUTE] / count
+
+
+_NUMBERS = ("rmse", "mae", "last_rmse", "last_mae")
+
+
 def to_csv(scores: Iterable[DeviceScore]) -> str:
-    """The table as a CSV file; None is an empty cell."""
+    """The table as a CSV file; None is an empty cell. Errors have columns where numbers are predicted."""
+    rows = [asdict(score) for score in scores]
+    numbers = any(row["rmse"] is not None for row in rows)
+    columns = [field.name for field in fields(DeviceScore) if numbers or field.name not in _NUMBERS]
     out = io.StringIO()
-    writer = csv.DictWriter(out, [field.name for field in fields(DeviceScore)], lineterminator="\n")
+    writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(asdict(score) for score in scores)
+    writer.writerows(rows)
     return out.getvalue()
 
 
 _READ: dict[str, Any] = {
     "examples": int, "round": int, "last_round": int, "accuracy": float, "loss": float, "last_accuracy": float,
-    "last_loss": float, "holds": lambda text: text == "True",
+    "last_loss": float, "holds": lambda text: text == "True", **dict.fromkeys(_NUMBERS, float),
 }  # fmt: skip
 _TEXT = ("device", "edge", "model", "part")
 
@@ -104,6 +132,6 @@ def from_csv(text: str) -> list[DeviceScore]:
     out = []
     for row in csv.DictReader(io.StringIO(text)):
         values: dict[str, Any] = {key: row[key] or None for key in _TEXT}
-        values |= {key: read(row[key]) if row[key] else None for key, read in _READ.items()}
+        values |= {key: read(row[key]) if row.get(key) else None for key, read in _READ.items()}
         out.append(DeviceScore(**values))
     return out

@@ -21,8 +21,8 @@ from covey.errors import ConfigError, DataError, shown
 from covey.installed import declared
 from covey.nodes import Idle
 from covey.origin import FAULTS
-from covey.space import Space
-from covey.task import Batches, Loss, block_size
+from covey.space import Space, private_default
+from covey.task import Batches, Loss, block_size, resolved_loss
 from covey.tree import Tree
 from covey.wire import Spec, wires
 from covey.wireless import Radio, Work
@@ -40,12 +40,15 @@ class Experiment:
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/wire.py). `protocol="paper"` trains on the
     validation part too and reports the round that was best on test. `private`, a pattern or several, says which layers stay on
     the device where the algorithm splits models: "conv*" for a kind of layer, "head" for the last, or names of layers or
-    parameters. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
+    parameters; "" for none; "auto" for the last layer (Pruned: the convolutions, if there are any), which the run's
+    notes name. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
     for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for
     rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph
-    where it can. `holdout_devices`, a number or a list of devices, take no part in training: when models are scored, so is what
-    each of them makes of the models it finds (covey/newcomers.py). With a `radio` every round has seconds and joules, and an
-    algorithm may prune as its plan says (covey/wireless/radio.py).
+    where it can. `loss="auto"` is cross_entropy for classes and squared_error for numbers; whole-number labels are
+    numbers where squared_error, also called mse, is named. `holdout_devices`, a number or a list of devices, take no
+    part in training: when models are scored, so is what each of them makes of the models it finds
+    (covey/newcomers.py). With a `radio` every round has seconds and joules, and an algorithm may prune as its plan
+    says (covey/wireless/radio.py).
     """
 
     algorithm: Algorithm
@@ -53,9 +56,9 @@ class Experiment:
     model: nn.Module
     tree: Tree
     rounds: int
-    loss: Loss = "cross_entropy"
+    loss: Loss = "auto"
     l2: float = 0.0
-    private: str | tuple[str, ...] = ()
+    private: str | tuple[str, ...] = "auto"
     seed: int = 0
     idle: Idle = "skip"
     codec: Spec = "dense"
@@ -79,12 +82,15 @@ class Experiment:
                 raise ConfigError(f"{name} = {shown(getattr(self, name))}: give {example}.")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed = {shown(self.seed)}: give a whole number of 64 bits.")
+        if isinstance(self.private, str) and self.private == "auto":
+            object.__setattr__(self, "private", self._private_default())
         for name, what in (("private", "a pattern or a list of patterns"), ("parts", "a list of parts")):
             value = getattr(self, name)
             listed = isinstance(value, str | list | tuple) and all(isinstance(v, str) for v in value)
             if not listed:
                 raise ConfigError(f"{name} = {shown(value)}: give {what}.")
-        object.__setattr__(self, "private", (self.private,) if isinstance(self.private, str) else tuple(self.private))
+        patterns = (self.private,) if isinstance(self.private, str) else tuple(self.private)
+        object.__setattr__(self, "private", tuple(pattern for pattern in patterns if pattern))
         object.__setattr__(self, "parts", tuple(self.parts))
         for name, most in _COUNTS.items():
             value = getattr(self, name)
@@ -115,11 +121,17 @@ class Experiment:
         if self.idle == "train" and not self.algorithm.idle_trains:
             name = type(self.algorithm).__name__
             raise ConfigError(f"idle = 'train', but {name} counts on what devices keep when they are asked; use 'skip'.")
+        self._check_loss()
         if self.data.devices != self.tree.devices:
             raise DataError(f"the data has {self.data.devices} devices, the tree {self.tree.devices}; they must be the same.")
         self._check_holdout()
         self._check_radio()
         _check_device(self.device)
+
+    def _private_default(self) -> tuple[str, ...]:
+        if not self.algorithm.splits:
+            return ()
+        return private_default(self.model, self.algorithm.private_default)
 
     def _check_holdout(self) -> None:
         wanted, devices = self.holdout_devices, self.tree.devices
@@ -140,6 +152,18 @@ class Experiment:
             what = f"leaves none of the {devices} devices to train on"
             raise ConfigError(f"holdout_devices = {shown(wanted)} {what}.")
 
+    def _check_loss(self) -> None:
+        """Replace "auto" and "mse" by the loss they mean, and labels by numbers where numbers are to be predicted."""
+        loss = resolved_loss(self.loss, self.data)
+        object.__setattr__(self, "loss", loss)
+        if loss == "squared_error":
+            object.__setattr__(self, "data", self.data.numbers())
+        if loss == "cross_entropy" and self.data.classes is None and self.data.y.ndim == 1:
+            raise ConfigError(
+                "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for squared_error, "
+                "or give integer labels."
+            )
+
     def _check_radio(self) -> None:
         name = type(self.algorithm).__name__
         if self.radio is None:
@@ -154,17 +178,20 @@ class Experiment:
 
     def fingerprint(self) -> dict[str, str]:
         """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
-        links = self.codec if isinstance(self.codec, str) else json.dumps(self.codec, sort_keys=True, default=str)
+        links = self.codec
+        if not isinstance(links, str):
+            links = json.dumps(links, sort_keys=True, default=str)
         kind = type(self.algorithm)
         out = {
             "algorithm": describe(self.algorithm),
             "code": f"{kind.__module__}.{kind.__qualname__} {source.digest([kind])}",
+            "data": self.data.fingerprint(),  # before what follows from it: shapes of the model, the loss, the tree
             "model": self._model(),
             "initial": _digest(self.initial()),
             "loss": _name(self.loss),
             "codec": links + _codec_code(self.codec),
         }
-        out |= {"data": self.data.fingerprint(), "tree": f"{self.tree.tiers} {self.tree.children}"}
+        out |= {"tree": f"{self.tree.tiers} {self.tree.children}"}
         plain = ("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices")
         out |= {} if self.radio is None else {"radio": str(self.radio)}
         return {name: str(getattr(self, name)) for name in plain} | out  # simple facts first: the first difference is named
@@ -201,7 +228,8 @@ class Experiment:
         space = Space(self.model, private=self.private)
         fixed = [p for p in self.model.parameters() if not p.requires_grad] + list(self.model.buffers())
         kinds: list[Any] = [type(module) for module in self.model.modules()]
-        held = [value for module in self.model.modules() for value in vars(module).values() if isfunction(value)]
+        values = [value for module in self.model.modules() for value in vars(module).values()]
+        held = [value for value in values if isfunction(value)]
         code = source.digest(kinds + held)  # the layers may be the same and `forward` another
         slots = [(slot.name, tuple(slot.shape)) for slot in space.slots]
         return f"{_shown(self.model)} {slots} {_digest(*fixed)} {code}"
@@ -213,18 +241,25 @@ def _check_device(name: Any) -> None:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device = {name!r} is not a device; use {_devices()}.") from error
-    count = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}.get(device.type)
+    count = {"cpu": 1, "cuda": _cuda_devices()}.get(device.type)
+    reason = ""
     if count is None:
-        raise ConfigError(f"device = {name!r}: covey does not run on {device.type}; use {_devices()}.")
-    if count == 0:
-        raise ConfigError(f"device = {name!r}, but this machine has no CUDA device; use {_devices()}.")
-    if device.index is not None and device.index >= count:
-        raise ConfigError(f"device = {name!r}, but this machine has {count} of the type {device.type}; use {_devices()}.")
+        reason = f": covey does not run on {device.type}"
+    elif count == 0:
+        reason = ", but this machine has no CUDA device"
+    elif device.index is not None and device.index >= count:
+        reason = f", but this machine has {count} of the type {device.type}"
+    if reason:
+        raise ConfigError(f"device = {name!r}{reason}; use {_devices()}.")
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _devices() -> str:
     """The devices of this machine, as a file would name them."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = _cuda_devices()
     if count == 0:
         return "'cpu'"
     last = f" to 'cuda:{count - 1}'" if count > 1 else ""
@@ -269,7 +304,8 @@ def _alike(first: Experiment, other: Experiment) -> bool:
     weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
     try:
         with torch.no_grad():
-            return torch.equal(first.model(x), torch.func.functional_call(other.model, weights, (x,)))
+            expected = first.model(x)
+            return torch.equal(expected, torch.func.functional_call(other.model, weights, (x,)))
     except FAULTS:
         return True  # a model that cannot run at all is refused by the task, with a better message
 
@@ -312,7 +348,7 @@ def _among(value: Any, choices: tuple[Any, ...]) -> bool:
 
 
 def _name(loss: Loss) -> str:
-    """A loss by name; a function of one's own with a hash of its code, an object by its class and how it shows itself."""
+    """A loss by name and a hash of its code; an object also by how it shows itself."""
     if isinstance(loss, str):
         return loss
     named = loss if hasattr(loss, "__qualname__") else type(loss)
@@ -321,7 +357,7 @@ def _name(loss: Loss) -> str:
 
 
 def _codec_code(spec: Any) -> str:
-    """A hash of the code of every codec that an installed package brings; empty where there is none."""
+    """A hash of the code of every codec that an installed package brings, or nothing."""
     values = spec.values() if isinstance(spec, Mapping) else [spec]
     names = [value for value in values if isinstance(value, str) and value in declared("codecs")]
     inside = [_codec_code(value) for value in values if isinstance(value, Mapping)]

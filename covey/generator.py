@@ -1,7 +1,8 @@
 """Torch's own draws, taken from a generator of one's own instead of the generator of the process.
 
-Layers initialise themselves with `uniform_` and `normal_`, which draw from torch's default generator.
-All threads share that one: seeding it would disturb their draws, and their draws would disturb ours.
+Layers initialise themselves with `uniform_` and `normal_`, which draw from torch's default
+generator. All threads share that one: seeding it would disturb their draws, and their draws would
+disturb ours.
 The modes below are entered by one thread and see the operators of that thread alone.
 """
 
@@ -22,7 +23,11 @@ _FILLS: dict[str, Callable[..., Tensor]] = {
     "aten.rand_like.default": Tensor.uniform_,
     "aten.randn_like.default": Tensor.normal_,
 }  # take no generator in earlier versions of torch
-_PROBABILITIES = ("p", "dropout", "dropout_p")  # arguments: an operator without a generator draws if this is not 0
+_PROBABILITIES = (
+    "p",
+    "dropout",
+    "dropout_p",
+)  # arguments: an operator without a generator draws if this is not 0
 _TRAINING = ("train", "training")  # arguments: an operator draws only where this is not false
 
 
@@ -56,7 +61,7 @@ class Seeded(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         keywords = dict(kwargs or {})
-        if torch.is_inference_mode_enabled():  # where torch does not take composite operators apart by itself
+        if torch.is_inference_mode_enabled():  # torch does not take composite operators apart there
             with self:
                 result = func.decompose(*args, **keywords)
             if result is not NotImplemented:
@@ -74,8 +79,9 @@ class Seeded(TorchDispatchMode):
         able = _with_generator(func)
         if able is None:
             raise ModelError(
-                f"{self.place} draws at random by {func}, which takes no generator, so that no seed "
-                "decides it; use torch.nn.init, torch.rand, torch.randn, torch.randint or torch.randperm."
+                f"{self.place} draws at random by {func}, which takes no generator, so that no "
+                "seed decides it; use torch.nn.init, torch.rand, torch.randn, torch.randint or "
+                "torch.randperm."
             )
         return _pass(able, args, keywords, self.generator)
 
@@ -117,11 +123,11 @@ def draws(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     if str(func) in _FILLS or _with_generator(func) is not None:
         return True
     probabilities = [values.get(name) for name in _PROBABILITIES if name in names]
-    return any(probability is not None and probability != 0 for probability in probabilities) or not probabilities
+    return not probabilities or any(p is not None and p != 0 for p in probabilities)
 
 
 def _is_default(generator: Any) -> bool:
-    """Whether it is the generator of the process; every operator sees a new object that stands for it."""
+    """Whether it is the generator of the process, for which every operator sees a new object."""
     default: Any = torch.default_generator
     return bool(generator._cdata == default._cdata)
 
@@ -133,13 +139,13 @@ def _arguments(func: OpOverload[..., Any]) -> tuple[str, ...]:
 
 @cache
 def _defaults(func: OpOverload[..., Any]) -> dict[str, Any]:
-    arguments = func._schema.arguments
-    return {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    optional = [argument for argument in func._schema.arguments if argument.has_default_value()]
+    return {argument.name: argument.default_value for argument in optional}
 
 
 @cache
 def _with_generator(func: OpOverload[..., Any]) -> OpOverload[..., Any] | None:
-    """The operator itself if it takes a generator, else its overload that takes one besides the same arguments."""
+    """The operator if it takes a generator, else its overload with the same arguments and one."""
     names = _arguments(func)
     if "generator" in names:
         return func

@@ -1,4 +1,4 @@
-"""What installed packages add: algorithms, models, data and codecs that they declare as entry points.
+"""What installed packages add: algorithms, models, data and codecs, declared as entry points.
 
     [project.entry-points."covey.models"]
     resnet = "acme.nets:resnet"
@@ -43,7 +43,8 @@ class Declared:
 
     def wrong(self, why: str) -> ConfigError:
         """An error about it."""
-        what = f"{self.point.name!r} among the {self.kind}, {self.point.value} of the package {self.package}"
+        name, value = self.point.name, self.point.value
+        what = f"{name!r} among the {self.kind}, {value} of the package {self.package}"
         return ConfigError(f"{what}: {why}")
 
 
@@ -58,10 +59,12 @@ def _declared(kind: str, path: tuple[str, ...]) -> dict[str, tuple[Declared, ...
     out: dict[str, tuple[Declared, ...]] = {}
     if kind not in KINDS:
         return out
-    for point in sorted(entry_points(group=f"covey.{kind}"), key=lambda point: (point.name, point.value)):
+    points = entry_points(group=f"covey.{kind}")
+    for point in sorted(points, key=lambda point: (point.name, point.value)):
         others = out.get(point.name, ())
         new = Declared(kind, point)
-        if (point.value, new.package) not in [(other.point.value, other.package) for other in others]:
+        known = [(other.point.value, other.package) for other in others]
+        if (point.value, new.package) not in known:  # a folder may be in the path twice
             out[point.name] = (*others, new)
     return out
 
@@ -72,7 +75,7 @@ def find(kind: str, name: str, shipped: Collection[str]) -> Declared | None:
     if not points:
         return None
     if name in shipped:
-        raise points[0].wrong("covey itself has one of this name; ask for another name there, or remove the package.")
+        raise points[0].wrong("covey itself has this name; ask for another, or remove the package.")
     if len(points) > 1:
         others = ", ".join(point.package for point in points[1:])
         raise points[0].wrong(f"{others} declares this name too; remove one of the packages.")

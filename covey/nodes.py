@@ -155,7 +155,7 @@ class Nodes:
 
     def evaluate(self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0) -> Tally:
         """How these models do on a part of the nodes' own data; for scoring."""
-        return self._runtime.task.evaluate(rows, part, self.ids, predict=predict, bins=bins)
+        return self._runtime.task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
 
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
         """What these models make of the examples of a batch, [n, B, ...]."""

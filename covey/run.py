@@ -25,7 +25,7 @@ from covey import checkpoint
 from covey.calibrate import Calibration
 from covey.checkpoint import Checkpoint
 from covey.data import Shards
-from covey.devices import PARTS, DeviceScore, Sums, table
+from covey.devices import PARTS, DeviceScore, Sums, fits, table
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.experiment import Experiment, unlike
 from covey.journal import Journal
@@ -36,6 +36,7 @@ from covey.origin import FAULTS, told
 from covey.runtimes.simulator import Simulator
 from covey.score import Model, Score, Scorer
 from covey.snapshot import PRIVATE, Beside, Snapshot
+from covey.space import Space
 from covey.store import PRESENT, Entry, Frozen
 from covey.task import Task
 from covey.wire import wires
@@ -88,7 +89,11 @@ class Round:
         scores = []
         for name, model in self.models.items():
             score = model.scores.get("test") or next(iter(model.scores.values()))
-            figure = f"{score.accuracy:.4f}" if score.accuracy is not None else f"loss {score.loss}"
+            figure = f"loss {score.loss}"
+            if score.accuracy is not None:
+                figure = f"{score.accuracy:.4f}"
+            elif score.rmse is not None:
+                figure = f"rmse {score.rmse:.4g}"
             scores.append(f"{name} {figure}")
         air = "" if self.radio is None else f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
         return f"round {self.round + 1:4d}  {'  '.join(scores)}  {self.bytes() / 1e6:.3f} MB  {self.seconds:.2f} s{air}"
@@ -279,6 +284,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.notes += [note] if note else []
         shards = Shards.stack([_part_of(x, out, new=False) for x, out in zip(self.experiments, self.held_out, strict=True)])
         task = Task(e.model, shards, loss=e.loss, l2=e.l2, private=e.private, dtype=e.dtype, device=e.device)
+        if e.algorithm.splits:
+            self.notes.insert(0, _private_note(e, task.space))  # the first that a run says
         if e.algorithm.hessians and task.no_hessian is not None:
             name = type(e.algorithm).__name__
             self.notes.append(
@@ -333,18 +340,19 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.simulator.store.commit()
 
     def _serve(self, w: Tensor, round: int) -> Any:
-        """The server's program on these rows; what goes wrong in a user's own algorithm is said with its line."""
+        """The server's program on these rows; errors in a user's algorithm are said with their line."""
         algorithm = self.experiment.algorithm
         try:
             return self.simulator.play(algorithm.server, w, round=round)
         except CoveyError:
             raise
         except FAULTS as error:
-            name = type(algorithm)
-            if name.__module__.startswith("covey."):
+            kind = type(algorithm)
+            if kind.__module__.startswith("covey."):
                 raise
-            when = "on no rows, before the first round" if not len(w) else f"in round {round + 1}"
-            raise ProgramError(f"the algorithm {name.__qualname__} fails {when}, with {told(error)}") from error
+            when = f"in round {round + 1}" if len(w) else "on no rows, before the first round"
+            what = f"the algorithm {kind.__qualname__} fails {when}"
+            raise ProgramError(f"{what}, with {told(error)}") from error
 
     def _undo(self, before: list[Meter]) -> None:
         self.simulator.store.rollback()
@@ -357,7 +365,15 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return [{} for _ in self.experiments], [{} for _ in self.experiments]
         slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
-        scorer = Scorer(self.experiment.algorithm, _models(self.simulator), parts, tree.tiers[0], task.classifies, slots)
+        scorer = Scorer(
+            self.experiment.algorithm,
+            _models(self.simulator),
+            parts,
+            tree.tiers[0],
+            classifies=task.classifies,
+            targets=task.targets,
+            slots=slots,
+        )
         with self.simulator.scoring():
             sums = self.simulator.play(scorer.server, w, round=self.round)
             self._needs = scorer.needs
@@ -501,10 +517,13 @@ class Seed:
         state, task = self._runs._state, self.simulator.task
         last = state.scored[self._at]
         chosen = {}
-        for model in (name for name in self.models() if name in last):
-            best = state.chosen[self._at]
+        best = state.chosen[self._at]
+        for model in self.models():
             label = next((x for x in (_label(model, final=True), _label(model)) if x in best), None)
-            chosen[model] = last[model] if label is None else (best[label].round, best[label].sums)
+            if label is not None:
+                chosen[model] = (best[label].round, best[label].sums)
+            elif model in last:
+                chosen[model] = last[model]
         return table(chosen, last, self.device_names, self._edges(), classifies=task.classifies)
 
     @property
@@ -558,10 +577,14 @@ class Seed:
             tensors |= {f"chosen.{item.round}": item.w for item in chosen.values()}
             for label, item in chosen.items():
                 tensors |= {f"devices.{label}.{part}": sums for part, sums in item.sums.items()}
+            last = self._runs._state.scored[self._at]
+            for model, (_, parts) in last.items():
+                tensors |= {f"devices.{_LAST}{model}.{part}": sums.clone() for part, sums in parts.items()}
             facts = {
                 "round": self.round,
                 "columns": columns,
                 "chosen": [[label, item.round, item.quality] for label, item in chosen.items()],
+                "scored": [[model, round] for model, (round, _) in last.items()],
                 "meter": self.meter.state(),
                 "history": self._written(target).facts(),
                 "experiment": self._runs._fingerprints[self._at],
@@ -574,7 +597,9 @@ class Seed:
         """Go on from a checkpoint; the round it stands at."""
         saved = checkpoint.read(path)
         try:
-            checkpoint.same_experiment(path, saved.facts["experiment"], self._runs._fingerprints[self._at])
+            wanted = self._runs._fingerprints[self._at]
+            data = self.experiment.data.name
+            checkpoint.same_experiment(path, saved.facts["experiment"], wanted, data=data)
             self._load(saved, Path(path).absolute())
             if saved.facts["versions"] != checkpoint.versions():
                 here, there = checkpoint.versions(), saved.facts["versions"]
@@ -621,20 +646,28 @@ class Seed:
             row = saved.tensors[f"chosen.{round}"]
             _check_row(row, self.w)
             if not (0 <= int(round) < facts["round"] and math.isfinite(quality)):
-                raise ValueError(f"{label} was chosen in round {round!r} with {quality!r}")
+                raise ValueError(f"{label} was chosen in round {int(round) + 1} with {quality!r}")
             chosen[str(label)] = Chosen(int(round), float(quality), row.to(task.device), self._sums(saved, label))
         for column in frozen:
             rows = column.rows.to(task.device) if column.rows.is_floating_point() else column.rows
             self.simulator.store.thaw(replace(column, rows=rows), self._nodes()[column.tier])
         self.meter.totals = Meter.from_state(facts["meter"]).totals
+        scored = {}
+        for model, round in facts.get("scored", []):
+            if not 0 <= int(round) < facts["round"]:
+                raise ValueError(f"{model} was scored in round {round!r}")
+            scored[str(model)] = (int(round), self._sums(saved, f"{_LAST}{model}"))
         if facts["round"] < self.experiment.rounds:
             journal.records -= self._go_on(history, chosen)
+            scored = {model: item for model, item in scored.items() if history[item[0]].models}
         all_w, histories, choices = runs._state.w.clone(), list(runs._state.histories), list(runs._state.chosen)
         all_w[self._at] = w[0].to(task.device)
         histories[self._at] = tuple(history)
         choices[self._at] = chosen
+        scores = list(runs._state.scored)
+        scores[self._at] = scored
         runs._journals[self._at][path] = journal
-        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices), runs._state.scored)
+        runs._state = State(all_w, facts["round"], tuple(histories), tuple(choices), tuple(scores))
 
     def _sums(self, saved: Checkpoint, label: str) -> Sums:
         """How every device did, from a checkpoint."""
@@ -643,7 +676,7 @@ class Seed:
             sums = saved.tensors.get(f"devices.{label}.{part}")
             if sums is None:
                 continue
-            if sums.shape != (self.trained.devices, 4) or sums.dtype != torch.float64:
+            if not fits(sums, self.trained.devices):
                 raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
             out[part] = sums
         return out
@@ -698,13 +731,35 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
         raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}){checkpoint.older(path)}.") from error
 
 
+def private_part(path: str | os.PathLike[str]) -> str:
+    """What devices of a saved run keep to themselves: "head", "private layers", or nothing."""
+    patterns = checkpoint.read(path, tensors=False).facts["experiment"].get("private", "()")
+    return {"()": "", "('head',)": "head"}.get(patterns, "private layers")
+
+
+def _private_note(experiment: Experiment, space: Space) -> str:
+    """Which layers stay on the devices."""
+    name = type(experiment.algorithm).__name__
+    private = [slot.name for slot in space.slots if slot.start >= space.shared]
+    if not private:
+        return f"{name} shares all layers: no layer is private."
+    layers = list(dict.fromkeys(parameter.rpartition(".")[0] or parameter for parameter in private))
+    more = f" and {len(layers) - 4} more" if len(layers) > 5 else ""
+    shown = ", ".join(layers[:4] if more else layers)
+    patterns = ", ".join(f'"{pattern}"' for pattern in experiment.private)
+    which = patterns if len(experiment.private) == 1 else f"[{patterns}]"
+    plural = "s" if len(layers) > 1 else ""
+    stay = "stay" if plural else "stays"
+    return f'{name}: layer{plural} {shown}{more} {stay} on each device (private = {which}); private = "" shares all.'
+
+
 def _part_of(experiment: Experiment, out: Sequence[int], *, new: bool) -> Shards:
     """The data of the devices that train, or of the new ones."""
     data = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
     return data.chosen([d for d in range(data.devices) if (d in set(out)) == new]) if out else data
 
 
-_CHOSEN, _FINAL = "chosen ", "final "
+_CHOSEN, _FINAL, _LAST = "chosen ", "final ", "last "
 
 
 def _label(model: str, *, final: bool = False) -> str:

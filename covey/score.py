@@ -1,6 +1,7 @@
 """How good every model is: sums that devices add up through the same `ask`, and the figures that follow from them.
 
-For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and a histogram of accuracy.
+For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and a histogram of accuracy;
+where numbers are predicted, also its sums of |error|, error^2, y^2 and y, from which RMSE, MAE and R2 of all devices follow.
 A node that keeps a model sends it to all devices under it; where an algorithm leaves layers private, each device scores it with
 its own of these. Where nothing was kept yet, the global model stands in; figures are given over the holders alone and, beside
 them, with that fallback.
@@ -39,6 +40,12 @@ class Score:
     devices: int  # devices scored: those that hold the model, or stand under a node that does, and have examples
     accuracy_fallback: float | None  # as `accuracy` over all devices, the global model standing in where none was kept
     loss_fallback: float | None  # as `loss` over all devices, likewise
+    rmse: float | None = None  # root of the mean squared error over examples; None for classes
+    mae: float | None = None  # mean absolute error
+    r2: float | None = None  # 1 - squared errors / squared distances of targets from their mean; None if all are equal
+    rmse_fallback: float | None = None  # these over all devices, likewise
+    mae_fallback: float | None = None
+    r2_fallback: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Scorer:
     parts: tuple[str, ...]
     top: str = "server"
     classifies: bool = True
+    targets: int = 0  # numbers predicted per example; 0 for classes
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
     needs: dict[str, set[str]] = field(default_factory=dict, compare=False)
@@ -107,7 +115,9 @@ class Scorer:
             scores = {}
             for k, part in enumerate(self.parts):
                 start = (at * len(self.parts) + k) * self._width
-                scores[part] = _score(values[start : start + _SUMS], self.classifies)
+                figures = values[start : start + _SUMS]
+                errors = values[start + self._width - 2 * self._errors : start + self._width]
+                scores[part] = _score(figures, self.classifies, errors, self.targets)
             some = max(holders, 1)
             zero = self.algorithm.zero(tier, name) or 0.0
             angle = more[0] / some if more else None
@@ -126,7 +136,12 @@ class Scorer:
     @property
     def _width(self) -> int:
         """How many sums there are of one model on one part."""
-        return _SUMS + (3 * self.bins + 2 if self.bins else 0)
+        return _SUMS + (3 * self.bins + 2 if self.bins else 0) + 2 * self._errors
+
+    @property
+    def _errors(self) -> int:
+        """How many sums of errors there are; they come twice, of the holders and of everybody."""
+        return 3 + self.targets if self.targets else 0
 
     def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
         """Facts are appended on the way up, so the lowest tier's come first."""
@@ -163,10 +178,14 @@ class Scorer:
     def _sums(self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
         each = torch.stack([tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1)
+        if tally.errors is not None:
+            each = torch.cat([each, tally.errors[:, :2] / self.targets], dim=1)
         self.ledger.add(name, part, me.ids, each)
         everybody = torch.stack([tally.right, tally.loss, tally.count], dim=1)
-        honesty = [] if tally.honesty is None else [held * tally.honesty]
-        return torch.cat([held * _figures(tally), everybody, *honesty], dim=1)
+        more = [] if tally.honesty is None else [held * tally.honesty]
+        if tally.errors is not None:
+            more += [held * tally.errors, tally.errors]
+        return torch.cat([held * _figures(tally), everybody, *more], dim=1)
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
@@ -181,7 +200,8 @@ class Scorer:
 def score_of(tally: Tally, rows: slice, classifies: bool) -> Score:
     """The figures of some of the devices of a tally, each of which holds the model."""
     figures = _figures(tally)[rows].sum(0).tolist()
-    return _score([*figures, *figures[:3]], classifies)
+    errors = [] if tally.errors is None else tally.errors[rows].sum(0).tolist()
+    return _score([*figures, *figures[:3]], classifies, 2 * errors, max(len(errors) - 3, 0))
 
 
 def _figures(tally: Tally) -> Tensor:
@@ -192,10 +212,42 @@ def _figures(tally: Tally) -> Tensor:
     return torch.cat([torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1), bins], dim=1)
 
 
-def _score(values: list[float], classifies: bool) -> Score:
+@dataclass(frozen=True)
+class Errors:
+    """How far predicted numbers are from the targets; None where that is not known."""
+
+    rmse: float | None = None
+    mae: float | None = None
+    r2: float | None = None
+
+    @staticmethod
+    def of(sums: list[float], count: float, targets: int) -> Errors:
+        """From the sums of |error|, error^2, y^2 and of y for each of `targets` outputs, over `count` examples.
+
+        >>> Errors.of([2.0, 2.0, 20.0, 6.0], 2, 1)  # predictions 3 and 3 for the targets 2 and 4
+        Errors(rmse=1.0, mae=1.0, r2=0.0)
+        """
+        if not sums or not count:
+            return Errors()
+        absolute, squared, targets_squared, *targets_sum = sums
+        spread = targets_squared - sum(value * value for value in targets_sum) / count
+        # Of equal targets nothing is left but rounding.
+        varied = spread > 1e-12 * targets_squared
+        return Errors(
+            rmse=math.sqrt(squared / (count * targets)),
+            mae=absolute / (count * targets),
+            r2=1 - squared / spread if varied else None,
+        )
+
+
+def _score(values: list[float], classifies: bool, errors: list[float], targets: int) -> Score:
+    """The figures that follow from the sums; `errors` are those of the holders, then of everybody."""
     right, loss, count, accuracy, devices = values[:5]
     bins = values[5 : 5 + _BINS]
     all_right, all_loss, all_count = values[5 + _BINS :]
+    half = len(errors) // 2
+    held = Errors.of(errors[:half], count, targets)
+    everybody = Errors.of(errors[half:], all_count, targets)
     return Score(
         accuracy=right / count if count and classifies else None,
         accuracy_uniform=accuracy / devices if devices and classifies else None,
@@ -204,6 +256,12 @@ def _score(values: list[float], classifies: bool) -> Score:
         devices=int(devices),
         accuracy_fallback=all_right / all_count if all_count and classifies else None,
         loss_fallback=all_loss / all_count if all_count else None,
+        rmse=held.rmse,
+        mae=held.mae,
+        r2=held.r2,
+        rmse_fallback=everybody.rmse,
+        mae_fallback=everybody.mae,
+        r2_fallback=everybody.r2,
     )
 
 

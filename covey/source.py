@@ -1,9 +1,9 @@
-"""A hash of the code that classes and functions run, which comments, docstrings and layout do not change.
+"""A hash of the code that classes and functions run; comments, docstrings and layout do not count.
 
-Of a class or function of the user's own: its statement, those of its module that it refers to, its bases, and every
-module of the user's own that these import, whole. What other statements a script has does not count. Of an algorithm
-of covey's, or of an installed package: its file. Torch, numpy and Python count by their version alone
-(`covey.checkpoint.versions`). Where there is no file, as in a console, the compiled code counts.
+Of a class or function of the user's own: its statement, those of its module that it refers to, its
+bases, and every module of the user's own that these import, whole. Other statements of a script do
+not count. Of an algorithm of covey's, or of an installed package: its file. Torch, numpy and Python
+count by their version alone. Where there is no file, as in a console, the compiled code counts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ from typing import Any
 from covey.origin import own_file
 
 _FOREIGN = ("torch", "numpy", "covey")  # packages that count by version, but for covey's algorithms
+_TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_INSIDE = ("fget", "__func__", "func")  # where properties, class methods and cached properties have their function
+_INSIDE = (
+    "fget",
+    "__func__",
+    "func",
+)  # where properties, class methods and cached properties have their function
 _UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a syntax tree that change nothing
 
 
@@ -53,12 +58,15 @@ def digest(things: Iterable[Any]) -> str:
         parts[f"{module}:"] = "\n".join(_text(statement) for statement in statements)
         imported += [name for statement in statements for name in _imports(statement, module)]
     parts |= _modules(imported)
-    return hashlib.sha256("\n".join(f"{name} {parts[name]}" for name in sorted(parts)).encode()).hexdigest()[:16]
+    text = "\n".join(f"{name} {parts[name]}" for name in sorted(parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _with_bases(things: Iterable[Any]) -> list[Any]:
     """Classes with all their bases, and functions; without what counts by its version."""
-    every = [kind for thing in things for kind in (thing.__mro__ if inspect.isclass(thing) else (thing,))]
+    every: list[Any] = []
+    for thing in things:
+        every += thing.__mro__ if inspect.isclass(thing) else (thing,)
     return [thing for thing in dict.fromkeys(every) if _counts(thing)]
 
 
@@ -126,7 +134,7 @@ def _parsed(file: str, changed: int, size: int) -> ast.Module | None:
 
 @dataclass(frozen=True, eq=False)
 class _Statement:
-    """A statement of a module: which of the module's names it defines or changes, and which it reads."""
+    """A statement, and which names of its module it defines or changes, and which it reads."""
 
     node: ast.stmt
     binds: frozenset[str]
@@ -135,7 +143,10 @@ class _Statement:
 
 @cache
 def _analysed(tree: ast.Module) -> tuple[_Statement, ...]:
-    return tuple(_Statement(node, frozenset(_binds(node)), frozenset(_references(node))) for node in _statements(tree))
+    nodes = list(_statements(tree))
+    binds = [frozenset(_binds(node)) for node in nodes]
+    reads = [frozenset(_references(node)) for node in nodes]
+    return tuple(map(_Statement, nodes, binds, reads))
 
 
 def _bound(tree: ast.Module) -> set[str]:
@@ -148,7 +159,8 @@ def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.Import):
             yield from (ast.Import([alias]) for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
-            yield from (ast.ImportFrom(statement.module, [alias], statement.level) for alias in statement.names)
+            for alias in statement.names:
+                yield ast.ImportFrom(statement.module, [alias], statement.level)
         else:
             yield statement
 
@@ -163,7 +175,7 @@ def _binds(statement: ast.stmt) -> set[str]:
             out.add(node.name)
         elif isinstance(node, ast.alias):
             out.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, _TARGETS) and isinstance(node.ctx, ast.Store):
             target: ast.expr = node
             while isinstance(target, ast.Attribute | ast.Subscript):
                 target = target.value
@@ -172,7 +184,7 @@ def _binds(statement: ast.stmt) -> set[str]:
 
 
 def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
-    """The statements of a module that define these names, and those that these refer to, in order."""
+    """The statements of a module that define these names and the names that those refer to."""
     file = _file(module)
     tree = None if file is None else _tree(file)
     statements = () if tree is None else _analysed(tree)
@@ -182,8 +194,10 @@ def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
     while len(chosen) > before:
         before = len(chosen)
         for at, statement in enumerate(statements):
-            acts = isinstance(statement.node, ast.Expr) and module != "__main__"  # a script's calls are its own affair
-            if at not in chosen and (statement.binds & wanted or (acts and statement.reads & wanted)):
+            # a module's calls may change what it has defined; a script's calls are the run itself
+            acts = isinstance(statement.node, ast.Expr) and module != "__main__"
+            touches = statement.binds | statement.reads if acts else statement.binds
+            if at not in chosen and touches & wanted:
                 chosen.add(at)
                 wanted |= statement.reads | statement.binds
     return [statements[at].node for at in sorted(chosen)]
@@ -191,7 +205,8 @@ def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
 
 def _references(statement: ast.stmt) -> set[str]:
     """The names of its module that a statement reads, also inside functions."""
-    top = symtable.symtable(ast.unparse(ast.fix_missing_locations(statement)), "<statement>", "exec")
+    text = ast.unparse(ast.fix_missing_locations(statement))
+    top = symtable.symtable(text, "<statement>", "exec")
     out = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
     inside = top.get_children()
     while inside:
@@ -210,22 +225,29 @@ def _imports(node: ast.AST, module: str) -> list[str]:
         if isinstance(part, ast.Import):
             out += [alias.name for alias in part.names]
         elif isinstance(part, ast.ImportFrom):
-            around = package.split(".")[: len(package.split(".")) - part.level + 1] if part.level else []
+            around = package.split(".")
+            around = around[: len(around) - part.level + 1] if part.level else []
             base = ".".join([*around, *([part.module] if part.module else [])])
             out += [base, *(f"{base}.{alias.name}" for alias in part.names if alias.name != "*")]
-    return [".".join(name.split(".")[:depth]) for name in out for depth in range(1, name.count(".") + 2)]
+    with_packages = []
+    for name in out:
+        parts = name.split(".")
+        with_packages += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+    return with_packages
 
 
 def _text(node: Any) -> str:
-    """A syntax tree as text: without positions, comments and docstrings, and the same in all versions of Python."""
+    """A syntax tree as text, without positions and docstrings, alike in all versions of Python."""
     if isinstance(node, list):
         return f"[{', '.join(map(_text, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    values = {name: value for name, value in ast.iter_fields(node) if name not in _UNSEEN and value not in (None, [])}
+    seen = {name: value for name, value in ast.iter_fields(node) if name not in _UNSEEN}
+    values = {name: value for name, value in seen.items() if value not in (None, [])}
     if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         values["body"] = node.body[1:]
-    return f"{type(node).__name__}({', '.join(f'{name}={_text(value)}' for name, value in values.items())})"
+    fields = ", ".join(f"{name}={_text(value)}" for name, value in values.items())
+    return f"{type(node).__name__}({fields})"
 
 
 def _functions(thing: Any) -> dict[str, FunctionType]:
@@ -243,12 +265,12 @@ def _functions(thing: Any) -> dict[str, FunctionType]:
 
 
 def _written_in(thing: Any, file: str | None) -> bool:
-    """Whether its functions come from this file, and not from text that was executed under its name."""
+    """Whether its functions come from this file, and not from text executed under its name."""
     if thing.__qualname__.endswith("<lambda>"):
         return False  # a function may have several
     codes = [function.__code__ for function in _functions(thing).values()]
     files = {os.path.realpath(code.co_filename) for code in codes if code.co_filename != "<string>"}
-    return not files or os.path.realpath(str(file)) in files  # dataclasses write their methods as strings
+    return not files or os.path.realpath(str(file)) in files  # a dataclass has methods from strings
 
 
 def _globals(thing: Any) -> set[str]:
@@ -262,18 +284,22 @@ def _globals(thing: Any) -> set[str]:
 
 
 def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
-    """What Python made of a class or function, and of those of the same module that it refers to."""
+    """What Python made of a class or function, and of those of its module that it refers to."""
     functions = _functions(thing)
     parts = []
     for name, function in sorted(functions.items()):
-        parts.append(f"{name} {_code(function.__code__, function.__doc__)} {function.__defaults__!r}")
+        code = _code(function.__code__, function.__doc__)
+        parts.append(f"{name} {code} {function.__defaults__!r}")
     if inspect.isclass(thing):
         values = {name: value for name, value in vars(thing).items() if not name.startswith("__")}
-        parts += [f"{name} {value!r}" for name, value in sorted(values.items()) if isinstance(value, int | float | str)]
+        plain = [name for name in sorted(values) if isinstance(values[name], int | float | str)]
+        parts += [f"{name} {values[name]!r}" for name in plain]
     scope = next((function.__globals__ for function in functions.values()), {})
     for name in sorted(_globals(thing)):
         other = scope.get(name)
-        if isinstance(other, FunctionType | type) and _module(other) == _module(thing) and other not in seen:
+        if not isinstance(other, FunctionType | type) or other in seen:
+            continue
+        if _module(other) == _module(thing):
             parts.append(_compiled(other, (*seen, thing, other)))
     return "\n".join(parts)
 

@@ -68,7 +68,7 @@ class Space:
     def initial(self, seed: int) -> Tensor:
         """The row everybody starts from, [width]: every layer's own initialisation, from the seed alone.
 
-        Layers draw in float32 whatever the module's type, so that float64 starts from the same numbers.
+        Layers draw in float32 whatever the module's type: float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
         """
         module = copy.deepcopy(self.module).cpu()
@@ -79,8 +79,9 @@ class Space:
         parts = []
         for slot in self.slots:
             value: Tensor = module.get_parameter(slot.name)
-            untouched = _version(value) == versions[slot.name] and torch.equal(value, before[slot.name].float())
-            value = before[slot.name] if untouched else value.detach()
+            old = before[slot.name]
+            untouched = _version(value) == versions[slot.name] and torch.equal(value, old.float())
+            value = old if untouched else value.detach()
             parts.append((value.t() if slot.transposed else value).reshape(-1))
         return torch.cat(parts).to(torch.promote_types(self._dtype, torch.float32))
 
@@ -101,6 +102,23 @@ class Space:
         return module
 
 
+def private_default(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The first pattern that matches some of the module's parameters and not all; empty where there is none.
+
+    >>> private_default(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), ["conv*", "head"])
+    ('head',)
+    >>> private_default(nn.Linear(3, 2), ["head"])
+    ()
+    """
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    called = _called(module, names)
+    for pattern in patterns:
+        matches = [any(fnmatchcase(call, pattern) for call in calls) for calls in called.values()]
+        if any(matches) and not all(matches):
+            return (pattern,)
+    return ()
+
+
 def _version(parameter: Tensor) -> tuple[int, int]:
     """Changes when a parameter is replaced, or its values are changed in place."""
     return id(parameter), parameter._version
@@ -110,7 +128,8 @@ def _reset(module: nn.Module, seed: int) -> None:
     """Every layer's own initialisation, in turn; other threads neither disturb it nor notice."""
     with Seeded(seed, "the module") as mode:
         for name, layer in module.named_modules():
-            reset = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+            reset = getattr(layer, "reset_parameters", None)
+            reset = reset or getattr(layer, "_reset_parameters", None)
             if not callable(reset):
                 continue
             mode.place = f"layer {name!r} ({type(layer).__name__})"

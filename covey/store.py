@@ -259,6 +259,6 @@ def _check_frozen(frozen: Frozen, nodes: int) -> None:
         if not 0 <= int(entry.ids[0]) <= int(entry.ids[-1]) < nodes or bool((entry.ids.diff() <= 0).any()):
             raise ValueError(f"{where}, {label}: ids are not different, rising and below {nodes}")
         if int(entry.rounds.min()) < 0:
-            raise ValueError(f"{where}, {label}: a row kept in round {int(entry.rounds.min())}")
+            raise ValueError(f"{where}, {label}: a row kept in round {int(entry.rounds.min()) + 1}")
         if not 0 <= int(entry.places.min()) <= int(entry.places.max()) < len(rows):
             raise ValueError(f"{where}, {label}: places up to {int(entry.places.max())} of {len(rows)} rows")

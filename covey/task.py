@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from covey import calibrate, draws, gram, native
 from covey.compiled import kernel, takes
 from covey.data import Part, Shards
+from covey.data.shards import some
 from covey.descend import step_without_data
 from covey.errors import ConfigError, DataError, ModelError
 from covey.forward import forward
@@ -25,13 +26,16 @@ from covey.space import Space
 from covey.stack import stack
 from covey.terms import Terms
 
-Loss = Literal["cross_entropy", "squared_error"] | Callable[[Tensor, Tensor], Tensor]
-"""By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
+Loss = Literal["auto", "cross_entropy", "squared_error", "mse"] | Callable[[Tensor, Tensor], Tensor]
+"""By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N].
+
+"auto" is cross_entropy for classes and squared_error for numbers; "mse" is another name of squared_error.
+"""
 Batches = Literal["uniform", "cyclic"]
 
 _RANDOM = (
-    "the model's forward draws at random, which no address decides: two passes of the same examples through "
-    "the same weights must give the same; leave out dropout."
+    "the model's forward draws at random, which no address decides: two passes of the same examples "
+    "through the same weights must give the same; leave out dropout."
 )
 _BLOCK, _BLOCK_STEP = 256, 32  # full passes go through blocks of at most so many examples, and of a multiple of so many
 
@@ -63,6 +67,7 @@ class Tally:
     loss: Tensor
     count: Tensor
     honesty: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibrate`
+    errors: Tensor | None = None  # [n, 3 + outputs], for numbers: the sums of `_error_sums`
 
 
 Predict = Callable[[Batch, Tensor], Tensor]
@@ -83,6 +88,7 @@ class Task:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> None:
+        loss = resolved_loss(loss, shards)
         self.device, self.dtype, self.l2 = torch.device(device), dtype, l2
         self.space = Space(copy.deepcopy(module).to(device=self.device, dtype=dtype), private=private)
         self.forward = forward(self.space, shards.x.shape[1:], self.device.type)
@@ -97,6 +103,7 @@ class Task:
         self._loss = _loss(loss)
         self._kernel = kernel(self._stack, self.space, loss, self.x, self.y)
         self._constants: dict[tuple[float, ...], Tensor] = {}
+        self.targets = 0  # numbers predicted per example; 0 for classes, and where outputs are not compared with targets
         self._check()
 
     @property
@@ -271,20 +278,33 @@ class Task:
                 out[there] += share * of_block(there, batch)
         return out
 
-    def evaluate(self, x: Rows, split: str, ids: Ids, *, predict: Predict | None = None, bins: int = 0) -> Tally:
-        """Right answers, summed loss and count of each row on its device's part, and with `bins`, what calibration needs.
+    def evaluate(
+        self,
+        x: Rows,
+        split: str,
+        ids: Ids,
+        *,
+        predict: Predict | None = None,
+        bins: int = 0,
+        errors: bool = False,
+    ) -> Tally:
+        """Right answers, summed loss and count of each row on its device's part.
 
+        With `bins` also what calibration needs, with `errors` also the sums of errors where numbers are predicted.
         The outputs are the module's, or what `predict` makes of the examples.
         """
+        errors = errors and self.targets > 0
         by_label = self.classifies and self._kernel is not None and self._kernel.loss == "squared_error"
         plain = predict is None and not bins and not by_label
         if self._kernel is not None and x.dtype == self.dtype and native.serves(x) and plain:
             counts = self.counts(split, ids)
             right, loss = self._kernel.score(x, self._index[split], self._offset[split][ids], counts)
-            return Tally(right, loss, counts.double())
+            sums = self._errors(x, split, ids) if errors else None  # the kernel knows the loss alone
+            return Tally(right, loss, counts.double(), errors=sums)
         zero = torch.zeros(len(ids), dtype=torch.float64, device=self.device)
         right, loss = zero.clone(), zero.clone()
         honesty = zero.new_zeros(len(ids), 3 * bins + 2) if bins else None
+        sums = zero.new_zeros(len(ids), 3 + self.targets) if errors else None
         for rows, batch in self.blocks(split, ids):
             where = torch.arange(len(ids), device=self.device) if rows is None else rows.to(self.device)
             outputs = self.outputs(x if rows is None else x[where], batch) if predict is None else predict(batch, where)
@@ -295,7 +315,18 @@ class Task:
                 right[where] += ((outputs.argmax(-1) == batch.y) * batch.weight).double().sum(1)
             if honesty is not None:
                 honesty[where] += calibrate.sums(outputs, batch.y, batch.weight, bins)
-        return Tally(right, loss, self.counts(split, ids).double().to(self.device), honesty)
+            if sums is not None:
+                sums[where] += _error_sums(outputs, batch.y, batch.weight)
+        return Tally(right, loss, self.counts(split, ids).double().to(self.device), honesty, sums)
+
+    def _errors(self, x: Rows, split: str, ids: Ids) -> Tensor:
+        """The sums of errors of each row on its device's part, [n, 3 + outputs]."""
+        sums = torch.zeros(len(ids), 3 + self.targets, dtype=torch.float64, device=self.device)
+        for rows, batch in self.blocks(split, ids):
+            assert batch.weight is not None
+            where = slice(None) if rows is None else rows.to(self.device)
+            sums[where] += _error_sums(self.outputs(x[where], batch), batch.y, batch.weight)
+        return sums
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
         """What each row's module makes of its examples, [n, B, ...]."""
@@ -426,19 +457,24 @@ class Task:
         again = self._try(row)
         if not _same(outputs, again):
             raise ModelError(_RANDOM)
-        if self.classifies and self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
-            raise ModelError(f"the model has {outputs.shape[-1]} outputs, but the labels need {self.shards.classes}.")
+        if self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
+            raise ModelError(_too_few(outputs.shape[-1], self.shards))
         try:
             losses = self.losses(outputs, self.y[None, :2])
         except FAULTS as error:
             shape = tuple(outputs.shape[2:])
-            raise DataError(f"the loss does not take outputs {shape} and these targets: {told(error)}") from error
+            what = f"the loss does not take outputs {shape} and these targets"
+            raise DataError(f"{what}: {told(error)}") from error
         if losses.shape != (1, len(self.x[:2])):
             raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
+        # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
+        comparable = self._loss is not _cross_entropy and outputs[0].numel() == self.y[:2].numel()
+        if not self.classifies and comparable:
+            self.targets = self.y[:1].numel()
 
     def _try(self, row: Rows) -> Tensor:
-        """The outputs for two examples; an error if the model does not take them or draws at random."""
-        module, shape = self.space.module, tuple(self.x.shape[1:])
+        """The outputs for two examples; an error if the model fails on them or draws at random."""
+        name = type(self.space.module).__name__
         try:
             with torch.no_grad(), NoDraws():
                 outputs: object = self.forward(self._views(row), self.x[None, :2])
@@ -447,18 +483,20 @@ class Task:
         except FAULTS as error:
             if "random" in str(error):  # vmap refuses such a model by itself
                 raise ModelError(_RANDOM) from error
-            name = type(module).__name__
-            raise ModelError(f"the model {name} does not take examples of shape {shape}: {told(error)}") from error
+            what = f"the model {name} does not take examples of shape {tuple(self.x.shape[1:])}"
+            raise ModelError(f"{what}: {told(error)}") from error
         if not isinstance(outputs, Tensor):
-            raise ModelError(f"the model {type(module).__name__} returns {type(outputs).__name__}; return one tensor.")
+            kind = type(outputs).__name__
+            raise ModelError(f"the model {name} returns {kind}; return one tensor.")
         return outputs
 
 
 def _same(outputs: Tensor, again: Tensor) -> bool:
-    """Whether they are equal; on a GPU, where sums may be taken in any order, but for the last digits."""
-    if outputs.device.type == "cpu":
-        return outputs.shape == again.shape and torch.allclose(outputs, again, rtol=0, atol=0, equal_nan=True)
-    return outputs.shape == again.shape and torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True)
+    """Whether they are equal; on a GPU, which may sum in any order, but for the last digits."""
+    if outputs.shape != again.shape:
+        return False
+    rtol, atol = (0.0, 0.0) if outputs.device.type == "cpu" else (1e-3, 1e-5)
+    return torch.allclose(outputs, again, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def _row(batch: Batch, i: int) -> Batch:
@@ -471,11 +509,46 @@ def block_size(part: Part) -> int:
     return min(_BLOCK, -(-max(1, int(part.counts().max())) // _BLOCK_STEP) * _BLOCK_STEP)
 
 
+def _too_few(outputs: int, shards: Shards) -> str:
+    """Why a model has too few outputs; labels that skip numbers are the usual reason."""
+    classes = shards.classes or 0
+    text = f"the model has {outputs} outputs, but the labels need {classes}"
+    absent = (shards.y.bincount(minlength=classes) == 0).nonzero().flatten().tolist()
+    if not absent or shards.names.classes:
+        return f"{text}."
+    return (
+        f"{text}: classes are numbered from 0, so labels up to {classes - 1} mean {classes} of them; "
+        f"no example has the label {some(absent)}. Number the {classes - len(absent)} labels that occur "
+        f"from 0 to {classes - len(absent) - 1}, or give the model {classes} outputs."
+    )
+
+
+def resolved_loss(loss: Loss, shards: Shards) -> Loss:
+    """The loss that "auto" and "mse" mean for this data; any other as it is."""
+    if callable(loss):
+        return loss
+    if loss == "auto":
+        return "squared_error" if shards.classes is None else "cross_entropy"
+    return "squared_error" if loss == "mse" else loss
+
+
+def _error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Of each row, float64 [n, 3 + outputs]: the sums of |error|, error^2 and y^2, and of y for each output.
+
+    They are all that RMSE, MAE and R2 need, whoever adds them up.
+    """
+    targets = y.double().flatten(2) if y.ndim > 2 else y.double()[..., None]
+    error = (outputs.double().reshape(targets.shape) - targets) * weight[..., None]
+    targets = targets * weight[..., None]
+    totals = [error.abs().sum((1, 2)), error.square().sum((1, 2)), targets.square().sum((1, 2))]
+    return torch.cat([torch.stack(totals, dim=1), targets.sum(1)], dim=1)
+
+
 def _loss(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
     if callable(loss):
         return loss
     if loss not in _LOSSES:
-        raise ConfigError(f"loss = {loss!r}: choose one of {', '.join(_LOSSES)}, or give a function.")
+        raise ConfigError(f"loss = {loss!r}: choose one of {', '.join(_LOSSES)} (also called mse), or give a function.")
     return _LOSSES[loss]
 
 

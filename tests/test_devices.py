@@ -1,5 +1,7 @@
 """How every single device does, against plain modules on its own examples."""
 
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -77,3 +79,24 @@ def test_regression_and_names() -> None:
     run = covey.run(Experiment(PFedMe(), data.own(pairs), nn.Linear(3, 1), Tree.flat(3), 2, loss="squared_error"))
     list(run)
     assert all(line.accuracy is None and line.loss is not None and line.edge is None for line in run.devices())
+
+
+def test_a_resumed_run_knows_its_devices_before_it_goes_on(tmp_path: Path) -> None:
+    run = covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=2))
+    for record in run:
+        if record.round == 3:
+            break
+    run.save(tmp_path / "saved.safetensors")
+    wanted = run.devices()
+    assert {line.last_round for line in wanted} == {4}
+    again = covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors")
+    assert again.devices() == wanted
+
+
+def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_more(tmp_path: Path) -> None:
+    run = covey.run(experiment(CASES["PerMFL"], rounds=3, score_every=2))
+    list(run)
+    assert {line.last_round for line in run.devices()} == {3}
+    run.save(tmp_path / "saved.safetensors")
+    longer = covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors")
+    assert {(line.round, line.last_round) for line in longer.devices()} == {(2, 2)}

@@ -100,7 +100,7 @@ def outside(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"covey", "__future__"}
 
 
-ABOVE = ("__init__", "__main__")
+ABOVE = ("__init__", "__main__", "load")  # load opens what the command wrote
 KERNEL = [path for path in sorted(ROOT.glob("*.py")) if path.stem not in ABOVE]
 LIBRARY = [
     *KERNEL,

@@ -542,7 +542,7 @@ def test_gaps_of_any_bytes_are_those_of_numpy(block: bytes, sent: int, width: in
     taken = native.read_gaps(raw, sent, bits, width)
     assert alone()
     try:
-        places = gaps._places(raw, sent, width)
+        places = gaps.places(raw, sent, width)
     except DecodeError:
         assert not taken
     else:

@@ -143,7 +143,7 @@ def test_one_number_per_node(shape: str, words: str) -> None:
 
 def test_a_figure_that_is_not_finite_is_named_and_undone() -> None:
     run = start(Noting(shape="infinite"))
-    with pytest.raises(DivergedError, match=r"round 0: the note 'far' of device 3 is no longer finite"):
+    with pytest.raises(DivergedError, match=r"round 1: the note 'far' of device 3 is no longer finite"):
         next(run)
     assert run.round == 0
 

@@ -173,7 +173,10 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
         r"lam1=24\.0",
     ),
     "seed": ({"seed": 1}, "its seed is 0, this one's is 1"),
-    "data": ({"data": synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 26])}, "its data is"),
+    "data": (
+        {"data": synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 26])},
+        r"synthetic\(0.5, 0.5\) changed since it was written",
+    ),
     "tree": ({"tree": Tree.grouped([3, 3])}, "its tree is .*this one's is"),
     "model": ({"model": mlp(60, 9, 10)}, "its model is"),
     "codec": ({"codec": "dense"}, "its codec is bitmap, this one's is dense"),

@@ -295,7 +295,7 @@ def test_a_round_that_fails_leaves_the_last_good_one() -> None:
     next(run)
     w, meter = run.w.clone(), run.meter.copy()
     kept = run.rows("last")[1].clone()
-    with pytest.raises(DivergedError, match=r"round 1: the answer of device of device 1 is no longer finite \(1 of 3 nodes\)"):
+    with pytest.raises(DivergedError, match=r"round 2: the answer of device of device 1 is no longer finite \(1 of 3 nodes\)"):
         next(run)
     assert torch.equal(run.w, w)
     assert torch.equal(run.rows("last")[1], kept)

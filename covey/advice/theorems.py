@@ -24,6 +24,7 @@ from covey.algorithms import (
     AL2GD,
     APFL,
     L2GD,
+    Centralised,
     Clustered,
     DemLearn,
     Ditto,
@@ -656,7 +657,7 @@ def _envelope(lam: float, loss: _Loss) -> _Loss:
     return _Loss(L, None, exact=False)
 
 
-def _plain(a: FedAvg | HierFAVG | Local | Scaffold | APFL | FedPer | Clustered, loss: _Loss) -> Iterator[Advice]:
+def _plain(a: FedAvg | HierFAVG | Local | Centralised | Scaffold | APFL | FedPer | Clustered, loss: _Loss) -> Iterator[Advice]:
     yield from _inner(a.lr, 0.0, loss, steps=a.steps)
 
 
@@ -837,6 +838,7 @@ _CHECKS: dict[type[Algorithm], Callable[[Any, _Loss], Iterator[Advice]]] = {
     FedProx: _fedprox,
     FineTune: _finetune,
     HierFAVG: _plain,
+    Centralised: _plain,
     Local: _plain,
     Nested: _nested,
     PFedMe: _pfedme,

@@ -3,6 +3,7 @@
 from covey.algorithm import Algorithm
 from covey.algorithms.al2gd import AL2GD
 from covey.algorithms.apfl import APFL
+from covey.algorithms.centralised import Centralised
 from covey.algorithms.clustered import Clustered
 from covey.algorithms.demlearn import DemLearn
 from covey.algorithms.ditto import Ditto
@@ -34,6 +35,7 @@ __all__ = [
     "ALGORITHMS",
     "APFL",
     "L2GD",
+    "Centralised",
     "Clustered",
     "DemLearn",
     "Ditto",
@@ -64,8 +66,9 @@ __all__ = [
 ALGORITHMS: dict[str, type[Algorithm]] = {
     algorithm.__module__.rpartition(".")[2]: algorithm
     for algorithm in (
-        Local, FedAvg, FedProx, Scaffold, FineTune, PerFedAvg, Ditto, APFL, L2GD, FedPer, FedRep, FedAMP, HeurFedAMP, Clustered,
-        PFedMe, FedMac, PFedBayes, PFedGP, DemLearn, HierFAVG, AL2GD, PerMFL, SFedHP, FedAlt, FedSim, Pruned, Nested,
+        Local, Centralised, FedAvg, FedProx, Scaffold, FineTune, PerFedAvg, Ditto, APFL, L2GD, FedPer, FedRep, FedAMP,
+        HeurFedAMP, Clustered, PFedMe, FedMac, PFedBayes, PFedGP, DemLearn, HierFAVG, AL2GD, PerMFL, SFedHP,
+        FedAlt, FedSim, Pruned, Nested,
     )
 }  # fmt: skip
 """Every algorithm by the name of its file, which is its name in an experiment file."""

@@ -46,7 +46,8 @@ class DemLearn(Algorithm):
         require(self, levels=(1, 1e9), alpha=(0, 1), mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
         require(self, amplify=None, amplify_rounds=(0, 1e9))
         if self.levels > 1 and find_spec("scipy") is None:
-            raise ConfigError(f"DemLearn: levels = {self.levels} needs scipy, which makes the dendrogram; pip install scipy.")
+            needs = f"levels = {self.levels} needs scipy, which makes the dendrogram"
+            raise ConfigError(f"DemLearn: {needs}; pip install 'covey[demlearn]'.")
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         thetas, asker, child = me.ask(self.device).gather()

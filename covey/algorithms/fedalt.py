@@ -1,7 +1,7 @@
 """FedAlt: some layers are shared, the others stay on the device and learn before them (Pillutla et al., 2022).
 
 The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `personal_steps`, `lr`, `personal_lr`. Which layers are
-v is the experiment's `private`. Edges average what is under them `edge_rounds` times, as in HierFAVG.
+v is the experiment's `private`, by default the last one. Edges average what is under them `edge_rounds` times, as in HierFAVG.
 """
 
 from dataclasses import dataclass

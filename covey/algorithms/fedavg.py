@@ -21,7 +21,7 @@ class FedAvg(Algorithm):
 
     sample: Sample = None
     steps: int = 20
-    lr: float = 0.02
+    lr: float = 0.1
     batch: int | None = 20
     weight: Weight = "uniform"
 

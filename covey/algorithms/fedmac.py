@@ -3,6 +3,7 @@
 The paper's w, theta, S, R, |D|, lambda, gamma, gamma_w, eta, eta_p, beta, rho are `w`, `theta`, `sample`, `local_rounds`,
 `batch`, `lam`, `gamma`, `gamma_w`, `lr`, `personal_lr`, `beta`, `rho`. `steps` is 1, as in its experiments; theta is carried from
 one local round to the next, without which it would never be more than one step from w.
+Defaults are for newcomers; the paper's settings are in covey/papers/fedmac.toml.
 """
 
 from dataclasses import dataclass

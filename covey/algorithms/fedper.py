@@ -1,6 +1,7 @@
 """FedPer: everybody shares the base layers and keeps a head of its own (Arivazhagan et al., 2019).
 
-The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of the experiment names the head's layers.
+The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of the experiment names the head's layers, by
+default the last one.
 Its mean weighs by samples: `weight="samples"`.
 """
 

@@ -17,7 +17,7 @@ class FedProx(Algorithm):
     mu: float = 0.001
     sample: Sample = None
     steps: int = 20
-    lr: float = 0.02
+    lr: float = 0.1
     batch: int | None = 20
     weight: Weight = "uniform"
 

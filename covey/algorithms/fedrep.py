@@ -1,7 +1,7 @@
 """FedRep: devices fit their own heads to a shared representation, then the representation to their heads (Collins et al., 2021).
 
-The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of the experiment names the head's layers); its
-tau_h, tau, alpha are `head_steps`, `steps`, `head_lr` and `lr`.
+The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of the experiment names the head's layers, by
+default the last one); its tau_h, tau, alpha are `head_steps`, `steps`, `head_lr` and `lr`.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """HeurFedAMP: FedAMP whose weights are a softmax of cosines, the own one fixed (Huang et al., 2021).
 
 The paper's w_i, u_i, xi_ii, sigma, lambda are `theta`, `u`, `self_weight`, `sigma`, `lam` (lambda/alpha_k in one). Defaults are
-those of FedMac's comparison.
+those of FedMac's comparison, but for lam, which is 5 there.
 """
 
 import math
@@ -28,7 +28,7 @@ class HeurFedAMP(Algorithm):
 
     self_weight: float = 0.5
     sigma: float = 50.0
-    lam: float = 5.0
+    lam: float = 1.0
     sample: Sample = None
     steps: int = 20
     lr: float = 0.02

@@ -18,6 +18,7 @@ class Local(Algorithm):
     batch: int | None = 20
 
     sends: ClassVar[str] = "nothing"
+    learns_global: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))

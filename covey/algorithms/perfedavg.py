@@ -29,7 +29,7 @@ class PerFedAvg(Algorithm):
     alpha: float = 0.03
     sample: Sample = None
     steps: int = 20
-    lr: float = 0.003
+    lr: float = 0.05
     order: Literal["first", "hessian-free"] = "first"
     hessian: Literal["exact", "difference"] = "exact"
     delta: float = 1e-3

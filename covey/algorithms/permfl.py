@@ -1,7 +1,8 @@
 """PerMFL: a model for every tier, each held near the one above by a squared distance (Banerjee et al., 2024).
 
 The paper's x, w_i, theta_ij, T, K, L, lambda, gamma, alpha, eta, beta are `x`, `w`, `theta`, rounds, `edge_rounds`, `steps`,
-`lam`, `gamma`, `lr`, `edge_lr`, `beta`; its team is an edge. Defaults are those of its Table 2.
+`lam`, `gamma`, `lr`, `edge_lr`, `beta`; its team is an edge.
+Defaults are for newcomers; the paper's settings are in covey/papers/permfl.toml.
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,11 @@ class PerMFL(Algorithm):
     the last model of every edge, as the authors' code does, not only of those asked.
     """
 
-    lam: float = 0.5
+    lam: float = 1.5
     gamma: float = 1.5
     beta: float = 0.6
-    lr: PerNode = 0.01
-    edge_lr: PerNode = 0.03
+    lr: PerNode = 0.03
+    edge_lr: PerNode = 0.3
     edge_rounds: int | Sequence[int] = 10
     steps: int | Sequence[int] = 20
     sample: Sample = None

@@ -3,6 +3,7 @@
 The paper's w, theta, S, R, K, |D|, lambda, eta, eta_p (its public code's name), beta are `w`, `theta`, `sample`, `local_rounds`,
 `steps`, `batch`, `lam`, `lr`, `personal_lr`, `beta`. `gamma`, `rho` give FedMac's "modified pFedMe": gamma phi_rho(theta) is
 added to the inner problem. `weight_decay` is the 0.001 theta that the public code adds and the paper does not have.
+Defaults are for newcomers; the paper's settings are in covey/papers/pfedme.toml.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from covey.tree import Sample
 class PFedMe(Algorithm):
     """R times: K steps of theta on f + lam/2 |theta - w_i|^2, then w_i steps towards theta; w follows the mean w_i."""
 
-    lam: float = 15.0
+    lam: float = 5.0
     sample: Sample = None
     local_rounds: int = 20
     steps: int = 5
-    lr: float = 0.005
-    personal_lr: float = 0.09
+    lr: float = 0.05
+    personal_lr: float = 0.03
     beta: float = 1.0
     batch: int | None = 20
     weight: Weight = "uniform"

@@ -2,8 +2,10 @@
 
 Liu and Ratnarajah, 2023, Algorithm 1. The paper's u, v_k, m_k, rho_k, tau_u, tau-hat_u, tau_v, eta_u, eta_v are `u`, `v`, `mask`,
 `ratio`, `steps`, `probe_steps`, `personal_steps`, `lr`, `personal_lr`; K_j, the devices that kept weight j, is a reply's `cover`.
-Which layers are v is the experiment's `private`: "conv*" in the paper's, none for pruning alone (its reference 14). A weight
-that nobody kept stays as it was, where (15) would divide by zero. Masks save bytes with the codec "bitmap".
+Which layers are v is the experiment's `private`: by default "conv*" as in the paper, and where no layer convolves the last one;
+"" for pruning alone (its reference 14). A weight that nobody kept stays as it was, where (15) would divide by zero. Masks save
+bytes with the codec "bitmap".
+Defaults are for newcomers; the paper's settings are in covey/papers/wireless.toml.
 """
 
 from dataclasses import dataclass, replace
@@ -42,13 +44,14 @@ class Pruned(Algorithm):
     steps: int = 20
     probe_steps: int = 1
     personal_steps: int = 20
-    lr: float = 0.001
-    personal_lr: float = 0.001
+    lr: float = 0.02
+    personal_lr: float = 0.02
     batch: int | None = 128
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared weights it kept and which they are, never the private layers"
     splits: ClassVar[bool] = True
+    private_default: ClassVar[tuple[str, ...]] = ("conv*", "head")  # the paper's, and a last layer where no layer convolves
     any_depth: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

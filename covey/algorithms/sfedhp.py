@@ -2,6 +2,7 @@
 
 The paper's w, phi_i, theta_ij, S, R, K, |D|, lambda1, lambda2, gamma1, gamma2, eta1 (of w_i), eta2 (of theta), beta, rho are
 `w`, `phi`, `theta`, `sample`, `edge_rounds`, `steps`, `batch`, `lam1`, `lam2`, `gamma1`, `gamma2`, `lr1`, `lr2`, `beta`, `rho`.
+Defaults are for newcomers; the paper's settings are in covey/papers/sfedhp.toml.
 """
 
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ class SFedHP(Algorithm):
     still cut when they travel then. "keep" holds the sparsity that gamma2 has made; "off" lets it go.
     """
 
-    lam1: float = 25.0
-    lam2: float = 25.0
+    lam1: float = 1.0
+    lam2: float = 1.0
     gamma1: float = 0.0
     gamma2: float = 0.0
     rho: float = 6e-5
@@ -35,8 +36,8 @@ class SFedHP(Algorithm):
     device_sample: Sample = None
     edge_rounds: int = 20
     steps: int = 5
-    lr1: float = 0.05
-    lr2: float = 0.05
+    lr1: float = 0.4
+    lr2: float = 0.03
     beta: float = 1.0
     batch: int | None = 20
     l1: Literal["smooth", "prox"] = "smooth"

@@ -9,6 +9,7 @@ that names them, in a change on the command line to the current folder.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tomllib
 import types
@@ -21,10 +22,11 @@ from typing import Any, Literal
 
 import tomli_w
 import torch
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from covey import draws
-from covey.cli import modules, registry, scenario
+from covey.algorithm import Algorithm
+from covey.cli import glossary, modules, registry, scenario
 from covey.cli.registry import FACTS
 from covey.cli.strict import STRICT, apply, check, check_plain, nearest, parsed, spell
 from covey.data import Shards, edges
@@ -87,6 +89,24 @@ class TreeConfig(BaseModel):
             raise ConfigError(f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children.")
 
 
+def _check_edges(tree: Mapping[str, Any]) -> None:
+    """Refuse a word for `edges`: it is a number, and the word belongs to `form`."""
+    edges = tree.get("edges")
+    if not isinstance(edges, str) or edges == "none":
+        return
+    forms = typing.get_args(typing.get_args(TreeConfig.model_fields["form"].annotation)[0])
+    rule = "edges is how many there are, or how many devices each has"
+    if edges not in forms:
+        raise ConfigError(
+            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; who stands under which "
+            f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
+        )
+    form = f"tree.form = {spell(edges)}"
+    if edges in ("consecutive", "random", "similar"):
+        form += " together with their number, as in tree.edges = 4"
+    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}.")
+
+
 class Config(BaseModel):
     """The plain part of a file; the tables [algorithm], [data] and [model] follow what they name."""
 
@@ -95,9 +115,9 @@ class Config(BaseModel):
     rounds: int = Field(60, ge=1)
     seed: int = 0
     seeds: int = Field(1, ge=1)
-    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
+    loss: Literal["auto", "cross_entropy", "squared_error", "mse"] = "auto"
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
-    private: str | list[str] = []
+    private: str | list[str] = "auto"
     idle: Literal["skip", "train"] = "skip"
     codec: str | dict[str, Any] = "dense"
     batches: Literal["uniform", "cyclic"] = "uniform"
@@ -121,7 +141,7 @@ class Config(BaseModel):
 
     def experiment(self, seed: int) -> Experiment:
         """The experiment of one seed: its own initial weights, partition and draws."""
-        shards = _make("data", self.data, seed=seed)
+        shards = self._shards(seed)
         self._need_parts(shards)
         model = _model(self.model, shards, seed)
         shards, tree = self.tree.build(shards, model, seed)
@@ -144,10 +164,26 @@ class Config(BaseModel):
             **self._training(seed),
         )
 
+    def _shards(self, seed: int) -> Shards:
+        """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
+        if self.loss not in ("squared_error", "mse"):
+            shards: Shards = _make("data", self.data, seed=seed)
+            return shards
+        table = dict(self.data)
+        takes = inspect.signature(_maker("data", str(table.get("name")))).parameters
+        if "regression" in takes and table.get("classes", "none") == "none":
+            table["regression"] = True
+        made: Shards = _make("data", table, seed=seed)
+        return made.numbers()
+
     def like(self, shards: Shards, seed: int) -> Experiment:
         """The same learning on the data of one new device."""
         algorithm, model = _make("algorithm", self.algorithm), _model(self.model, shards, seed)
         return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **self._training(seed))
+
+    def learner(self) -> Algorithm:
+        """The algorithm, without the data it runs on."""
+        return typing.cast(Algorithm, _make("algorithm", self.algorithm))
 
     def _training(self, seed: int) -> dict[str, Any]:
         """What decides how a device learns from its data."""
@@ -188,19 +224,23 @@ class Config(BaseModel):
         return tomli_w.dumps(self.resolved())
 
 
-def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
-    """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked."""
+def load(path: Path | None, changes: Sequence[str] = (), notes: list[str] | None = None) -> Config:
+    """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked.
+
+    `notes` is given what the user should know of it.
+    """
     table = _read(path)
     if path is not None:
         modules.look_beside(path)
         _place(table, path.parent)
-    for change in sorted(
-        changes, key=lambda change: ".name=" not in change.replace(" ", "")
-    ):  # a name drops the fields of another
-        apply(table, change)
+    said = [] if notes is None else notes
+    names_first = sorted(changes, key=lambda change: ".name=" not in change.replace(" ", ""))
+    for change in names_first:
+        apply(table, change, lambda section, old, name: _taken_over(section, old, name, changes, said))
     check_plain(table)
     _place(table, Path.cwd())  # what the changes name
     if isinstance(tree := table.get("tree"), dict):
+        _check_edges(tree)
         table["tree"] = check(TreeConfig, tree, "tree.").model_dump(exclude_none=True)
     config = check(Config, table, "")
     for section in _SECTIONS:
@@ -208,6 +248,42 @@ def load(path: Path | None, changes: Sequence[str] = ()) -> Config:
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
+
+
+def _taken_over(section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]) -> dict[str, Any]:
+    """The fields of an algorithm that another one has too, with the same meaning; a note says which are dropped."""
+    if section != "algorithm" or not isinstance(name, str):
+        return {}
+    fields = {key: value for key, value in old.items() if key != "name"}
+    kept = {key: value for key, value in fields.items() if _same_field(str(old["name"]), name, key, value)}
+    given = {change.partition("=")[0].strip() for change in changes}
+    dropped = [key for key in fields if key not in kept and f"{section}.{key}" not in given]
+    if dropped:
+        listed = ", ".join(f"{key} = {spell(fields[key])}" for key in dropped)
+        stays = f"; kept {', '.join(kept)}" if kept else ""
+        notes.append(f"algorithm.name = {name}: dropped {listed}, which mean something to {old['name']} alone{stays}")
+    return kept
+
+
+def _same_field(old: str, new: str, key: str, value: Any) -> bool:
+    """Whether two algorithms have this field, by the same meaning, and the new one's may have this value."""
+    try:
+        makers = [_maker("algorithm", name) for name in (old, new)]
+        schemas = [_schema(make, "algorithm") for make in makers]
+    except (ConfigError, AssertionError):  # a name that is wrong is refused later, by name
+        return False
+    if any(key not in schema.model_fields for schema in schemas):
+        return False
+    meanings = {glossary.meaning(name, key, make) for name, make in zip((old, new), makers, strict=True)}
+    if len(meanings - {""}) > 1:
+        return False
+    annotation: Any = schemas[1].model_fields[key].annotation
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
+    try:
+        adapter.validate_json(json.dumps(None if value == "none" else value))
+    except ValueError:
+        return False
+    return True
 
 
 SECTIONS = {kind: section for section, kind in _SECTIONS.items()}
@@ -219,10 +295,26 @@ def defaults(kind: str, name: str) -> dict[str, Any]:
     section = SECTIONS.get(kind, kind)
     if not modules.is_own(section, name) and registry.find(kind, name) is None:
         known = registry.names(kind)
-        raise ConfigError(f"{name!r} is not among the {kind}{nearest(name, known)}; one of {', '.join(known)}.")
+        meant, listed = nearest(name, known), ", ".join(known)
+        raise ConfigError(f"{name!r} is not among the {kind}{meant}; one of {listed}.")
     fields = _schema(_maker(section, name), section).model_fields if kind in SECTIONS else {}
     values = {key: "..." if field.is_required() else field.get_default() for key, field in fields.items()}
     return typing.cast(dict[str, Any], _without_null({"name": name, **values}))
+
+
+def explain(kind: str, name: str) -> dict[str, str]:
+    """What each field of a named thing may be and means, where that is known; one line each."""
+    section = SECTIONS.get(kind, kind)
+    if kind not in SECTIONS:
+        return {}
+    make = _maker(section, name)
+    hints = _hints(make)
+    out = {}
+    for key in _schema(make, section).model_fields:
+        kind_of = glossary.kind_of(hints.get(key))
+        meaning = glossary.meaning(name, key, make) if kind == "algorithms" else ""
+        out[key] = ": ".join(part for part in (kind_of, meaning) if part)
+    return out
 
 
 def _read(path: Path | None) -> dict[str, Any]:
@@ -283,7 +375,8 @@ def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
         listed = f"one of {', '.join(known)}{own}"
         if name is None:
             raise ConfigError(f"[{section}] needs a name: {listed}.")
-        raise ConfigError(f"{section}.name = {name!r} is unknown{nearest(str(name), known)}; {listed}.")
+        meant = nearest(str(name), known)
+        raise ConfigError(f"{section}.name = {name!r} is unknown{meant}; {listed}.")
     schema = _schema(_maker(section, name), section)
     return check(schema, {k: v for k, v in table.items() if k != "name"}, f"{section}.")
 

@@ -19,7 +19,7 @@ from covey.data import Shards, inventory, overlaps, places
 from covey.data.catalog import known
 from covey.data.inventory import Status
 from covey.data.shards import SPLITS
-from covey.report.data_picture import draw
+from covey.report.data_picture import draw, target_histogram
 from covey.tree import Tree
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
@@ -119,13 +119,16 @@ def show(
         print(json.dumps({**facts, "picture": str(picture)}))
         return
     console = Console(soft_wrap=True)
-    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {shards.classes or 'no'} classes", highlight=False)
+    goal = f"{shards.classes} classes" if shards.classes is not None else "numbers to predict"
+    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}", highlight=False)
     for name, (least, middle, most, total) in facts["sizes"].items():
         console.print(
             f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; {total:,} in all", highlight=False
         )
     if facts["labels"]:
         console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]), highlight=False)
+    if facts["targets"]:
+        console.print(f"{'targets':12} {_spelled(facts['targets'])}", highlight=False)
     if facts["scaling"]:
         console.print(f"{'scaling':12} {escape(facts['scaling'])}", highlight=False)
     found = facts["overlaps"]
@@ -134,6 +137,33 @@ def show(
     colour = "bold red" if leaks else "green"
     console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}", highlight=False)
     console.print(f"{'picture':12} {escape(str(picture))}", highlight=False)
+
+
+def _targets(shards: Shards) -> dict[str, Any] | None:
+    """What numbers there are to predict in training, with a histogram; None for classes."""
+    if shards.classes is not None:
+        return None
+    limits, counts = target_histogram(shards)
+    values = shards.y[shards.train.index].double()
+    return {
+        "min": float(values.min()),
+        "mean": float(values.mean()),
+        "deviation": float(values.std(correction=0)),
+        "max": float(values.max()),
+        "limits": limits.tolist(),
+        "counts": counts.sum(0).tolist(),
+    }
+
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def _spelled(targets: dict[str, Any]) -> str:
+    """The targets in a line, their histogram as a row of bars."""
+    most = max(targets["counts"])
+    bars = "".join(_BARS[-(-8 * count // most)] for count in targets["counts"])
+    spread = f"mean {targets['mean']:.4g}, standard deviation {targets['deviation']:.4g}"
+    return f"{targets['min']:.4g} |{bars}| {targets['max']:.4g}; {spread}"
 
 
 def _leaks(facts: dict[str, Any]) -> str:
@@ -167,6 +197,7 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "edges": list(tree.children[-1]) if tree.depth > 2 else None,
         "sizes": sizes,
         "labels": [int(labels.min()), int(np.median(labels)), int(labels.max())] if shards.classes else None,
+        "targets": _targets(shards),
         "scaling": None if kind is None else f"{kind}{', over test examples too' if kind == 'paper' else ''}",
         "overlaps": asdict(overlaps(shards)),
     }

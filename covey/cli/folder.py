@@ -11,6 +11,7 @@
     data.json               the form of the data: classes, names, scaling; what a new device needs
     devices.csv             how every device does with every model
     summary.json, plot.png  what it came to
+    devices.png             who gains and who loses by a model of its own
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the picture of all.
 """
@@ -21,6 +22,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -132,10 +134,13 @@ def create(path: Path) -> Folder:
     return Folder(path)
 
 
-def unused(name: str) -> Path:
-    """runs/NAME-1, or the next number that is free."""
+def unused(name: str, algorithm: str) -> Path:
+    """runs/NAME-ALGORITHM-1, or the next number that is free; runs/NAME-1 where the name says the algorithm."""
+    word = re.sub(r"[^A-Za-z0-9_.-]", "-", algorithm)
+    says = not name or word.lower() in re.split(r"[-_.]", name.lower())
+    base = (name or word) if says else f"{name}-{word}"
     number = 1
-    while (path := Path("runs") / f"{name}-{number}").exists():
+    while (path := Path("runs") / f"{base}-{number}").exists():
         number += 1
     return path
 

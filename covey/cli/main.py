@@ -1,4 +1,4 @@
-"""The commands: run, personalize, data, plan, advise, list, doctor."""
+"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
 
 from __future__ import annotations
 
@@ -7,32 +7,36 @@ import os
 import shutil
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, registry, show
+from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
-from covey.cli.config import SECTIONS, Config, defaults, load
+from covey.cli.config import SECTIONS, Config, defaults, explain, load
 from covey.cli.folder import environment
 from covey.cli.plan import plan
 from covey.cli.play import Interrupted, resume, start
-from covey.cli.registry import REGISTRY, Entry
+from covey.cli.registry import Entry
 from covey.cli.words import AsJson, What, split
+from covey.data import inventory
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
 from covey.run import Run
 
 EXIT_CODES = {
     0: "all went well",
-    1: "an error nobody foresaw; please report it",
+    1: "unexpected error (a bug); please report it",
     2: "the command, the file or a value in it is wrong; nothing was run",
     3: "training diverged; the last good state is saved",
     4: "something could not be read or written; what was saved before is untouched",
@@ -49,8 +53,21 @@ app = typer.Typer(
 )
 
 app.add_typer(data.app, name="data", epilog=_EPILOG)
-app.command(epilog=_EPILOG)(plan)
-app.command(epilog=_EPILOG)(advise)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"covey {covey.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _covey(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Personalized federated learning on trees of machines."""
 
 
 class Kind(StrEnum):
@@ -67,7 +84,9 @@ class Kind(StrEnum):
 @app.command(epilog=_EPILOG)
 def run(
     what: What = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; it must be new or empty. Default: runs/NAME-N.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write; it must be new or empty. Default: runs/NAME-ALGORITHM-N.")
+    ] = None,
     resume_from: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
@@ -86,7 +105,7 @@ def run(
 
       covey run examples/radio.toml                   over the air: seconds and joules beside every score
 
-      covey run --resume runs/demo-1 rounds=100       go on, for more rounds
+      covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds
     """
     console = Console(stderr=as_json, soft_wrap=True)
     path, changes = split(what)
@@ -98,16 +117,21 @@ def run(
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
         folder, summary = resume(resume_from, changes, console, sys.argv)
     else:
-        config = load(path, changes)
+        config = _load(console, path, changes)
         forced = _refuse(console, quick(config.experiment(config.seed)), force)
         folder, summary = start(config, out, console, sys.argv)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
-    console.print(f"folder: {folder.path}   picture: {folder.path / 'plot.png'}", highlight=False)
+    console.print(f"folder: {folder.path}   pictures: plot.png, devices.png", highlight=False)
+    console.print(f"look again: covey show {folder.path} --devices", highlight=False)
     again = " --force" if forced else ""
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
+
+
+app.command(name="show", epilog=_EPILOG)(results.show_run)
+app.command(epilog=_EPILOG)(results.predict)
 
 
 @app.command(epilog=_EPILOG)
@@ -127,9 +151,9 @@ def personalize(
 
     Examples:
 
-      covey personalize runs/own-data-1 --data pump-17.csv
+      covey personalize runs/own-data-permfl-1 --data pump-17.csv
 
-      covey personalize runs/own-data-1 --data pump-17.csv --edge harbour algorithm.steps=50
+      covey personalize runs/own-data-permfl-1 --data pump-17.csv --edge harbour algorithm.steps=50
     """
     done = personal.personalize(run, file, edge, out, changes or [], seed)
     if as_json:
@@ -138,15 +162,21 @@ def personalize(
     show.newcomer(Console(soft_wrap=True), done)
 
 
+app.command(epilog=_EPILOG)(advise)
+app.command(epilog=_EPILOG)(plan)
+
+
 @app.command(name="list", epilog=_EPILOG)
 def list_(
-    kind: Kind,
-    name: Annotated[str | None, typer.Argument(help="One of them: its table, with the defaults.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(help="What to list. Default: the names of every kind.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One of them: its table, with defaults and meanings.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what an experiment file can name, or show one's table with every field and its default.
+    """List what an experiment file can name, or show one's table with every field, its default and its meaning.
 
     Examples:
+
+      covey list
 
       covey list algorithms
 
@@ -154,24 +184,58 @@ def list_(
 
       covey list codecs --json
     """
-    if name is not None:
-        fields = defaults(kind, name)
-        print(json.dumps(fields) if as_json else tomli_w.dumps({SECTIONS.get(kind, kind): fields}), end="\n" if as_json else "")
+    if kind is None:
+        _list_kinds(as_json)
+    elif name is None:
+        _list_entries(kind, as_json)
+    elif as_json:
+        print(json.dumps(defaults(kind, name)))
+    else:
+        print(_table_with_meanings(kind, name), end="")
+
+
+def _list_kinds(as_json: bool) -> None:
+    names = {kind.value: registry.names(kind) for kind in Kind}
+    if as_json:
+        print(json.dumps(names))
         return
+    console = Console(soft_wrap=True)
+    for kind, known in names.items():
+        console.print(f"[bold]{kind}[/] ({len(known)}): {escape(', '.join(known))}", highlight=False)
+    console.print("more: covey list algorithms; every field of one: covey list algorithms pfedme", highlight=False)
+
+
+def _list_entries(kind: Kind, as_json: bool) -> None:
     rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry)} for entry in registry.entries(kind)]
     if as_json:
         print(json.dumps(rows))
         return
-    console, wide = Console(soft_wrap=True), max(len(row["name"]) for row in rows)
+    console = Console(soft_wrap=True)
+    width = max(len(row["name"]) for row in rows)
     for row in rows:
-        console.print(f"[bold]{row['name']:{wide}}[/] {escape(row['about'])}", highlight=False)
-        for name in list(row)[2:]:
-            console.print(f"{'':{wide}} [dim]{name}:[/] {escape(row[name])}", highlight=False)
+        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}", highlight=False)
+        for key in list(row)[2:]:
+            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}", highlight=False)
+
+
+def _table_with_meanings(kind: Kind, name: str) -> str:
+    """The table of a file that names this thing, every field with a comment that says what it is."""
+    fields = defaults(kind, name)
+    meanings = explain(kind, name)
+    lines = {key: tomli_w.dumps({key: value}).rstrip("\n") for key, value in fields.items()}
+    width = max(len(line) for line in lines.values() if "\n" not in line)
+    out = [f"[{SECTIONS.get(kind, kind)}]"]
+    for key, line in lines.items():
+        meaning = meanings.get(key, "")
+        if meaning and "\n" in line:
+            out.append(f"# {meaning}")
+        out.append(f"{line:{width}}  # {meaning}" if meaning and "\n" not in line else line)
+    return "\n".join(out) + "\n"
 
 
 @app.command(epilog=_EPILOG)
 def doctor(what: What = None, as_json: AsJson = False) -> None:
-    """Show what covey would run on: versions, threads, devices, the engine's path for a model, data, disk and memory.
+    """Show what there is to run on: versions, devices, compiled kernel, extras, data sets, the engine's path, disk and memory.
 
     Examples:
 
@@ -180,7 +244,7 @@ def doctor(what: What = None, as_json: AsJson = False) -> None:
       covey doctor examples/permfl.toml
     """
     path, changes = split(what)
-    config = load(path, changes)
+    config = _load(Console(stderr=True, soft_wrap=True), path, changes)
     facts = _diagnose(config)
     if as_json:
         print(json.dumps(facts))
@@ -205,9 +269,19 @@ def main() -> None:
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2, ProgramError: 2, CoveyError: 1,
+    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2,
+    ProgramError: 2, CoveyError: 1,
 }  # fmt: skip
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
+
+
+def _load(console: Console, path: Path | None, changes: list[str]) -> Config:
+    """The experiment of a command; what the changes have dropped is printed."""
+    notes: list[str] = []
+    config = load(path, changes, notes)
+    for note in notes:
+        console.print(f"note: {escape(note)}", highlight=False)
+    return config
 
 
 def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
@@ -246,10 +320,40 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "engine": run.engine,
         "compiled kernel": native.status(),
         "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
-        "data shipped": ", ".join(name for name in REGISTRY["data"] if ":" not in name),
+        "data built in": "digits, synthetic",
+        "data sets": _data_sets(),
+        "extras": {extra: _extra(extra, modules) for extra, modules in _EXTRAS.items()},
+        "devices": _devices(),
         "disk free": f"{disk.free / 2**30:.1f} GiB",
         "memory free": f"{pages / 2**30:.1f} GiB",
     }
+
+
+_EXTRAS = {
+    "hub": ("datasets", "PIL"), "parquet": ("pyarrow",), "matlab": ("scipy",), "demlearn": ("scipy",),
+}  # fmt: skip
+"""The modules of every optional extra of pyproject.toml that a user may want."""
+
+
+def _extra(extra: str, modules: tuple[str, ...]) -> str:
+    lacking = [module for module in modules if find_spec(module) is None]
+    return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')" if lacking else "installed"
+
+
+def _data_sets() -> dict[str, str]:
+    """Which of the sets that are not built in lie on this machine, and where."""
+    sets = inventory.present()
+    there = [f"{status.name} ({status.source})" for status in sets if status.present]
+    lacking = [status.name for status in sets if not status.present]
+    out = {"here": ", ".join(there) or "none"}
+    if lacking:
+        out["not here"] = f"{', '.join(lacking)} (covey data says how to get them)"
+    return out
+
+
+def _devices() -> str:
+    cuda = [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+    return ", ".join(["cpu", *(f"cuda:{k} {name}" for k, name in enumerate(cuda))])
 
 
 if __name__ == "__main__":

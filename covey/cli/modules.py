@@ -1,9 +1,9 @@
-"""A user's own model, algorithm or data: the class or function that a file names as package.module:name.
+"""A user's own model, algorithm or data: what a file names as package.module:name.
 
-Naming it runs its code, so a file may name only what is defined in the user's own modules: those below the
-current folder, the file's folder or a folder of PYTHONPATH. What belongs to Python, torch, numpy or an installed
-package is refused, and is not even imported: `subprocess:getoutput` would run any command. A package may declare
-what it offers as entry points (covey/installed.py).
+Naming it runs its code, so a file may name only what is defined in the user's own modules: those
+below the current folder, the file's folder or a folder of PYTHONPATH. What belongs to Python,
+torch, numpy or an installed package is refused, and is not even imported: `subprocess:getoutput`
+would run any command. A package may declare what it offers as entry points (covey/installed.py).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WANTED = {
     "data": "a function that returns covey.data.Shards",
 }
 _RETURNS = {"algorithm": "an algorithm", "model": "a torch.nn.Module", "data": "covey.data.Shards"}
-_FILES: list[str] = []  # the folders of the experiment files that were read, in which modules may lie too
+_FILES: list[str] = []  # folders of the experiment files that were read: modules may lie there too
 
 
 def is_own(section: str, name: object) -> bool:
-    """Whether this name is of something of the user's own, which models, algorithms and data can be.
+    """Whether a name is of the user's own, which models, algorithms and data can be.
 
     >>> is_own("model", "nets:Net"), is_own("model", "cnn"), is_own("tree", "trees:Tree")
     (True, False, False)
@@ -56,15 +56,18 @@ def look_beside(file: Path) -> None:
 
 
 def find(section: str, name: str) -> Callable[..., Any]:
-    """The class of that name, or the function that makes one; the current folder is looked in first, as by `python -m`."""
+    """The class or function of that name, looked for in the current folder first."""
     where, _, attribute = name.partition(":")
     place = f"{section}.name = {name!r}"
     if not all(part.isidentifier() for part in (*where.split("."), attribute)):
-        raise ConfigError(f"{place}: write it as {FORM}, for instance nets:Net for the class Net in nets.py.")
+        example = "nets:Net for the class Net in nets.py"
+        raise ConfigError(f"{place}: write it as {FORM}, for instance {example}.")
     module = _import(where, place)
     if not hasattr(module, attribute):
-        has = [key for key, value in vars(module).items() if makes(value, section) and value.__module__ == where]
-        raise ConfigError(f"{place}: {where} has no {attribute}; it has {', '.join(has) or f'no {section}'}.")
+        able = {key: value for key, value in vars(module).items() if makes(value, section)}
+        own = [key for key, value in able.items() if value.__module__ == where]
+        has = ", ".join(own) or f"no {section}"
+        raise ConfigError(f"{place}: {where} has no {attribute}; it has {has}.")
     thing = getattr(module, attribute)
     _need_own(thing, place)
     if not makes(thing, section):
@@ -74,7 +77,7 @@ def find(section: str, name: str) -> Callable[..., Any]:
 
 
 def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What a class or function makes of these arguments; whatever goes wrong there is said with its line."""
+    """What a class or function makes of these arguments; errors in it are said with their line."""
     place = f"{section}.name = {name!r}"
     try:
         made = thing(**arguments)
@@ -82,7 +85,8 @@ def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[
         raise
     except FAULTS as error:
         values = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(f"{place}: {thing.__name__}({values}) fails with {told(error)}") from error
+        call = f"{thing.__name__}({values})"
+        raise ConfigError(f"{place}: {call} fails with {told(error)}") from error
     if not isinstance(made, _KINDS[section]):
         raise ConfigError(f"{place} returned {_what(made)}; it must return {_RETURNS[section]}.")
     return made
@@ -93,7 +97,8 @@ def makes(thing: object, section: str) -> bool:
     if not inspect.isclass(thing):
         return section in ("model", "data") and inspect.isfunction(thing)
     if section == "algorithm":
-        return issubclass(thing, Algorithm) and is_dataclass(thing) and not inspect.isabstract(thing)
+        whole = is_dataclass(thing) and not inspect.isabstract(thing)
+        return issubclass(thing, Algorithm) and whole
     return section == "model" and issubclass(thing, nn.Module)
 
 
@@ -118,8 +123,9 @@ def _import_own(name: str, where: str, place: str) -> None:
         wanted = where.replace(".", "/") + ".py"
         fix = f"start covey in the folder that holds {wanted}, or add that folder to PYTHONPATH"
         raise ConfigError(f"{place}: there is no module {name}; {fix}.")
-    namespace = spec.origin is None and spec.submodule_search_locations is not None  # a folder: it has no code
-    file = spec.origin if spec.has_location else None  # the origin of os is "frozen", which is no file
+    # a folder without __init__.py has no code of its own; the origin of os is "frozen", no file
+    namespace = spec.origin is None and spec.submodule_search_locations is not None
+    file = spec.origin if spec.has_location else None
     if name == "__main__" or not (namespace or _allowed(file)):
         raise ConfigError(f"{place}: {_foreign(name, file)}")
     try:
@@ -140,7 +146,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _need_own(thing: object, place: str) -> None:
-    """An error unless this is defined in a module of the user's own: a name may also have been imported there."""
+    """An error unless this is defined in a user's module: a name may have been imported there."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return  # an object, which is no class or function and refused as such
     origin = inspect.unwrap(thing) if inspect.isfunction(thing) else thing
@@ -160,7 +166,8 @@ def _foreign(name: str, file: str | None) -> str:
     elif file and not own_file(file):
         whose = "an installed package's"
     elif file:
-        whose = f"in {os.path.dirname(file)}, which is neither below this folder nor the file's nor in PYTHONPATH"
+        folder = os.path.dirname(file)
+        whose = f"in {folder}, which is neither below this folder nor the file's nor in PYTHONPATH"
     return (
         f"{name} is {whose}, and a file may only name what is defined in a module of your own; "
         f"write a function or class of your own that uses it, in a module with another name."
@@ -193,4 +200,6 @@ def _extend_path() -> None:
 def _what(thing: object) -> str:
     if inspect.isclass(thing):
         return f"the class {thing.__qualname__}"
-    return "a function" if inspect.isfunction(thing) else f"{thing!r:.40} of type {type(thing).__name__}"
+    if inspect.isfunction(thing):
+        return "a function"
+    return f"{thing!r:.40} of type {type(thing).__name__}"

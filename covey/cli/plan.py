@@ -28,7 +28,9 @@ _ROWS = 40  # devices that a table on a terminal lists
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO.toml", help="The scenario, or an experiment with a table [radio].")],
+    file: Annotated[
+        Path, typer.Argument(metavar="SCENARIO.toml", help=escape("The scenario, or an experiment with a table [radio]."))
+    ],
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")] = None,
     sweep: Annotated[str | None, typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices.")] = None,
     out: Annotated[Path | None, typer.Option(help="The picture to write. Default: NAME.png here.")] = None,

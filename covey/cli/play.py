@@ -20,13 +20,14 @@ from covey import checkpoint
 from covey.cli.config import Config, load
 from covey.cli.described import Described
 from covey.cli.folder import Folder, create, environment, refused, unused
+from covey.cli.registry import method
 from covey.cli.show import progress
 from covey.devices import from_csv, to_csv
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.experiment import Experiment, unlike
-from covey.report.plot import draw
+from covey.report.plot import draw, draw_devices
 from covey.report.summary import Summary, summarise
-from covey.run import Round, Runs
+from covey.run import Round, Runs, private_part
 
 _ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
 
@@ -38,7 +39,7 @@ class Interrupted(CoveyError):
 def start(config: Config, out: Path | None, console: Console, command: list[str]) -> tuple[Folder, Summary]:
     """A new run in a new folder."""
     covey.run(config.experiment(config.seed))  # everything wrong with it is said before a folder is made
-    folder = create(out or unused(config.title))
+    folder = create(out or unused(config.name, str(config.algorithm["name"])))
     with folder.lock():
         return _play(config, folder, console, command)
 
@@ -57,16 +58,17 @@ def resume(path: Path, changes: list[str], console: Console, command: list[str])
 
 
 def _same_seeds(config: Config, folder: Folder) -> None:
-    """An error if the folder was made for other seeds than its file says: nothing else remembers how many they were."""
+    """An error if the folder was made for other seeds than its file says."""
     wanted = range(config.seed, config.seed + config.seeds) if config.seeds > 1 else range(0)
-    present = [int(path.name[5:]) for path in folder.path.glob("seed-*") if path.name[5:].lstrip("-").isdigit()]
+    suffixes = [path.name.removeprefix("seed-") for path in folder.path.glob("seed-*")]
+    present = [int(suffix) for suffix in suffixes if suffix.lstrip("-").isdigit()]
     begun = any(folder.seed(seed).checkpoint.exists() for seed in present)
     lacking = begun and set(present) != set(wanted)
     if lacking or set(present) - set(wanted) or (config.seeds > 1 and folder.checkpoint.exists()):
         had = f"the seeds {min(present)} to {max(present)}" if present else "one seed"
         raise ConfigError(
-            f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, but the run has {had}; "
-            "put back what it said, or start a new run."
+            f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, "
+            f"but the run has {had}; put back what it said, or start a new run."
         )
 
 
@@ -85,11 +87,15 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
             folder.write_json("environment.json", environment(command))
             histories, engine = _seeds(config, places, console, stop)
             devices = [from_csv((place.path / "devices.csv").read_text()) for place in places.values()]
-            summary = summarise(histories, config.protocol, devices)
+            private = private_part(next(iter(places.values())).checkpoint)
+            summary = summarise(histories, config.protocol, devices, config.learner(), private)
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
+            title = method(config.algorithm["name"])
             with refused(folder.path / "plot.png"):
-                draw(histories, folder.path / "plot.png", title=config.title)
+                draw(histories, folder.path / "plot.png", title, devices)
+            with refused(folder.path / "devices.png"):
+                draw_devices(histories, folder.path / "devices.png", title, devices)
     except KeyboardInterrupt as error:
         rounds = [_round(place) for place in places.values()]
         state = (
@@ -154,7 +160,9 @@ def _run(
     for run, folder in zip(runs.seeds, folders, strict=True):
         folder.metrics(run.history)
         folder.write_json("data.json", Described.of(run.trained).as_dict())
-    with progress(console, label=_label(config, list(experiments)), rounds=config.rounds, done=runs.round) as show:
+    label = _label(config, list(experiments))
+    hidden = () if runs.experiment.algorithm.learns_global else ("global",)
+    with progress(console, label=label, rounds=config.rounds, done=runs.round, hidden=hidden) as show:
         try:
             for records in runs:
                 stop.check()
@@ -215,7 +223,9 @@ def _finished(config: Config, seed: int, saved: Path) -> list[Round] | None:
     facts = checkpoint.read(saved).facts
     if facts["round"] < config.rounds:
         return None
-    checkpoint.same_experiment(saved, facts["experiment"], config.experiment(seed).fingerprint())
+    experiment = config.experiment(seed)
+    wanted = experiment.fingerprint()
+    checkpoint.same_experiment(saved, facts["experiment"], wanted, data=experiment.data.name)
     return covey.history(saved)
 
 

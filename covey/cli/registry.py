@@ -69,14 +69,14 @@ def _entries(things: dict[str, Any]) -> dict[str, Entry]:
 
 _OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
 
-_OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments, seed is the run's"
+_OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
 _POLICIES = {
     "optimal": "the least weighted sum of pruning ratios; all end at the deadline",
     "equal": "the same share for all, and as much pruned as the deadline asks for",
     "fair": "the least largest ratio: all prune the same part and end at the deadline",
     "personal_only": "the same share for all, nothing pruned; for algorithms that do not prune",
     "personal_fastest": "nothing pruned, shares with which the last ends soonest; where an algorithm says what devices do",
-    "pruning_only": "as optimal, with the personal part pruned and sent as well; in a run, leave out private instead",
+    "pruning_only": 'as optimal, with the personal part pruned and sent as well; in a run, give private = "" instead',
 }
 REGISTRY: dict[str, dict[str, Entry]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
@@ -120,6 +120,18 @@ def find(kind: str, name: str) -> Entry | None:
     return REGISTRY[kind].get(name) if declared is None else _installed(declared)
 
 
+def method(name: str) -> str:
+    """What an algorithm is called where figures are shown: as its paper has it, or its class.
+
+    >>> method("pfedme"), method("fedavg"), method("mine:Mean")
+    ('pFedMe', 'FedAvg', 'Mean')
+    """
+    entry = REGISTRY["algorithms"].get(name)
+    if entry is None:
+        return name.rpartition(":")[2]
+    return entry.line.partition(":")[0]
+
+
 def names(kind: str) -> list[str]:
     """Every name of a kind; nothing is loaded."""
     return list(dict.fromkeys([*REGISTRY[kind], *installed.declared(kind)]))
@@ -129,7 +141,7 @@ def entries(kind: str) -> list[Entry]:
     """Everything of a kind, what cannot be used with the reason."""
     out = list(REGISTRY[kind].values())
     for name, declared in installed.declared(kind).items():
-        packages = ", ".join(one.package for one in declared)
+        packages = ", ".join(point.package for point in declared)
         try:
             entry = find(kind, name)
         except ConfigError as error:
@@ -152,5 +164,6 @@ def _installed(declared: Declared) -> Entry:
     thing = declared.load()
     table = _TABLES[declared.kind]
     if not modules.makes(thing, table):
-        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {modules.wanted(table)}.")
+        wanted = modules.wanted(table)
+        raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
     return Entry(name, thing, _first(inspect.getdoc(thing)), declared.package)

@@ -15,12 +15,17 @@ from covey.cli.personalize import Personalized
 from covey.report.summary import Figure, RadioFigures, Summary
 from covey.run import Round
 
+_WIDEST = 250  # columns that the widest table takes
+
 Show = Callable[[Sequence[Round]], None]
 
 
 @contextmanager
-def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterator[Show]:
-    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before."""
+def progress(console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()) -> Iterator[Show]:
+    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before.
+
+    Models that are `hidden` are left out.
+    """
     total = 0
     scores = ""
 
@@ -29,7 +34,7 @@ def progress(console: Console, *, label: str, rounds: int, done: int) -> Iterato
         total += sum(record.bytes() for record in records)
         if records[0].models:
             names = _one_per_tier(records[0]) if console.is_terminal else list(records[0].models)
-            scores = " ".join(f"{name} {_score(records, name)}" for name in names)
+            scores = " ".join(f"{name} {_score(records, name)}" for name in names if name not in hidden)
         return f"{scores} {total / 1e6:.1f} MB"
 
     if not console.is_terminal:
@@ -59,11 +64,15 @@ def table(console: Console, summary: Summary) -> None:
     """Every model, then every link."""
     seeds = f"{summary.seeds} seed{'s' if summary.seeds > 1 else ''}"
     part = "validation data" if summary.protocol == "honest" else "TEST data, as the papers do"
-    figure = "accuracy in %" if _classifies(summary) else "loss"
+    figure = "loss"
+    if _classifies(summary):
+        figure = "accuracy in %"
+    elif _predicts_numbers(summary):
+        figure = "errors in the units of the target"
     console.print(
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    console.print(_models(summary))
+    print_wide(console, _models(summary))
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -73,7 +82,7 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
-        console.print(_links(summary))
+        print_wide(console, _links(summary))
     if summary.radio is not None:
         _radio(console, summary.radio)
     if summary.spent:
@@ -82,8 +91,22 @@ def table(console: Console, summary: Summary) -> None:
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
 
 
+def print_wide(console: Console, table: Table) -> None:
+    """Print a table in full: on a narrow screen its lines wrap, instead of its words being cut."""
+    width = console.width
+    console.width = max(width, _WIDEST)
+    try:
+        console.print(table, highlight=False)
+    finally:
+        console.width = width
+
+
 def _classifies(summary: Summary) -> bool:
     return any(m.accuracy is not None for m in summary.models)
+
+
+def _predicts_numbers(summary: Summary) -> bool:
+    return any(m.rmse is not None for m in summary.models)
 
 
 def _models(summary: Summary) -> Table:
@@ -97,6 +120,15 @@ def _models(summary: Summary) -> Table:
             "worst 10 %": [_percent(m.worst_decile) for m in models],
             "last round": [_percent(m.last) for m in models],
             "best on test (optimistic)": [_percent(m.best_on_test) for m in models],
+        }
+    elif _predicts_numbers(summary):
+        columns = {
+            "test RMSE": [_plain(m.rmse) for m in models],
+            "MAE": [_plain(m.mae) for m in models],
+            "R2": [_plain(m.r2) for m in models],
+            "RMSE of holders": [_plain(m.rmse_holders) for m in models],
+            "last round": [_plain(m.rmse_last) for m in models],
+            "best on test (optimistic)": [_plain(m.rmse_best_on_test) for m in models],
         }
     else:
         columns = {
@@ -114,17 +146,18 @@ def _models(summary: Summary) -> Table:
     out = _columns("model", "kept by", *columns)
     for at, m in enumerate(models):
         kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        out.add_row(m.model, kept, *(cells[at] for cells in columns.values()))
+        out.add_row(summary.labels.get(m.model, m.model), kept, *(cells[at] for cells in columns.values()))
     return out
 
 
 def _gains(summary: Summary) -> Iterator[str]:
     """Who is better off with a model of its own."""
     for gain in summary.gains:
-        yield (
-            f"{gain.model} against {gain.other}: {gain.better} of {gain.devices} devices gain, {gain.worse} lose"
-            f" (median {gain.median:+.1f} points, from {gain.least:+.1f} to {gain.most:+.1f})"
-        )
+        who = f"{gain.model} against {gain.other}: {gain.better} of {gain.devices} devices gain, {gain.worse} lose"
+        if gain.figure == "rmse":
+            yield f"{who} (RMSE: median {-gain.median:+.1f} %, from {-gain.most:+.1f} to {-gain.least:+.1f})"
+        else:
+            yield f"{who} (median {gain.median:+.1f} points, from {gain.least:+.1f} to {gain.most:+.1f})"
 
 
 def _radio(console: Console, figures: RadioFigures) -> None:
@@ -147,16 +180,22 @@ def newcomer(console: Console, done: Personalized) -> None:
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
     console.print(f"a new device with {sizes} examples; its model starts from {done.start}", highlight=False)
     parts = [part for part, count in done.counts.items() if count]
-    rows = _columns("model", "", *(f"{part} %" if _right(done, part) else f"{part} loss" for part in parts))
+    kinds = {part: _kind(done, part) for part in parts}
+    heads = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}
+    rows = _columns("model", "", *(f"{part} {heads[kind]}" for part, kind in kinds.items()))
     for name, scores in done.scores.items():
-        figures = [scores[part].accuracy if _right(done, part) else scores[part].loss for part in parts]
-        rows.add_row(name, "", *(_one(figure, _right(done, part)) for figure, part in zip(figures, parts, strict=True)))
-    console.print(rows)
+        figures = {part: getattr(scores[part], kind) for part, kind in kinds.items()}
+        rows.add_row(name, "", *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items()))
+    print_wide(console, rows)
     console.print(f"personal model: {done.path}", highlight=False)
 
 
-def _right(done: Personalized, part: str) -> bool:
-    return all(scores[part].accuracy is not None for scores in done.scores.values())
+def _kind(done: Personalized, part: str) -> str:
+    """The figure that every model has on a part: accuracy, RMSE or else the loss."""
+    for kind in ("accuracy", "rmse"):
+        if all(getattr(scores[part], kind) is not None for scores in done.scores.values()):
+            return kind
+    return "loss"
 
 
 def _one(figure: float | None, percent: bool) -> str:
@@ -203,5 +242,8 @@ def _score(records: Sequence[Round], name: str) -> str:
     right = [score.accuracy for score in scores if score.accuracy is not None]
     if right:
         return f"{100 * fmean(right):.1f}%"
+    errors = [score.rmse for score in scores if score.rmse is not None]
+    if errors:
+        return f"RMSE {fmean(errors):.4g}"
     losses = [score.loss for score in scores if score.loss is not None]
     return f"{fmean(losses):.4g}" if losses else "-"

@@ -7,10 +7,11 @@ import datetime
 import difflib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -64,9 +65,17 @@ def check_plain(table: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{place} = {shown(value)} {rule}.")
 
 
-def apply(table: dict[str, Any], change: str) -> None:
-    """Make one change such as "algorithm.lam1=15" in the table of a file."""
-    key, equals, value = change.partition("=")
+Renamed = Callable[[str, dict[str, Any], Any], dict[str, Any]]
+"""(section, its table, another name): the fields that the thing of the other name takes over."""
+
+
+def apply(table: dict[str, Any], change: str, renamed: Renamed | None = None) -> None:
+    """Make one change such as "algorithm.lam1=15" in the table of a file.
+
+    Another name in a section drops its fields, which would be unknown to what is named now, but
+    for those that `renamed` says it takes over.
+    """
+    key, equals, text = change.partition("=")
     if not equals or not key:
         raise ConfigError(f"{change!r} is neither a file nor a change; write changes as algorithm.lam1=15.")
     *parents, last = key.strip().split(".")
@@ -74,15 +83,31 @@ def apply(table: dict[str, Any], change: str) -> None:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{change!r}: {parent} is a value, not a table.")
+    value = _value(text, change)
+    if last == "name" and parents and table.get("name") not in (None, value):
+        kept = {} if renamed is None else renamed(".".join(parents), dict(table), value)
+        table.clear()
+        table |= kept
+    table[last] = value
+
+
+_BARE_POINT = re.compile(r"([+-]?)(\d*)\.(\d*)(([eE][+-]?\d+)?)")
+_PYTHON = {"True": True, "False": False, "None": "none"}
+
+
+def _value(text: str, change: str) -> Any:
+    """What stands behind the =: TOML or, as on a command line, also .03, 3., True and text without quotes."""
+    word = text.strip()
+    if word in _PYTHON:
+        return _PYTHON[word]
+    if (bare := _BARE_POINT.fullmatch(word)) and (bare[2] or bare[3]):
+        return float(word)
     try:
-        new = tomllib.loads(f"x = {value}")["x"]
+        return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:
-        new = value.strip()
+        return word
     except (ValueError, RecursionError):
-        new = parsed(f"x = {value}", shown(change))["x"]  # which says what is wrong
-    if last == "name" and parents and table.get("name") not in (None, new):
-        table.clear()  # another algorithm's fields would be unknown to this one
-    table[last] = new
+        return parsed(f"x = {text}", shown(change))["x"]  # which says what is wrong
 
 
 def check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:

@@ -37,7 +37,8 @@ def codec(name: str, **options: Any) -> Codec:
         raise ConfigError(f"there is no codec {name!r}{_nearest(name, CODECS)}; the known ones are {', '.join(CODECS)}.")
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
     own = fields(plain) if is_dataclass(plain) else ()
-    free = [field.name for field in own if field.default is not MISSING and getattr(plain, field.name) == field.default]
+    optional = [field for field in own if field.default is not MISSING]
+    free = [field.name for field in optional if getattr(plain, field.name) == field.default]
     if unknown := next((option for option in options if option not in free), None):
         known = f"its options are {', '.join(free)}" if free else "it has none"
         raise ConfigError(f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {known}.")
@@ -49,7 +50,7 @@ _METHODS = ("encode", "decode", "nbytes", "lengths", "roundtrip")
 
 
 def declared_codec(declared: Declared) -> Codec:
-    """The codec that an installed package declares: an object, or a class whose fields all have defaults."""
+    """The codec that an installed package declares: an object, or a class without required fields."""
     thing: Any = declared.load()
     try:
         made: Any = thing() if inspect.isclass(thing) else thing
@@ -58,9 +59,10 @@ def declared_codec(declared: Declared) -> Codec:
     lacking = [name for name in _METHODS if not callable(getattr(made, name, None))]
     lacking += [name for name in ("name", "lossless", "draws") if not hasattr(made, name)]
     if lacking:
-        raise declared.wrong(f"it is no codec, for it has no {', '.join(lacking)} (covey/codecs/codec.py).")
+        names = ", ".join(lacking)
+        raise declared.wrong(f"it is no codec, for it has no {names} (covey/codecs/codec.py).")
     if made.name != declared.point.name:
-        raise declared.wrong(f"the codec calls itself {made.name!r}; the two names must be the same.")
+        raise declared.wrong(f"the codec calls itself {made.name!r}; the names must be the same.")
     codec: Codec = made
     return codec
 

@@ -44,7 +44,7 @@ def files(
     and device. Devices are ordered by edge. Without a part column, `split` cuts each device's rows.
 
     Labels that are whole numbers or text are classes, those that occur unless `classes` lists them; with decimal points, or
-    with `regression`, they are targets.
+    with `regression`, they are targets. An experiment file that names `loss = "squared_error"` asks for `regression` by itself.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,8 @@ def _is_folder(path: Path) -> bool:
 def _table(path: Path, columns: Columns, faults: Faults) -> Table:
     """The table of several devices that is one file."""
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}; relative paths start at the current folder.")
+        start = "the file's own folder if an experiment file names them, else at the current folder"
+        raise DataError(f"there is no file or folder {path}; relative paths start at {start}.")
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [name for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part)) if name != usual]
     table = read(path, replace(columns, needed=(columns.device, *named)), faults)

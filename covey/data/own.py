@@ -1,7 +1,8 @@
 """A user's own arrays, one pair (x, y) per device, as shards.
 
-Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Float features in numpy become
-float32, because numpy makes float64 unasked; a torch tensor keeps its type. An experiment trains in its own `dtype`.
+Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Labels number the classes from 0; if
+all of 1, ..., k occur and nothing else, they are taken as k classes with these names. Float features in numpy become float32,
+because numpy makes float64 unasked; a torch tensor keeps its type. An experiment trains in its own `dtype`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from covey.data import partition
 from covey.data.partition import SPLIT, Split
-from covey.data.shards import MOST_CLASSES, Part, Shards, some
+from covey.data.shards import MOST_CLASSES, Names, Part, Shards, some
 from covey.errors import DataError, shown
 
 Array = Tensor | npt.NDArray[Any]
@@ -31,12 +32,16 @@ def own(devices: Pairs, *, split: Split = SPLIT, seed: int = 0, classes: int | N
     >>> shards = own([(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(4)])
     >>> shards.devices, shards.classes, shards.train.counts().tolist()
     (4, 2, [12, 12, 12, 12])
+    >>> shards = own([(np.zeros((3, 2)), np.array([1, 2, 3]))] * 2)
+    >>> shards.classes, shards.names.classes, shards.y.tolist()
+    (3, ('1', '2', '3'), [0, 1, 2, 0, 1, 2])
     """
     pairs = _converted(devices, "own")
     _check_filled(pairs)
     train, validation, test = partition.split(_pieces(pairs), split=split, seed=seed)
     x, y = _joined(pairs, len(pairs))
-    return Shards(x, y, train, validation, test, classes=_classes(y, classes), name=name)
+    y, classes, names = _numbered(y, classes)
+    return Shards(x, y, train, validation, test, classes=classes, name=name, names=names)
 
 
 def own_parts(
@@ -59,7 +64,8 @@ def own_parts(
     pairs = [*ready, *_ready(validation, "validation", devices=n), *_ready(test, "test", devices=n)]
     parts = [Part.of(_pieces(pairs)[start : start + n]) for start in (0, n, 2 * n)]
     x, y = _joined(pairs, n)
-    return Shards(x, y, parts[0], parts[1], parts[2], classes=_classes(y, classes), name=name)
+    y, classes, names = _numbered(y, classes)
+    return Shards(x, y, parts[0], parts[1], parts[2], classes=classes, name=name, names=names)
 
 
 def _ready(pairs: Pairs | None, split: str, *, devices: int) -> list[tuple[Tensor, Tensor]]:
@@ -143,6 +149,18 @@ def _joined(pairs: list[tuple[Tensor, Tensor]], devices: int) -> tuple[Tensor, T
 def _pieces(pairs: list[tuple[Tensor, Tensor]]) -> list[npt.NDArray[np.int64]]:
     ends = accumulate((len(x) for x, _ in pairs), initial=0)
     return [np.arange(start, end, dtype=np.int64) for start, end in pairwise(ends)]
+
+
+def _numbered(y: Tensor, classes: int | None) -> tuple[Tensor, int | None, Names]:
+    """Labels that count from 0, how many classes there are, and their names where labels counted from 1."""
+    if y.is_floating_point() or y.ndim != 1:
+        return y, _classes(y, classes), Names()
+    occurring = torch.unique(y)
+    k = len(occurring)
+    from_one = k > 1 and torch.equal(occurring, torch.arange(1, k + 1))
+    if not from_one or classes not in (None, k):
+        return y, _classes(y, classes), Names()
+    return y - 1, k, Names(classes=tuple(str(label) for label in range(1, k + 1)))
 
 
 def _classes(y: Tensor, classes: int | None) -> int | None:

@@ -166,6 +166,28 @@ class Shards:
         np.add.at(held, (owner, label), 1)
         return held
 
+    def numbers(self) -> Shards:
+        """The same examples with labels as numbers to predict, by a squared error; as they are where they are numbers.
+
+        >>> x, part = torch.zeros(2, 3), Part.of([[0, 1]])
+        >>> names = Names(classes=("3", "7"))
+        >>> Shards(x, torch.tensor([1, 0]), part, part, part, classes=2, names=names).numbers().y
+        tensor([7., 3.])
+        """
+        if self.classes is None:
+            return self
+        values = [float(at) for at in range(self.classes)]
+        if self.names.classes:
+            try:
+                values = [float(name) for name in self.names.classes]
+            except ValueError as error:
+                raise ConfigError(
+                    f"loss = 'squared_error' predicts numbers, but the labels of {self.name} are "
+                    f"{some(self.names.classes)}; leave loss out for cross_entropy, or choose a column of numbers as label."
+                ) from error
+        y = torch.tensor(values, dtype=self.x.dtype)[self.y]
+        return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
+
     def paper(self) -> Shards:
         """The same examples by the papers' protocol: what was for validation is trained on, nothing validates."""
         both = [torch.cat([self.train.held(d), self.validation.held(d)]).numpy() for d in range(self.devices)]
@@ -300,10 +322,12 @@ def _check_labels(shards: Shards) -> None:
         raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
     wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
     if wrong:
+        advice = "number the labels from 0, or give classes= their true number"
+        if int(y.min()) >= 1 and int(y.max()) == classes:
+            advice = f"they seem to count from 1: give y - 1, or classes={classes + 1} if no example has the label 0"
         raise DataError(
             f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, the first is "
-            f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; "
-            "number the labels from 0, or give classes= their true number."
+            f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; {advice}."
         )
 
 

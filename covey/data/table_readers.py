@@ -95,7 +95,7 @@ def _piece(source: str, records: Sequence[Record], header: Sequence[str], column
     at = [header.index(name) for name in features]
     x = _numbers(list(map(itemgetter(*at), rows))).reshape(len(rows), len(at))
     texts = {role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()}
-    table = Table([source] * len(rows), lines, x, features=features, **texts)
+    table = Table([source] * len(rows), lines, x, features=features, **{"label": [], **texts})
     look(table, columns, lambda row, feature: rows[row][at[feature]].strip(), faults)
     return table
 
@@ -134,7 +134,7 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
     features = columns.chosen(header)
     x = np.stack([_column(data.column(name)) for name in features], axis=1)
     texts = {role: _texts(data.column(name).to_pylist()) for role, name in columns.roles(header).items()}
-    table = Table([f"{path}, row"] * len(x), list(range(len(x))), x, features=features, **texts)
+    table = Table([f"{path}, row"] * len(x), list(range(len(x))), x, features=features, **{"label": [], **texts})
     look(table, columns, lambda row, feature: _text(data.column(features[feature])[row].as_py()), faults)
     return table
 
@@ -147,7 +147,7 @@ def _column(column: Any) -> npt.NDArray[np.float64]:
 def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
     arrays = _arrays(path)
     columns = replace(columns, label="y")
-    if "train_x" not in arrays:
+    if "train_x" not in arrays or not columns.labelled:
         return _examples(path, f"{path}, row", arrays, columns, faults)
     tables = []
     for split in SPLITS:
@@ -183,15 +183,17 @@ def _examples(path: Path, source: str, arrays: Mapping[str, Array], columns: Col
     # Pixels stay bytes and float32 stays itself, for the sake of memory.
     x = arrays["x"] if arrays["x"].dtype in (np.uint8, np.float32) else arrays["x"].astype(np.float64)
     texts = {role: _texts(_decoded(arrays[name]).tolist()) for role, name in columns.roles(list(arrays)).items()}
-    table = Table([source] * len(x), list(range(len(x))), x, features=(), **texts)
+    table = Table([source] * len(x), list(range(len(x))), x, features=(), **{"label": [], **texts})
     look(table, columns, lambda row, at: str(x[row].flat[at]), faults)
     return table
 
 
 def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> None:
-    for name in ("x", "y", *columns.needed):
+    label = ("y",) if columns.labelled else ()
+    remedy = _ARRAYS if columns.labelled else "give x (and where rows are of several devices, device)"
+    for name in ("x", *label, *columns.needed):
         if name not in arrays:
-            raise DataError(f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; {_ARRAYS}.")
+            raise DataError(f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; {remedy}.")
     x, names = arrays["x"], columns.roles(list(arrays)).values()
     if x.dtype.kind not in "fiub":
         raise DataError(f"x in {path} is an array of {x.dtype}; give numbers, as in x.astype('float32').")

@@ -30,20 +30,24 @@ class Columns:
     part: str = "split"
     features: tuple[str, ...] | None = None  # None: all the other columns
     needed: tuple[str, ...] = ()
+    labelled: bool = True  # False: examples to predict, of which only features and devices are read
 
     def roles(self, header: Sequence[str]) -> dict[str, str]:
         """The columns of text that this header has, by what they are for.
 
         >>> Columns(label="state").roles(["heat", "state", "edge"])
         {'label': 'state', 'edge': 'edge'}
+        >>> Columns(label="state", labelled=False).roles(["heat", "state", "device"])
+        {'device': 'device'}
         """
-        return {role: getattr(self, role) for role in _ROLES if getattr(self, role) in header}
+        read = _ROLES if self.labelled else ("device",)
+        return {role: getattr(self, role) for role in read if getattr(self, role) in header}
 
     def chosen(self, header: Sequence[str]) -> tuple[str, ...]:
         """The features of a file with this header."""
         if self.features is not None:
             return self.features
-        others = self.roles(header).values()
+        others = [getattr(self, role) for role in _ROLES]
         return tuple(name for name in header if name not in others)
 
 
@@ -54,7 +58,7 @@ class Table:
     source: list[str]  # such as "pumps.csv, line", which the place completes
     place: list[int]
     x: npt.NDArray[Any]  # [rows, ...] uint8, float32 or float64
-    label: list[str]
+    label: list[str]  # empty where examples have none
     device: list[str] | None = None
     edge: list[str] | None = None
     part: list[str] | None = None
@@ -171,7 +175,8 @@ def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     """That the columns a file needs are there, once each, and have names."""
-    for name in (columns.label, *(columns.features or ()), *columns.needed):
+    label = (columns.label,) if columns.labelled else ()
+    for name in (*label, *(columns.features or ()), *columns.needed):
         if name not in header:
             raise DataError(f"{path} has no column {name!r}{_hint(name, header)}; its columns are {_some(header)}.")
     features = columns.chosen(header)

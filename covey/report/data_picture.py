@@ -1,12 +1,16 @@
-"""One picture of a partition: which device has how many training examples of which label, edge by edge, and everybody's sizes."""
+"""One picture of a partition: which device has how many training examples of which label, edge by edge, and everybody's sizes.
+
+Where numbers are to be predicted, ranges of targets take the place of labels.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -15,45 +19,106 @@ from covey.data.shards import SPLITS
 from covey.tree import Tree
 
 _NAMED = 24  # devices, or classes, that have room for a name each
+_BINS = 20  # of a histogram of targets
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 
 def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
     """A PNG: the labels of every device as a map, dark where most of its examples are, and the sizes of its parts below."""
-    counts = shards.labels()
     figure = Figure(figsize=(11, 6), layout="constrained")
-    top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    shares = (counts / np.maximum(counts.sum(1, keepdims=True), 1)).T
-    image = top.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=top, label="share of a device's training examples")
-    if shards.devices <= _NAMED and counts.shape[1] <= _NAMED:
-        for device, label in zip(*counts.nonzero(), strict=True):
-            dark = shares[label, device] > 0.6
-            text = str(counts[device, label])
-            top.text(device, label, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
-    if shards.classes and shards.classes <= _NAMED:
-        top.set_yticks(range(shards.classes), shards.names.classes or [str(label) for label in range(shards.classes)])
+    if shards.classes is not None:
+        top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+        _labels(figure, top, shards)
+    else:
+        axes = figure.subplot_mosaic([["map", "all"], ["sizes", "."]], width_ratios=[8, 1], height_ratios=[2, 1])
+        top, below = axes["map"], axes["sizes"]
+        below.sharex(top)
+        top.tick_params(labelbottom=False)
+        _targets(figure, top, axes["all"], shards)
     figure.suptitle(title)
-    top.set(ylabel="label" if shards.classes else "all examples")
-    floor = np.zeros(shards.devices)
-    for split, colour in zip(SPLITS, ("C0", "C1", "C2"), strict=True):
-        sizes = shards.part(split).counts().numpy()
-        below.bar(range(shards.devices), sizes, bottom=floor, width=0.9, color=colour, label=split)
-        floor = floor + sizes
-    below.set(xlabel="device", ylabel="examples")
-    below.set_ylim(0, 1.25 * floor.max())
-    below.legend(frameon=False, ncols=3, loc="upper right")
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if shards.devices <= _NAMED and shards.names.devices:
-        below.set_xticks(range(shards.devices), shards.names.devices, rotation=90, fontsize=8)
+    _sizes(below, shards)
     _edges(top, tree, shards)
-    for axes in (top, below):
-        axes.spines[["top", "right"]].set_visible(False)
+    for panel in figure.axes:
+        panel.spines[["top", "right"]].set_visible(False)
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, dpi=120, format="png")
     os.replace(part, path)
 
 
-def _edges(axes: Any, tree: Tree, shards: Shards) -> None:
+def target_histogram(shards: Shards) -> tuple[Floats, Counts]:
+    """(limits of the bins [bins + 1], training targets of each device in each bin [devices, bins]); all outputs together.
+
+    >>> from covey.data import own
+    >>> shards = own([(np.zeros((4, 1)), np.array([0.0, 0.0, 1.0, 10.0])), (np.zeros((1, 1)), [4.9])], split=(1, 0, 0))
+    >>> limits, counts = target_histogram(shards)
+    >>> limits[[0, 1, -1]].tolist(), counts[0, [0, 2, -1]].tolist(), counts.sum(1).tolist()
+    ([0.0, 0.5, 10.0], [2, 1, 1], [4, 1])
+    """
+    train = shards.train
+    owner = np.repeat(np.arange(shards.devices), train.counts().numpy())
+    values = shards.y[train.index].double().reshape(len(owner), -1).numpy()
+    limits = np.histogram_bin_edges(values, bins=_BINS)
+    bins = np.clip(np.searchsorted(limits, values, side="right") - 1, 0, _BINS - 1)
+    counts = np.zeros((shards.devices, _BINS), dtype=np.int64)
+    np.add.at(counts, (owner[:, None], bins), 1)
+    return limits, counts
+
+
+def _labels(figure: Figure, axes: Axes, shards: Shards) -> None:
+    """Which device has which labels; the numbers of examples where there is room."""
+    classes = shards.classes or 0
+    counts = shards.labels()
+    shares = _shares(counts)
+    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of a device's training examples")
+    if shards.devices <= _NAMED and classes <= _NAMED:
+        for device, label in zip(*counts.nonzero(), strict=True):
+            dark = shares[label, device] > 0.6
+            text = str(counts[device, label])
+            axes.text(device, label, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    if classes <= _NAMED:
+        axes.set_yticks(range(classes), shards.names.classes or [str(label) for label in range(classes)])
+    axes.set(ylabel="label")
+
+
+def _targets(figure: Figure, axes: Axes, side: Axes, shards: Shards) -> None:
+    """A histogram of the targets of every device, and one of all of them beside it."""
+    limits, counts = target_histogram(shards)
+    low, high = float(limits[0]), float(limits[-1])
+    extent = (-0.5, shards.devices - 0.5, low, high)
+    image = axes.imshow(
+        _shares(counts), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest", origin="lower", extent=extent
+    )
+    axes.set(ylabel="target")
+    side.barh(limits[:-1], counts.sum(0), height=np.diff(limits), align="edge", color="C0")
+    side.set(ylim=(low, high), xlabel="examples", title="all devices")
+    figure.colorbar(image, ax=side, label="share of a device's training examples")
+
+
+def _shares(counts: Counts) -> Floats:
+    """What part of its examples a device has of each label or bin, [labels, devices]."""
+    shares: Floats = (counts / np.maximum(counts.sum(1, keepdims=True), 1)).T
+    return shares
+
+
+def _sizes(axes: Axes, shards: Shards) -> None:
+    """How many examples every device has in each part."""
+    floor = np.zeros(shards.devices)
+    for split, colour in zip(SPLITS, ("C0", "C1", "C2"), strict=True):
+        sizes = shards.part(split).counts().numpy()
+        axes.bar(range(shards.devices), sizes, bottom=floor, width=0.9, color=colour, label=split)
+        floor = floor + sizes
+    axes.set(xlabel="device", ylabel="examples")
+    axes.set_ylim(0, 1.25 * floor.max())
+    axes.legend(frameon=False, ncols=3, loc="upper right")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if shards.devices <= _NAMED and shards.names.devices:
+        axes.set_xticks(range(shards.devices), shards.names.devices, rotation=90, fontsize=8)
+
+
+def _edges(axes: Axes, tree: Tree, shards: Shards) -> None:
     """A line between the devices of two edges, and the edges' names where there is room."""
     if tree.depth < 3:
         return
@@ -63,5 +128,6 @@ def _edges(axes: Any, tree: Tree, shards: Shards) -> None:
         axes.axvline(end - 0.5, color="black", linewidth=0.8)
     if len(sizes) <= _NAMED:
         names = shards.names.edges or [f"edge {at}" for at in range(len(sizes))]
+        above = axes.get_xaxis_transform()
         for name, middle in zip(names, ends - sizes / 2 - 0.5, strict=True):
-            axes.text(middle, -0.7, name, ha="center", va="bottom", fontsize=8)
+            axes.text(middle, 1.02, name, ha="center", va="bottom", fontsize=8, transform=above)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from covey.algorithm import Algorithm
 from covey.devices import DeviceScore
 from covey.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
 from covey.run import Round
@@ -51,6 +52,12 @@ class ModelFigures:
     cut: float
     angle: Figure | None  # between a sparse model and its signs, in degrees
     layers: dict[str, float]  # share of non-zeros of every parameter of a sparse model, mean over seeds
+    rmse: Figure | None = None  # these where numbers are predicted; over all devices, as `accuracy`
+    mae: Figure | None = None
+    r2: Figure | None = None
+    rmse_holders: Figure | None = None
+    rmse_last: Figure | None = None
+    rmse_best_on_test: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,10 @@ class RadioFigures:
 
 @dataclass(frozen=True)
 class Gain:
-    """Devices' own models against the global one, on test data in the reported rounds; points of accuracy, all seeds' devices."""
+    """Devices' own models against the global one, on test data in the reported rounds, of all seeds' devices.
+
+    In points of accuracy or, where numbers are predicted, by how many per cent the RMSE falls; more is better.
+    """
 
     model: str
     other: str
@@ -94,6 +104,7 @@ class Gain:
     median: float
     least: float
     most: float
+    figure: Literal["accuracy", "rmse"] = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,7 @@ class Summary:
     spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
     radio: RadioFigures | None = None
     gains: list[Gain] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)  # what tables call a model where its name would mislead
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -119,29 +131,53 @@ def summarise(
     histories: Sequence[Sequence[Round]],
     protocol: Literal["honest", "paper"] = "honest",
     devices: Sequence[Sequence[DeviceScore]] = (),
+    algorithm: Algorithm | None = None,
+    private: str = "",
 ) -> Summary:
-    """The summary of one history per seed and, where they are known, of every seed's devices."""
+    """The summary of one history per seed and, where they are known, of every seed's devices.
+
+    `algorithm` says whether there is a global model to report, `private` what devices kept to themselves.
+    """
     scored = [[record for record in history if record.models] for history in histories]
     names = list(scored[0][-1].models) if scored and scored[0] else []
+    no_global = algorithm is not None and not algorithm.learns_global
+    if no_global:
+        names = [name for name in names if name not in ("global", "new_global")]
     models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
     seconds = sum(record.seconds for history in histories for record in history)
     facts = (len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
-    return Summary(*facts, _spent(histories), _radio(histories), _gains(devices))
+    gains = [] if no_global else _gains(devices)
+    return Summary(*facts, _spent(histories), _radio(histories), gains, _labels(models, private))
+
+
+def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
+    """A model from above is scored with each device's own private layers, so it is not one model for all."""
+    if not private:
+        return {}
+    above = [m.model for m in models if m.tier != "device" and not m.model.startswith("new_")]
+    return {name: f"{name} (each device's own {private})" for name in above}
 
 
 def _gains(devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global") -> list[Gain]:
-    """What devices' own models are worth to them; empty where there are none, or no classes."""
+    """What devices' own models are worth to them; empty where there are none."""
     points = []
+    figure: Literal["accuracy", "rmse"] = "accuracy"
     for seed in devices:
-        by = {(line.model, line.device): line for line in seed if line.part == "test" and line.accuracy is not None}
+        by = {(line.model, line.device): line for line in seed if line.part == "test"}
         for (name, device), line in by.items():
             base = by.get((other, device))
-            if name == model and line.holds and base is not None:
-                points.append(100 * ((line.accuracy or 0.0) - (base.accuracy or 0.0)))
+            if name != model or not line.holds or base is None:
+                continue
+            if line.accuracy is not None and base.accuracy is not None:
+                points.append(100 * (line.accuracy - base.accuracy))
+            elif line.rmse is not None and base.rmse:
+                figure = "rmse"
+                points.append(100 * (1 - line.rmse / base.rmse))
     if not points:
         return []
     better, worse = sum(p > 0 for p in points), sum(p < 0 for p in points)
-    return [Gain(model, other, len(points), better, worse, statistics.median(points), min(points), max(points))]
+    spread = (statistics.median(points), min(points), max(points))
+    return [Gain(model, other, len(points), better, worse, *spread, figure)]
 
 
 def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
@@ -199,6 +235,12 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         cut=first.cut,
         angle=_figure(chosen, lambda c: c.chosen.models[name].angle),
         layers={layer: statistics.mean(c.chosen.models[name].layers[layer] for c in chosen) for layer in first.layers},
+        rmse=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse_fallback),
+        mae=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].mae_fallback),
+        r2=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].r2_fallback),
+        rmse_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse),
+        rmse_last=_figure(chosen, lambda c: c.last.models[name].scores["test"].rmse_fallback),
+        rmse_best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].rmse_fallback),
     )
 
 

@@ -418,7 +418,8 @@ class Simulator:
         seeds = sorted({self.seeds[copy] for copy in self.tree.copy(tier, bad).tolist()})
         named = some(self.tree.local(tier, bad).tolist()) + (f" (seed {some(seeds)})" if len(self.seeds) > 1 else "")
         raise DivergedError(
-            f"round {self._round}: {what} of {tier} {named} is no longer finite ({len(bad)} of {self.tree.size(tier)} nodes); "
+            f"round {self._round + 1}: {what} of {tier} {named} is no longer finite "
+            f"({len(bad)} of {self.tree.size(tier)} nodes); "
             "the state of the round before remains. Lower the step sizes or the penalties."
         )
 

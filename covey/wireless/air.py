@@ -215,7 +215,7 @@ def _policy(radio: Radio, work: Work | None, prunes: bool) -> Policy:
         rule = "give the weights of devices as a column of Devices, and ratios of your own as a list, Pruned(ratio=[...])"
         raise ConfigError(f"radio: the policy {policy.name} has a value for each device, but a run asks some of them; {rule}.")
     if work is not None and policy.work(work).shared != work.shared:
-        rule = "take optimal, or leave out private"
+        rule = 'take optimal, or give private = ""'
         raise ConfigError(f"radio: the policy {policy.name} prunes and sends the private layers too, which stay here; {rule}.")
     if policy.name != personal_only.name and work is None:
         raise ConfigError(f"radio: the policy {policy.name} needs to know a device's work, which this algorithm does not say.")

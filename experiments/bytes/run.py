@@ -16,9 +16,9 @@ from covey.algorithms import FedMac, SFedHP
 from covey.meter import Meter, bitmap_bits, dense_bits, paper_bits
 
 METHODS: dict[str, covey.Algorithm] = {
-    "sFedHP, smooth l1": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0),
-    "sFedHP, soft threshold": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, l1="prox"),
-    "sFedHP, no l1": SFedHP(lam1=5.0, lam2=5.0),
+    "sFedHP, smooth l1": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, lr1=0.05, lr2=0.05),
+    "sFedHP, soft threshold": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, l1="prox", lr1=0.05, lr2=0.05),
+    "sFedHP, no l1": SFedHP(lam1=5.0, lam2=5.0, lr1=0.05, lr2=0.05),
     "FedMac, smooth l1": FedMac(gamma=0.001, floor=0.5, personal_lr=0.08),
     "FedMac, soft threshold": FedMac(gamma=0.001, floor=0.5, personal_lr=0.08, l1="prox"),
     "FedMac, no l1": FedMac(personal_lr=0.08),

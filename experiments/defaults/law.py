@@ -4,8 +4,12 @@ With no argument at all, after 60 rounds in which every device is asked, in the 
 
 1. the personal model (HierFAVG: the edge's) is at most 3 points below that of `FineTune(lr=0.1, tune_lr=0.03)`, and at most 2
    below any other model of its run;
-2. the global model of FedAvg, FedProx, SCAFFOLD and HierFAVG is at most 3 points below that of `FedAvg(lr=0.1)`;
+2. the global model of FedAvg, FedProx, SCAFFOLD, HierFAVG and of every method without a personal model is at most 3 points
+   below that of `FedAvg(lr=0.1)`;
 3. on the digits the global model of `GLOBAL_TOO` reaches 84 %.
+
+`python -m experiments.defaults.run` takes the mean over seeds 0 to 2; tests/laws/test_defaults.py takes seed 0 with one more
+point of slack. A new file in `covey/algorithms` is held to all of it without an entry here.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import covey
 from covey import Algorithm, Experiment, Tree, algorithms, data, models
@@ -24,11 +29,15 @@ ONE_MODEL = ("FedAvg", "FedProx", "Scaffold", "HierFAVG")
 GLOBAL_TOO = ("PFedMe", "FedMac", "PerMFL", "SFedHP", "Ditto", "APFL", "FineTune")
 EXCEPTIONS = {
     "Nested": "its levels are its arguments: there is no default",
-    "Local": "the yardstick itself, which shares nothing",
+    "Local": "the yardstick of personal models, which shares nothing",
 }
+"""Algorithms that the law does not hold, each with its reason."""
 SLOW = ("PFedGP", "PFedBayes")
 """Checked on the digits only, after 20 rounds and with 5 points: a round of theirs takes as long as ten of the others'."""
-YARDSTICKS: dict[str, Algorithm] = {"FineTune": FineTune(lr=0.1, tune_lr=0.03), "FedAvg": FedAvg(lr=0.1)}
+YARDSTICKS: dict[str, Algorithm] = {
+    "FineTune": FineTune(lr=0.1, tune_lr=0.03),
+    "FedAvg": FedAvg(lr=0.1),
+}
 
 Scores = dict[str, float]
 """Test accuracy in per cent of every model of a run in its last round."""
@@ -36,14 +45,14 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class World:
-    """One of the two populations."""
+    """One of the two populations: its edges, and the sizes of the network's layers."""
 
     name: str
     edges: tuple[int, ...]
     network: tuple[int, int, int]
 
-    def experiment(self, algorithm: Algorithm, seed: int, rounds: int = ROUNDS) -> Experiment:
-        """The algorithm on this population."""
+    def experiment(self, algorithm: Algorithm, seed: int, rounds: int = ROUNDS, **changes: Any) -> Experiment:
+        """The algorithm on this population, scored in the last round alone."""
         if self.name == "digits":
             shards = data.digits(devices=20, labels=2, seed=seed)
         else:
@@ -53,7 +62,7 @@ class World:
             tree = Tree.flat(tree.devices)
         return Experiment(
             algorithm, shards, models.mlp(*self.network), tree, rounds,
-            seed=seed, score_every=rounds, parts=("validation", "test"),
+            seed=seed, score_every=rounds, parts=("validation", "test"), **changes,
         )  # fmt: skip
 
 
@@ -71,9 +80,9 @@ def found() -> Iterator[type[Algorithm]]:
                 yield value
 
 
-def scores(algorithm: Algorithm, world: World, seed: int, rounds: int = ROUNDS) -> Scores:
+def scores(algorithm: Algorithm, world: World, seed: int, rounds: int = ROUNDS, **changes: Any) -> Scores:
     """Every model in the last round."""
-    record = list(covey.run(world.experiment(algorithm, seed, rounds)))[-1]
+    record = list(covey.run(world.experiment(algorithm, seed, rounds, **changes)))[-1]
     return {name: 100 * (record.accuracy(name) or 0.0) for name in record.models}
 
 
@@ -111,7 +120,7 @@ def limits(name: str, world: str, got: Scores, yardsticks: dict[str, Scores], sl
         out.append(Limit(personal, got[personal], tuned - below - slack, f"FineTune {tuned:.1f}"))
         other = max((value, model) for model, value in got.items() if model != personal)
         out.append(Limit(personal, got[personal], other[0] - 2 - slack, f"its {other[1]} {other[0]:.1f}"))
-    if name in ONE_MODEL:
+    if name in ONE_MODEL or personal not in got:
         best = yardsticks["FedAvg"]["global"]
         out.append(Limit("global", got["global"], best - 3 - slack, f"FedAvg(lr=0.1) {best:.1f}"))
     if name in GLOBAL_TOO and world == "digits":

@@ -32,7 +32,7 @@ METHODS: dict[str, tuple[covey.Algorithm, str]] = {
     "pFedMe": (PFedMe(lam=15.0, lr=0.02, personal_lr=0.03), "personal"),
     "FedMac": (FedMac(lr=1000.0, personal_lr=0.3), "personal"),
     "PerMFL": (PerMFL(lam=1.5, lr=0.1, edge_lr=0.3), "personal"),
-    "sFedHP": (SFedHP(lam1=1.0, lam2=1.0, lr2=0.05), "personal"),
+    "sFedHP": (SFedHP(lam1=1.0, lam2=1.0, lr2=0.05, lr1=0.05), "personal"),
     "FedAvg": (FedAvg(lr=0.3), "global"),
     "HierFAVG": (HierFAVG(lr=0.03), "global"),
 }

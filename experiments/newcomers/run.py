@@ -32,7 +32,7 @@ METHODS: dict[str, covey.Algorithm] = {
     "pFedMe": PFedMe(lam=15.0, lr=0.02, personal_lr=0.03),
     "HierFAVG": HierFAVG(lr=0.1, edge_rounds=5),
     "PerMFL": PerMFL(lam=0.5, lr=0.1, edge_lr=0.3, edge_rounds=5),
-    "sFedHP": SFedHP(lam1=5.0, lam2=5.0, lr2=0.05),
+    "sFedHP": SFedHP(lam1=5.0, lam2=5.0, lr2=0.05, lr1=0.05),
 }
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "Local": {"lr": [0.03, 0.1, 0.3]},

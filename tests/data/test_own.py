@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from covey.data import own, own_parts
-from covey.errors import DataError
+import covey
+from covey import Experiment, Tree
+from covey.algorithms import FedAvg
+from covey.data import Shards, own, own_parts
+from covey.errors import DataError, ModelError
+from covey.models import linear
 
 rng = np.random.default_rng(0)
 PAIRS = [(rng.normal(size=(n, 3)), rng.integers(0, 4, n)) for n in (20, 40, 8)]
@@ -111,3 +115,44 @@ def test_refuses_devices_of_different_shapes() -> None:
 def test_refuses_labels_here_and_targets_there() -> None:
     with refused("y of device 0 is torch.int64", "of device 1 torch.float32", "same type and shape"):
         own([PAIRS[0], (np.zeros((4, 3)), np.zeros(4))])
+
+
+def named(*labels: int, **more: Any) -> Shards:
+    return own_parts(train=[(np.zeros((len(labels), 2)), np.array(labels))], **more)
+
+
+@pytest.mark.parametrize("given", [{}, {"classes": 3}])
+def test_labels_from_one_are_classes_of_that_name(given: dict[str, Any]) -> None:
+    shards = named(3, 1, 2, 3, **given)
+    assert (shards.classes, shards.names.classes) == (3, ("1", "2", "3"))
+    assert shards.y.tolist() == [2, 0, 1, 2]
+    assert shards.numbers().y.tolist() == [3, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("labels", "more", "classes"),
+    [((0, 1, 2), {}, 3), ((1, 1), {}, 2), ((1, 3), {}, 4), ((1, 2), {"classes": 3}, 3), ((2, 3), {}, 4)],
+    ids=["from 0", "one label", "with a gap", "0 may be absent", "from 2"],
+)
+def test_other_labels_are_as_they_are(labels: tuple[int, ...], more: dict[str, Any], classes: int) -> None:
+    shards = named(*labels, **more)
+    assert (shards.classes, shards.names.classes, shards.y.tolist()) == (classes, (), list(labels))
+
+
+def test_labels_from_one_with_a_gap_are_explained() -> None:
+    with pytest.raises(DataError, match=r"3 classes 0 to 2, .* count from 1: give y - 1, or classes=4 if no example"):
+        named(1, 3, 3, classes=3)
+
+
+def test_a_model_too_small_for_labels_with_gaps_says_which_labels_are_absent() -> None:
+    shards = named(0, 10, 20, 0)
+    with pytest.raises(ModelError, match=r"3 outputs, but the labels need 21: .* the label 1, 2, 3, 4, 5, \.\.\.") as caught:
+        covey.run(Experiment(FedAvg(), shards, linear(2, 3), Tree.flat(1), 1))
+    assert "Number the 3 labels that occur from 0 to 2" in str(caught.value)
+
+
+def test_a_model_too_small_for_labels_without_gaps_is_just_too_small() -> None:
+    with pytest.raises(ModelError, match=r"^the model has 2 outputs, but the labels need 3\.$"):
+        covey.run(Experiment(FedAvg(), named(1, 2, 3), linear(2, 2), Tree.flat(1), 1))
+    run = covey.run(Experiment(FedAvg(), named(1, 2, 3), linear(2, 3), Tree.flat(1), 1, parts=("train",)))
+    next(run)

@@ -25,7 +25,7 @@ def test_with_all_layers_shared_it_is_fedavg_to_the_bit(
     world: str, batch: int | None, dtype: torch.dtype, algorithm: Any
 ) -> None:
     settings = {"steps": 4, "lr": LR, "batch": batch, "sample": 7, "weight": "samples"}
-    parts = trajectory(algorithm(**settings, personal_lr=0.3), world, FLAT, dtype=dtype)[0]
+    parts = trajectory(algorithm(**settings, personal_lr=0.3), world, FLAT, dtype=dtype, private="")[0]
     assert torch.equal(parts, trajectory(FedAvg(**settings), world, FLAT, dtype=dtype)[0])
 
 
@@ -34,8 +34,8 @@ def test_with_all_layers_shared_it_is_fedavg_to_the_bit(
 def test_with_all_layers_shared_it_is_hierfavg_on_edges(batch: int | None, weight: str) -> None:
     settings = {"steps": 4, "lr": LR, "batch": batch, "edge_rounds": 2, "sample": 3, "device_sample": 0.5, "weight": weight}
     hier = trajectory(HierFAVG(**settings), "digits", UNEQUAL)[0]
-    assert torch.equal(trajectory(FedAlt(**settings), "digits", UNEQUAL)[0], hier)
-    assert deviation(trajectory(Pruned(0.0, **settings), "digits", UNEQUAL)[0], hier) < ROUNDING
+    assert torch.equal(trajectory(FedAlt(**settings), "digits", UNEQUAL, private="")[0], hier)
+    assert deviation(trajectory(Pruned(0.0, **settings), "digits", UNEQUAL, private="")[0], hier) < ROUNDING
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "FedProx": {"mu": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
     "FedSim": {**PARTS, "personal_lr": 0.3},
     "FineTune": {"steps": 4, "lr": 0.3, "tune_steps": 3, "tune_lr": 0.2, "batch": 6},
+    "Centralised": {"steps": 4, "lr": 0.3, "batch": 6},
     "Local": {"steps": 4, "lr": 0.3, "batch": 6},
     "Scaffold": {"steps": 4, "lr": 0.2, "server_lr": 0.9, "batch": 6},
     "PerFedAvg": {"alpha": 0.2, "steps": 4, "lr": 0.3, "batch": 6},
@@ -138,6 +139,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "FedProx": {"sample-samples": {"sample": 3, "weight": "samples"}},
     "FineTune": {"sample": {"sample": 3}, "cyclic": {"@batches": "cyclic"}},
+    "Centralised": {
+        "full-l2": {"batch": None, "@l2": 0.01},
+        "cyclic-bitmap": {"@batches": "cyclic", "@codec": "bitmap"},
+    },
     "Local": {"full": {"batch": None}},
     "Scaffold": {"sample": {"sample": 3}, "full-bitmap": {"batch": None, "@codec": "bitmap"}},
     "PerFedAvg": {

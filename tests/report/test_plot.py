@@ -1,17 +1,24 @@
-"""The picture is a whole PNG, whatever a run has and lacks."""
+"""Pictures show what a run has, no panel is empty or flat, and a tier has one colour."""
 
 import struct
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_rgba
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
 
 import covey
-from covey.algorithms import FedAvg, Local
+from covey.algorithms import FedAvg, HierFAVG, Local
+from covey.devices import DeviceScore
 from covey.meter import Traffic
-from covey.report.plot import _spent, draw
+from covey.report.plot import COLOURS, _spent, compare, devices_figure, draw, draw_devices, run_figure
 from covey.run import Round
+from covey.score import Model
 from covey.wireless import Aired
 from tests.report.rounds import link, record
 
@@ -28,33 +35,138 @@ def size(path: Path) -> tuple[int, int]:
     return width, height
 
 
+def labels(axes: Axes) -> list[str]:
+    """What the legend of a panel names."""
+    return [str(label) for label in axes.get_legend_handles_labels()[1]]
+
+
+def curve(axes: Axes, label: str) -> Line2D:
+    """The line of that name."""
+    return next(line for line in axes.lines if line.get_label() == label)
+
+
+def device(name: object, model: str, accuracy: float | None, loss: float = 1.0, part: str = "test") -> DeviceScore:
+    """One line of a device's table."""
+    return DeviceScore(str(name), None, model, part, 10, 1, accuracy, loss, 1, accuracy, loss, True)
+
+
+SCORES = [device(k, model, share) for k in range(3) for model, share in (("global", 0.5), ("personal", 0.3 * k))]
+
+
 @pytest.mark.parametrize(
-    "histories",
+    ("histories", "panels"),
     [
-        [CLASSES],
-        [CLASSES, OTHER],
-        [CLASSES, OTHER[:2]],
-        [[record(k, validation=None, test=None, loss=1.0 / (k + 1), traffic=TRAFFIC) for k in range(3)]],
-        [[record(k, validation=0.5, test=0.5) for k in range(3)]],
-        [[Round(0, {}, TRAFFIC, {}, 0.1), *CLASSES[1:]]],
-        [[Round(0, {}, {}, {}, 0.1)]],
+        ([CLASSES], 2),
+        ([CLASSES, OTHER], 2),
+        ([CLASSES, OTHER[:2]], 2),
+        ([[record(k, validation=None, test=None, loss=1.0 / (k + 1), traffic=TRAFFIC) for k in range(3)]], 2),
+        ([[record(k, validation=0.5, test=0.5) for k in range(3)]], 1),
+        ([[Round(0, {}, TRAFFIC, {}, 0.1), *CLASSES[1:]]], 2),
+        ([[Round(0, {}, {}, {}, 0.1)]], 1),
+        ([CLASSES[:1]], 2),
     ],
-    ids=["one seed", "two seeds", "seeds of different length", "regression", "no traffic", "a round not scored", "nothing"],
-)
-def test_a_picture_opens(histories: list[list[Round]], tmp_path: Path) -> None:
+    ids=[
+        "one seed", "two seeds", "seeds of different length", "regression", "no traffic", "a round not scored",
+        "nothing", "one round",
+    ],
+)  # fmt: skip
+def test_every_panel_of_a_picture_shows_something(histories: list[list[Round]], panels: int, tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     draw(histories, path, title="a run")
-    assert size(path) == (1320, 504)
-    assert imread(path).shape == (504, 1320, 4)
+    assert size(path) == (660 * panels, 504)
+    picture = imread(path)
+    assert picture.shape == (504, 660 * panels, 4)
     assert [item.name for item in tmp_path.iterdir()] == ["plot.png"]
+    figure = run_figure(histories, "a run")
+    assert figure.axes[0].get_title() == "a run"
+    scored = [entry for entry in histories[0] if entry.models]
+    if not scored:
+        assert [text.get_text() for text in figure.axes[0].texts] == ["no round was scored"]
+        return
+    line = curve(figure.axes[0], "global")
+    assert len(line.get_xdata()) == min(len([r for r in history if r.models]) for history in histories)
+    assert line.get_marker() == "o"  # a line of one point would not be seen
+    colour = np.array(to_rgba(line.get_color()))
+    assert (np.abs(picture[:, :660] - colour).max(-1) < 0.02).sum() > 50  # and it is in the file
+    for axes in figure.axes:
+        assert all(len(drawn.get_xdata()) for drawn in axes.lines)
+        assert labels(axes)
 
 
-@pytest.mark.parametrize("algorithm", [Local(steps=2), FedAvg(steps=2)], ids=["Local", "FedAvg"])
-def test_a_picture_of_a_real_run(algorithm: covey.Algorithm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", [Local(steps=2), FedAvg(steps=2), HierFAVG(steps=2)], ids=["Local", "FedAvg", "HierFAVG"])
+def test_a_dense_run_shows_devices_and_one_that_sends_nothing_no_links(algorithm: covey.Algorithm) -> None:
     data = covey.data.digits(devices=4)
-    experiment = covey.Experiment(algorithm, data, covey.models.linear(64, 10), covey.Tree.flat(4), rounds=2)
-    draw([list(covey.run(experiment))], tmp_path / "plot.png")
-    assert size(tmp_path / "plot.png") == (1320, 504)
+    tree = covey.Tree.grouped([2, 2]) if isinstance(algorithm, HierFAVG) else covey.Tree.flat(4)
+    run = covey.run(covey.Experiment(algorithm, data, covey.models.linear(64, 10), tree, rounds=2))
+    list(run)
+    models, devices = run_figure([run.history], "x", [run.devices()]).axes
+    assert devices.get_title() == "how every device does"
+    points = {str(dots.get_label()): dots for dots in devices.collections if isinstance(dots, PathCollection)}
+    expected = {Local: {"personal"}, FedAvg: {"global"}, HierFAVG: {"global", "edge"}}[type(algorithm)]
+    assert set(points) == expected
+    assert set(labels(models)) == expected  # Local's global model stays as it began, and is not shown
+    lines = {(line.model, line.device): line for line in run.devices() if line.part == "test"}
+    for name, dots in points.items():
+        order = [tick.get_text() for tick in devices.get_xticklabels()]
+        shown = np.asarray(dots.get_offsets())[:, 1]
+        np.testing.assert_allclose(shown, [100 * (lines[name, device].accuracy or 0) for device in order])
+
+
+def test_a_sparse_run_shows_its_links() -> None:
+    figure = run_figure([CLASSES], "x", [SCORES])
+    assert figure.axes[1].get_title() == "what the links carried"
+    assert labels(figure.axes[1]) == ["server-device", "server-device, if dense"]
+    assert curve(figure.axes[1], "server-device").get_color() == COLOURS["device"]
+
+
+def test_a_tier_has_one_colour_and_its_models_differ_by_style() -> None:
+    def model(tier: str) -> Model:
+        return replace(CLASSES[0].models["global"], tier=tier)
+
+    tiers = {
+        "global": "server", "region": "region", "edge": "edge", "edge_global": "edge", "personal": "device",
+        "new_global": "server", "new_personal": "device",
+    }  # fmt: skip
+    history = [replace(entry, models={name: model(tier) for name, tier in tiers.items()}) for entry in CLASSES]
+    axes = run_figure([history]).axes[0]
+    assert labels(axes) == list(tiers)
+    drawn = {name: (curve(axes, name).get_color(), curve(axes, name).get_linestyle()) for name in tiers}
+    assert drawn["global"][0] == COLOURS["server"]
+    assert drawn["edge"][0] == drawn["edge_global"][0] == COLOURS["edge"]
+    assert drawn["personal"][0] == COLOURS["device"]
+    assert drawn["new_global"][0] == drawn["new_personal"][0] == COLOURS["new device"]
+    assert drawn["region"][0] not in COLOURS.values()
+    assert len(set(drawn.values())) == len(drawn)
+
+
+@pytest.mark.parametrize("count", [10, 1000])
+def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
+    own = np.linspace(0.2, 0.9, count)
+    scores = [device(k, "global", 0.5) for k in range(count)]
+    scores += [device(k, "personal", share) for k, share in enumerate(own.tolist())]
+    figure = devices_figure([CLASSES], "Ditto", [scores])
+    assert figure is not None
+    left, right = figure.axes
+    assert left.get_title() == "Ditto: how every device does"
+    better, worse = int((own > 0.5).sum()), int((own < 0.5).sum())
+    assert labels(right) == [f"{better} gain", f"{worse} lose"]
+    heights = [bar.get_height() for bar in right.patches]
+    assert sorted(heights) == pytest.approx(sorted((100 * (own - 0.5)).tolist()))
+    assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (count == 10)  # names, where there is room
+    draw_devices([CLASSES], tmp_path / "devices.png", "Ditto", [scores])
+    assert size(tmp_path / "devices.png") == (1320, 504)
+
+
+def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -> None:
+    seed = [device("a", "global", None, 4.0), device("b", "global", None, 4.0)]
+    seed += [device("a", "personal", None, 1.0), device("b", "personal", None, 5.0), device("a", "personal", None, 9.0, "train")]
+    pairs = compare([seed, seed])
+    assert pairs is not None
+    assert not pairs.accuracy
+    assert pairs.names == ["b", "b", "a", "a"]  # worst first
+    assert pairs.gain.tolist() == [-1, -1, 3, 3]
+    assert compare([[]]) is None
+    assert devices_figure([CLASSES], "x", [[]]) is None
 
 
 def test_an_old_picture_is_replaced_and_differs(tmp_path: Path) -> None:

@@ -108,14 +108,25 @@ def test_the_table_has_a_row_for_every_model_and_link() -> None:
     first = [record(0, validation=0.5, test=0.6, traffic=traffic)]
     show.table(Console(file=out, width=200), summarise([first, SECOND]))
     rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    assert "global 1 server 70.00 ± 14.14 70.00 ± 14.14 35.00 ± 7.07 40.00 ± 28.28 72.50 ± 17.68 62.50 ± 17.68" in rows
+    assert "global 1 server 70.00 ± 14.14 35.00 ± 7.07 40.00 ± 28.28 72.50 ± 17.68 62.50 ± 17.68" in rows
     assert "server-device 2.000 1.000 0.375 0.319 30.0" in rows
 
 
-def test_the_table_of_regression_has_dashes() -> None:
+def test_the_table_of_regression_without_errors_has_the_loss() -> None:
     out = io.StringIO()
     show.table(Console(file=out, width=200), summarise([[record(0, validation=None, test=None, loss=1.0)]]))
-    assert "global  1 server    -" in out.getvalue()
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["model", "kept", "by", "test", "loss", "non-zero", "%"] in rows
+    assert ["global", "1", "server", "1", "50.00"] in rows
+
+
+def test_a_narrow_console_cuts_no_figure() -> None:
+    outs = []
+    for width in (60, 200):
+        outs.append(io.StringIO())
+        show.table(Console(file=outs[-1], width=width, soft_wrap=True), summarise([FIRST, SECOND]))
+    assert "…" not in outs[0].getvalue()
+    assert outs[0].getvalue() == outs[1].getvalue()
 
 
 def test_the_virtual_clock_of_two_seeds() -> None:

@@ -1,0 +1,29 @@
+"""Examples without labels, as a finished run is to predict them: the run's features, and whose they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from covey.data.table_readers import read
+from covey.data.tables import Columns, Faults, Table
+from covey.errors import DataError
+
+
+def unlabelled(path: Path, columns: Columns, *, features: Sequence[str], shape: tuple[int, ...], faults: Faults) -> Table:
+    """The rows of a file in the form of the training data; columns of labels, edges and parts are left unread.
+
+    `features` are the columns that were trained on, in order; empty where they have no names. Then
+    all columns are features that are not called as `columns` says.
+    """
+    if not path.exists():
+        raise DataError(f"there is no file {path}; paths start at the current folder.")
+    named = path.suffix.lower() != ".npz" and bool(features)
+    wanted = replace(columns, features=tuple(features) if named else None, labelled=False)
+    table = read(path, wanted, faults)
+    have = table.x.shape[1:]
+    if math.prod(have) != math.prod(shape):
+        raise DataError(f"{path} has examples of shape {have}, but the run was trained on {shape}.")
+    return replace(table, x=table.x.reshape(len(table.x), *shape))
