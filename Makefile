@@ -1,4 +1,4 @@
-# `make demo` and `make test` work from a fresh clone: each makes the .venv it needs.
+# `make demo` and `make test` work from a fresh clone: each makes the .venv it needs, the demo without the tools of the tests.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -13,25 +13,31 @@ test: lint types tests
 test-all: export COVEY_TEST_ALL := 1
 test-all: test
 
-lint: .venv/ready
+lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/ready
+types: .venv/dev
 	$(BIN)/mypy
 
-tests: .venv/ready
+tests: .venv/dev
 	$(BIN)/python -m pytest -n 2 -q
 
 # Others: benchmarks.whole, benchmarks.growth, benchmarks.gpu, benchmarks.peers (benchmarks/RESULTS.md).
-bench: .venv/ready
+bench: .venv/dev
 	$(BIN)/python -m benchmarks.loop
 
-# torch first and by its exact version, so that no newer build is looked for.
+# torch first and by its exact version, so that no newer build is looked for. Python compiles what it imports by itself.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 .venv/ready: pyproject.toml constraints.txt setup.py covey/native/rows.c covey/native/rows.h
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	touch $@
+
+.venv/dev: .venv/ready
+	$(PIP) -e '.[dev]'
 	touch $@
 
 clean:

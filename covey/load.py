@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,12 +118,23 @@ class Loaded:
     def table(self) -> str:
         """What the command printed at the end, of this seed; of an unfinished run, up to here."""
         from covey.cli.show import text
+        from covey.report.compare import yardsticks
         from covey.report.summary import summarise
 
         self._need_scores()
         algorithm = self.config.learner()
         private = private_part(self.place / "checkpoint.safetensors")
-        return text(summarise([self.history], self.config.protocol, [self.devices()], algorithm, private))
+        summary = summarise([self.history], self.config.protocol, [self.devices()], algorithm, private)
+        return text(replace(summary, yardsticks=yardsticks(self._others(), self.config.protocol)))
+
+    def _others(self) -> dict[str, list[list[Round]]]:
+        """The rounds of the algorithms that ran beside this one, by method, as far as they were run."""
+        out = {}
+        for name, config in self.config.yardsticks().items():
+            place = self.folder / "compare" / name
+            if (place / "config.toml").exists() and (rounds := Loaded(place, self.seed).history):
+                out[config.method()] = [rounds]
+        return out
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
         """The picture of the run, drawn anew; beside the run unless a path is given."""

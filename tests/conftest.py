@@ -4,10 +4,23 @@ CI draws the same examples every time, so that a red run is a change's own; anyw
 """
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
+
+from covey.cli import config
 
 torch.set_num_threads(1)
 settings.register_profile("covey", deadline=None, database=None, derandomize="CI" in os.environ)
 settings.load_profile("covey")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _base() -> Iterator[None]:
+    """Where a test names no file, tests/base.toml stands in for the demo: small, and it stays as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "DEMO", Path(__file__).parent / "base.toml")
+        yield

@@ -77,6 +77,8 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
         "typer",
         "pydantic",
         "scipy",
+        "pyarrow",
+        "tomli_w",
         "grpc",
         "pandas",
         "sklearn",
@@ -104,6 +106,7 @@ ABOVE = ("__init__", "__main__", "load")  # load opens what the command wrote
 KERNEL = [path for path in sorted(ROOT.glob("*.py")) if path.stem not in ABOVE]
 LIBRARY = [
     *KERNEL,
+    ROOT / "load.py",
     *(path for folder in ("advice", "algorithms", "codecs", "models", "data", "wireless") for path in files(folder)),
 ]
 

@@ -1,9 +1,6 @@
 """`covey.load`: a run folder opened again predicts what the run scored, by names, in the units of the data."""
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -299,10 +296,3 @@ def test_more_rows_in_the_table_do_not_matter_but_for_whom_they_move(tmp_path: P
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not a run folder: it has no config.toml"):
         covey.load(tmp_path)
-
-
-def test_importing_covey_needs_torch_numpy_and_safetensors_alone() -> None:
-    heavy = ["pydantic", "typer", "rich", "matplotlib", "pandas", "scipy", "tomli_w", "pyarrow"]
-    program = f"import sys, json, covey; covey.load; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(ended.stdout) == []

@@ -3,7 +3,7 @@
 TOML has no null: a value that may be None is written "none" (batch = "none" takes all of a device's data at every step).
 A model, an algorithm or data may be the user's own, named package.module:Class; its parameters are then the keys of the table.
 Inputs, outputs, classes and shape of a model come from the data where the file does not give them. Paths are relative to the file
-that names them, in a change on the command line to the current folder.
+that names them, in a change on the command line to the current folder. `compare` lists other algorithms to run beside this one.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from covey.generator import Seeded
 from covey.tree import Tree
 
 _SECTIONS = {"algorithm": "algorithms", "data": "data", "model": "models"}
+DEMO = resources.files("covey.cli").joinpath("demo.toml")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -133,6 +134,7 @@ class Config(BaseModel):
     capture: bool = True
     holdout_devices: int | list[int] = 0
     checkpoint_every: int = Field(10, ge=1)
+    compare: list[str | dict[str, Any]] = []
     algorithm: dict[str, Any] = {}
     data: dict[str, Any] = {}
     model: dict[str, Any] = {}
@@ -176,6 +178,23 @@ class Config(BaseModel):
         made: Shards = _make("data", table, seed=seed)
         return made.numbers()
 
+    def yardsticks(self) -> dict[str, Config]:
+        """The other algorithms to run beside this one, by name: each a file that differs in [algorithm] alone."""
+        out = {}
+        for table in self._compared():
+            name = _as_file(str(table["name"]))
+            change = {"name": f"{self.title}-{name}", "algorithm": table, "compare": []}
+            out[name] = self.model_copy(update=change)
+        return out
+
+    def method(self) -> str:
+        """What the algorithm calls itself, as in "FineTune"."""
+        return _maker("algorithm", self.algorithm["name"]).__name__
+
+    def _compared(self) -> list[dict[str, Any]]:
+        """The tables of `compare`; a name alone is an algorithm at its defaults."""
+        return [{"name": item} if isinstance(item, str) else item for item in self.compare]
+
     def like(self, shards: Shards, seed: int) -> Experiment:
         """The same learning on the data of one new device."""
         algorithm, model = _make("algorithm", self.algorithm), _model(self.model, shards, seed)
@@ -203,7 +222,7 @@ class Config(BaseModel):
     @property
     def title(self) -> str:
         """The experiment's name, or its algorithm's, as a file may be called."""
-        return self.name or re.sub(r"[^A-Za-z0-9_.-]", "-", str(self.algorithm["name"]))
+        return self.name or _as_file(str(self.algorithm["name"]))
 
     def resolved(self) -> dict[str, Any]:
         """Every value that decides a run, defaults filled in, as TOML can hold it."""
@@ -212,6 +231,7 @@ class Config(BaseModel):
             values = _values(section, getattr(self, section)).model_dump()
             known = {key: value for key, value in values.items() if value is not None or not _from_data(section, key)}
             out[section] = {"name": getattr(self, section)["name"], **known}
+        out["compare"] = [_resolved(table) for table in self._compared()]
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
         if self.radio is None:
             del out["radio"]
@@ -245,6 +265,7 @@ def load(path: Path | None, changes: Sequence[str] = (), notes: list[str] | None
     config = check(Config, table, "")
     for section in _SECTIONS:
         _values(section, getattr(config, section))
+    _check_compare(config)
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
@@ -286,6 +307,28 @@ def _same_field(old: str, new: str, key: str, value: Any) -> bool:
     return True
 
 
+def _check_compare(config: Config) -> None:
+    """An error unless every table of `compare` is an algorithm's, each by another name."""
+    names = []
+    for table in config._compared():
+        _values("algorithm", table, place="compare")
+        names.append(table["name"])
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"compare names {name!r} {names.count(name)} times; keep one, or start a run for each.")
+
+
+def _resolved(table: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's table with its defaults, as TOML can hold it."""
+    values = _values("algorithm", table).model_dump()
+    return typing.cast(dict[str, Any], _without_null({"name": table["name"], **values}))
+
+
+def _as_file(name: str) -> str:
+    """A name of which a file may be called: acme.nets:Method is acme.nets-Method."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
 SECTIONS = {kind: section for section, kind in _SECTIONS.items()}
 """The table of a file in which something of this kind stands."""
 
@@ -319,7 +362,7 @@ def explain(kind: str, name: str) -> dict[str, str]:
 
 def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
-        return tomllib.loads(resources.files("covey.cli").joinpath("demo.toml").read_text())
+        return tomllib.loads(DEMO.read_text())
     try:
         return parsed(path.read_text(), path)
     except FileNotFoundError as error:
@@ -366,19 +409,20 @@ def _alike(value: Any, other: Any) -> Any:
     return tuple(value) if isinstance(value, list) and isinstance(other, tuple) else value
 
 
-def _values(section: str, table: Mapping[str, Any]) -> BaseModel:
-    """The fields of a named thing, checked; `name` says which."""
+def _values(section: str, table: Mapping[str, Any], place: str | None = None) -> BaseModel:
+    """The fields of a named thing, checked; `name` says which, `place` where it stands unless in its own section."""
+    place = place or section
     known = registry.names(_SECTIONS[section])
     name = table.get("name")
     if not isinstance(name, str) or not (name in known or modules.is_own(section, name)):
         own = f", or {modules.FORM} of your own" if section == "algorithm" else ""
         listed = f"one of {', '.join(known)}{own}"
         if name is None:
-            raise ConfigError(f"[{section}] needs a name: {listed}.")
+            raise ConfigError(f"[{place}] needs a name: {listed}.")
         meant = nearest(str(name), known)
-        raise ConfigError(f"{section}.name = {name!r} is unknown{meant}; {listed}.")
+        raise ConfigError(f"{place}.name = {name!r} is unknown{meant}; {listed}.")
     schema = _schema(_maker(section, name), section)
-    return check(schema, {k: v for k, v in table.items() if k != "name"}, f"{section}.")
+    return check(schema, {k: v for k, v in table.items() if k != "name"}, f"{place}.")
 
 
 def _maker(section: str, name: str) -> Callable[..., Any]:

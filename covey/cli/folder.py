@@ -58,6 +58,10 @@ class Folder:
         """The folder of one seed of several."""
         return Folder(self.path / f"seed-{seed}")
 
+    def beside(self, name: str) -> Folder:
+        """The folder of another algorithm that runs beside this one."""
+        return Folder(self.path / "compare" / name)
+
     def make(self) -> None:
         """The folder itself, if it is not there."""
         _mkdir(self.path)

@@ -97,11 +97,13 @@ def run(
 
     Examples:
 
-      covey run                                       the demo: sparse sFedHP on real digits
+      covey run                                       the demo: sparse sFedHP on real digits, beside Local and FineTune
 
       covey run examples/permfl.toml rounds=20        a file, with a change
 
       covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five seeds
+
+      covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table and a picture
 
       covey run examples/radio.toml                   over the air: seconds and joules beside every score
 
@@ -124,7 +126,8 @@ def run(
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
-    console.print(f"folder: {folder.path}   pictures: plot.png, devices.png", highlight=False)
+    pictures = ["plot.png", "devices.png", *(["compare.png"] if summary.yardsticks else [])]
+    console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}", highlight=False)
     console.print(f"look again: covey show {folder.path} --devices", highlight=False)
     again = " --force" if forced else ""
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
@@ -162,8 +165,8 @@ def personalize(
     show.newcomer(Console(soft_wrap=True), done)
 
 
-app.command(epilog=_EPILOG)(advise)
 app.command(epilog=_EPILOG)(plan)
+app.command(epilog=_EPILOG)(advise)
 
 
 @app.command(name="list", epilog=_EPILOG)

@@ -1,4 +1,4 @@
-"""Running an experiment into a folder: every seed, checkpoints, interruption, the end."""
+"""Running an experiment into a folder: every seed, checkpoints, interruption, what runs beside it, the end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +26,7 @@ from covey.cli.show import progress
 from covey.devices import from_csv, to_csv
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.experiment import Experiment, unlike
+from covey.report import compare
 from covey.report.plot import draw, draw_devices
 from covey.report.summary import Summary, summarise
 from covey.run import Round, Runs, private_part
@@ -38,7 +40,8 @@ class Interrupted(CoveyError):
 
 def start(config: Config, out: Path | None, console: Console, command: list[str]) -> tuple[Folder, Summary]:
     """A new run in a new folder."""
-    covey.run(config.experiment(config.seed))  # everything wrong with it is said before a folder is made
+    for each in (config, *config.yardsticks().values()):
+        covey.run(each.experiment(config.seed))  # everything wrong with it is said before a folder is made
     folder = create(out or unused(config.name, str(config.algorithm["name"])))
     with folder.lock():
         return _play(config, folder, console, command)
@@ -75,20 +78,19 @@ def _same_seeds(config: Config, folder: Folder) -> None:
 def _play(config: Config, folder: Folder, console: Console, command: list[str]) -> tuple[Folder, Summary]:
     repeat = f"covey run {shlex.quote(str(folder.path / 'config.toml'))}"
     again = f"covey run --resume {shlex.quote(str(folder.path))}"
-    places = {seed: folder if config.seeds == 1 else folder.seed(seed) for seed in range(config.seed, config.seed + config.seeds)}
+    places = _places(config, folder)
     try:
         with stoppable(console) as stop:
             folder.sweep()
-            for place in places.values():
-                _mend(place, console)
-                _enough(config, place)
-            folder.write("config.toml", config.text())
+            _prepare(config, folder, console)
             folder.write("repeat.txt", f"{repeat}\n{again} rounds={config.rounds + 10}\n")
             folder.write_json("environment.json", environment(command))
             histories, engine = _seeds(config, places, console, stop)
             devices = [from_csv((place.path / "devices.csv").read_text()) for place in places.values()]
             private = private_part(next(iter(places.values())).checkpoint)
+            others = _beside(config, folder, console, stop)
             summary = summarise(histories, config.protocol, devices, config.learner(), private)
+            summary = replace(summary, yardsticks=compare.yardsticks(others, config.protocol))
             folder.write_json("environment.json", environment(command) | {"engine": engine})
             folder.write_json("summary.json", summary.as_dict())
             title = method(config.algorithm["name"])
@@ -96,6 +98,9 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
                 draw(histories, folder.path / "plot.png", title, devices)
             with refused(folder.path / "devices.png"):
                 draw_devices(histories, folder.path / "devices.png", title, devices)
+            if others:
+                with refused(folder.path / "compare.png"):
+                    compare.draw({config.method(): histories} | others, folder.path / "compare.png")
     except KeyboardInterrupt as error:
         rounds = [_round(place) for place in places.values()]
         state = (
@@ -108,6 +113,39 @@ def _play(config: Config, folder: Folder, console: Console, command: list[str]) 
 
 
 Histories = list[list[Round]]
+
+
+def _places(config: Config, folder: Folder) -> dict[int, Folder]:
+    """The folder of every seed."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    return {seed: folder if config.seeds == 1 else folder.seed(seed) for seed in seeds}
+
+
+def _prepare(config: Config, folder: Folder, console: Console) -> None:
+    """Mend what a crash has damaged, and write the resolved file."""
+    for place in _places(config, folder).values():
+        _mend(place, console)
+        _enough(config, place)
+    folder.write("config.toml", config.text())
+
+
+def _beside(config: Config, folder: Folder, console: Console, stop: Stop) -> dict[str, Histories]:
+    """The other algorithms of the file, each in a folder of its own below this one; one that diverges is left out."""
+    others = {}
+    for name, other in config.yardsticks().items():
+        method = other.method()
+        console.print(f"beside it: {method}", highlight=False)
+        place = folder.beside(name)
+        place.make()
+        _prepare(other, place, console)
+        try:
+            histories, _ = _seeds(other, _places(other, place), console, stop)
+        except DivergedError as error:
+            console.print(f"note: {method} is left out of the table: {error}", highlight=False)
+            continue
+        place.write_json("summary.json", summarise(histories, other.protocol).as_dict())
+        others[method] = histories
+    return others
 
 
 def _seeds(config: Config, places: dict[int, Folder], console: Console, stop: Stop) -> tuple[Histories, dict[str, Any]]:

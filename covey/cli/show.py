@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from statistics import fmean
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
 from covey.report.summary import Figure, RadioFigures, Summary
 from covey.run import Round
-
-_WIDEST = 250  # columns that the widest table takes
 
 Show = Callable[[Sequence[Round]], None]
 
@@ -72,7 +71,7 @@ def table(console: Console, summary: Summary) -> None:
     console.print(
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
-    print_wide(console, _models(summary))
+    print_wide(console, _fitting(console, summary))
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -92,9 +91,9 @@ def table(console: Console, summary: Summary) -> None:
 
 
 def print_wide(console: Console, table: Table) -> None:
-    """Print a table in full: on a narrow screen its lines wrap, instead of its words being cut."""
+    """Print a table at its own width: on a narrow console its lines go on, and no figure is cut."""
     width = console.width
-    console.width = max(width, _WIDEST)
+    console.width = max(width, _width(console, table))
     try:
         console.print(table, highlight=False)
     finally:
@@ -109,9 +108,33 @@ def _predicts_numbers(summary: Summary) -> bool:
     return any(m.rmse is not None for m in summary.models)
 
 
-def _models(summary: Summary) -> Table:
-    """One row per model. A column that says the same as the first of its kind, or nothing, is left out."""
-    models = summary.models
+def _width(console: Console, table: Table) -> int:
+    """The width at which no cell is cut."""
+    return Measurement.get(console, console.options.update(width=10_000), table).maximum
+
+
+_DISPENSABLE = ("best on test (optimistic)", "mean of devices", "round")
+"""Columns that a narrow console does without, the first first; summary.json has them all."""
+
+
+def _fitting(console: Console, summary: Summary) -> Table:
+    """The table of the models with as many columns as the console has room for."""
+    out = _models(summary)
+    for count in range(1, len(_DISPENSABLE) + 1):
+        if _width(console, out) <= console.width:
+            break
+        out = _models(summary, without=_DISPENSABLE[:count])
+    return out
+
+
+def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
+    """One row per model of the run, then of the algorithms beside it.
+
+    A column that says the same as the first of its kind, or nothing, is left out.
+    """
+    models = [*summary.models, *(m for y in summary.yardsticks for m in y.models)]
+    names = [summary.labels.get(m.model, m.model) for m in summary.models]
+    names += [f"{y.method} {m.model}" for y in summary.yardsticks for m in y.models]
     if _classifies(summary):
         columns = {
             "test %": [_percent(m.accuracy) for m in models],
@@ -143,10 +166,11 @@ def _models(summary: Summary) -> Table:
         del columns["round"]
     if any(m.nonzeros.mean < 0.9995 for m in models):
         columns["non-zero %"] = [_percent(m.nonzeros) for m in models]
+    columns = {head: cells for head, cells in columns.items() if head not in without}
     out = _columns("model", "kept by", *columns)
     for at, m in enumerate(models):
         kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        out.add_row(summary.labels.get(m.model, m.model), kept, *(cells[at] for cells in columns.values()))
+        out.add_row(names[at], kept, *(cells[at] for cells in columns.values()))
     return out
 
 

@@ -174,8 +174,12 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
         (gain > 0, _GAIN, f"{better} gain"),
         (gain < 0, _LOSS, f"{worse} lose"),
     ):
-        if mask.any():
-            axes.bar(places[mask], gain[mask], width=1.0 if len(gain) > _NAMED else 0.8, color=colour, label=label)
+        if not mask.any():
+            continue
+        if mask.sum() <= _NAMED:
+            axes.bar(places[mask], gain[mask], width=0.8 if len(gain) <= _NAMED else 1.0, color=colour, label=label)
+        else:
+            axes.fill_between(places[mask], 0, gain[mask], step="mid", color=colour, label=label, linewidth=0)
     axes.axhline(0, color="black", linewidth=0.8)
     unit = "points of accuracy" if pairs.accuracy else "loss"
     equal = len(gain) - better - worse

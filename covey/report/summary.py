@@ -108,6 +108,14 @@ class Gain:
 
 
 @dataclass(frozen=True)
+class Yardstick:
+    """Another algorithm on the same data and tree."""
+
+    method: str
+    models: list[ModelFigures]
+
+
+@dataclass(frozen=True)
 class Summary:
     """What a run has come to."""
 
@@ -121,6 +129,7 @@ class Summary:
     radio: RadioFigures | None = None
     gains: list[Gain] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)  # what tables call a model where its name would mislead
+    yardsticks: list[Yardstick] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""

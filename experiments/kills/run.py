@@ -26,8 +26,10 @@ from torch import Tensor
 import covey
 from covey import checkpoint
 
+FILE = Path(__file__).parent / "kills.toml"
 CHANGES = (
-    "checkpoint_every=1", "score_every=2", "data.devices=12", "tree.edges=3", "model.hidden=[64]", "algorithm.edge_rounds=4",
+    str(FILE), "checkpoint_every=1", "score_every=2", "data.devices=12", "tree.edges=3", "model.hidden=[64]",
+    "algorithm.edge_rounds=4",
 )  # fmt: skip
 WINDOW = 1.2  # seconds of training in which a timed kill falls: a few rounds
 POLL = 0.0003  # seconds; a checkpoint takes a few thousandths to write

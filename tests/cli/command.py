@@ -17,8 +17,9 @@ from covey.cli.main import main
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(set((ROOT / "examples").rglob("*.toml")) - set((ROOT / "examples" / "plan").rglob("*.toml")))
 DEMO = ROOT / "covey" / "cli" / "demo.toml"
+BASE = ROOT / "tests" / "base.toml"  # the demo of every test in this process; another process has to name it
 SMALL = (
-    "name=small", "rounds=4", "score_every=1", "checkpoint_every=2",
+    str(BASE), "name=small", "rounds=4", "score_every=1", "checkpoint_every=2",
     "data.devices=6", "tree.edges=2", "model.name=linear", "algorithm.edge_rounds=2",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from torch import nn
 from covey.cli.config import defaults, load
 from covey.errors import ConfigError
 from experiments.kills.run import difference
-from tests.cli.command import ROOT, SMALL, covey
+from tests.cli.command import BASE, ROOT, SMALL, covey
 
 NETS = '''
 import torch
@@ -276,7 +276,7 @@ def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder: Path) -> None:
     assert covey("run", *OWN, "rounds=4", "--out", "whole").code == 0
-    half = start(folder, "run", *OWN, "rounds=2", "--out", "half")
+    half = start(folder, "run", str(BASE), *OWN, "rounds=2", "--out", "half")
     assert half.returncode == 0, half.stderr
     assert start(folder, "run", "--resume", "half", "rounds=4").returncode == 0
     assert difference(folder / "whole", folder / "half") is None

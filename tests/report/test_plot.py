@@ -150,8 +150,14 @@ def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
     assert left.get_title() == "Ditto: how every device does"
     better, worse = int((own > 0.5).sum()), int((own < 0.5).sum())
     assert labels(right) == [f"{better} gain", f"{worse} lose"]
-    heights = [bar.get_height() for bar in right.patches]
-    assert sorted(heights) == pytest.approx(sorted((100 * (own - 0.5)).tolist()))
+    gains = 100 * (own - 0.5)
+    if count == 10:
+        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(sorted(gains.tolist()))
+    areas = [area.get_paths()[0].get_extents() for area in right.collections]
+    if count == 1000:
+        assert [area.y1 for area in areas] == pytest.approx([gains.max(), 0])
+        assert [area.y0 for area in areas] == pytest.approx([0, gains.min()])
+        assert [area.width for area in areas] == [better - 1, worse - 1]
     assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (count == 10)  # names, where there is room
     draw_devices([CLASSES], tmp_path / "devices.png", "Ditto", [scores])
     assert size(tmp_path / "devices.png") == (1320, 504)

@@ -1,0 +1,145 @@
+"""Other algorithms beside a run, on the same data and tree: their rows of the table, and one picture of them all.
+
+The colour of a line is the tier that keeps the model, the style is the algorithm.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from covey.report.summary import Yardstick, summarise
+from covey.run import Round
+
+Histories = Sequence[Sequence[Round]]
+"""The rounds of every seed."""
+COLOURS = {"server": "C0", "edge": "C1", "device": "C2"}
+STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
+_OTHER = "C4"  # tiers of deeper trees
+_BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
+_GAP = 0.048  # of the axis' height between two labels
+
+
+def yardsticks(others: Mapping[str, Histories], protocol: Literal["honest", "paper"]) -> list[Yardstick]:
+    """What every other algorithm has come to, by method."""
+    out = []
+    for method, histories in others.items():
+        names = models(histories[0])
+        figures = summarise(histories, protocol).models
+        out.append(Yardstick(method, [figure for figure in figures if figure.model in names]))
+    return out
+
+
+def models(history: Sequence[Round]) -> list[str]:
+    """The models worth comparing: not new devices', and no global one where nothing was ever sent."""
+    scored = [record for record in history if record.models]
+    if not scored:
+        return []
+    alone = not any(record.bytes() for record in history)
+    names = [name for name in scored[-1].models if not name.startswith("new_")]
+    return [name for name in names if not (alone and name == "global")]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A model's test accuracy in percent (its loss where there are no classes) by round, [seeds, scored rounds]."""
+
+    label: str
+    colour: str
+    style: str | tuple[int, tuple[float, ...]]
+    rounds: list[int]
+    values: npt.NDArray[np.float64]
+
+    @property
+    def end(self) -> float:
+        """The mean over seeds in the last round."""
+        return float(self.values[:, -1].mean())
+
+
+def lines(runs: Mapping[str, Histories]) -> list[Line]:
+    """One line for every model of every algorithm; a model that lies on another of its tier all the way is left out."""
+    out: list[Line] = []
+    for k, (method, histories) in enumerate(runs.items()):
+        scored = [[record for record in history if record.models] for history in histories]
+        length = min(map(len, scored))
+        rounds = [record.round + 1 for record in scored[0][:length]]
+        for name in models(histories[0]):
+            tier = scored[0][-1].models[name].tier
+            values = np.array([[_value(record, name) for record in history[:length]] for history in scored])
+            style = STYLES[k % len(STYLES)]
+            line = Line(f"{method} {name}", COLOURS.get(tier, _OTHER), style, rounds, values)
+            if not any(_same(line, other) for other in out):
+                out.append(line)
+    return out
+
+
+def _same(line: Line, other: Line) -> bool:
+    """Whether a line can hardly be told from another of its colour and style."""
+    alike = (line.colour, line.style) == (other.colour, other.style)
+    return alike and np.allclose(line.values, other.values, rtol=0.01, atol=0.0)
+
+
+def _value(record: Round, name: str) -> float:
+    scores = record.models[name].scores
+    score = scores.get("test") or next(iter(scores.values()))
+    if score.accuracy_fallback is not None:
+        return 100 * score.accuracy_fallback
+    return score.loss_fallback if score.loss_fallback is not None else float("nan")
+
+
+def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
+    """A PNG: test accuracy by round of every algorithm's models, with a band of one standard deviation over seeds."""
+    figure = Figure(figsize=(8.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    first = next(iter(runs.values()))[0]
+    percent = any(record.accuracy() is not None for record in first)
+    plot(axes, lines(runs), percent=percent)
+    axes.set(xlabel="round", ylabel="test accuracy (%)" if percent else "test loss", title=title)
+    part = path.with_name(f".{path.name}.part")
+    figure.savefig(part, dpi=120, format="png")
+    os.replace(part, path)
+
+
+def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:
+    """The lines, each with its name and its last value at its end; of percentages the part in which they end."""
+    for line in drawn:
+        mean = line.values.mean(0)
+        axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)
+        if len(line.values) > 1:
+            spread = line.values.std(0, ddof=1)
+            axes.fill_between(line.rounds, mean - spread, mean + spread, color=line.colour, alpha=0.12, lw=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    if not drawn:
+        return
+    if percent:
+        highest = max(float(line.values.mean(0).max()) for line in drawn)
+        lowest = min(line.end for line in drawn)
+        axes.set_ylim(max(0.0, lowest - _BELOW), min(100.0, highest + 2.0))
+    axes.set_xlim(0, max(line.rounds[-1] for line in drawn))
+    low, high = axes.get_ylim()
+    ordered = sorted(drawn, key=lambda line: line.end)
+    heights = _apart([(line.end - low) / (high - low) for line in ordered])
+    for line, height in zip(ordered, heights, strict=True):
+        value = f"{line.end:.1f}" if percent else f"{line.end:.4g}"
+        text = f"{value}  {line.label}"
+        axes.text(1.02, height, text, transform=axes.transAxes, color=line.colour, fontsize=size, va="center")
+
+
+def _apart(heights: Sequence[float]) -> list[float]:
+    """Ascending heights of labels, moved so that none lies on another."""
+    out = list(heights)
+    for _ in range(200):
+        for k in range(len(out) - 1):
+            lack = _GAP - (out[k + 1] - out[k])
+            if lack > 0:
+                out[k] -= lack / 2
+                out[k + 1] += lack / 2
+    return out
