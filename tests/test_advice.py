@@ -719,10 +719,10 @@ def test_every_algorithm_has_steps_or_a_reason_why_not(kind: type[Algorithm]) ->
         return
     algorithm = kind()
     assert bool(levers.steps(algorithm)) != (kind in levers.WITHOUT)
-    curved = Curvature(7.0, 10.0)
+    curved = Curvature(7.0, 20.0)
     for step in levers.steps(algorithm):
         safe = replace(algorithm, **{step.field: step.safe(algorithm, curved)})
-        assert step.product(safe, curved) == pytest.approx(min(1.0, 1.5 * (step.tie(safe) + 7) / (step.tie(safe) + 10)))
+        assert step.product(safe, curved) == pytest.approx(min(1.0, 2 * (step.tie(safe) + 7) / (step.tie(safe) + 20)))
     for proposal in [*levers.moves(algorithm, algorithm, curved), *levers.ties(algorithm, algorithm, curved)]:
         assert replace(algorithm, **proposal.values) != algorithm
         assert proposal.values.keys() == proposal.reasons.keys()

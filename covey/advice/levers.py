@@ -59,10 +59,10 @@ class Step:
         return value * self.times(algorithm) * (self.tie(algorithm) + L.typical)
 
     def safe(self, algorithm: Algorithm, L: Curvature) -> float:
-        """The step that goes all the way on the median device, and not far beyond on steep ones."""
+        """The step that goes all the way on the median device, and is not unstable on steep ones."""
         tie = self.tie(algorithm)
         typical = 1 / max(tie + L.typical, _FLAT)
-        steep = 1.5 / max(tie + L.high, _FLAT)
+        steep = 2 / max(tie + L.high, _FLAT)
         return min(typical, steep) / self.times(algorithm)
 
     @property

@@ -53,9 +53,12 @@ def advise(
         _check_writable(path, changes, fast)
     if fast and measure:
         raise ConfigError("--fast measures nothing and --measure asks for it; give one of them.")
-    config = load(path, changes)
-    experiment = config.experiment(config.seed)
     console = Console(stderr=as_json, soft_wrap=True)
+    notes: list[str] = []
+    config = load(path, changes, notes)
+    for note in notes:
+        console.print(f"note: {escape(note)}", highlight=False)
+    experiment = config.experiment(config.seed)
     began = time.monotonic()
     findings = Findings(nothing="--fast tries nothing")
     if not fast:
