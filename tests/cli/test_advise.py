@@ -102,7 +102,7 @@ def test_what_is_written_passes_the_law(name: str, world: str, tmp_path: Path, y
     bad = limits(name, world, last(before), yardsticks[world], slack=0.0)
     assert not all(limit.holds for limit in bad), "the file passed before, so that this test shows nothing"
     if world == "digits":
-        assert spent < 10, f"{spent:.1f} s of one core"
+        assert spent < 15, f"{spent:.1f} s of one core"  # 1 to 11 seen on shared cores
 
 
 def test_files_are_the_experiments_of_the_law(tmp_path: Path) -> None:
