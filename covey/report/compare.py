@@ -16,12 +16,12 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from covey.report.plot import COLOURS
 from covey.report.summary import Yardstick, summarise
 from covey.run import Round
 
 Histories = Sequence[Sequence[Round]]
 """The rounds of every seed."""
-COLOURS = {"server": "C0", "edge": "C1", "device": "C2"}
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
 _OTHER = "C4"  # tiers of deeper trees
 _BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
