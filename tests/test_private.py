@@ -77,11 +77,12 @@ def test_nothing_is_said_of_algorithms_that_share_everything() -> None:
 def test_the_command_says_it_first_and_names_the_rows(tmp_path: Path) -> None:
     ended = command("run", *SMALL, "algorithm.name=fedper", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
-    assert ended.out.startswith("note: FedPer: layer 3 stays on each device")
+    first = next(line for line in ended.out.splitlines() if not line.startswith("note: algorithm.name"))
+    assert first.startswith("note: FedPer: layer 3 stays on each device")
     assert "global (each device's own head)" in ended.out
     assert "global (each device's own head)" in covey.load(tmp_path / "run").table()
     none = command("run", *SMALL, "algorithm.name=fedper", 'private=""', "--out", tmp_path / "none")
-    assert none.out.startswith("note: FedPer shares all layers")
+    assert "\nnote: FedPer shares all layers" in none.out
     assert "own head" not in none.out
 
 

@@ -41,7 +41,7 @@ def test_only_the_shared_layers_are_sent() -> None:
 def test_a_new_device_fits_the_best_head_to_the_base_it_gets() -> None:
     run = start(FedRep(head_steps=3, head_lr=0.2, steps=1, lr=0.05, batch=None), rounds=2)
     list(run)
-    long = replace(run.experiment, algorithm=FedRep(head_steps=4000, head_lr=2.5, batch=None))
+    long = replace(run.experiment, algorithm=FedRep(head_steps=16000, head_lr=2.5, batch=None))
     new = Newcomers([long], [long.data.chosen([2])])
     base = pair(run.module())[0]
     found = pair(new.task.space.fill(new.adapted(run.w, round=2)[0]))

@@ -35,7 +35,7 @@ def test_the_table_has_their_models_under_their_names(folder: Path) -> None:
         assert [start for start in starts if start.startswith(("Local", "FineTune"))] == [
             "Local personal", "FineTune global", "FineTune personal",
         ]  # fmt: skip
-    assert str(folder / "compare.png") in said
+    assert f"folder: {folder}   pictures: plot.png, devices.png, compare.png" in said
     assert "…" not in said  # a console of 80 columns cuts no figure
 
 
