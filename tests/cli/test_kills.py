@@ -9,9 +9,9 @@ from experiments.kills.run import CHANGES, campaign, difference
 from tests.cli.command import covey
 
 
-def test_four_kills(tmp_path: Path) -> None:
-    kills, outcomes = campaign(tmp_path, wanted=4, rounds=12, processes=1, seed=1)
-    assert sum(kills.fell.values()) == 4
+def test_two_kills(tmp_path: Path) -> None:
+    kills, outcomes = campaign(tmp_path, wanted=2, rounds=8, processes=1, seed=1)
+    assert sum(kills.fell.values()) == 2
     assert outcomes == [None] * len(outcomes)
     assert outcomes
 
