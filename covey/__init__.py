@@ -7,15 +7,16 @@ import os
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 from covey import algorithms, data, models
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
+from covey.cli.load import load
+from covey.engine.descend import Stepper, descend
 from covey.errors import CoveyError
-from covey.experiment import Experiment
-from covey.load import load
-from covey.nodes import Nodes
-from covey.replies import Masked, Replies, Rows, exact
-from covey.run import Round, Run, Runs, history, run, runs
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Masked, Replies, exact
+from covey.runs.experiment import Experiment
+from covey.runs.run import Round, Run, Runs, history, run, runs
 from covey.tree import Tree
+from covey.types import Rows
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "Rows",
     "Run",
     "Runs",
+    "Stepper",
     "Tree",
     "algorithms",
     "data",

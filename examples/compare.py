@@ -26,7 +26,7 @@ from matplotlib.patches import Circle, Rectangle
 import covey
 from covey.cli.config import DEMO, Config, load
 from covey.report.compare import COLOURS, STYLES, Line, models, plot
-from covey.select import select
+from covey.runs.selection import select
 
 SEEDS = range(5)
 FEDAVG = {"name": "fedavg", "steps": 50, "lr": 0.7, "batch": 20}

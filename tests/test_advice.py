@@ -47,7 +47,7 @@ from covey.algorithms import (
 from covey.algorithms.pfedbayes import divergence_gradients
 from covey.data import Part
 from covey.errors import ConfigError, DivergedError
-from covey.experiment import describe
+from covey.runs.experiment import describe
 
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
 

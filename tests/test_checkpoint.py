@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from covey import checkpoint
-from covey.checkpoint import FORMAT, Checkpoint
 from covey.errors import CheckpointError
+from covey.runs import checkpoint
+from covey.runs.checkpoint import FORMAT, Checkpoint
 
 TENSORS = {"server": torch.arange(6.0).view(1, 6), "ids": torch.tensor([3, 1]), "none": torch.empty(0, 4)}
 FACTS: dict[str, Any] = {"round": 3, "experiment": {"seed": "0"}, "history": [{"a": None}]}

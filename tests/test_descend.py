@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey import smooth_l1
-from covey.algorithm import Algorithm
 from covey.codecs import CODECS
 from covey.data import own_parts
-from covey.descend import descend
+from covey.engine import smooth_l1
+from covey.engine.descend import descend
+from covey.engine.task import Task
 from covey.errors import ConfigError, ProgramError
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.nodes import Nodes
 from covey.models import mlp
-from covey.nodes import Nodes
 from covey.runtimes.simulator import Simulator
-from covey.task import Task
 from covey.tree import Tree
 
 A = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)  # the curvature of a quadratic

@@ -8,7 +8,7 @@ from torch import nn
 import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import PerMFL, PFedMe
-from covey.devices import from_csv, to_csv
+from covey.runs.devices import from_csv, to_csv
 from tests.laws.cases import CASES, experiment
 
 

@@ -15,8 +15,8 @@ from covey import Experiment, Tree
 from covey.algorithms import FedAvg, Local, SFedHP
 from covey.data import synthetic
 from covey.errors import ConfigError
-from covey.experiment import describe
 from covey.models import mlp
+from covey.runs.experiment import describe
 
 DATA = synthetic(devices=4, sizes=[12] * 4)
 MODEL = mlp(60, 10)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.forward import forward
+from covey.engine.forward import forward
+from covey.engine.layout import Space
 from covey.models import linear, mlp
-from covey.space import Space
 
 N, B = 4, 5
 

@@ -17,10 +17,10 @@ from covey import draws
 from covey.algorithms import FedAvg
 from covey.cli.config import load
 from covey.data import Shards
+from covey.engine.generator import Seeded
+from covey.engine.layout import Space
+from covey.engine.task import Task
 from covey.errors import ModelError
-from covey.generator import Seeded
-from covey.space import Space
-from covey.task import Task
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(20, 3),

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey import draws, gp
-from covey.gp import Kernel, gibbs, log_chances, polya_gamma, polya_gamma_mean, posterior_draw, predictive
+from covey import draws
+from covey.maths import gp
+from covey.maths.gp import Kernel, gibbs, log_chances, polya_gamma, polya_gamma_mean, posterior_draw, predictive
 
 G = torch.Generator().manual_seed(3)
 

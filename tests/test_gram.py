@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey import gram
 from covey.data import own_parts
-from covey.descend import descend
+from covey.engine import gram
+from covey.engine.descend import descend
+from covey.engine.objective import Terms
+from covey.engine.task import Batch, Task
 from covey.models import linear, mlp
-from covey.task import Batch, Task
-from covey.terms import Terms
 
 IDS = torch.arange(3)
 

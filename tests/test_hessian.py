@@ -12,7 +12,7 @@ from torch.func import functional_call
 import covey
 from covey import Tree, data, models
 from covey.algorithms import PerFedAvg
-from covey.task import Batch, Task
+from covey.engine.task import Batch, Task
 
 INPUTS, CLASSES, SIZES = 9, 4, (20, 5, 300, 33)  # one device has more examples than a block
 

@@ -12,15 +12,15 @@ import torch
 
 import covey
 from covey import CoveyError, Experiment, Tree, advice
-from covey.algorithm import Algorithm
 from covey.algorithms import ALGORITHMS, FedAvg
 from covey.algorithms.nested import Level, Nested
 from covey.codecs import CODECS
 from covey.data import Shards, digits, partition, recipes, synthetic
 from covey.data.deal import PARTITIONS, deal
 from covey.errors import ConfigError, DataError, DivergedError, shown
+from covey.kernel.algorithm import Algorithm
+from covey.links.spec import wire
 from covey.models import linear
-from covey.wire import wire
 
 HOSTILE: list[Any] = [
     *(0, -1, 10**23, 1e308, -1e308, 1e-308, math.inf, -math.inf, math.nan, "", [], True, "x" * 10_000),

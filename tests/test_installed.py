@@ -11,7 +11,7 @@ import torch
 from covey.cli.config import defaults, load
 from covey.codecs import codec
 from covey.errors import ConfigError
-from covey.wire import wires
+from covey.links.spec import wires
 from tests.cli.command import covey
 
 ACME = '''

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import covey
-from covey import checkpoint
 from covey.errors import CheckpointError, ProgramError
-from covey.journal import Journal
-from covey.run import Runs
+from covey.runs import checkpoint
+from covey.runs.journal import Journal
+from covey.runs.run import Runs
 from tests.laws.cases import CASES, experiment
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from covey.errors import CheckpointError, ConfigError
-from covey.meter import Meter, Traffic, bitmap_bits, coo_bits, dense_bits, fedmac_bits, paper_bits
+from covey.links.meter import Meter, Traffic, bitmap_bits, coo_bits, dense_bits, fedmac_bits, paper_bits
 
 D = 79_510  # the papers' two-layer MNIST network
 

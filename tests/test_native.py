@@ -15,16 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from covey import gram, native, smooth_l1
+from covey import native
 from covey.codecs import Bitmap, gaps, integers
 from covey.codecs.blocks import count, patterns
-from covey.compiled import takes
 from covey.data import Shards, own_parts
-from covey.descend import descend
+from covey.engine import gram, smooth_l1
+from covey.engine.descend import descend
+from covey.engine.native_call import takes
+from covey.engine.objective import Terms
+from covey.engine.task import Batch, Task
 from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
-from covey.task import Batch, Task
-from covey.terms import Terms
 
 pytestmark = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is {native.status()}")
 SETS = [name for name in native.SETS if isinstance(native._library, native.Library) and native._library.supports(name)]

@@ -11,8 +11,8 @@ import covey
 from covey.algorithms import FedAvg, FedProx, Local, PerMFL
 from covey.data import Shards, own_parts
 from covey.errors import ConfigError, DivergedError, ProgramError
-from covey.experiment import unlike
-from covey.newcomers import Newcomers, held_out
+from covey.runs.experiment import unlike
+from covey.runs.newcomers import Newcomers, held_out
 from tests.laws.cases import Case, every_case, experiment
 
 TREE = covey.Tree.grouped([5, 5, 5, 5])

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm import Algorithm
 from covey.codecs import CODECS
 from covey.data import own_parts
+from covey.engine.task import Task
 from covey.errors import ConfigError, ProgramError
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Exact
 from covey.models import mlp
-from covey.nodes import Nodes
-from covey.replies import Exact
 from covey.runtimes.simulator import Simulator
-from covey.task import Task
 from covey.tree import Tree
 
 

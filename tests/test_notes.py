@@ -14,8 +14,8 @@ from covey import Algorithm, Experiment, Nodes, Tree
 from covey.data import Shards, own_parts
 from covey.errors import DivergedError, ProgramError
 from covey.models import linear
-from covey.notes import Note, Notes
-from covey.run import _record
+from covey.runs.run import _record
+from covey.runtimes.notes import Note, Notes
 from tests.laws.cases import PLAIN, differences, experiment, state
 from tests.laws.test_graphs import captured
 

@@ -9,7 +9,7 @@ from torch import Tensor
 import covey
 from covey import Algorithm, Nodes, Rows
 from covey.data import own_parts
-from covey.task import Batch, Predict, Task
+from covey.engine.task import Batch, Predict, Task
 
 
 @dataclass(frozen=True)

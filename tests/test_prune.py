@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from covey import descend, prune
+from covey import descend
+from covey.maths import prune
 
 DRAW = torch.Generator().manual_seed(4)
 N, P = 3, 5

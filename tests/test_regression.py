@@ -14,13 +14,13 @@ import covey
 from covey import Experiment, Tree, data, models
 from covey.algorithms import FedAvg, PFedMe
 from covey.data import Shards
-from covey.devices import from_csv, to_csv
+from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.report import data_picture, plot
-from covey.run import Run
-from covey.score import Errors
-from covey.select import select
-from covey.task import Task
+from covey.runs.devices import from_csv, to_csv
+from covey.runs.run import Run
+from covey.runs.scoring import Errors
+from covey.runs.selection import select
 from tests.cli.command import covey as command
 
 Floats = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from covey.errors import ProgramError
-from covey.replies import Exact, Replies, exact
+from covey.kernel.replies import Exact, Replies, exact
 
 quick = settings(max_examples=60)
 

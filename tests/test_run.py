@@ -16,13 +16,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 import covey
-from covey import Experiment, Tree, checkpoint
+from covey import Experiment, Tree
 from covey.algorithms import FedAvg, PFedMe, SFedHP
-from covey.checkpoint import Checkpoint
 from covey.data import synthetic
 from covey.errors import CheckpointError, ConfigError, ProgramError
 from covey.models import mlp
-from covey.run import Round
+from covey.runs import checkpoint
+from covey.runs.checkpoint import Checkpoint
+from covey.runs.run import Round
 
 DATA = synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 25])
 MODEL = mlp(60, 8, 10)

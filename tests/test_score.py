@@ -13,7 +13,7 @@ from covey.algorithms import FedAlt
 from covey.data import Shards, own_parts
 from covey.errors import ProgramError
 from covey.models import linear, mlp
-from covey.run import Run
+from covey.runs.run import Run
 
 TREE = Tree.grouped([3, 8, 4])
 CUT = 0.05

@@ -8,9 +8,9 @@ import covey
 from covey import Experiment, Tree, data
 from covey.algorithms import PFedMe
 from covey.errors import ConfigError
-from covey.run import Round
-from covey.score import Model, Score
-from covey.select import select
+from covey.runs.run import Round
+from covey.runs.scoring import Model, Score
+from covey.runs.selection import select
 
 
 def score(accuracy: float | None, loss: float | None = 1.0) -> Score:

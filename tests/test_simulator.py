@@ -12,7 +12,7 @@ from covey import Algorithm, Experiment, Masked, Nodes, Tree, exact
 from covey.data import Shards, own_parts
 from covey.errors import DivergedError, ProgramError
 from covey.models import linear
-from covey.run import Run
+from covey.runs.run import Run
 
 HEADER = 6
 P = 4  # a linear model with one input and two outputs

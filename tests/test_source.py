@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import covey
-from covey import source
 from covey.algorithms import FedAvg
 from covey.errors import CheckpointError
+from covey.runs import source
 from tests.cli.command import ROOT
 
 NETS = '''

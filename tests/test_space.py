@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covey.engine.layout import Space
 from covey.errors import ModelError
 from covey.models import mlp
-from covey.space import Space
 
 
 class Mixed(nn.Module):

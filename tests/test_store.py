@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.errors import ProgramError
-from covey.store import NEVER, Store
+from covey.kernel.store import NEVER, Store
 
 NODES, WIDTH = 6, 2
 Kept = dict[int, tuple[int, list[float]]]

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey.data import Shards, own_parts, synthetic
+from covey.engine.task import Batch, Task
 from covey.errors import ConfigError, DataError, ModelError
 from covey.models import linear, mlp
-from covey.task import Batch, Task
 
 SIZES = (1, 3, 300, 700)  # one block holds 256
 IDS = torch.arange(len(SIZES))

@@ -15,7 +15,7 @@ import covey
 from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.codecs import codec
 from covey.errors import ConfigError
-from covey.wire import Wire, largest, wires
+from covey.links.spec import Wire, largest, wires
 from tests.laws.cases import differences, state
 
 LINKS = ("server-edge", "edge-device")

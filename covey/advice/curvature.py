@@ -10,10 +10,10 @@ from torch import Tensor
 
 from covey import draws
 from covey.data import Shards
+from covey.engine.task import Task
 from covey.errors import ConfigError
-from covey.experiment import Experiment
-from covey.replies import Rows
-from covey.task import Task
+from covey.runs.experiment import Experiment
+from covey.types import Rows
 
 _DEVICES = 8  # measured along a run: the median and the 90 % quantile need no more
 _ITERATIONS = 10  # the largest eigenvalue to a few per cent

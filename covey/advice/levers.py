@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from covey.advice.curvature import Curvature
-from covey.algorithm import Algorithm
 from covey.algorithms import (
     AL2GD,
     L2GD,
@@ -34,6 +33,7 @@ from covey.algorithms import (
     PFedMe,
     SFedHP,
 )
+from covey.kernel.algorithm import Algorithm
 
 _OUTER = 0.5  # of the way per step of an upper model: it moves, and cannot overshoot what it follows
 _TIES = (1.0, 0.25)  # lam as multiples of L: personal models go half, or 4/5, of their way

@@ -18,10 +18,10 @@ from typing import Any
 from covey.advice import levers
 from covey.advice.curvature import Curvature, Probe
 from covey.advice.levers import Proposal, Step
-from covey.algorithm import Algorithm
 from covey.errors import ConfigError, DivergedError
-from covey.experiment import Experiment, describe
-from covey.run import Round, Run
+from covey.kernel.algorithm import Algorithm
+from covey.runs.experiment import Experiment, describe
+from covey.runs.run import Round, Run
 
 GAIN = 1.0  # points of the score, below which a change is not worth making
 _TIE = 0.5  # points within which the smaller step is taken, as the curvature grows later

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from covey.algorithm import Algorithm, PerNode
 from covey.algorithms import (
     AL2GD,
     APFL,
@@ -51,6 +50,7 @@ from covey.algorithms import (
     SFedHP,
 )
 from covey.errors import ConfigError
+from covey.kernel.algorithm import Algorithm, PerNode
 
 Vector = npt.NDArray[np.float64]
 Excess = Callable[[Vector], Vector]

@@ -1,6 +1,5 @@
 """One file per algorithm; each is its paper's Algorithm 1."""
 
-from covey.algorithm import Algorithm
 from covey.algorithms.al2gd import AL2GD
 from covey.algorithms.apfl import APFL
 from covey.algorithms.centralised import Centralised
@@ -29,6 +28,7 @@ from covey.algorithms.pfedme import PFedMe
 from covey.algorithms.pruned import Pruned
 from covey.algorithms.scaffold import Scaffold
 from covey.algorithms.sfedhp import SFedHP
+from covey.kernel.algorithm import Algorithm
 
 __all__ = [
     "AL2GD",

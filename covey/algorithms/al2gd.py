@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 
 from covey import draws
-from covey.algorithm import Algorithm, PerNode, require
-from covey.descend import descend
-from covey.nodes import Nodes
-from covey.replies import Exact, Rows, exact
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Exact, exact
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ times what one of FedAvg does, and a gradient tells more of a device's examples 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes
-from covey.replies import Exact, Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Exact
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes, Weight
-from covey.replies import Message, Rows, exact
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes, Weight
+from covey.kernel.replies import Message, exact
 from covey.tree import Sample
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

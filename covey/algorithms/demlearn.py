@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
+from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.nodes import Nodes
-from covey.replies import Rows
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
+from covey.types import Rows
 
 Group = list[Any]
 """Its members: numbers of devices, and groups."""

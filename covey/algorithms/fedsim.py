@@ -9,12 +9,13 @@ from typing import ClassVar
 
 import torch
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes, Weight
-from covey.replies import Exact, Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes, Weight
+from covey.kernel.replies import Exact
+from covey.kernel.work import Work
 from covey.tree import Sample
-from covey.wireless import Work
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

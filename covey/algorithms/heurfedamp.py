@@ -10,12 +10,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covey import attention
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes
-from covey.replies import Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
+from covey.maths import attention
 from covey.tree import Sample
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

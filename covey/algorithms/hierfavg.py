@@ -8,11 +8,12 @@ or not. h-SGD weighs uniformly.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes, Weight
-from covey.replies import Exact, Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes, Weight
+from covey.kernel.replies import Exact
 from covey.tree import Sample
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from typing import ClassVar
 import torch
 
 from covey import draws
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes
-from covey.replies import Rows, exact
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import exact
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

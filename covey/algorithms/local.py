@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes
-from covey.replies import Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from covey import smooth_l1
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
+from covey.engine import smooth_l1
+from covey.engine.descend import descend
 from covey.errors import ConfigError, TreeError, shown
-from covey.nodes import Nodes
-from covey.replies import Rows
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
 from covey.tree import Sample, Tree
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ one step of size alpha on another training batch.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes, Weight
-from covey.replies import Exact, Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes, Weight
+from covey.kernel.replies import Exact
 from covey.tree import Sample
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

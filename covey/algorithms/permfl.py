@@ -12,11 +12,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from covey.algorithm import Algorithm, PerNode, require
-from covey.descend import descend
-from covey.nodes import Nodes
-from covey.replies import Replies, Rows
+from covey.engine.descend import descend
+from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Replies
 from covey.tree import Sample
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

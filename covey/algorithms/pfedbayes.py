@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey import rowwise
-from covey.algorithm import Algorithm, require
-from covey.descend import Stepper
-from covey.nodes import Nodes
-from covey.replies import Rows
-from covey.task import Batch, Predict
+from covey.engine import rowwise
+from covey.engine.descend import Stepper
+from covey.engine.task import Batch, Predict
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes
 from covey.tree import Sample
+from covey.types import Rows
 
 softplus, sigmoid = rowwise.elementwise(F.softplus), rowwise.elementwise(torch.sigmoid)
 

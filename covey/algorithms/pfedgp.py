@@ -15,13 +15,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from covey import gp
-from covey.algorithm import Algorithm, require
-from covey.descend import descend
-from covey.nodes import Nodes, Weight
-from covey.replies import Exact, Rows
-from covey.task import Batch, Predict
+from covey.engine.descend import descend
+from covey.engine.task import Batch, Predict
+from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.nodes import Nodes, Weight
+from covey.kernel.replies import Exact
+from covey.maths import gp
 from covey.tree import Sample
+from covey.types import Rows
 
 _ELSE = 1e-6  # the chance of classes that a device has never seen, all of them together
 

@@ -13,14 +13,15 @@ from typing import ClassVar, Literal
 
 import torch
 
-from covey import prune
-from covey.algorithm import Algorithm, PerNode, require
-from covey.descend import descend
+from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.nodes import Nodes, Weight
-from covey.replies import Exact, Masked, Replies, Rows
+from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.nodes import Nodes, Weight
+from covey.kernel.replies import Exact, Masked, Replies
+from covey.kernel.work import Work
+from covey.maths import prune
 from covey.tree import Sample
-from covey.wireless import Work
+from covey.types import Rows
 
 
 @dataclass(frozen=True)

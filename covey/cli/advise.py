@@ -15,12 +15,12 @@ from rich.markup import escape
 
 from covey import advice
 from covey.advice import Advice, Curvature, Findings, Trial
-from covey.algorithm import Algorithm
 from covey.cli import edit
 from covey.cli.config import load
 from covey.cli.words import AsJson, What, split
 from covey.errors import ConfigError
-from covey.experiment import Experiment
+from covey.kernel.algorithm import Algorithm
+from covey.runs.experiment import Experiment
 
 
 def advise(

@@ -25,14 +25,15 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from covey import draws
-from covey.algorithm import Algorithm
 from covey.cli import glossary, modules, registry, scenario
 from covey.cli.registry import FACTS
 from covey.cli.strict import STRICT, apply, check, check_plain, nearest, parsed, spell
 from covey.data import Shards, edges
+from covey.engine.generator import Seeded
+from covey.engine.similar import similar
 from covey.errors import ConfigError
-from covey.experiment import Experiment
-from covey.generator import Seeded
+from covey.kernel.algorithm import Algorithm
+from covey.runs.experiment import Experiment
 from covey.tree import Tree
 
 _SECTIONS = {"algorithm": "algorithms", "data": "data", "model": "models"}
@@ -70,7 +71,7 @@ class TreeConfig(BaseModel):
         if not 1 <= self.edges <= shards.devices:
             raise ConfigError(f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}.")
         if form == "similar":
-            return edges.similar(shards, model, self.edges, seed)
+            return similar(shards, model, self.edges, seed)
         return edges.random(shards, self.edges, seed) if form == "random" else edges.consecutive(shards, self.edges)
 
     def _check(self, shards: Shards) -> None:

@@ -36,9 +36,9 @@ import torch
 from safetensors import SafetensorError
 
 import covey
-from covey import snapshot
 from covey.errors import CheckpointError, ConfigError
-from covey.run import Round, Seed, Which
+from covey.runs import snapshot
+from covey.runs.run import Round, Seed, Which
 
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
 _PATIENCE = 1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
@@ -112,7 +112,7 @@ class Folder:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def models(self, run: Seed) -> None:
-        """Every kept model in its chosen round, and below `last` in the last one (covey/snapshot.py)."""
+        """Every kept model in its chosen round, and below `last` in the last one (covey/runs/snapshot.py)."""
         algorithm = type(run.experiment.algorithm).__name__
         space = run.simulator.task.space
         for name in run.models(scored=False):

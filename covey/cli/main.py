@@ -32,7 +32,7 @@ from covey.cli.registry import Entry
 from covey.cli.words import AsJson, What, split
 from covey.data import inventory
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
-from covey.run import Run
+from covey.runs.run import Run
 
 EXIT_CODES = {
     0: "all went well",

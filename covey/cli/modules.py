@@ -22,9 +22,9 @@ from typing import Any
 
 from torch import nn
 
-from covey.algorithm import Algorithm
 from covey.data import Shards
 from covey.errors import ConfigError, CoveyError
+from covey.kernel.algorithm import Algorithm
 from covey.origin import FAULTS, below, own_file, told
 
 FORM = "package.module:Class"

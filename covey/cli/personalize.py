@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey import checkpoint, snapshot
-from covey.algorithm import Algorithm
 from covey.cli.config import Config, load
 from covey.cli.described import Described
 from covey.cli.folder import refused
 from covey.data import Shards, device_file
+from covey.engine.layout import Space
 from covey.errors import ConfigError
-from covey.newcomers import Newcomers
-from covey.score import Score, score_of
-from covey.space import Space
+from covey.kernel.algorithm import Algorithm
+from covey.runs import checkpoint, snapshot
+from covey.runs.newcomers import Newcomers
+from covey.runs.scoring import Score, score_of
 
 
 @dataclass(frozen=True)

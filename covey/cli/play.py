@@ -17,19 +17,19 @@ import torch
 from rich.console import Console
 
 import covey
-from covey import checkpoint
 from covey.cli.config import Config, load
 from covey.cli.described import Described
 from covey.cli.folder import Folder, create, environment, refused, unused
 from covey.cli.registry import method
 from covey.cli.show import progress
-from covey.devices import from_csv, to_csv
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
-from covey.experiment import Experiment, unlike
 from covey.report import compare
 from covey.report.plot import draw, draw_devices
 from covey.report.summary import Summary, summarise
-from covey.run import Round, Runs, private_part
+from covey.runs import checkpoint
+from covey.runs.devices import from_csv, to_csv
+from covey.runs.experiment import Experiment, unlike
+from covey.runs.run import Round, Runs, private_part
 
 _ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
 

@@ -18,12 +18,12 @@ from rich.table import Table as RichTable
 
 from covey.cli import show
 from covey.cli.folder import refused
+from covey.cli.load import Loaded, load, summary
 from covey.cli.words import AsJson
 from covey.data.tables import Columns, Faults, Table
 from covey.data.unlabelled import unlabelled
-from covey.devices import DeviceScore
 from covey.errors import ConfigError
-from covey.load import Loaded, load, summary
+from covey.runs.devices import DeviceScore
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")]
 OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]

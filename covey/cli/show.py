@@ -14,7 +14,7 @@ from rich.table import Table
 
 from covey.cli.personalize import Personalized
 from covey.report.summary import Figure, RadioFigures, Summary
-from covey.run import Round
+from covey.runs.run import Round
 
 Show = Callable[[Sequence[Round]], None]
 

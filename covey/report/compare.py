@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from covey.report.plot import COLOURS
 from covey.report.summary import Yardstick, summarise
-from covey.run import Round
+from covey.runs.run import Round
 
 Histories = Sequence[Sequence[Round]]
 """The rounds of every seed."""

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from covey.devices import DeviceScore
-from covey.run import Round
-from covey.score import Score
+from covey.runs.devices import DeviceScore
+from covey.runs.run import Round
+from covey.runs.scoring import Score
 
 Curves = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = npt.NDArray[np.float64]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from covey.algorithm import Algorithm
-from covey.devices import DeviceScore
-from covey.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
-from covey.run import Round
-from covey.select import Selection, select
+from covey.kernel.algorithm import Algorithm
+from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
+from covey.runs.devices import DeviceScore
+from covey.runs.run import Round
+from covey.runs.selection import Selection, select
 
 
 @dataclass(frozen=True)

@@ -16,20 +16,21 @@ import torch
 from torch import Tensor
 
 from covey import draws, native
-from covey.algorithm import Algorithm, Program
-from covey.clock import Clock
 from covey.data.shards import some
+from covey.engine.task import Batches, Task
 from covey.errors import DivergedError, ProgramError
-from covey.graph import Call, Graphs
-from covey.link import Ledger, Link, Memory, Route
-from covey.meter import Meter
-from covey.nodes import Idle, Nodes
-from covey.notes import Notes
-from covey.replies import Exact, Ids, Masked, Message, Replies, Rows
-from covey.store import Store
-from covey.task import Batches, Task
+from covey.kernel.algorithm import Algorithm, Program
+from covey.kernel.nodes import Idle, Nodes
+from covey.kernel.replies import Exact, Masked, Message, Replies
+from covey.kernel.store import Store
+from covey.links.link import Ledger, Link, Memory, Route
+from covey.links.meter import Meter
+from covey.links.spec import Wire
+from covey.runtimes.clock import Clock
+from covey.runtimes.cuda_graphs import Call, Graphs
+from covey.runtimes.notes import Notes
 from covey.tree import Sample, Tree
-from covey.wire import Wire
+from covey.types import Ids, Rows
 from covey.wireless.air import Air, Grant, most
 
 _SCORES = 4  # chunks per worker when models are scored, which takes as long as a device has examples
@@ -84,6 +85,11 @@ class Simulator:
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under each node hold, [n]."""
         return self.task.total("train", *self.tree.span(tier, ids))
+
+    @property
+    def counts_moved(self) -> bool:
+        """Whether somebody wants to know how many weights a node moved: the radio's clock."""
+        return self.air is not None
 
     def play(self, program: Program, rows: Rows, *, round: int) -> Any:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""

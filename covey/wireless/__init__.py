@@ -9,10 +9,11 @@
 ([[0.238, 0.95]], [[0.535, 0.732]])
 """
 
+from covey.kernel.work import Work
 from covey.wireless.air import Aired
 from covey.wireless.channel import Channel, LogDistance, Noise, Urban
 from covey.wireless.device import Cells, Devices, Spread
-from covey.wireless.latency import Timing, Work, encoded_bits, formula_bits
+from covey.wireless.latency import Timing, encoded_bits, formula_bits
 from covey.wireless.plan import Plan, Scenario, plan
 from covey.wireless.policies import (
     POLICIES,

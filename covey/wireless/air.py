@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
+from covey.kernel.work import Work
 from covey.wireless.device import Cells, Devices
-from covey.wireless.latency import Work, formula_bits, whole_weights
+from covey.wireless.latency import formula_bits, whole_weights
 from covey.wireless.plan import LATE, Scenario, plan_for
 from covey.wireless.policies import Policy, optimal, personal_only
 from covey.wireless.problem import Reason

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
+from covey.kernel.work import Work
 from covey.wireless import reasons
 from covey.wireless.channel import Channel
 from covey.wireless.device import Cells, Devices
-from covey.wireless.latency import Timing, Work, encoded_bits, formula_bits, mask_bits, rate, timing, wire_seconds
+from covey.wireless.latency import Timing, encoded_bits, formula_bits, mask_bits, rate, timing, wire_seconds
 from covey.wireless.policies import Policy, optimal
 from covey.wireless.problem import Problem, Reason
 from covey.wireless.solve import Allocation, Certificate
@@ -53,12 +54,12 @@ class Scenario:
         devices, work, rounds = self.devices, self.work, len(gain)
         band = self.cells.bandwidth[devices.cell]
         whole = rate(band, gain, devices.power, self.channel.noise)
-        budget = self.deadline - work.constant_cycles(devices) / devices.cpu
+        budget = self.deadline - work.constant_cycles(devices.cycles) / devices.cpu
         group = torch.arange(rounds)[:, None] * len(self.cells) + devices.cell
         snr = gain * devices.power / self.channel.noise.over(band) if self.channel.noise.per_hertz else None
         return Problem(
             budget=budget.repeat(rounds),
-            compute=(work.shared_cycles(devices) / devices.cpu).repeat(rounds),
+            compute=(work.shared_cycles(devices.cycles) / devices.cpu).repeat(rounds),
             send=(work.bits * work.shared / whole).reshape(-1),
             mask=((mask_bits(work) if self.mask else 0) / whole).reshape(-1),
             weight=devices.weight.repeat(rounds),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from covey.wireless.latency import Work
+from covey.kernel.work import Work
 from covey.wireless.problem import Problem, Reason, root
 from covey.wireless.solve import Allocation, best, level
 

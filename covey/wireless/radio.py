@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
+from covey.kernel.work import Work
 from covey.tree import Tree
 from covey.wireless.channel import Channel
 from covey.wireless.device import Cells, Devices
-from covey.wireless.latency import Work
 from covey.wireless.plan import Scenario
 from covey.wireless.policies import Policy
 

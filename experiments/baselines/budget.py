@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from covey.algorithm import Algorithm
 from covey.algorithms import (
     AL2GD,
     APFL,
@@ -20,6 +19,7 @@ from covey.algorithms import (
     Pruned,
     SFedHP,
 )
+from covey.kernel.algorithm import Algorithm
 
 
 def gradients(a: Algorithm) -> float:

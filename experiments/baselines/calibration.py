@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import covey
-from covey.algorithm import Algorithm
 from covey.algorithms import FedAvg, FineTune, Local, PFedBayes, PFedGP
 from covey.data import Shards
-from covey.run import Run
+from covey.kernel.algorithm import Algorithm
+from covey.runs.run import Run
 from experiments.pool import Answers, Found, Job
 from experiments.pool import run as spread
 

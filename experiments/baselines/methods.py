@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from covey.algorithm import Algorithm
 from covey.algorithms import (
     AL2GD,
     APFL,
@@ -42,6 +41,7 @@ from covey.algorithms import (
     Scaffold,
     SFedHP,
 )
+from covey.kernel.algorithm import Algorithm
 
 GRADIENTS, BATCH = 21, 20
 

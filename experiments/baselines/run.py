@@ -21,8 +21,8 @@ import torch
 
 import covey
 from covey.data import Shards
-from covey.run import Round
-from covey.select import select
+from covey.runs.run import Round
+from covey.runs.selection import select
 from experiments.baselines.methods import METHODS
 from experiments.pool import Answers, Found, Job
 from experiments.pool import run as spread

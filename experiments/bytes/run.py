@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 import covey
 from covey.algorithms import FedMac, SFedHP
-from covey.meter import Meter, bitmap_bits, dense_bits, paper_bits
+from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
 
 METHODS: dict[str, covey.Algorithm] = {
     "sFedHP, smooth l1": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, lr1=0.05, lr2=0.05),

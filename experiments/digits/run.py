@@ -22,7 +22,7 @@ import torch
 
 import covey
 from covey.algorithms import FedAvg, FedMac, FineTune, HierFAVG, Local, PerMFL, PFedMe, SFedHP
-from covey.select import select
+from covey.runs.selection import select
 
 ROUNDS = 100
 

@@ -17,8 +17,8 @@ from statistics import fmean
 import covey
 from covey.algorithms import Local
 from covey.cli.config import Config, load
-from covey.experiment import Experiment
-from covey.select import select
+from covey.runs.experiment import Experiment
+from covey.runs.selection import select
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(3)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import covey
-from covey import checkpoint
+from covey.runs import checkpoint
 
 FILE = Path(__file__).parent / "kills.toml"
 CHANGES = (

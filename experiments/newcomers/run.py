@@ -20,8 +20,8 @@ from typing import Any
 
 import covey
 from covey.algorithms import FedAvg, HierFAVG, Local, PerMFL, PFedMe, SFedHP
-from covey.run import Round
-from covey.select import select
+from covey.runs.run import Round
+from covey.runs.selection import select
 
 DEVICES, NEW, EDGES, LABELS = 50, 10, 5, 5
 MODELS = ("new_global", "new_edge", "new_personal")

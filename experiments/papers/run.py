@@ -23,7 +23,7 @@ import covey
 from covey import Algorithm, Experiment, Tree, data, models
 from covey.algorithms import FedAvg, FedMac, FedProx, FineTune, HeurFedAMP, Local, PerFedAvg, PFedMe
 from covey.data import Shards
-from covey.select import select
+from covey.runs.selection import select
 
 Protocol = Literal["paper", "honest"]
 FOLDER = Path(__file__).parent

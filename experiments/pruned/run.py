@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import covey
-from covey.run import Round
+from covey.runs.run import Round
 from experiments import pool
 from experiments.pool import Answers, Found
 from experiments.pruned.settings import LR, SETS, Job, Rates, drawn, experiments, grid, jobs

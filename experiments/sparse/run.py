@@ -21,9 +21,9 @@ from typing import Any
 
 import covey
 from covey.algorithms import FedMac, HierFAVG, PFedMe, SFedHP
-from covey.meter import Meter, bitmap_bits, dense_bits, paper_bits
-from covey.run import Round, Seed
-from covey.select import select
+from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
+from covey.runs.run import Round, Seed
+from covey.runs.selection import select
 
 WINDOW = 20
 SPARSE = SFedHP(lam1=25.0, lam2=25.0, gamma1=0.001, gamma2=0.001, floor=0.2, lr1=0.05, lr2=0.05)

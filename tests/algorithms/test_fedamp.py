@@ -23,9 +23,9 @@ from quadratics import (
 )
 from torch import Tensor
 
-from covey import attention
 from covey.algorithms import FedAMP
 from covey.codecs import header
+from covey.maths import attention
 
 
 def weights(ws: list[Vector], alpha: float, sigma: float) -> tuple[Vector, float]:

@@ -7,7 +7,7 @@ import torch
 from parts import DATA, Pair, deviation, pair, start, step
 
 from covey.algorithms import FedRep
-from covey.newcomers import Newcomers
+from covey.runs.newcomers import Newcomers
 
 EXACT = 1e-12
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import covey
 from covey import draws
 from covey.algorithms import PFedGP
+from covey.engine.task import Task
 from covey.errors import ConfigError
-from covey.gp import TERMS, polya_gamma
-from covey.task import Task
+from covey.maths.gp import TERMS, polya_gamma
 
 SCALE, LENGTH, BATCH, DRAWS, STEPS = 3.0, 1.5, 6, 3, 2
 LR, DECAY = 0.6, 0.01

@@ -8,7 +8,7 @@ from quadratics import EXACT, Device, Vector, deviation, some, split, start
 
 from covey import Tree
 from covey.algorithms import Pruned
-from covey.run import Round
+from covey.runs.run import Round
 
 S, D = 4, 6  # four shared parameters and two private ones
 W = np.array([0.7, -0.4, 1.1, 0.2, -0.9, 0.5])

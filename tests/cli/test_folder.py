@@ -13,8 +13,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from covey import checkpoint
 from covey.cli.folder import unused
+from covey.runs import checkpoint
 from experiments.kills.run import difference
 from tests.cli.command import SMALL, contents, covey, spawn
 

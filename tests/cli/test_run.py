@@ -14,10 +14,11 @@ import pytest
 import typer.main
 
 import covey as package
-from covey import checkpoint, history
+from covey import history
 from covey.cli import main as main_module
 from covey.cli.folder import Folder
 from covey.cli.main import EXIT_CODES, app
+from covey.runs import checkpoint
 from experiments.kills.run import difference
 from tests.cli.command import ROOT, SMALL, Result, contents, covey, spawn
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import covey
 from covey import Algorithm, Experiment, Run, Tree, algorithms, data, models
 from covey.algorithms.nested import Level, Nested
-from covey.run import Seed
+from covey.runs.run import Seed
 from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 
 INPUTS, CLASSES = 13, 5

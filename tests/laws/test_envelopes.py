@@ -9,7 +9,7 @@ from torch import Tensor
 import covey
 from covey import Experiment, Rows, Run, Tree, data, descend, models
 from covey.algorithms.nested import Level, Nested
-from covey.task import Task
+from covey.engine.task import Task
 
 WIDTH, LAM, STEP = 3, 0.4, 1e-4
 DRAW = torch.Generator().manual_seed(7)

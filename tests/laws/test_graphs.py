@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.graph import Graphs, Tape, Watched, Work
+from covey.runtimes.cuda_graphs import Graphs, Tape, Watched, Work
 from tests.laws.cases import CASES, PLAIN, Case, differences, every, experiment, finished, state
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.forward import Forward, _alone, _each, _vmapped, forward
+from covey.engine.forward import Forward, _alone, _each, _vmapped, forward
+from covey.engine.layout import Space
 from covey.models import cnn
-from covey.space import Space
 
 N, B = 4, 3
 

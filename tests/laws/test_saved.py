@@ -10,12 +10,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import covey
-from covey import Run, snapshot
+from covey import Run
 from covey.cli.folder import Folder
-from covey.nodes import Nodes
+from covey.kernel.nodes import Nodes
 from covey.report.summary import summarise
+from covey.runs import snapshot
+from covey.runs.snapshot import Snapshot
 from covey.runtimes.simulator import Simulator
-from covey.snapshot import Snapshot
 from tests.laws.cases import CASES, Case, every_case, experiment
 
 ROUNDS = 7

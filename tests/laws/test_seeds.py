@@ -9,7 +9,7 @@ import torch
 
 import covey
 from covey.errors import ConfigError
-from covey.experiment import unlike
+from covey.runs.experiment import unlike
 from tests.laws.cases import (
     PLAIN,
     Case,

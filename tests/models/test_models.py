@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import own
+from covey.engine.forward import forward
+from covey.engine.layout import Space
+from covey.engine.task import Task
 from covey.errors import ModelError
-from covey.forward import forward
 from covey.models import cnn, lenet, linear, mlp, permfl_cnn, vgg
-from covey.space import Space
-from covey.task import Task
 
 
 def parameters(model: nn.Module) -> int:

@@ -1,8 +1,8 @@
 """Rounds made by hand."""
 
-from covey.meter import Traffic
-from covey.run import Round
-from covey.score import Model, Score
+from covey.links.meter import Traffic
+from covey.runs.run import Round
+from covey.runs.scoring import Model, Score
 
 Links = dict[tuple[str, str, str], Traffic]
 

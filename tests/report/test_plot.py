@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 
 import covey
 from covey.algorithms import FedAvg, HierFAVG, Local
-from covey.devices import DeviceScore
-from covey.meter import Traffic
+from covey.links.meter import Traffic
 from covey.report.plot import COLOURS, _spent, compare, devices_figure, draw, draw_devices, run_figure
-from covey.run import Round
-from covey.score import Model
+from covey.runs.devices import DeviceScore
+from covey.runs.run import Round
+from covey.runs.scoring import Model
 from covey.wireless import Aired
 from tests.report.rounds import link, record
 

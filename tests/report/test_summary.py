@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from covey.cli import show
-from covey.meter import Traffic
+from covey.links.meter import Traffic
 from covey.report.summary import Figure, summarise
-from covey.run import Round
+from covey.runs.run import Round
 from covey.wireless import Aired
 from tests.report.rounds import link, record
 

@@ -118,7 +118,7 @@ def test_a_plan_for_the_mask_meets_the_deadline_in_real_bytes() -> None:
 def test_the_whole_model_pruned_and_no_probe() -> None:
     assert WORK.whole().shared == 150_000
     assert WORK.whole().personal == 0
-    assert WORK.unprobed().constant_cycles(DEVICES).tolist() == [1e7, 1e7]
+    assert WORK.unprobed().constant_cycles(DEVICES.cycles).tolist() == [1e7, 1e7]
 
 
 @pytest.mark.parametrize(

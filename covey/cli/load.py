@@ -1,0 +1,427 @@
+"""A run folder, finished or not, opened again: its figures, its models, and predictions of new examples.
+
+run = covey.load("runs/own-data-permfl-1")
+run.table()                                    # what the command printed
+run.module("personal", "pump-03")              # the nn.Module of one device
+run.predict(readings, device="pump-03")        # an array or a DataFrame in the units of the training data
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from covey.data.shards import Names, some
+from covey.engine.layout import Space
+from covey.engine.task import Batch
+from covey.errors import ConfigError, DataError
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.nodes import Nodes
+from covey.runs import checkpoint, snapshot
+from covey.runs.devices import DeviceScore, from_csv
+from covey.runs.experiment import Experiment
+from covey.runs.run import Round, Run, Which, history, private_part
+from covey.runs.selection import select
+from covey.runs.snapshot import PRIVATE, Snapshot
+
+if TYPE_CHECKING:
+    from covey.cli.config import Config
+    from covey.cli.described import Described
+    from covey.report.summary import Summary
+    from covey.runtimes.simulator import Simulator
+
+Array = npt.NDArray[Any]
+
+_FOLDERS: dict[Which, str] = {"chosen": "models", "last": "models/last"}
+_CHUNK = 4096  # examples that go through a module at once
+_MOST_PERSONAL = ("personal", "edge", "global")  # which model is used where none is named
+
+
+def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
+    """The run in a folder; of several seeds the first, or the one that is asked for."""
+    folder = Path(path)
+    if not (folder / "config.toml").exists():
+        raise ConfigError(f"{folder} is not a run folder: it has no config.toml; give the folder that `covey run` named.")
+    return Loaded(folder, seed)
+
+
+class Loaded:
+    """One seed of a run in its folder. Nothing is read before it is needed, and nothing is changed.
+
+    Where a method takes a model and none is named, it is the most personal one that the run has:
+    "personal", else "edge", else "global". A device is given by its name or its number.
+    """
+
+    def __init__(self, folder: Path, seed: int | None) -> None:
+        self.folder = folder
+        if seed is not None and seed not in self.seeds:
+            first, last = self.seeds[0], self.seeds[-1]
+            raise ConfigError(f"seed = {seed}: this run has the seeds {first} to {last}.")
+        self.seed = self.seeds[0] if seed is None else seed
+        self.place = folder if len(self.seeds) == 1 else folder / f"seed-{self.seed}"
+        self._snapshots: dict[tuple[str, Which], Snapshot] = {}
+
+    def __repr__(self) -> str:
+        rounds = f"after {len(self.history)} of {self.config.rounds} rounds"
+        state = "finished" if self.finished else rounds
+        return f"<{self.config.title} in {self.place}, {state}: {', '.join(self.models())}>"
+
+    @cached_property
+    def config(self) -> Config:
+        """The resolved experiment file."""
+        from covey.cli.config import load as load_config
+
+        return load_config(self.folder / "config.toml", [])
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the whole run, of which this is one."""
+        return range(self.config.seed, self.config.seed + self.config.seeds)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What was run, data included."""
+        return self.config.experiment(self.seed)
+
+    @cached_property
+    def history(self) -> list[Round]:
+        """Every round's record up to the last checkpoint."""
+        saved = self.place / "checkpoint.safetensors"
+        return history(saved) if saved.exists() else []
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds were run."""
+        return len(self.history) >= self.config.rounds
+
+    @property
+    def chosen(self) -> dict[str, int]:
+        """The round that is reported for each model, counted from 1."""
+        protocol = self.config.protocol
+        return {name: select(self.history, name, protocol).chosen.round + 1 for name in self.models()}
+
+    def models(self) -> list[str]:
+        """The names of all models that were scored, "global" first; held-out devices' are left out."""
+        scored = [record for record in self.history if record.models]
+        if not scored:
+            return []
+        return [name for name in scored[-1].models if not name.startswith("new_")]
+
+    def table(self) -> str:
+        """What the command printed at the end, of this seed; of an unfinished run, up to here."""
+        from covey.cli.show import text
+
+        return text(summary([self]))
+
+    def _others(self) -> dict[str, list[list[Round]]]:
+        """The rounds of the algorithms that ran beside this one, by method, as far as they were run."""
+        out = {}
+        for name, config in self.config.yardsticks().items():
+            place = self.folder / "compare" / name
+            if (place / "config.toml").exists() and (rounds := Loaded(place, self.seed).history):
+                out[config.method()] = [rounds]
+        return out
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """The picture of the run, drawn anew; beside the run unless a path is given."""
+        from covey.cli import registry
+        from covey.report.plot import draw
+
+        self._need_scores()
+        target = self.place / "plot.png" if path is None else Path(path)
+        draw([self.history], target, title=registry.method(self.config.algorithm["name"]), devices=[self.devices()])
+        return target
+
+    def devices(self) -> list[DeviceScore]:
+        """How every device does with every model, in the model's chosen round and in the last one scored."""
+        self._need_scores()
+        if not self.finished:
+            return self._run.devices()
+        path = self.place / "devices.csv"
+        if not path.exists():
+            raise ConfigError(
+                f"{path} is not there; an older version made this run. Repeat it: covey run {self.folder}/config.toml"
+            )
+        return from_csv(path.read_text())
+
+    @cached_property
+    def device_names(self) -> list[str]:
+        """What the data calls the devices that trained, in order; their numbers where it does not say."""
+        return list(self._form.names.devices) or self._run.device_names
+
+    @property
+    def names(self) -> Names:
+        """What the data calls its devices, edges, classes and features."""
+        return self._form.names
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes a prediction chooses from; None where it is a number."""
+        return self._form.classes
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes in the order of `probabilities`; their numbers where they have no names."""
+        return list(self.names.classes) or [str(number) for number in range(self.classes or 0)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example."""
+        return tuple(self._form.shape)
+
+    def snapshot(self, model: str | None = None, which: Which = "chosen") -> Snapshot:
+        """A model's rows as they were in the reported round, or in the last."""
+        name = self._model(model)
+        if (name, which) not in self._snapshots:
+            # Files of an unfinished run, if there are any, are those of an earlier, shorter one.
+            if self.finished:
+                path = self.place / _FOLDERS[which] / f"{name}.safetensors"
+                read = snapshot.read(path, self._space)
+            else:
+                read = self._run.snapshot(name, which)
+            self._snapshots[name, which] = read
+        return self._snapshots[name, which]
+
+    def module(self, model: str | None = None, device: str | int | None = None, which: Which = "chosen") -> nn.Module:
+        """The module that a device uses: its own, its edge's or the global one, with its private layers."""
+        read = self.snapshot(model, which)
+        number = self._number(device, read)
+        row = read.row(self._node(read.tier, number), number)
+        if row is None:
+            raise ConfigError(f"device {device!r} has no {read.model!r} in {self.place}.")
+        return self._space.fill(row)
+
+    def probabilities(
+        self, examples: Any, *, device: str | int | None = None, model: str | None = None, which: Which = "chosen"
+    ) -> npt.NDArray[np.float64]:
+        """The probability of every class for each example, [n, classes]."""
+        if self.classes is None:
+            raise ConfigError("this run predicts numbers, which have no probabilities; use predict.")
+        outputs = self._outputs(self._inputs(examples), device, model, which)
+        return np.asarray(torch.softmax(outputs.double(), dim=-1).numpy())
+
+    def predict(
+        self, examples: Any, *, device: str | int | None = None, model: str | None = None, which: Which = "chosen"
+    ) -> Array:
+        """What a device's model says of new examples: names of classes (numbers where they have none), or values.
+
+        `examples` are in the units of the training data: an array [n, ...], one example, or a
+        DataFrame (or a dict of columns) with the columns of the features, in any order.
+        """
+        outputs = self._outputs(self._inputs(examples), device, model, which)
+        if self.classes is None:
+            shape = tuple(self.experiment.data.y.shape[1:])
+            if outputs.shape[1:].numel() == int(np.prod(shape)):  # a module answers [n, 1] where targets are [n]
+                outputs = outputs.reshape(len(outputs), *shape)
+            return np.asarray(outputs.numpy())
+        best = outputs.argmax(-1).numpy()
+        names = self.names.classes
+        return np.asarray(names)[best] if names else np.asarray(best)
+
+    @cached_property
+    def _form(self) -> Described:
+        from covey.cli.described import Described
+
+        return Described.read(self.place / "data.json")
+
+    @property
+    def _space(self) -> Space:
+        return self._run.simulator.task.space
+
+    @cached_property
+    def _run(self) -> Run:
+        """The run itself; at its last checkpoint if it is unfinished, else at its beginning."""
+        saved = self.place / "checkpoint.safetensors"
+        goes_on = saved.exists() and not self.finished
+        return Run(self.experiment, resume=saved if goes_on else None)
+
+    @cached_property
+    def _simulator(self) -> Simulator:
+        """Tree, data and store of the run, for what depends on them; its data must be what it was."""
+        saved = self.place / "checkpoint.safetensors"
+        facts = checkpoint.read(saved, tensors=False).facts
+        checkpoint.same_experiment(saved, facts["experiment"], self.experiment.fingerprint())
+        return Run(self.experiment).simulator
+
+    def _model(self, model: str | None) -> str:
+        """The model of that name, or the most personal one."""
+        self._need_scores()
+        names = self.models()
+        if model is None:
+            return next(name for name in (*_MOST_PERSONAL, names[0]) if name in names)
+        if model not in names:
+            raise ConfigError(f"there is no model {model!r} in {self.place}; there are {', '.join(names)}.")
+        return model
+
+    def _number(self, device: str | int | None, read: Snapshot) -> int:
+        """A device by its name or its number; it may be left out where all devices predict alike."""
+        names = self.device_names
+        if device is None:
+            if self.alike(read.model) or len(names) == 1:
+                return 0
+            raise ConfigError(f"every device has a {read.model!r} of its own or above it; say whose, as in device={names[0]!r}.")
+        if isinstance(device, str):
+            if device in names:
+                return names.index(device)
+            from covey.cli.strict import nearest
+
+            raise ConfigError(
+                f"there is no device {device!r} in this run{nearest(device, names)};"
+                f" it has {len(names)}: {some(names)}. For one that did not train, take the global model."
+            )
+        if not 0 <= device < len(names):
+            raise ConfigError(f"device = {device}: this run has the devices 0 to {len(names) - 1}.")
+        return int(device)
+
+    def alike(self, model: str | None = None) -> bool:
+        """Whether a model is the same for all devices, so that none need be named."""
+        read = self.snapshot(model)
+        top = self._run.simulator.tree.tiers[0]
+        return read.tier == top and PRIVATE not in read.beside and not self._own_way
+
+    def _node(self, tier: str, device: int) -> int:
+        """The node of a tier that a device stands under, or is."""
+        tiers = self._run.simulator.tree.tiers
+        if tier == tiers[0]:
+            return 0
+        if tier == tiers[-1]:
+            return device
+        tree = self._simulator.tree
+        node = torch.tensor([device])
+        for above in reversed(tiers[tiers.index(tier) : -1]):
+            ends = torch.cumsum(tree.counts(above, torch.arange(tree.size(above))), 0)
+            node = torch.searchsorted(ends, node, right=True)
+        return int(node)
+
+    @property
+    def _own_way(self) -> bool:
+        """Whether the algorithm predicts otherwise than by a forward pass."""
+        return type(self.experiment.algorithm).predictor is not Algorithm.predictor
+
+    def _outputs(self, x: Tensor, device: str | int | None, model: str | None, which: Which) -> Tensor:
+        read = self.snapshot(model, which)
+        if self._own_way:
+            outputs = self._predicted(x, self._number(device, read), read)
+            if outputs is not None:
+                return outputs
+        module = self.module(read.model, device, which).eval()
+        with torch.no_grad():
+            return torch.cat([module(piece) for piece in torch.split(x, _CHUNK)])
+
+    def _predicted(self, x: Tensor, device: int, read: Snapshot) -> Tensor | None:
+        """The outputs of an algorithm that predicts in its own way; None where it leaves that to the module."""
+        simulator = self._simulator
+        tier = simulator.tree.tiers[-1]
+        ids = torch.tensor([device])
+        for name, part in read.beside.items():
+            if bool((part.ids == device).any()):
+                simulator.store.put(tier, name, ids, part.rows[part.ids == device], read.round)
+        row = read.row(self._node(read.tier, device), device)
+        if row is None:
+            raise ConfigError(f"device {device} has no {read.model!r} in {self.place}.")
+        me = Nodes(simulator, tier, ids, round=read.round, path=0)
+        with torch.no_grad():
+            predict = self.experiment.algorithm.predictor(me, read.model, row[None])
+            if predict is None:
+                return None
+            y = torch.zeros(len(x), dtype=torch.int64)
+            batch = Batch((x, y), torch.arange(len(x))[None])
+            return predict(batch, torch.tensor([0]))[0]
+
+    def _inputs(self, examples: Any) -> Tensor:
+        """Examples as the model takes them: columns in order, one shape, scaled."""
+        values = _array(examples, self.names.features)
+        shape = self.shape
+        if values.shape == shape:
+            values = values[None]
+        fits = values.ndim > 0 and values.size == len(values) * int(np.prod(shape))
+        if not fits:
+            raise DataError(f"examples of shape {values.shape[1:]}, but this run was trained on {shape}.")
+        if not len(values):
+            raise DataError("there are no examples to predict; give at least one.")
+        return self._scaled(values.reshape(len(values), *shape))
+
+    def _scaled(self, values: Array) -> Tensor:
+        """Measured values [n, ...] as inputs, by the scaling of the training data."""
+        measured = torch.from_numpy(np.ascontiguousarray(values))
+        scaling = self._form.scaling
+        x = (measured if scaling is None else scaling(measured)).to(self.experiment.dtype)
+        bad = (~torch.isfinite(x).flatten(1)).nonzero()
+        if len(bad):
+            row, column = bad[0].tolist()
+            features = self.names.features
+            name = f"column {features[column]!r}" if features else f"value {column}"
+            raise DataError(
+                f"{name} of example {row} is {values.reshape(len(values), -1)[row, column]}, which is no finite"
+                " number of this run's type; remove or fill it first."
+            )
+        return x
+
+    def _need_scores(self) -> None:
+        if not self.models():
+            raise ConfigError(
+                f"{self.place} has no scored round in a checkpoint yet; go on with: covey run --resume {self.folder}"
+            )
+
+
+def _array(examples: Any, features: Sequence[str]) -> Array:
+    """The numbers of an array, a tensor, or the named columns of a DataFrame or a dict.
+
+    >>> _array({"wear": [1, 2], "heat": [3, 4]}, ["heat", "wear"])
+    array([[3., 1.],
+           [4., 2.]])
+    """
+    header = examples if isinstance(examples, Mapping) else getattr(examples, "columns", None)
+    if header is None or not features:
+        return _numbers(examples, "the examples")
+    _check_columns([str(column) for column in header], features)
+    columns = [_numbers(examples[name], f"column {name!r} of the examples") for name in features]
+    return np.stack(np.atleast_1d(*columns) if len(columns) > 1 else [np.atleast_1d(columns[0])], axis=-1)
+
+
+def _check_columns(header: Iterable[str], features: Sequence[str]) -> None:
+    names = list(header)
+    missing = [name for name in features if name not in names]
+    if missing:
+        lacking = f"the examples lack the column{'s' if len(missing) > 1 else ''} {some(missing)}"
+        raise DataError(f"{lacking}; this run was trained on {', '.join(features)}.")
+
+
+def _numbers(values: Any, name: str) -> Array:
+    """Numbers in the type they are scaled in: pixels stay bytes and float32 stays itself, as in training."""
+    if isinstance(values, Tensor):
+        values = values.detach().cpu().numpy()
+    try:
+        array = np.asarray(values)
+        return array if array.dtype in (np.uint8, np.float32) else array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} are not numbers: {error}.") from error
+
+
+def summary(seeds: Sequence[Loaded]) -> Summary:
+    """What the seeds of a run have come to, beside the algorithms that ran with them."""
+    from covey.report.compare import yardsticks
+    from covey.report.summary import summarise
+
+    first = seeds[0]
+    for seed in seeds:
+        seed._need_scores()
+    histories = [seed.history for seed in seeds]
+    private = private_part(first.place / "checkpoint.safetensors")
+    devices = [seed.devices() for seed in seeds]
+    protocol = first.config.protocol
+    out = summarise(histories, protocol, devices, first.config.learner(), private)
+    others: dict[str, list[list[Round]]] = {}
+    for seed in seeds:
+        for method, rounds in seed._others().items():
+            others.setdefault(method, []).extend(rounds)
+    return replace(out, yardsticks=yardsticks(others, protocol))

@@ -1,0 +1,1 @@
+"""How rows are computed: gradients, descents and losses of many models at once."""

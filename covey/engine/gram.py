@@ -1,0 +1,70 @@
+"""Many steps on one mini-batch, factored: the first layer moves only in the span of the batch.
+
+With a quadratic pull, W_k = a_k W_0 + b_k A + x' C_k for scalars a_k, b_k and coefficients C_k [batch, hidden], and these are
+all that changes from step to step: x W_k = a_k (x W_0) + b_k (x A) + (x x') C_k. The weights, most of a row, are read and written
+once instead of at every step. Exact algebra, other rounding. Not for an l1 term or a mask, which are not quadratic.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from covey.engine import rowwise
+from covey.engine.layout import Space
+from covey.engine.objective import Terms
+from covey.engine.stack import Stack
+from covey.types import Rows
+
+LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
+
+
+def fits(stack: Stack, space: Space, terms: Terms, batch: int) -> bool:
+    """Whether steps on such a batch can be factored, and the batch is small enough for it."""
+    inputs = space.slots[stack.layers[0].weight].shape[1]
+    quadratic = terms.l1 is None and terms.linear is None and terms.mask is None and terms.part is None
+    return quadratic and 2 * batch <= inputs
+
+
+def pays(stack: Stack, space: Space, terms: Terms, batch: int) -> bool:
+    """Whether these steps can be factored, and whether it is worth it."""
+    return fits(stack, space, terms, batch) and terms.longest >= LEAST_STEPS
+
+
+def descend(
+    stack: Stack, space: Space, start: Rows, x: Tensor, y: Tensor, weight: Tensor | None, *, terms: Terms, lr: float, l2: float
+) -> Rows:
+    """The rows after `terms.steps` plain steps on one batch."""
+    slot = space.slots[stack.layers[0].weight]
+    lam, anchor = terms.prox if terms.prox is not None else (0.0, start)
+    assert not isinstance(lam, Tensor)
+    shrink = 1 - lr * (lam + terms.decay + l2)
+    x = x.flatten(2)
+    out = _all_but(slot.start, slot.stop, start)
+    views = [s.view(out) for s in space.slots]
+    pulls = [s.view(anchor) for s in space.slots]
+    first, gram = rowwise.bmm(x, slot.view(start)), rowwise.bmm(x, x.transpose(1, 2))
+    pulled = first if anchor is start else rowwise.bmm(x, slot.view(anchor))
+    a, b, c = torch.ones((), dtype=x.dtype), torch.zeros((), dtype=x.dtype), torch.zeros_like(first)  # they may overflow
+    for _ in range(terms.longest):
+        inside = rowwise.baddbmm(a * first + b * pulled, gram, c)
+        factors = stack.factors(views, x, y, weight, inside=inside)
+        for i, view in enumerate(views):
+            if i != stack.layers[0].weight:
+                view.mul_(shrink).add_(pulls[i], alpha=lr * lam)
+        stack.add(views, factors, scale=-lr, first=False)
+        a, b, c = shrink * a, shrink * b + lr * lam, torch.add(shrink * c, factors[-1].errors, alpha=-lr)
+    if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
+        torch.lerp(slot.view(start), slot.view(anchor), float(b), out=views[stack.layers[0].weight])
+    else:
+        torch.add(a * slot.view(start), b * slot.view(anchor), out=views[stack.layers[0].weight])
+    rowwise.baddbmm_(views[stack.layers[0].weight], x.transpose(1, 2), c, keep=1.0, scale=1.0)
+    return out
+
+
+def _all_but(start: int, stop: int, rows: Rows) -> Rows:
+    """A copy whose columns [start, stop) are not yet set."""
+    out = torch.empty_like(rows)
+    out[:, :start] = rows[:, :start]
+    out[:, stop:] = rows[:, stop:]
+    return out

@@ -1,0 +1,164 @@
+"""Whole descents in the compiled kernel: what a stack, its batches and its terms are in the arrays that rows.c reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from covey import native
+from covey.engine import gram
+from covey.engine.layout import Space
+from covey.engine.objective import Terms
+from covey.engine.stack import Stack
+from covey.errors import ProgramError
+from covey.types import Rows
+
+if TYPE_CHECKING:
+    from covey.engine.task import Batch
+
+_SCORED = 48  # examples that meet a model together when it is scored
+_AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A stack and everybody's examples, as rows.c knows them."""
+
+    stack: Stack
+    space: Space
+    loss: str
+    table: Tensor
+    x: Tensor
+    y: Tensor
+
+    def descend(
+        self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, l2: float, one: Batch | None = None
+    ) -> Rows:
+        """Plain steps on mini-batches, all of them on `one` if that is given; then they are factored where that pays."""
+        self._check(start)
+        rows = torch.empty_like(start, memory_format=torch.contiguous_format)
+        steps = _each(terms.steps, len(start), torch.int64)
+        arrays = _arrays(start, terms)
+        work = _work(start, terms, arrays, l2)
+        work.rows, work.layers, work.table = rows.data_ptr(), len(self.table), self.table.data_ptr()
+        work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
+        work.loss = native.LOSSES.index(self.loss)
+        if one is not None:
+            factored = gram.fits(self.stack, self.space, terms, one.examples.shape[1])
+            work.factored = gram.LEAST_STEPS if factored else 0
+            _run(work, [one], steps, start.dtype)
+            return rows
+        for first in range(0, terms.longest, _AHEAD):
+            batches = [batch_of(step) for step in range(first, min(first + _AHEAD, terms.longest))]
+            _run(work, batches, (steps - first).clamp(max=len(batches)), start.dtype)
+            work.start, work.start_stride = work.rows, self.space.width
+        return rows if terms.longest else start.clone()
+
+    def score(self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Right answers and summed loss of each row on the examples index[start : start + count], float64 [n] each."""
+        self._check(rows)
+        if len(rows) != len(starts):
+            raise ProgramError(f"{len(rows)} rows to score for {len(starts)} devices; give one each.")
+        rows = _rows(rows, rows)
+        work = native.Work(devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table))
+        work.start, work.start_stride, work.table = rows.data_ptr(), rows.stride(0), self.table.data_ptr()
+        work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
+        work.loss, work.examples = native.LOSSES.index(self.loss), index.data_ptr()
+        return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
+
+    def _check(self, rows: Rows) -> None:
+        """The kernel trusts its numbers."""
+        if rows.ndim != 2 or rows.shape[1] != self.space.width:
+            raise ProgramError(
+                f"rows of shape {tuple(rows.shape)}, but a model has {self.space.width} parameters; "
+                "a descent on data needs whole models (`part` keeps columns as they are)."
+            )
+
+
+def takes(start: Rows, terms: Terms) -> bool:
+    """Whether the kernel is there and does what these terms ask for."""
+    plain = native.serves(start) and terms.method == "gradient" and terms.tol is None
+    mask, part = terms.mask, terms.part
+    if isinstance(terms.lr, Tensor) and terms.lr.ndim == 2 and terms.lr.shape[1] > 1:  # it knows step sizes by row alone
+        return False
+    return plain and (mask is None or mask.dtype == torch.bool) and (part is None or part.step in (None, 1))
+
+
+def without_data(start: Rows, terms: Terms) -> Rows:
+    """Plain steps on all terms but a data loss: one pass over the rows per step."""
+    rows = torch.empty_like(start, memory_format=torch.contiguous_format)
+    arrays, steps = _arrays(start, terms), _each(terms.steps, len(start), torch.int64)
+    work = _work(start, terms, arrays, 0.0)
+    work.rows, work.steps, work.batches = rows.data_ptr(), steps.data_ptr(), 1
+    native.descend(work, start.dtype)
+    return rows
+
+
+def _arrays(start: Rows, terms: Terms) -> dict[str, Tensor]:
+    """What the call reads of start and terms, by its name in `struct work`; it must live as long as the call."""
+    lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
+    gamma = terms.l1[0] if terms.l1 is not None else 0.0
+    one_each = {"lr": terms.lr, "lam": lam, "gamma": gamma}
+    a_row_each = {"start": start, "anchor": anchor, "linear": terms.linear, "mask": terms.mask}
+    return {
+        **{name: _each(value, len(start), torch.float64) for name, value in one_each.items()},
+        **{name: _rows(value, start) for name, value in a_row_each.items() if value is not None},
+    }
+
+
+def _work(start: Rows, terms: Terms, arrays: dict[str, Tensor], l2: float) -> native.Work:
+    part = (terms.part or slice(None)).indices(start.shape[1])
+    rho = terms.l1[1] if terms.l1 is not None else 0.0
+    return native.Work(
+        devices=len(start), width=start.shape[1], part_start=part[0], part_stop=part[1], decay=terms.decay + l2, rho=rho,
+        l1=native.NO_L1 if terms.l1 is None else native.SMOOTH if rho > 0 else native.SOFT,
+        **{name: array.data_ptr() for name, array in arrays.items()},
+        **{f"{name}_stride": arrays[name].stride(0) for name in ("start", "anchor", "linear", "mask") if name in arrays},
+    )  # fmt: skip
+
+
+def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor) -> Kernel | None:
+    """The kernel for a stack, where it is loaded and takes it."""
+    if stack is None or not isinstance(loss, str) or not native.serves(x) or len(stack.layers) > native.MOST_LAYERS:
+        return None
+    if any(0 in space.slots[layer.weight].shape for layer in stack.layers):
+        return None
+    table = []
+    for layer in stack.layers:
+        out, inputs = space.slots[layer.weight].shape
+        bias = -1 if layer.bias is None else space.slots[layer.bias].start
+        activation = "none" if layer.activation is None else layer.activation.name
+        table.append([inputs, out, space.slots[layer.weight].start, bias, native.ACTIVATIONS.index(activation)])
+    y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype)
+    return Kernel(stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous())
+
+
+def _run(work: native.Work, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:
+    """One call: a batch per step, or one for all."""
+    if any(len(batch.examples) != work.devices for batch in batches):
+        raise ProgramError(f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; give one for each.")
+    examples = torch.stack([batch.examples for batch in batches], dim=1)
+    weights = [batch.weight for batch in batches if batch.weight is not None]
+    weight = torch.stack(weights, dim=1).to(dtype) if weights else None
+    work.batches, work.batch = examples.shape[1:]
+    work.examples, work.steps = examples.data_ptr(), steps.data_ptr()
+    work.weight = None if weight is None else weight.data_ptr()
+    native.descend(work, dtype)
+
+
+def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """One number for every row."""
+    if not isinstance(value, Tensor):
+        return torch.full((count,), value, dtype=dtype)
+    return value.to(dtype).reshape(-1).expand(count).contiguous()
+
+
+def _rows(value: Tensor, like: Rows) -> Tensor:
+    """Rows whose values lie side by side; one row may stand for all."""
+    value = value.detach().expand_as(like)
+    value = value if value.dtype == torch.bool else value.to(like)
+    return value if value.stride(1) == 1 else value.contiguous()

@@ -1,0 +1,88 @@
+"""What is added to the data loss in a descent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey.engine import smooth_l1
+from covey.types import Rows
+
+Coefficient = float | Tensor
+"""One number for all rows, or a column [n, 1]; a step size may also be a row [1, P], one for each parameter."""
+Method = Literal["gradient", "nesterov", "adam"]
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What is added to the data loss, and how far and how fast to go."""
+
+    steps: int | Tensor
+    lr: Coefficient
+    prox: tuple[Coefficient, Rows] | None = None
+    l1: tuple[Coefficient, float] | None = None
+    linear: Rows | None = None
+    mask: Tensor | None = None
+    part: slice | None = None
+    decay: float = 0.0
+    method: Method = "gradient"
+    tol: float | None = None
+
+    def gradient(self, x: Rows, data: Rows) -> Rows:
+        """The gradient of everything smooth at x, given that of the data loss."""
+        total = data
+        if self.prox is not None:
+            lam, anchor = self.prox
+            total = total + lam * (x - anchor)
+        if self.l1 is not None and self.l1[1] > 0:
+            gamma, rho = self.l1
+            total = total + gamma * smooth_l1.grad(x, rho)
+        if self.linear is not None:
+            total = total + self.linear
+        if self.decay:
+            total = total + self.decay * x
+        return self._restrict(total)
+
+    def shrink(self, x: Rows, lr: Coefficient) -> Rows:
+        """The proximal step of an exact l1 (rho = 0)."""
+        if self.l1 is None or self.l1[1] > 0:
+            return x
+        soft = smooth_l1.soft(x, lr * self.l1[0])
+        return x + self._restrict(soft - x) if self.part is not None or self.mask is not None else soft
+
+    def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
+        """Which rows still move, [n, 1], of those that moved until now; None when all do."""
+        if isinstance(self.steps, Tensor):
+            more = self.steps.reshape(-1, 1) > step
+            moving = more if moving is None else moving & more
+        if self.tol is not None:
+            above = total.norm(dim=1, keepdim=True) > self.tol
+            moving = above if moving is None else moving & above
+        return moving
+
+    @property
+    def longest(self) -> int:
+        """The most steps any row takes."""
+        return self.steps if isinstance(self.steps, int) else int(self.steps.max()) if self.steps.numel() else 0
+
+    def moving(self, rows: Rows) -> Tensor | float:
+        """How many weights move in all steps together, [n] or the same for all; with `tol`, at most."""
+        weights: Tensor | float = float(rows.shape[1])
+        if self.mask is not None:
+            weights = self.mask.expand(rows.shape)[:, self.part or slice(None)].sum(dim=1).double()
+        elif self.part is not None:
+            weights = float(len(range(*self.part.indices(rows.shape[1]))))
+        steps = self.steps.reshape(-1).to(rows.device).double() if isinstance(self.steps, Tensor) else self.steps
+        return weights * steps
+
+    def _restrict(self, total: Rows) -> Rows:
+        if self.mask is not None:
+            total = total * self.mask
+        if self.part is not None:
+            keep = torch.zeros_like(total)
+            keep[:, self.part] = total[:, self.part]
+            total = keep
+        return total

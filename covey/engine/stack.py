@@ -1,0 +1,138 @@
+"""Stacks of linear layers by hand: one batched backward pass whose gradients go straight into the rows, without a buffer.
+
+The gradient of a linear layer is the product of what came in and what comes back. Keeping the two factors costs little, and
+`add` multiplies them into the weights themselves; autograd would write a gradient as large as all rows and read it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from covey.engine import rowwise
+from covey.engine.batched import layers
+from covey.engine.layout import Space
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function and its derivative, from its output."""
+
+    name: str
+    run: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.ReLU: Activation("relu", torch.relu, lambda out: out > 0),
+    nn.Tanh: Activation("tanh", torch.tanh, lambda out: 1 - out * out),
+    nn.Sigmoid: Activation("sigmoid", rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)),
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer: the slots of its weight and bias, and the activation after it."""
+
+    weight: int
+    bias: int | None
+    activation: Activation | None
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """What came into a layer [n, B, in] and the loss's derivative by what it put out [n, B, out]."""
+
+    layer: Layer
+    inputs: Tensor
+    errors: Tensor
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A chain of linear layers with a loss whose derivative is known."""
+
+    layers: tuple[Layer, ...]
+    derivative: Callable[[Tensor, Tensor], Tensor]
+
+    def factors(
+        self, parameters: list[Tensor], x: Tensor, y: Tensor, weight: Tensor | None, *, inside: Tensor | None = None
+    ) -> list[Factors]:
+        """The gradient of each row's mean loss, as factors, the last layer's first, all at the same parameters.
+
+        `inside` gives x times the first weight, where the caller knows it already.
+        """
+        inputs = [x.flatten(2)]
+        for layer in self.layers:
+            inputs.append(_forward(layer, parameters, inputs[-1], inside))
+            inside = None
+        share = 1 / y.shape[1] if weight is None else (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+        errors = self.derivative(inputs.pop(), y) * share
+        out: list[Factors] = []
+        for layer, above, before in zip(reversed(self.layers), [None, *reversed(self.layers)], reversed(inputs), strict=False):
+            if above is not None:
+                errors = rowwise.bmm(errors, parameters[above.weight].transpose(1, 2))
+                if layer.activation is not None:
+                    errors = errors * layer.activation.slope(out[-1].inputs)
+            out.append(Factors(layer, before, errors))
+        return out
+
+    @staticmethod
+    def add(parameters: list[Tensor], factors: list[Factors], *, scale: float, keep: float = 1.0, first: bool = True) -> None:
+        """parameters <- keep * parameters + scale * gradient, in place; keep is 0 or 1; no first weight if `first` is False."""
+        for f in factors:
+            if first or f is not factors[-1]:
+                rowwise.baddbmm_(parameters[f.layer.weight], f.inputs.transpose(1, 2), f.errors, keep=keep, scale=scale)
+            if f.layer.bias is not None:
+                total = f.errors.sum(1)
+                bias = parameters[f.layer.bias]
+                bias.add_(total, alpha=scale) if keep else bias.copy_(total).mul_(scale)
+
+
+def stack(space: Space, loss: object, example: torch.Size) -> Stack | None:
+    """The stack of a module on examples of this shape, or None if it is anything else or its loss is the user's own."""
+    derivative = _DERIVATIVES.get(loss) if isinstance(loss, str) else None
+    names = {slot.name: i for i, slot in enumerate(space.slots)}
+    found: list[Layer] = []
+    flat = len(example) == 1
+    for name, module in layers(space.module):
+        if type(module) is nn.Linear and flat and f"{name}weight" in names and (module.bias is None or f"{name}bias" in names):
+            found.append(Layer(names[f"{name}weight"], names.get(f"{name}bias"), None))
+        elif type(module) in _ACTIVATIONS and found and found[-1].activation is None:
+            found[-1] = Layer(found[-1].weight, found[-1].bias, _ACTIVATIONS[type(module)])
+        elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and not found:
+            flat = True
+        else:
+            return None
+    owned = {i for layer in found for i in (layer.weight, layer.bias) if i is not None}
+    if not derivative or not found or found[-1].activation is not None or len(owned) < len(space.slots):
+        return None
+    return Stack(tuple(found), derivative)
+
+
+def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
+    weight = parameters[layer.weight]
+    bias = None if layer.bias is None else parameters[layer.bias].unsqueeze(1)
+    if inside is not None:
+        out = inside if bias is None else inside + bias
+    else:
+        out = rowwise.bmm(x, weight) if bias is None else rowwise.baddbmm(bias, x, weight)
+    return out if layer.activation is None else layer.activation.run(out)
+
+
+def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    chance = torch.softmax(outputs, dim=2)
+    return chance.scatter_add_(2, y.unsqueeze(2), chance.new_full((), -1.0).expand(*y.shape, 1))
+
+
+def _squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs - y.view_as(outputs)
+
+
+_DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "squared_error": _squared_error,
+}

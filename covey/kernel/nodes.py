@@ -1,0 +1,444 @@
+"""The nodes of one tier during one program call: their data, their memory, their children, their draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Literal, Protocol, overload
+
+import torch
+from torch import Tensor
+
+from covey import draws
+from covey.engine.objective import Terms
+from covey.engine.task import Batch, Batches, Predict, Tally, Task
+from covey.errors import ConfigError, ProgramError
+from covey.kernel.algorithm import Algorithm, PerNode, Program
+from covey.kernel.replies import Exact, Masked, Message, Replies, exact
+from covey.kernel.store import NEVER, Store
+from covey.tree import Sample, Tree
+from covey.types import Ids, Rows
+
+Weight = Literal["uniform", "samples"]
+Each = tuple[Tensor, ...]
+Where = Tensor | None
+Idle = Literal["skip", "train"]
+"""What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
+
+
+class Runtime(Protocol):
+    """What a program's nodes stand on: the simulator now, shards and real machines with the same few things."""
+
+    algorithm: Algorithm
+    tree: Tree
+    task: Task
+    store: Store
+    seeds: tuple[int, ...]
+    batches: Batches
+
+    @property
+    def counts_moved(self) -> bool:
+        """Whether somebody wants to know how many weights a node moved."""
+        ...
+
+    def ask(
+        self,
+        me: Nodes,
+        program: Program,
+        rows: tuple[Any, ...],
+        *,
+        each: tuple[Tensor, ...],
+        sample: Sample,
+        where: Tensor | None,
+    ) -> Any:
+        """Run `program` on the children of `me` and return their Replies."""
+        ...
+
+    def initial(self, tier: str, ids: Ids) -> Rows:
+        """The common initial row of each node's tree, [n, P]."""
+        ...
+
+    def examples(self, tier: str, ids: Ids) -> Tensor:
+        """How many training examples all devices under each node hold, [n].
+
+        It is a fact of the population, whoever is asked: a deployed edge is told it.
+        """
+        ...
+
+
+class Nodes:
+    """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
+
+    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
+        self.tier, self.ids, self.round = tier, ids, round
+        self.idle = idle  # [n] bool: who was not asked and trains nevertheless; None: nobody
+        self._runtime, self._path = runtime, path
+        self._asks = 0
+        self._calls: dict[str, int] = {}
+        self.kept: dict[str, Tensor] = {}
+        self.recalled: set[str] = set()  # the names that were recalled from before this call; for scoring
+        self.notes: dict[str, tuple[Tensor, ...]] = {}
+        self.gradients: Tensor | float = 0.0  # that these nodes evaluated on their data, [n] or the same for all; for runtimes
+        self.moved: Tensor | float = 0.0  # the weights that each of them moved, in all; counted where there is a radio
+        self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)  # s that these nodes waited for their children; likewise
+        self.granted: Tensor | None = None  # the ratios of a radio plan, [n]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def there(self) -> Ids:
+        """The ids where the data is: on the GPU, if that is where training happens."""
+        return self.ids.to(self._runtime.task.device, non_blocking=True)
+
+    @cached_property
+    def local(self) -> Ids:
+        """The ids that draws go by: each node's in its own tree, where several seeds run side by side; beside the data."""
+        return self._runtime.tree.local(self.tier, self.there)
+
+    @property
+    def children(self) -> Tensor:
+        """The number of children of each node, [n]."""
+        return self._runtime.tree.counts(self.tier, self.ids)
+
+    @property
+    def fan(self) -> int:
+        """The most children any node of this tier has; known also where there are no rows."""
+        tree = self._runtime.tree
+        return 0 if self.leaf else max(tree.children[tree.index(self.tier)])
+
+    @property
+    def leaf(self) -> bool:
+        """Whether these are devices, with data and without children."""
+        return self._runtime.tree.below(self.tier) is None
+
+    @property
+    def shared(self) -> slice:
+        """The columns of the layers everybody shares, which come first in a row."""
+        return slice(0, self._runtime.task.space.shared)
+
+    @property
+    def private(self) -> slice:
+        """The columns of the private layers, which come last."""
+        return slice(self._runtime.task.space.shared, self._runtime.task.space.width)
+
+    # Data
+
+    def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
+        """`size` training examples of each node's own; None means all of them, at every step."""
+        return None if size is None else self.grad(size, stream).batch(0)
+
+    def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
+        """The gradient of the data loss: of one batch at every step, of a fresh batch of that size per step, or of all data."""
+        call = self._call(stream) if isinstance(batch, int) else 0
+        return DataGradient(self, batch, stream, call)
+
+    def weight(self, kind: Weight) -> Exact | None:
+        """Each node's weight in a mean: its `count`, or None for uniform weights."""
+        if kind == "uniform":
+            return None
+        return exact(self.count)
+
+    @property
+    def count(self) -> Tensor:
+        """Each node's number of training examples, [n, 1]; at an edge, of all devices under it."""
+        task = self._runtime.task
+        if self.leaf:
+            return task.counts("train", self.there)[:, None].to(task.dtype)
+        return self._runtime.examples(self.tier, self.ids)[:, None].to(task.device, task.dtype)
+
+    def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
+        """Each row's mean data loss on a batch of its node's own, or on all its training examples, [n, 1]; without l2."""
+        task = self._runtime.task
+        if batch is not None:
+            return task.loss(rows, batch)[:, None]
+        tally = task.evaluate(rows, "train", self.ids)
+        return (tally.loss / tally.count.clamp(min=1))[:, None].to(rows)
+
+    def evaluate(self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0) -> Tally:
+        """How these models do on a part of the nodes' own data; for scoring."""
+        return self._runtime.task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
+
+    def outputs(self, rows: Rows, batch: Batch) -> Tensor:
+        """What these models make of the examples of a batch, [n, B, ...]."""
+        return self._runtime.task.outputs(rows, batch)
+
+    def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+        """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives one number per node, [n]."""
+        self.worked(1, rows.shape[1])
+        data = self._runtime.task.gradient_of(rows, batch, loss)
+        return data + self._runtime.task.l2 * rows if self._runtime.task.l2 else data
+
+    def examples(self, size: int) -> Batch:
+        """Up to `size` training examples of each node's own, the same every time: all, or as many at even distances."""
+        return self._runtime.task.spread(self.there, size)
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether `me.grad(...).hessian_product` works for this model and loss."""
+        return self._runtime.task.no_hessian is None
+
+    @property
+    def labels(self) -> Tensor:
+        """Which classes each node has training examples of, bool [n, classes]."""
+        return self._runtime.task.labels(self.there)
+
+    @property
+    def most_labels(self) -> int:
+        """The most classes that any node has; known also where there are no rows."""
+        return self._runtime.task.most_labels
+
+    # Memory
+
+    def keep(self, name: str, rows: Rows) -> Rows:
+        """Remember rows under a name, with this round; they are scored as models unless the name starts with "_"."""
+        if len(rows) != len(self):
+            raise ProgramError(f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node.")
+        self.kept[name] = rows
+        return rows
+
+    @overload
+    def recall(self, name: str, default: Rows, since: int = 0) -> Rows: ...
+    @overload
+    def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
+    def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
+        """What was kept under a name in round `since` or later, `default` where nothing was."""
+        if name in self.kept:
+            return self.kept[name]
+        self.recalled.add(name)
+        return self._runtime.store.get(self.tier, name, self.ids, default, since)
+
+    def age(self, name: str) -> Tensor:
+        """How many rounds ago each node kept a row under this name, [n, 1]; -1 for never."""
+        kept = self._runtime.store.rounds(self.tier, name, self.ids)
+        return torch.where(kept == NEVER, NEVER, self.round - kept)[:, None]
+
+    def initial(self) -> Rows:
+        """The common initial rows, known from the seed and never sent."""
+        return self._runtime.initial(self.tier, self.there)
+
+    @overload
+    def own(self, value: int | Sequence[int]) -> int | Tensor: ...
+    @overload
+    def own(self, value: PerNode) -> float | Tensor: ...
+    def own(self, value: PerNode) -> float | Tensor:
+        """A hyper-parameter that may be a list with one entry per node of the tier: each node's own, as a column [n, 1]."""
+        if isinstance(value, int | float):
+            return value
+        tree, task = self._runtime.tree, self._runtime.task
+        size = tree.size(self.tier) // tree.copies
+        if len(value) != size:
+            raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
+        return task.constant(value)[self.local][:, None]
+
+    @property
+    def planned(self) -> Tensor:
+        """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
+        if self.granted is None:
+            raise ConfigError('ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.')
+        return self.granted[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
+
+    def by_part(self, shared: float, private: float) -> float | Tensor:
+        """A number for shared and one for private columns: itself where one will do, else a row [1, P]."""
+        space, task = self._runtime.task.space, self._runtime.task
+        if shared == private or space.shared in (0, space.width):
+            return private if space.shared == 0 else shared
+        row = torch.full((1, space.width), shared, dtype=task.dtype, device=task.device)
+        row[:, self.private] = private
+        return row
+
+    # Figures
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Put a figure of each node [n] into the round's record: its mean, least and most per tier.
+
+        It is for whoever watches the run: it is not sent, costs no bytes, and no program can read it.
+        """
+        if values.shape not in ((len(self),), (len(self), 1)):
+            raise ProgramError(
+                f"{self.tier}: note({name!r}) got shape {tuple(values.shape)} for {len(self)} nodes; give one number per node."
+            )
+        self.notes[name] = (*self.notes.get(name, ()), values.detach().reshape(-1))
+
+    # Draws
+
+    def uniform(self, stream: str, width: int = 1) -> Tensor:
+        """Numbers in [0, 1), [n, width]."""
+        return self._address_draw(draws.uniform, stream, width)
+
+    def normal(self, stream: str, width: int) -> Tensor:
+        """Standard normal numbers, [n, width]."""
+        return self._address_draw(draws.normal, stream, width)
+
+    # Children
+
+    @overload
+    def ask(
+        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Sample = None, where: Where = None
+    ) -> Replies: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, Message]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> tuple[Replies, Replies]: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, Message, Message]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> tuple[Replies, Replies, Replies]: ...
+    @overload
+    def ask(
+        self,
+        program: Callable[..., tuple[Message, ...]],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> tuple[Replies, ...]: ...
+    def ask(
+        self,
+        program: Program,
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Sample = None,
+        where: Where = None,
+    ) -> Any:
+        """Run a program of the next tier on these nodes' children and return their Replies (a tuple if it answers a tuple).
+
+        Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
+        Links carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them first.
+        `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
+        """
+        owner = type(getattr(program, "__self__", None))
+        if getattr(owner, program.__name__, None) is not getattr(program, "__func__", program):
+            raise ProgramError(
+                f"{self.tier}: ask({program.__name__}): ask for a method of the algorithm; only its name can travel."
+            )
+        for row in rows:
+            if isinstance(row, Masked):
+                raise ProgramError(f"{self.tier}: ask({program.__name__}) got Masked rows; masks travel up, send rows down.")
+            count = len(row.rows) if isinstance(row, Exact) else len(row)
+            if count != len(self):
+                raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
+        return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
+
+    def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
+        """Called where nodes have evaluated gradients, and with them moved weights, one as often as it did; for runtimes."""
+        self.gradients, self.moved = self.gradients + gradients, self.moved + moved
+
+    def reads(self, what: str) -> None:
+        """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""
+
+    def next_ask(self) -> int:
+        """The path of this call's next ask; for runtimes."""
+        path = draws.path(self._path, self._asks)
+        self._asks += 1
+        return path
+
+    def address(self, *words: int | str) -> draws.Address:
+        """The key of a draw made here, or each node's where there are several seeds; for runtimes."""
+        seeds, words = self._runtime.seeds, (self.round, self._path, self.tier, *words)
+        if len(seeds) == 1:
+            return draws.key(seeds[0], *words)
+        return draws.keys(seeds, *words)[self._runtime.tree.copy(self.tier, self.ids)].to(
+            self._runtime.task.device, non_blocking=True
+        )
+
+    def _call(self, stream: str) -> int:
+        k = self._calls.get(stream, 0)
+        self._calls[stream] = k + 1
+        return k
+
+    def _address_draw(self, draw: Any, stream: str, width: int) -> Tensor:
+        task = self._runtime.task
+        out: Tensor = draw(self.address(stream, self._call(stream)), self.local, width)
+        return out.to(task.dtype)
+
+    def _cyclic(self, size: int, stream: str) -> Batch:
+        """The next batch of an endless walk; the counter is an ordinary kept row."""
+        name = f"_{stream}_turn"
+        turn = self.recall(name, default=torch.zeros(len(self), 1, dtype=torch.int64))
+        self.keep(name, turn + 1)
+        return self._runtime.task.cyclic(self.ids, size, turn[:, 0])
+
+
+_AHEAD = 64  # steps whose batches are drawn together at most; their examples are gathered one step at a time
+
+
+class DataGradient:
+    """The gradient of the nodes' data loss, Rows -> Rows; `descend` hands it whole loops."""
+
+    def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
+        self._me, self._batch, self._stream, self._call = me, batch, stream, call
+        self._step = 0
+        self._ahead: dict[int, Batch] = {}
+        self._until = 0  # the step before which all are sure to be wanted
+        self._counted = 0  # steps to come that are reckoned already
+        self._task = me._runtime.task
+
+    def __call__(self, x: Rows) -> Rows:
+        if self._batch is None:
+            data = self._task.full_gradient(x, self._me.ids)
+        else:
+            data = self._task.gradient(x, self.batch(self._step))
+        self._step += 1
+        if self._counted:
+            self._counted -= 1
+        else:
+            self._me.worked(1, x.shape[1])
+        return data + self._task.l2 * x if self._task.l2 else data
+
+    def hessian_product(self, x: Rows, v: Rows) -> Rows:
+        """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
+        if self._batch is None:
+            product = self._task.full_hessian_product(x, self._me.ids, v)
+        else:
+            product = self._task.hessian_product(x, self.batch(self._step), v)
+        self._step += 1
+        self._me.worked(2, 2 * x.shape[1])
+        return product + self._task.l2 * v if self._task.l2 else product
+
+    def descend(self, start: Rows, terms: Terms) -> Rows | None:
+        """The whole loop in the engine, where it can."""
+        steps = terms.steps.reshape(-1) if isinstance(terms.steps, Tensor) else terms.steps
+        self._me.worked(steps, terms.moving(start) if self._me._runtime.counts_moved else 0.0)
+        self._counted = terms.longest
+        if self._batch is None:
+            return None
+        uneven = isinstance(terms.steps, Tensor) or terms.tol is not None
+        if uneven and isinstance(self._batch, int) and self._me._runtime.batches == "cyclic":
+            raise ConfigError(
+                'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
+            )
+        if isinstance(terms.steps, Tensor):
+            self._me.reads("its devices take numbers of steps that it computes")
+        first, self._until = self._step, self._step + terms.longest
+        one = self._batch if isinstance(self._batch, Batch) else None
+        rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
+        if rows is not None:
+            self._step += terms.longest
+            self._counted = 0
+        return rows
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be asked for."""
+        if isinstance(self._batch, Batch):
+            return self._batch
+        assert self._batch is not None
+        me = self._me
+        if me._runtime.batches == "cyclic":
+            return me._cyclic(self._batch, self._stream)
+        if step not in self._ahead:
+            steps = range(step, max(step + 1, min(step + _AHEAD, self._until)))
+            address = me.address(self._stream, self._call)
+            found = self._task.draw(address, me.there, self._batch, steps, local=me.local)
+            self._ahead = dict(zip(steps, found, strict=True))
+        return self._ahead[step]

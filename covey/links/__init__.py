@@ -1,0 +1,1 @@
+"""What a link does to rows, and what that costs."""

@@ -1,0 +1,1 @@
+"""Experiments and running them: rounds, scores, checkpoints, new devices."""

@@ -1,0 +1,190 @@
+"""A run on disk: one safetensors file with a JSON header, written so that a crash leaves the old file or the new one.
+
+The file before the last stays beside it (`previous`), should the last one be damaged later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from covey import native
+from covey.errors import CheckpointError
+
+FORMAT = "covey-checkpoint-3"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything a run needs to go on: tensors by name, and facts that JSON can hold."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+    """Replace the file at `path` in one step and keep the one before; whatever goes wrong, a good file there stays."""
+    target = Path(path)
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()}
+    facts = json.dumps(checkpoint.facts)
+    metadata = {"format": FORMAT, "facts": facts, "facts_sum": _digest(facts.encode()), "sum": _sum(tensors)}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(target, tensors, metadata, keep=previous(target))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {target}: {error}; an older checkpoint there is untouched.") from error
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """Where the checkpoint before the last one is."""
+    target = Path(path)
+    return target.with_name(f"{target.stem}.previous{target.suffix}")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, keep: Path | None = None) -> None:
+    """A safetensors file, replaced in one step and synced; equal contents give equal bytes. An old file stays at `keep`."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        save_file(tensors, part, metadata=metadata)
+        _sort_header(part)
+        _sync(part)
+        if keep is not None and path.exists():
+            _link(path, keep)
+        os.replace(part, path)
+        _sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _sort_header(path: Path) -> None:
+    """Put the metadata of a safetensors file in order: its writer has them in one that differs from process to process."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
+
+
+def _link(path: Path, other: Path) -> None:
+    """A second name for a file, in place of what had it; a copy where the disk has no links."""
+    part = other.with_name(f".{other.name}.{os.getpid()}.part")
+    try:
+        part.unlink(missing_ok=True)
+        try:
+            os.link(path, part)
+        except OSError:
+            shutil.copy2(path, part)
+        os.replace(part, other)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
+    """The checkpoint at `path`, or its facts alone; an error that says whether it is missing, foreign or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                has = metadata.get("format", "none")
+                raise CheckpointError(f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}.")
+            if _digest(metadata["facts"].encode()) != metadata["facts_sum"]:
+                raise CheckpointError(f"{path} is damaged: its facts are not what was written{older(path)}.")
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+            if tensors and _sum(found) != metadata["sum"]:
+                raise CheckpointError(f"{path} is damaged: its checksum is not that of its contents{older(path)}.")
+            facts = json.loads(metadata["facts"])
+            if not isinstance(facts, dict):
+                raise ValueError(f"its facts are {facts!r:.50}")
+            return Checkpoint(found, facts)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"there is no checkpoint at {path}.") from error
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}{older(path)}.") from error
+
+
+def older(path: str | os.PathLike[str]) -> str:
+    """What to do about a damaged checkpoint, to follow what is wrong with it."""
+    before = previous(path)
+    return f"; the one before it is {before}" if before.exists() else "; there is none before it, start the run anew"
+
+
+def same_experiment(
+    path: str | os.PathLike[str],
+    saved: dict[str, str],
+    wanted: dict[str, str],
+    *,
+    data: str = "the data",
+) -> None:
+    """An error that names the first thing in which a checkpoint's experiment differs from this one.
+
+    `data` is what the experiment's data is called, for instance its file: a hash would say nothing.
+    """
+    if not isinstance(saved, dict):
+        raise ValueError(f"its experiment is {saved!r:.50}")
+    for name in {**wanted, **saved}:
+        if saved.get(name) != wanted.get(name):
+            if name == "data" and name in saved:
+                raise CheckpointError(
+                    f"{path} is of another experiment: {data} changed since it was written (its examples, or which "
+                    "device holds which); put the old data back, or start a new run."
+                )
+            had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
+            raise CheckpointError(f"{path} is of another experiment: its {name} is {had}, this one's is {want}.")
+
+
+def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
+    """Both texts near the first place where they differ."""
+    at = next((i for i, (a, b) in enumerate(zip(had, want, strict=False)) if a != b), min(len(had), len(want)))
+    start, stop = max(0, at - reach), at + reach
+    before = "..." if start else ""
+    return before + had[start:stop] + "..." * (len(had) > stop), before + want[start:stop] + "..." * (len(want) > stop)
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What may change the last bits: torch, the compiled kernel, and the files of covey itself."""
+    package = Path(__file__).parents[1]
+    files = sorted(file for kind in ("*.py", "*.c", "*.h") for file in package.rglob(kind))
+    mine = [file for file in files if file.relative_to(package).parts[0] not in ("cli", "report")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in mine))
+    return {
+        "torch": torch.__version__,
+        "kernel": native.status(),
+        "covey": digest.hexdigest()[:16],
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "MKL_CBWR": os.environ.get("MKL_CBWR", ""),
+    }
+
+
+def _sum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _sync(path: str | os.PathLike[str]) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

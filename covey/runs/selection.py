@@ -1,0 +1,39 @@
+"""Which round a result is reported from: chosen on validation data, the last and the best on test named beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from covey.errors import ConfigError
+from covey.runs.run import CHOSEN_ON, Round
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Three rounds of one run; only `chosen` and `last` are honest figures, `best_on_test` is what the papers print."""
+
+    chosen: Round
+    last: Round
+    best_on_test: Round
+
+
+def select(history: Sequence[Round], model: str = "global", protocol: Literal["honest", "paper"] = "honest") -> Selection:
+    """The rounds to report for a model; `protocol="paper"` has no validation part and chooses on test."""
+    scored = [record for record in history if model in record.models]
+    if not scored:
+        raise ConfigError(f"no round of this run scored a model {model!r}.")
+    best_on_test = max(scored, key=lambda record: _quality(record, model, "test"))
+    part = CHOSEN_ON[protocol]
+    if all(_quality(record, model, part) == float("-inf") for record in scored):
+        raise ConfigError(f"no device has {part} examples to choose a round on; give the data a {part} part.")
+    chosen = max(scored, key=lambda record: _quality(record, model, part))
+    return Selection(chosen, scored[-1], best_on_test)
+
+
+def _quality(record: Round, model: str, part: str) -> float:
+    """How good a model is in a round; the first of equal rounds wins."""
+    if part not in record.models[model].scores:
+        raise ConfigError(f"round {record.round + 1} was not scored on {part!r}; add it to the experiment's parts.")
+    return record.models[model].quality(part)
