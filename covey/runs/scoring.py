@@ -21,7 +21,6 @@ from covey.engine.task import Predict, Tally
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
-from covey.runs.devices import Ledger
 from covey.tree import Tree
 from covey.types import Rows
 
@@ -88,9 +87,6 @@ class Scorer:
     targets: int = 0  # numbers predicted per example; 0 for classes
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
-    needs: dict[str, set[str]] = field(default_factory=dict, compare=False)
-    """What devices recalled to predict with each model, by its name: these rows belong to the model. Filled by scoring."""
-    ledger: Ledger = field(default_factory=Ledger, compare=False)  # how every device did; filled by scoring
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -169,10 +165,10 @@ class Scorer:
         if me.leaf:
             names, found = ["global", *(name for _, name in self.names)], []
             for name, rows, held in zip(names, models[::2], models[1::2], strict=True):
-                me.recalled.clear()
+                me.call.recalled.clear()
                 predict = self.algorithm.predictor(me, name, rows)
                 found += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
-                self.needs.setdefault(name, set()).update(me.recalled)
+                me.needed_for(name)
             return torch.cat(found, dim=1)
         return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
 
@@ -181,7 +177,7 @@ class Scorer:
         each = torch.stack([tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1)
         if tally.errors is not None:
             each = torch.cat([each, tally.errors[:, :2] / self.targets], dim=1)
-        self.ledger.add(name, part, me.ids, each)
+        me.report(f"{name}/{part}", each)
         everybody = torch.stack([tally.right, tally.loss, tally.count], dim=1)
         more = [] if tally.honesty is None else [held * tally.honesty]
         if tally.errors is not None:
