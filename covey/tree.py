@@ -55,6 +55,11 @@ class Topology(ABC):
         return len(self.tiers)
 
     @property
+    def devices(self) -> int:
+        """The number of leaves."""
+        return self.sizes[-1]
+
+    @property
     def links(self) -> tuple[str, ...]:
         """The names of the links, "server-edge" and so on, from the top."""
         return tuple(map("-".join, pairwise(self.tiers)))
@@ -140,11 +145,6 @@ class Tree(Topology):
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
         return (self.copies, *(sum(counts) for counts in self.children))
-
-    @property
-    def devices(self) -> int:
-        """The number of leaves."""
-        return self.sizes[-1]
 
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children each of these nodes has, [n]."""

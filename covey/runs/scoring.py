@@ -21,7 +21,7 @@ from covey.engine.task import Predict, Tally
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
-from covey.tree import Tree
+from covey.tree import Topology
 from covey.types import Rows
 
 _BINS = 101
@@ -101,7 +101,7 @@ class Scorer:
             models[::2] = [torch.cat([rows[:, me.shared], mine], dim=1) for rows in models[::2]]
         return exact(self._sums_of(me, models, []))
 
-    def read(self, sums: Tensor, tree: Tree) -> dict[str, Model]:
+    def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
         names = [(self.top, "global"), *self.names]
         values = sums[0].tolist()
@@ -140,7 +140,7 @@ class Scorer:
         """How many sums of errors there are; they come twice, of the holders and of everybody."""
         return 3 + self.targets if self.targets else 0
 
-    def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
+    def _read_facts(self, values: list[float], tree: Topology) -> dict[tuple[str, str], list[float]]:
         """Facts are appended on the way up, so the lowest tier's come first."""
         facts, at = {}, 0
         for tier in reversed(tree.tiers):

@@ -163,7 +163,9 @@ class BaseRuntime(Runtime):
             me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
             answer = program(me, rows.clone())
             self._settle(me, answer)
-        environment = self.environment.read(me.call.elapsed) if play.trains else None
+        environment = None
+        if play.trains and len(rows):
+            environment = self.environment.read(me.call.elapsed)
         return play.facts.played(answer, environment, self.clock.take())
 
     def commit(self) -> None:

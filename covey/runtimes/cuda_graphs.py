@@ -391,9 +391,7 @@ class Graphs:
         answer, notes = variant.replay.answer
         out.call.kept = {name: _copy(rows, copies) for name, rows in variant.replay.kept.items()}
         out.call.notes = {name: _copy(values, copies) for name, values in notes.items()}
-        out.call.gradients = (
-            variant.nodes.call.gradients
-        )  # a number: who computes its numbers of steps is not captured
+        out.call.gradients = variant.nodes.call.gradients  # a number: who computes its numbers of steps is not captured
         return out, _copy(answer, copies)
 
     def _refuse(self, call: Invocation, reason: str) -> None:
