@@ -16,7 +16,8 @@ from torch import nn
 from covey.codecs import codec
 from covey.data import Shards
 from covey.engine.layout import Space, private_default
-from covey.engine.task import Batches, Loss, block_size, resolved_loss
+from covey.engine.population import block_size
+from covey.engine.task import Batches, Loss, resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.installed import declared
 from covey.kernel.algorithm import LARGEST, Algorithm
