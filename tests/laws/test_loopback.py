@@ -15,11 +15,11 @@ ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 WIRED = {name: case for name, case in CASES.items() if "radio" not in case.settings}
 """Radio runs have a virtual clock, which only the simulator has."""
 
-INT8 = {"name": "int8", "stochastic": True}
+INT8 = {"name": "int8", "rounding": "stochastic"}
 LINKS: dict[str, dict[str, Any]] = {
     "int8 updates with feedback": {"name": "int8", "update": True, "feedback": True},
     "stochastic int8 updates": {**INT8, "update": True},
-    "stochastic int4 with feedback": {"name": "int4", "stochastic": True, "feedback": True},
+    "stochastic int4 with feedback": {"name": "int4", "rounding": "stochastic", "feedback": True},
     "the largest tenth, with feedback": {"name": "coo", "keep": 0.1, "feedback": True},
     "the largest half of updates, with feedback": {"name": "bitmap", "keep": 0.5, "update": True, "feedback": True},
 }
