@@ -103,8 +103,8 @@ def test_a_captured_program_notes_as_it_did_when_it_ran() -> None:
     here = experiment(PLAIN["Pruned"], rounds=6)
     run, plain = captured(here), covey.run(here)
     list(plain)
-    assert run.simulator.graphs is not None
-    assert run.simulator.graphs.replays > 0
+    assert run.runtime.graphs is not None
+    assert run.runtime.graphs.replays > 0
     assert [record.notes for record in run.history] == [record.notes for record in plain.history]
     assert run.history[-1].notes != run.history[-2].notes
 

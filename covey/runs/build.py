@@ -11,9 +11,11 @@ from covey.data import Shards
 from covey.engine.layout import Space
 from covey.engine.task import Task
 from covey.errors import ConfigError
+from covey.kernel.environment import Ideal
 from covey.links.spec import Wire, wires
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers, held_out
+from covey.runtimes.contract import Runtime
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 from covey.wireless.air import Air
@@ -25,7 +27,7 @@ _GRAIN = 200_000  # values of rows below which a second thread waits for Python'
 class Built:
     """A runtime for experiments side by side; `held_out` are the devices of each that take no part in training."""
 
-    simulator: Simulator
+    runtime: Runtime
     newcomers: Newcomers | None
     held_out: list[tuple[int, ...]]
     notes: list[str]
@@ -45,24 +47,25 @@ def build(experiments: Sequence[Experiment]) -> Built:
     if first.algorithm.splits:
         notes.insert(0, _private_note(first, task.space))  # the first that a run says
     links = wires(first.codec, tree.links)
-    air = _air(experiments, outs)
+    copies = tree.times(len(experiments))
+    air = _air(experiments, outs, copies)
     notes += _link_notes(air, tree, links)
-    simulator = Simulator(
+    runtime = Simulator(
         first.algorithm,
-        tree.times(len(experiments)),
+        copies,
         task,
         links,
         torch.stack([experiment.initial() for experiment in experiments]),
         tuple(experiment.seed for experiment in experiments),
         first.idle,
         first.batches,
-        _workers(first, task),
-        first.memory,
-        1 if first.workers else _GRAIN,
-        first.capture,
-        air,
+        air or Ideal(),
+        workers=_workers(first, task),
+        memory=first.memory,
+        grain=1 if first.workers else _GRAIN,
+        capture=first.capture,
     )
-    return Built(simulator, newcomers, outs, notes)
+    return Built(runtime, newcomers, outs, notes)
 
 
 def training_data(experiment: Experiment, out: Sequence[int]) -> Shards:
@@ -110,7 +113,7 @@ def _newcomers(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]
     return Newcomers(experiments, data)
 
 
-def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]]) -> Air | None:
+def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree) -> Air | None:
     """The virtual clock, where the experiments have a radio; a newcomer may do without, where nothing is planned."""
     first = experiments[0]
     planned = first.algorithm.planned
@@ -121,7 +124,7 @@ def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]]) -> 
         return None
     training = [[device for device in range(first.tree.devices) if device not in set(out)] for out in outs]
     seeds = tuple(experiment.seed for experiment in experiments)
-    return Air(first.radio, first.work(), planned, seeds=seeds, chosen=training)
+    return Air(first.radio, first.work(), planned, tree=tree, seeds=seeds, chosen=training)
 
 
 def _engine_notes(experiment: Experiment, task: Task) -> list[str]:

@@ -9,28 +9,28 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
-from covey.links.meter import Meter
+from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
 from covey.runs import checkpoint, models, record
 from covey.runs.build import build
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
-from covey.runs.devices import Sums
+from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, unlike
 from covey.runs.journal import Journal
 from covey.runs.record import Round
 from covey.runs.scoring import Model, Scorer
 from covey.runs.seed import Seed
 from covey.runs.state import State
+from covey.runtimes.facts import Played
 
 __all__ = [
     "CHOSEN_ON",
@@ -48,6 +48,16 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What scoring the models of a round gave, for each seed: the models' figures, how every device did, what was sent."""
+
+    models: list[dict[str, Model]]
+    sums: list[dict[str, Sums]]
+    traffic: Sequence[Mapping[Key, Traffic]]
+    seconds: float
+
+
 class Runs(Iterator[tuple[Round, ...]]):
     """Experiments that differ in seed and data alone, all in one go: every seed's nodes are rows beside the others'.
 
@@ -61,11 +71,11 @@ class Runs(Iterator[tuple[Round, ...]]):
         if reason := unlike(self.experiments, self._fingerprints):
             raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
         built = build(self.experiments)
-        self.simulator = built.simulator
+        self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
         self.notes = built.notes
-        self._state = State.start(self.simulator.start)
+        self._state = State.start(self.runtime.start)
         self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
         self._busy = threading.Lock()
@@ -83,16 +93,13 @@ class Runs(Iterator[tuple[Round, ...]]):
             raise StopIteration
         with self.alone("run a round"):
             state = self._state
-            meters = [meter.copy() for meter in self.simulator.meters]
-            holds = self.simulator.store.holds()
-            self.simulator.store.commit()  # what the round before kept
+            self.runtime.commit()  # what the round before kept
             try:
-                self._play(meters)
+                self._play()
             except BaseException:
                 # A Ctrl-C too: a round has happened as a whole or, if the state is still the old one, not at all.
                 if self._state is state:
-                    self.simulator.store.restore_holds(holds)
-                    self._undo(meters)
+                    self.runtime.rollback()
                 raise
             return tuple(history[-1] for history in self._state.histories)
 
@@ -124,129 +131,117 @@ class Runs(Iterator[tuple[Round, ...]]):
     @property
     def engine(self) -> dict[str, Any]:
         """How training is computed here: what changes speed but, except for the last bits, no result."""
-        task = self.simulator.task
-        graphs = self.simulator.graphs
+        task = self.runtime.task
         out = {
             "path": task.path,
             "kernel": task.kernel,
             "parameters": task.space.width,
             "device": str(task.device),
-            "workers": self.simulator.workers,
-            "seeds": len(self.experiments),
+            **self.runtime.report(),
         }
         if self.experiment.algorithm.hessians:
             out["hessian"] = "exact, by autograd"
             if task.no_hessian is not None:
                 out["hessian"] = f"differences of gradients: {task.no_hessian}"
-        if graphs is not None:
-            out["graph"] = graphs.report()
         return out
 
     def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
-        return models.belonging(self.simulator, self.experiment.algorithm, self._needs, tier, name)
+        return models.belonging(self.runtime, self.experiment.algorithm, self._needs, tier, name)
 
-    def _play(self, meters: list[Meter]) -> None:
-        """One round: train, score, choose; `meters` are what was sent before it."""
+    def _play(self) -> None:
+        """One round: train, score, choose."""
         began = time.perf_counter()
         round = self.round
-        self.simulator.cohorts.clear()
-        self.simulator.notes.clear()
-        self.simulator.clock.start()
-        w = self._serve(self._state.w, round)
-        scores, sums = self._score(w)
-        records = self._records(meters, scores, began)
+        trained = self._serve(self._state.w, round)
+        w = trained.answer
+        scored = self._score(w)
+        records = self._records(trained, scored, began)
         histories = zip(self._state.histories, records, strict=True)
-        scored = self._state.scored
-        if any(sums):
-            scored = tuple({name: (round, parts) for name, parts in by_name.items()} for by_name in sums)
+        last = self._state.scored
+        if scored is not None:
+            last = tuple({name: (round, parts) for name, parts in by_name.items()} for by_name in scored.sums)
         self._state = State(
             w,
             round + 1,
             tuple((*history, new) for history, new in histories),
-            self._choose(scores, sums, w),
-            scored,
+            self._choose(scored, w),
+            last,
+            tuple(meter.plus(record.traffic) for meter, record in zip(self._state.meters, records, strict=True)),
         )
 
-    def _records(self, meters: list[Meter], scores: list[dict[str, Model]], began: float) -> list[Round]:
+    def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
-        simulator = self.simulator
-        notes = simulator.notes.read(simulator.tree)
-        gradients = simulator.gradients.tolist()
-        radio = None if simulator.air is None else simulator.air.read(simulator.elapsed)
-        cohorts = self._cohorts()
-        spent = simulator.clock.take()
+        took = time.perf_counter() - began
+        spent = dict(trained.spent)
+        if scored is not None:
+            spent["scores"] = scored.seconds
+        spent["other"] = took - sum(seconds for name, seconds in spent.items() if name != "other")
         if self._saving:
             spent["checkpoint"] = self._saving
         self._saving = 0.0
         share = 1 / len(self.experiments)
-        seconds = share * (time.perf_counter() - began)
+        environment = trained.environment
         out = []
-        for copy, meter in enumerate(simulator.meters):
+        for copy in range(len(self.experiments)):
+            meter = Meter(dict(trained.traffic[copy]))
+            if scored is not None:
+                meter = meter.plus(scored.traffic[copy])
             out.append(
                 Round(
                     round=self.round,
-                    cohorts=cohorts[copy],
-                    traffic=meter.since(meters[copy]),
-                    models=scores[copy],
-                    seconds=seconds,
-                    spent={name: share * took for name, took in spent.items()},
-                    notes=notes[copy],
-                    radio=None if radio is None else radio[copy],
-                    gradients=int(gradients[copy]),
+                    cohorts=dict(trained.cohorts[copy]),
+                    traffic=meter.totals,
+                    models={} if scored is None else scored.models[copy],
+                    seconds=share * took,
+                    spent={name: share * seconds for name, seconds in spent.items()},
+                    notes={tier: dict(notes) for tier, notes in trained.notes[copy].items()},
+                    radio=None if environment is None else environment[copy],
+                    gradients=trained.gradients[copy],
                 )
             )
         return out
 
-    def _cohorts(self) -> list[dict[str, list[int]]]:
-        """The nodes that were asked in this round, by seed and tier, each once and in order."""
-        tree = self.simulator.tree
-        out: list[dict[str, list[int]]] = [{} for _ in self.experiments]
-        for tier, batches in self.simulator.cohorts.items():
-            ids = np.unique(torch.cat(batches).numpy())
-            size = tree.size(tier) // tree.copies
-            for copy, cohorts in enumerate(out):
-                cohorts[tier] = (ids[ids // size == copy] - copy * size).tolist()
-        return out
-
-    def _choose(self, scores: list[dict[str, Model]], sums: list[dict[str, Sums]], w: Tensor) -> tuple[dict[str, Chosen], ...]:
+    def _choose(self, scores: Scored | None, w: Tensor) -> tuple[dict[str, Chosen], ...]:
         """Hold the rows of every model that is better than ever before; what is chosen for each seed then."""
+        if scores is None:
+            return self._state.chosen
         part = CHOSEN_ON[self.experiment.protocol]
         final = not self.experiment.regular(self.round)
         out = []
-        for copy, (scored, before) in enumerate(zip(scores, self._state.chosen, strict=True)):
+        for copy, (scored, before) in enumerate(zip(scores.models, self._state.chosen, strict=True)):
             chosen = dict(before)
             row = w[copy : copy + 1].clone()
-            for tier, name in [("", models.GLOBAL), *models.kept(self.simulator)]:
+            for tier, name in [("", models.GLOBAL), *models.kept(self.runtime)]:
                 if name not in scored:
                     continue
                 quality = better(scored[name], part, chosen, name)
                 if quality is not None:
                     held = label(name, final=final)
-                    self.simulator.hold(held, copy, self.belonging(tier, name))
-                    chosen[held] = Chosen(self.round, quality, row, sums[copy][name])
+                    self.runtime.hold(held, copy, self.belonging(tier, name))
+                    chosen[held] = Chosen(self.round, quality, row, scores.sums[copy][name])
             out.append(chosen)
         return tuple(out)
 
     def _rehearse(self) -> None:
         """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
         w = self._state.w
-        answer = self._serve(w[:0], 0)
+        answer = self._serve(w[:0], 0).answer
         if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
             raise ConfigError(f"the server's program must return rows [n, {w.shape[1]}], but returned {got}.")
-        names = models.names(self.simulator)
+        names = models.names(self.runtime)
         if twice := {name for name in names if names.count(name) > 1}:
             raise ProgramError(
                 f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; use different names."
             )
-        self.simulator.store.commit()
+        self.runtime.commit()
 
-    def _serve(self, w: Tensor, round: int) -> Any:
+    def _serve(self, w: Tensor, round: int) -> Played:
         """The server's program on these rows; errors in a user's algorithm are said with their line."""
         algorithm = self.experiment.algorithm
         try:
-            return self.simulator.play(algorithm.server, w, round=round)
+            return self.runtime.play(algorithm.server, w, round=round)
         except CoveyError:
             raise
         except FAULTS as error:
@@ -257,44 +252,38 @@ class Runs(Iterator[tuple[Round, ...]]):
             what = f"the algorithm {kind.__qualname__} fails {when}"
             raise ProgramError(f"{what}, with {told(error)}") from error
 
-    def _undo(self, before: list[Meter]) -> None:
-        self.simulator.store.rollback()
-        for meter, good in zip(self.simulator.meters, before, strict=True):
-            meter.totals = good.totals
-
-    def _score(self, w: Tensor) -> tuple[list[dict[str, Model]], list[dict[str, Sums]]]:
-        """Every seed's models on the parts that are due in this round, and how every device did; nothing where none is."""
-        tree = self.simulator.tree
-        task = self.simulator.task
+    def _score(self, w: Tensor) -> Scored | None:
+        """Every seed's models on the parts that are due in this round; None where none is."""
+        began = time.perf_counter()
+        task, tree = self.runtime.task, self.runtime.tree
         parts = self.experiment.due(self.round)
         if not parts:
-            return [{} for _ in self.experiments], [{} for _ in self.experiments]
+            return None
         slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
         scorer = Scorer(
             self.experiment.algorithm,
-            models.kept(self.simulator),
+            models.kept(self.runtime),
             parts,
             tree.tiers[0],
             classifies=task.classifies,
             targets=task.targets,
             slots=slots,
         )
-        with self.simulator.scoring():
-            sums = self.simulator.play(scorer.server, w, round=self.round)
-            self._needs = scorer.needs
-            scores = [scorer.read(row, tree) for row in sums.split(1)]
-            spans = [self.simulator.nodes(tree.tiers[-1], copy) for copy in range(len(scores))]
-            devices = [scorer.ledger.read(span) for span in spans]
-            if self.newcomers is not None:
-                above = [self._above(copy, w) for copy in range(len(scores))]
-                new = self.newcomers.scores(w, above, self.round, parts)
-                scores = [trained | held_out for trained, held_out in zip(scores, new, strict=True)]
-            return scores, devices
+        played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
+        self._needs = dict(played.needs)
+        scores = [scorer.read(row, tree) for row in played.answer.split(1)]
+        devices = tree.devices // tree.copies
+        sums = [sums_of(reports, devices) for reports in played.reports]
+        if self.newcomers is not None:
+            above = [self._above(copy, w) for copy in range(len(scores))]
+            new = self.newcomers.scores(w, above, self.round, parts)
+            scores = [trained | held_out for trained, held_out in zip(scores, new, strict=True)]
+        return Scored(scores, sums, played.traffic, time.perf_counter() - began)
 
     def _above(self, copy: int, w: Tensor) -> Tensor:
         """What the tier above the devices keeps of the models it sends them, [m, P]; nothing where that is the global one."""
         name = self.experiment.algorithm.above()
-        if name == models.GLOBAL or name not in models.names(self.simulator):
+        if name == models.GLOBAL or name not in models.names(self.runtime):
             return w[:0]
         return self.seeds[copy].rows(name)[1]
 

@@ -33,7 +33,6 @@ class Saved:
 
     state: State
     columns: Sequence[Frozen]
-    meter: Meter
 
     def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
         """As tensors and facts; `history` says where the records are."""
@@ -55,7 +54,7 @@ class Saved:
             "columns": [[column.tier, column.name, list(column.entries)] for column in self.columns],
             "chosen": [[label, choice.round, choice.quality] for label, choice in chosen.items()],
             "scored": [[model, round] for model, (round, _) in scored.items()],
-            "meter": self.meter.state(),
+            "meter": self.state.meters[0].state(),
             "history": history,
             "experiment": fingerprint,
             "versions": checkpoint.versions(),
@@ -81,8 +80,8 @@ def read(saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, 
     chosen = _read_chosen(saved, like, devices)
     meter = Meter.from_state(facts["meter"])
     scored = _read_scored(saved, devices)
-    state = State(w.to(like.device), round, (history,), (chosen,), (scored,))
-    return Saved(state, [_on_device(column, like) for column in columns], meter)
+    state = State(w.to(like.device), round, (history,), (chosen,), (scored,), (meter,))
+    return Saved(state, [_on_device(column, like) for column in columns])
 
 
 def going_on(state: State, experiment: Experiment) -> tuple[State, int]:

@@ -38,7 +38,7 @@ class Seed:
     def __init__(self, runs: Runs, copy: int) -> None:
         self._runs = runs
         self._copy = copy
-        self.simulator = runs.simulator
+        self.runtime = runs.runtime
         self.notes = runs.notes
 
     @property
@@ -73,7 +73,7 @@ class Seed:
     @property
     def meter(self) -> Meter:
         """What this run has sent."""
-        return self.simulator.meters[self._copy]
+        return self._runs._state.meters[self._copy]
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class Seed:
 
     def models(self, *, scored: bool = True) -> list[str]:
         """The names of all kept models, "global" first; with `scored=False` also what is kept for new devices alone."""
-        out = models.names(self.simulator)
+        out = models.names(self.runtime)
         if not scored:
-            out += [name for _, name in models.unscored(self.simulator, self.experiment.algorithm)]
+            out += [name for _, name in models.unscored(self.runtime, self.experiment.algorithm)]
         return out
 
     def rows(self, model: str = "global", which: Which = "last") -> tuple[Tensor, Tensor]:
@@ -98,13 +98,13 @@ class Seed:
     def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
         """A kept model with everything its predictions need, as it is now or as it was in the round chosen for it."""
         tier = self._tier_of(model)
-        lead = model if model in self.models() else models.lead(self.simulator)
+        lead = model if model in self.models() else models.lead(self.runtime)
         label, round, w = self._version(lead, which)
         if model == models.GLOBAL:
             ids, rows = torch.zeros(1, dtype=torch.int64), w.clone()
         else:
             ids, rows = self._read(tier, model, label)
-        nodes = self.simulator.nodes(tier, self._copy)
+        nodes = self.runtime.nodes(tier, self._copy)
         fallback = None
         if len(ids) != nodes.stop - nodes.start:
             fallback = w[0].clone()
@@ -120,7 +120,7 @@ class Seed:
         position = (ids == node).nonzero()
         if not len(position):
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
-        return self.simulator.task.space.fill(rows[int(position[0, 0])])
+        return self.runtime.task.space.fill(rows[int(position[0, 0])])
 
     def devices(self) -> list[DeviceScore]:
         """How every device does with every model, in the round chosen for the model and in the last one scored."""
@@ -133,7 +133,7 @@ class Seed:
                 reported[model] = (best[label].round, best[label].sums)
             elif model in last:
                 reported[model] = last[model]
-        classifies = self.simulator.task.classifies
+        classifies = self.runtime.task.classifies
         return table(reported, last, self.device_names, self._edges(), classifies=classifies)
 
     @property
@@ -144,28 +144,25 @@ class Seed:
 
     def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
         """Whether each model means the chances it gives, over the devices that hold it and their examples of this part."""
-        simulator = self.simulator
-        if not simulator.task.classifies:
+        runtime = self.runtime
+        if not runtime.task.classifies:
             raise ConfigError("calibration is about the chances of classes, but these targets are numbers.")
         if part not in PARTS or bins < 1:
             what = "give train, validation or test, and 1 or more"
             raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {what}.")
-        kept = models.kept(simulator)
-        scorer = Scorer(self.experiment.algorithm, kept, (part,), simulator.tree.tiers[0], bins=bins)
-        totals = [meter.copy().totals for meter in simulator.meters]
-        with simulator.scoring():
-            sums = simulator.play(scorer.server, self._runs._state.w, round=max(self.round - 1, 0))
-        for meter, before in zip(simulator.meters, totals, strict=True):
-            meter.totals = before  # a look is no part of the run
-        return scorer.calibrations(sums[self._copy : self._copy + 1])
+        kept = models.kept(runtime)
+        scorer = Scorer(self.experiment.algorithm, kept, (part,), runtime.tree.tiers[0], bins=bins)
+        last = max(self.round - 1, 0)
+        played = runtime.play(scorer.server, self._runs._state.w, round=last, lane="score")
+        return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything this run needs to go on as if it had never stopped; its records go to a file beside."""
         with self._runs.alone("save"):
             began = time.perf_counter()
             target = Path(path).absolute()
-            columns = self.simulator.store.freeze(self._nodes())
-            run = Saved(self._runs._state.of_seed(self._copy), list(columns), self.meter)
+            columns = list(self.runtime.freeze(self._copy))
+            run = Saved(self._runs._state.of_seed(self._copy), columns)
             history = self._written(target).facts()
             fingerprint = self._runs._fingerprints[self._copy]
             checkpoint.write(target, run.checkpoint(history=history, fingerprint=fingerprint))
@@ -193,15 +190,13 @@ class Seed:
         """Stand where a checkpoint stood."""
         journal, records = Journal.read(path, saved.facts["history"])
         run = saving.read(saved, records, like=self.w, devices=self.trained.devices)
-        nodes = self._nodes()
         for column in run.columns:
-            self.simulator.store.thaw(column, nodes[column.tier])
-        self.meter.totals = run.meter.totals
+            self.runtime.thaw(column, self._copy)
         state: State = run.state
         if state.round < self.experiment.rounds:
             for label in state.chosen[0]:
                 if label.startswith(FINAL):
-                    self.simulator.release(label, self._copy)
+                    self.runtime.release(label, self._copy)
             state, changed = saving.going_on(state, self.experiment)
             journal.records -= changed
         self._runs._journals[self._copy][path] = journal
@@ -217,23 +212,17 @@ class Seed:
         journal.append(missing, len(self.history))
         return journal
 
-    def _nodes(self) -> dict[str, slice]:
-        """The ids of this run's nodes, by tier."""
-        return {tier: self.simulator.nodes(tier, self._copy) for tier in self.simulator.tree.tiers}
-
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
         """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
-        for (tier, name), column in sorted(self.simulator.store.columns.items()):
-            nodes = self.simulator.nodes(tier, self._copy)
-            ids, rounds, rows = column.read(PRESENT, nodes)
-            yield tier, name, ids - nodes.start, rounds, rows
+        for tier, name in sorted(self.runtime.kept()):
+            yield tier, name, *self.runtime.read(tier, name, PRESENT, self._copy)
 
     def _tier_of(self, model: str) -> str:
         """The tier that keeps a model."""
-        tiers = self.simulator.tree.tiers
+        tiers = self.runtime.tree.tiers
         if model == models.GLOBAL:
             return tiers[0]
-        by_name = {name: tier for tier, name in self.simulator.store.columns if tier in tiers}
+        by_name = {name: tier for tier, name in self.runtime.kept() if tier in tiers}
         if model not in by_name:
             names = ", ".join(self.models())
             raise ConfigError(f"there is no model {model!r} in this run; there are {names}.")
@@ -249,15 +238,14 @@ class Seed:
 
     def _read(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor]:
         """(ids, rows) of what this run's nodes keep under a name, in some version."""
-        nodes = self.simulator.nodes(tier, self._copy)
-        ids, _, rows = self.simulator.store.columns[tier, name].read(label, nodes)
-        return ids - nodes.start, rows
+        ids, _, rows = self.runtime.read(tier, name, label, self._copy)
+        return ids, rows
 
     def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
         """The other rows a model's predictions need."""
         algorithm = self.experiment.algorithm
-        shared = self.simulator.task.space.shared
-        unscored = models.unscored(self.simulator, algorithm)
+        shared = self.runtime.task.space.shared
+        unscored = models.unscored(self.runtime, algorithm)
         out = {}
         for column in self._runs.belonging(tier, model):
             _, name = column
@@ -272,7 +260,7 @@ class Seed:
 
     def _edges(self) -> list[str | None]:
         """The name or number of the node above each device; None where that is the server."""
-        tree = self.simulator.tree
+        tree = self.runtime.tree
         if tree.depth < 3:
             return [None] * self.trained.devices
         tier = tree.tiers[-2]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from covey.links.meter import Meter
 from covey.runs.choice import Chosen
 from covey.runs.devices import Sums
 from covey.runs.record import Round
@@ -16,7 +17,8 @@ class State:
     """The rows, records and choices of every seed.
 
     `w` are the global rows, [seeds, P]. `chosen` are the choices of each seed, by the label under which the runtime holds
-    the rows. `scored` has, for each seed and model, the last scored round and how every device did in it.
+    the rows. `scored` has, for each seed and model, the last scored round and how every device did in it. `meters` are what
+    each seed has sent.
     """
 
     w: Tensor
@@ -24,6 +26,7 @@ class State:
     histories: tuple[tuple[Round, ...], ...]
     chosen: tuple[dict[str, Chosen], ...]
     scored: tuple[dict[str, tuple[int, Sums]], ...]
+    meters: tuple[Meter, ...]
 
     @staticmethod
     def start(w: Tensor) -> State:
@@ -31,12 +34,20 @@ class State:
         count = len(w)
         chosen: tuple[dict[str, Chosen], ...] = tuple({} for _ in range(count))
         scored: tuple[dict[str, tuple[int, Sums]], ...] = tuple({} for _ in range(count))
-        return State(w.clone(), 0, ((),) * count, chosen, scored)
+        meters = tuple(Meter() for _ in range(count))
+        return State(w.clone(), 0, ((),) * count, chosen, scored, meters)
 
     def of_seed(self, copy: int) -> State:
         """The state of one seed alone."""
         w = self.w[copy : copy + 1]
-        return State(w, self.round, (self.histories[copy],), (self.chosen[copy],), (self.scored[copy],))
+        return State(
+            w,
+            self.round,
+            (self.histories[copy],),
+            (self.chosen[copy],),
+            (self.scored[copy],),
+            (self.meters[copy],),
+        )
 
     def with_row(self, copy: int, row: Tensor) -> State:
         """The same, but for the global row of one seed."""
@@ -52,5 +63,7 @@ class State:
         histories[copy] = one.histories[0]
         chosen[copy] = one.chosen[0]
         scored[copy] = one.scored[0]
+        meters = list(self.meters)
+        meters[copy] = one.meters[0]
         rows = self.with_row(copy, one.w[0]).w
-        return State(rows, one.round, tuple(histories), tuple(chosen), tuple(scored))
+        return State(rows, one.round, tuple(histories), tuple(chosen), tuple(scored), tuple(meters))
