@@ -75,6 +75,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         protocol=config.protocol,
         score_every=config.score_every,
         score_train_every=config.score_train_every,
+        score_sample=config.score_sample,
         parts=tuple(config.parts),
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),

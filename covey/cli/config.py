@@ -53,6 +53,7 @@ class Config(BaseModel):
     start: Literal["seed", "module"] = "seed"
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
+    score_sample: int | None = Field(None, ge=1)
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "cpu"

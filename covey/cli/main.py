@@ -106,6 +106,8 @@ def run(
 
       covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table and a picture
 
+      covey run my.toml score_sample=100              scores on 100 devices drawn in each round, with a standard error
+
       covey run examples/radio.toml                   over the air: seconds and joules beside every score
 
       covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from covey.runs.experiment import Experiment
 
 _MAY_DIFFER = {"seed", "data", "initial"}
-_SAME = ("rounds", "score_every", "score_train_every", "parts", "device", "workers", "memory")
+_SAME = (
+    "rounds",
+    "score_every",
+    "score_train_every",
+    "score_sample",
+    "parts",
+    "device",
+    "workers",
+    "memory",
+)
 
 
 def unlike(experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, str]] | None = None) -> str | None:

@@ -36,11 +36,12 @@ _COUNTS = {
     "rounds": 2**53,
     "score_every": 2**53,
     "score_train_every": 2**53,
+    "score_sample": 2**53,
     "memory": 2**63 - 1,
     "workers": 4096,
 }
 """Whole numbers from 1, and the largest that is meant."""
-_MAY_BE_NONE = ("score_train_every", "workers")
+_MAY_BE_NONE = ("score_train_every", "score_sample", "workers")
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "idle": ("skip", "train"),
     "batches": ("uniform", "cyclic"),

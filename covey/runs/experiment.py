@@ -27,21 +27,31 @@ __all__ = ["Experiment", "describe", "unlike"]
 class Experiment:
     """What to run. Only the first five have no default; `covey.run(experiment)` runs it.
 
-    Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the data, and every
-    `score_train_every` rounds on the training part too, which takes longer. `idle` says what devices that are not asked do:
-    nothing, or train as the papers have it. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
-    "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py). `protocol="paper"` trains on
-    the validation part too and reports the round that was best on test. `private`, a pattern or several, says which layers stay
-    on the device where the algorithm splits models: "conv*" for a kind of layer, "head" for the last, or names of layers or
-    parameters; "" for none; "auto" for the last layer (Pruned: the convolutions, if there are any), which the run's
-    notes name. `start="seed"` initialises every layer anew from the seed, "module" starts from the values the module came with,
-    for instance a pretrained one. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes for
-    rows in training) change speed, never a result; so does `capture`, which on a GPU turns the devices' program into a CUDA graph
-    where it can. `loss="auto"` is cross_entropy for classes and squared_error for numbers; whole-number labels are
-    numbers where squared_error, also called mse, is named. `holdout_devices`, a number or a list of devices, take no
-    part in training: when models are scored, so is what each of them makes of the models it finds
-    (covey/runs/newcomers.py). With a `radio` every round has seconds and joules, and an algorithm may prune as its plan
-    says (covey/wireless/radio.py).
+    Learning. `loss="auto"` is cross_entropy for classes and squared_error for numbers; whole-number
+    labels are numbers where squared_error, also called mse, is named. `idle` says what devices that
+    are not asked do: nothing, or train as the papers have it. `private`, a pattern or several, says
+    which layers stay on the device where the algorithm splits models: "conv*" for a kind of layer,
+    "head" for the last, or names of layers or parameters; "" for none; "auto" for the last layer
+    (Pruned: the convolutions, if there are any), which the run's notes name. `start="seed"`
+    initialises every layer anew from the seed, "module" starts from the values the module came with,
+    for instance a pretrained one.
+
+    Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
+    "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
+    With a `radio` every round has seconds and joules, and an algorithm may prune as its plan says
+    (covey/wireless/radio.py).
+
+    Scores. Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the
+    data, and every `score_train_every` rounds on the training part too, which takes longer. With
+    `score_sample` only so many devices are scored, drawn anew in each of these rounds, and every
+    score has a standard error (covey/runs/sampling.py). `protocol="paper"` trains on the validation
+    part too and reports the round that was best on test. `holdout_devices`, a number or a list of
+    devices, take no part in training: when models are scored, so is what each of them makes of the
+    models it finds (covey/runs/newcomers.py).
+
+    Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes
+    for rows in training) never change a result; nor does `capture`, which on a GPU turns the devices'
+    program into a CUDA graph where it can.
     """
 
     algorithm: Algorithm
@@ -68,6 +78,7 @@ class Experiment:
     capture: bool = True
     holdout_devices: int | tuple[int, ...] = 0
     radio: Radio | None = None
+    score_sample: int | None = None
 
     def __post_init__(self) -> None:
         checks.check(self)
