@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from covey import draws, native
-from covey.data import Part, Shards
-from covey.data.shards import some
+from covey.data import Shards
+from covey.data.shards import SPLITS, some
 from covey.engine import calibration, gram
 from covey.engine.descend import step_without_data
 from covey.engine.forward import forward
@@ -21,6 +21,7 @@ from covey.engine.generator import Drawn, NoDraws
 from covey.engine.layout import Space
 from covey.engine.native_call import kernel, takes
 from covey.engine.objective import Terms
+from covey.engine.population import BLOCK, Population, block_size, most_labels
 from covey.engine.smooth_l1 import soft
 from covey.engine.stack import stack
 from covey.errors import ConfigError, DataError, ModelError
@@ -38,7 +39,6 @@ _RANDOM = (
     "the model's forward draws at random, which no address decides: two passes of the same examples "
     "through the same weights must give the same; leave out dropout."
 )
-_BLOCK, _BLOCK_STEP = 256, 32  # full passes go through blocks of at most so many examples, and of a multiple of so many
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,11 @@ Predict = Callable[[Batch, Tensor], Tensor]
 
 
 class Task:
-    """What every device learns: its loss on its own shard, plus l2/2 |x|^2."""
+    """What every device learns: its loss on its own shard, plus l2/2 |x|^2.
+
+    The shards may hold the examples of some devices only (`Shards.only`) or of none. Then
+    `population` tells what the task cannot see in them; by default it is seen in the shards.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class Task:
         private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
         self.device, self.dtype, self.l2 = torch.device(device), dtype, l2
@@ -98,8 +103,10 @@ class Task:
         self.shards = shards
         self.x = shards.x.to(self.device, dtype)
         self.y = shards.y.to(self.device) if shards.classes is not None else shards.y.to(self.device, dtype)
-        self._index = {s: shards.part(s).index.to(self.device) for s in ("train", "validation", "test")}
-        self._offset = {s: shards.part(s).offset for s in self._index}
+        self.population = population
+        self._index = {s: shards.part(s).index.to(self.device) for s in SPLITS}
+        self._offset = {s: shards.part(s).offset for s in SPLITS}
+        self._totals = self._told_offset()
         self._offset_there = {s: offset.to(self.device) for s, offset in self._offset.items()}
         self._loss = _loss(loss)
         self._kernel = kernel(self._stack, self.space, loss, self.x, self.y)
@@ -131,12 +138,34 @@ class Task:
 
     def counts(self, split: str, ids: Ids) -> Tensor:
         """How many examples of a part each device holds, [n], where `ids` are: in main memory or with the data."""
+        self._check_present(ids)
         offset = self._offset[split] if ids.device.type == "cpu" else self._offset_there[split]
         return offset[ids + 1] - offset[ids]
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
-        return self._offset[split][stop] - self._offset[split][first]
+        return self._totals[split][stop] - self._totals[split][first]
+
+    def _told_offset(self) -> Mapping[str, Tensor]:
+        """How many examples all devices hold, by differences: as told, else as seen."""
+        if self.population is None or self.population.offset is None:
+            return self._offset
+        for split, offset in self.population.offset.items():
+            held = self.shards.part(split).counts()
+            wrong = (held != offset.diff()) & self.shards.present
+            if bool(wrong.any()):
+                device = int(wrong.nonzero()[0])
+                told = int(offset.diff()[device])
+                raise DataError(
+                    f"device {device} holds {int(held[device])} {split} examples, but the population "
+                    f"says {told}; make both from the same shards."
+                )
+        return self.population.offset
+
+    def _check_present(self, ids: Ids) -> None:
+        """Refuse to read the examples of a device that are not in these shards."""
+        if self.shards.partial:
+            self.shards.check_present(ids.cpu())
 
     def draw(
         self, address: draws.Address, ids: Ids, size: int, steps: range = range(1), *, local: Ids | None = None
@@ -163,6 +192,8 @@ class Task:
 
     def block(self, split: str) -> int:
         """How many examples of a part go through the model at once."""
+        if self.population is not None:
+            return self.population.blocks[split]
         return block_size(self.shards.part(split))
 
     def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
@@ -228,10 +259,11 @@ class Task:
         """
         row = self.space.initial(0).to(self.device, self.dtype)[None]
         leaves = [view.detach().requires_grad_() for view in self._views(row)]
-        examples = torch.arange(min(2, len(self.x)), device=self.device)[None]
+        x, y = self._sample
+        examples = torch.arange(len(x), device=self.device)[None]
         try:
             with torch.enable_grad():
-                batch = Batch((self.x, self.y), examples)
+                batch = Batch((x, y), examples)
                 gradients = self._differentiable_gradients(leaves, batch)
             curved = [gradient for gradient in gradients if gradient.requires_grad]
             if curved:  # through the whole graph: `grad` would pass over what leads to no leaf
@@ -344,7 +376,7 @@ class Task:
 
     def spread(self, ids: Ids, size: int) -> Batch:
         """Up to `size` training examples of each device: all where it has no more, else as many, evenly spaced."""
-        size = size if self.block("train") == _BLOCK else min(size, self.block("train"))  # nobody has more
+        size = size if self.block("train") == BLOCK else min(size, self.block("train"))  # nobody has more
         counts = self.counts("train", ids.to(self.device))[:, None]
         slots = torch.arange(size, device=self.device)[None, :]
         inside = slots < counts
@@ -359,12 +391,15 @@ class Task:
         """Which classes each device has training examples of, bool [n, classes]."""
         if not self.classifies:
             raise ConfigError("these targets are numbers, but the algorithm needs classes; give integer labels.")
+        self._check_present(ids)
         return self._labels[ids.to(self.device)]
 
     @cached_property
     def most_labels(self) -> int:
         """The most classes that one device has."""
-        return int(self._labels.sum(1).max())
+        if self.population is not None:
+            return self.population.most_labels
+        return most_labels(self.shards)
 
     def descend(self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, one: Batch | None = None) -> Rows | None:
         """Plain steps on mini-batches, in place on one buffer of rows; None for what this path does not do.
@@ -406,8 +441,8 @@ class Task:
 
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
-        example = self.x[0].numel() if len(self.x) else 1
-        return (8 * self.space.width + 2 * _BLOCK * example) * self.x.element_size()
+        example = self.x.shape[1:].numel()
+        return (8 * self.space.width + 2 * BLOCK * example) * self.x.element_size()
 
     def _gradients(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
         if self.forward.path == "each" and len(x) > 1:  # so that only one row's activations are held at a time
@@ -451,8 +486,16 @@ class Task:
         chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0))
         return Batch((self.x, self.y), index[chosen] if len(index) else chosen, weight)
 
+    @property
+    def _sample(self) -> tuple[Tensor, Tensor]:
+        """Two examples at most, to try the model on; zeros where there are none."""
+        if len(self.x):
+            return self.x[:2], self.y[:2]
+        return self.x.new_zeros(2, *self.x.shape[1:]), self.y.new_zeros(2, *self.y.shape[1:])
+
     def _check(self) -> None:
         """Two examples through the model, so that shapes fail before training starts."""
+        x, y = self._sample
         row = self.space.initial(0).to(self.device, self.dtype)[None]
         outputs = self._try(row)
         again = self._try(row)
@@ -461,24 +504,24 @@ class Task:
         if self.shards.classes is not None and outputs.shape[-1] < self.shards.classes:
             raise ModelError(_too_few(outputs.shape[-1], self.shards))
         try:
-            losses = self.losses(outputs, self.y[None, :2])
+            losses = self.losses(outputs, y[None])
         except FAULTS as error:
             shape = tuple(outputs.shape[2:])
             what = f"the loss does not take outputs {shape} and these targets"
             raise DataError(f"{what}: {told(error)}") from error
-        if losses.shape != (1, len(self.x[:2])):
+        if losses.shape != (1, len(x)):
             raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
         # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
-        comparable = self._loss is not _cross_entropy and outputs[0].numel() == self.y[:2].numel()
+        comparable = self._loss is not _cross_entropy and outputs[0].numel() == y.numel()
         if not self.classifies and comparable:
-            self.targets = self.y[:1].numel()
+            self.targets = y[:1].numel()
 
     def _try(self, row: Rows) -> Tensor:
         """The outputs for two examples; an error if the model fails on them or draws at random."""
         name = type(self.space.module).__name__
         try:
             with torch.no_grad(), NoDraws():
-                outputs: object = self.forward(self._views(row), self.x[None, :2])
+                outputs: object = self.forward(self._views(row), self._sample[0][None])
         except Drawn as error:
             raise ModelError(f"{_RANDOM} It draws by {error}.") from error
         except FAULTS as error:
@@ -503,11 +546,6 @@ def _same(outputs: Tensor, again: Tensor) -> bool:
 def _row(batch: Batch, i: int) -> Batch:
     here = slice(i, i + 1)
     return Batch(batch.data, batch.examples[here], None if batch.weight is None else batch.weight[here])
-
-
-def block_size(part: Part) -> int:
-    """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
-    return min(_BLOCK, -(-max(1, int(part.counts().max())) // _BLOCK_STEP) * _BLOCK_STEP)
 
 
 def _too_few(outputs: int, shards: Shards) -> str:

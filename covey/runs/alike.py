@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from covey.engine.task import block_size
+from covey.engine.population import block_size
 from covey.origin import FAULTS
 from covey.runs.checks import PARTS
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from covey.data import Shards
 from covey.engine.layout import Space
+from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
 from covey.links.spec import Wire, wires
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers, held_out
+from covey.runs.scoring import Scorer
 from covey.runtimes.contract import Runtime
+from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 from covey.wireless.air import Air
+
+RUNTIMES = ("simulator", "loopback")
+"""What can run an experiment: one process for all nodes, or nodes that share nothing. The bits are the same."""
 
 _GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
 
@@ -33,8 +41,10 @@ class Built:
     notes: list[str]
 
 
-def build(experiments: Sequence[Experiment]) -> Built:
+def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Built:
     """What runs these experiments, which differ in seed and data alone."""
+    if runtime not in RUNTIMES:
+        raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
     notes: list[str] = []
     outs = [held_out(experiment) for experiment in experiments]
@@ -42,18 +52,32 @@ def build(experiments: Sequence[Experiment]) -> Built:
     tree, note = first.algorithm.fit(first.tree.without(outs[0]))
     if note:
         notes.append(note)
-    task = _task(experiments, outs)
-    notes += _engine_notes(first, task)
-    notes += _score_notes(first, tree.devices)
-    if first.algorithm.splits:
-        notes.insert(0, _private_note(first, task.space))  # the first that a run says
+    data = [training_data(experiment, out) for experiment, out in zip(experiments, outs, strict=True)]
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
     notes += _link_notes(air, tree, links)
-    runtime = Simulator(
+    if runtime == "loopback":
+        _check_loopback(experiments)
+        built: Runtime = _loopback(first, tree, data[0], links)
+    else:
+        built = _simulator(experiments, copies, Shards.stack(data), links, air)
+    notes += _engine_notes(first, built.task)
+    notes += _score_notes(first, tree.devices)
+    if first.algorithm.splits:
+        notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
+    return Built(built, newcomers, outs, notes)
+
+
+def _simulator(
+    experiments: Sequence[Experiment], tree: Tree, data: Shards, links: Mapping[tuple[str, str], Wire], air: Air | None
+) -> Simulator:
+    """One process that plays every node of every seed."""
+    first = experiments[0]
+    task = _task(first, data)
+    return Simulator(
         first.algorithm,
-        copies,
+        tree,
         task,
         links,
         torch.stack([experiment.initial() for experiment in experiments]),
@@ -66,7 +90,42 @@ def build(experiments: Sequence[Experiment]) -> Built:
         grain=1 if first.workers else _GRAIN,
         capture=first.capture,
     )
-    return Built(runtime, newcomers, outs, notes)
+
+
+def _loopback(experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], Wire]) -> Loopback:
+    """A tree of nodes that share nothing."""
+    start = experiment.initial()[None]
+    scorer = partial(Scorer.made, experiment.algorithm)
+
+    def station(place: Place, task: Task, examples: int) -> Station:
+        return Station(
+            experiment.algorithm,
+            place,
+            task,
+            links,
+            start,
+            (experiment.seed,),
+            experiment.idle,
+            experiment.batches,
+            place=place,
+            under=examples,
+            makers={Scorer.__name__: scorer},
+        )
+
+    return Loopback(tree, data, partial(_task, experiment), station)
+
+
+def _check_loopback(experiments: Sequence[Experiment]) -> None:
+    """Refuse what nodes that share nothing cannot run."""
+    reason = None
+    if len(experiments) > 1:
+        reason = "it runs one seed at a time; run the seeds one after the other"
+    elif experiments[0].radio is not None:
+        reason = "a radio has a virtual clock, which only the simulator has; leave out the radio"
+    elif torch.device(experiments[0].device).type != "cpu":
+        reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
+    if reason is not None:
+        raise ConfigError(f'runtime = "loopback": {reason}.')
 
 
 def training_data(experiment: Experiment, out: Sequence[int]) -> Shards:
@@ -82,17 +141,16 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _task(experiments: Sequence[Experiment], outs: Sequence[Sequence[int]]) -> Task:
-    first = experiments[0]
-    data = [training_data(experiment, out) for experiment, out in zip(experiments, outs, strict=True)]
+def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
     return Task(
-        first.model,
-        Shards.stack(data),
-        loss=first.loss,
-        l2=first.l2,
-        private=first.private,
-        dtype=first.dtype,
-        device=first.device,
+        experiment.model,
+        data,
+        loss=experiment.loss,
+        l2=experiment.l2,
+        private=experiment.private,
+        dtype=experiment.dtype,
+        device=experiment.device,
+        population=population,
     )
 
 

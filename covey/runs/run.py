@@ -66,12 +66,18 @@ class Runs(Iterator[tuple[Round, ...]]):
     of their own.
     """
 
-    def __init__(self, experiments: Sequence[Experiment], *, resume: Sequence[Path | None] | None = None) -> None:
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        *,
+        resume: Sequence[Path | None] | None = None,
+        runtime: str = "simulator",
+    ) -> None:
         self.experiments = tuple(experiments)
         self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
         if reason := unlike(self.experiments, self._fingerprints):
             raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
-        built = build(self.experiments)
+        built = build(self.experiments, runtime)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
@@ -303,24 +309,35 @@ class Runs(Iterator[tuple[Round, ...]]):
 class Run(Seed, Iterator[Round]):
     """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
 
-    def __init__(self, experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> None:
-        super().__init__(Runs([experiment], resume=[None if resume is None else Path(resume)]), 0)
+    def __init__(
+        self, experiment: Experiment, *, resume: str | os.PathLike[str] | None = None, runtime: str = "simulator"
+    ) -> None:
+        path = None if resume is None else Path(resume)
+        super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
 
     def __next__(self) -> Round:
         return next(self._runs)[0]
 
 
-def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None) -> Run:
-    """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit."""
-    return Run(experiment, resume=resume)
+def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None, runtime: str = "simulator") -> Run:
+    """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit.
+
+    `runtime="loopback"` plays every node as an object of its own, with encoded bytes in between: slower, and the same bits.
+    """
+    return Run(experiment, resume=resume, runtime=runtime)
 
 
-def runs(experiments: Sequence[Experiment], *, resume: Sequence[str | os.PathLike[str] | None] | None = None) -> Runs:
+def runs(
+    experiments: Sequence[Experiment],
+    *,
+    runtime: str = "simulator",
+    resume: Sequence[str | os.PathLike[str] | None] | None = None,
+) -> Runs:
     """Experiments that differ in seed and data alone, in one go: a tuple of records per round, one per experiment."""
     paths = None
     if resume is not None:
         paths = [None if path is None else Path(path) for path in resume]
-    return Runs(experiments, resume=paths)
+    return Runs(experiments, resume=paths, runtime=runtime)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

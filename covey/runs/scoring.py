@@ -10,7 +10,9 @@ them, with that fallback.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +93,18 @@ class Scorer:
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
     sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything but the algorithm as JSON can hold it, so that another machine can make the same scorer."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "algorithm"}
+
+    @staticmethod
+    def made(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Scorer:
+        """The scorer that has these parameters."""
+        names = tuple((str(tier), str(name)) for tier, name in parameters["names"])
+        slots = tuple((str(name), int(start), int(stop)) for name, start, stop in parameters["slots"])
+        parts = tuple(map(str, parameters["parts"]))
+        return Scorer(algorithm, **{**parameters, "names": names, "slots": slots, "parts": parts})
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
