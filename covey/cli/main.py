@@ -24,6 +24,7 @@ from covey.advice import Advice
 from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
+from covey.cli.assemble import Experiments
 from covey.cli.config import SECTIONS, Config, defaults, explain, load
 from covey.cli.folder import environment
 from covey.cli.plan import plan
@@ -120,8 +121,9 @@ def run(
         folder, summary = resume(resume_from, changes, console, sys.argv)
     else:
         config = _load(console, path, changes)
-        forced = _refuse(console, quick(config.experiment(config.seed)), force)
-        folder, summary = start(config, out, console, sys.argv)
+        experiments = Experiments()
+        forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
+        folder, summary = start(config, out, console, sys.argv, experiments)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return

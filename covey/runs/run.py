@@ -73,7 +73,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         runtime: str = "simulator",
     ) -> None:
         self.experiments = tuple(experiments)
-        if reason := unlike(self.experiments):
+        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
+        if reason := unlike(self.experiments, self._fingerprints):
             raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
         built = build(self.experiments, runtime)
         self.runtime = built.runtime
@@ -84,7 +85,6 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
         self._busy = threading.Lock()
-        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
         self._saving = 0.0
         self._rehearse()
         paths = list(resume or ())
