@@ -322,12 +322,17 @@ def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None,
     return Run(experiment, resume=resume, runtime=runtime)
 
 
-def runs(experiments: Sequence[Experiment], *, resume: Sequence[str | os.PathLike[str] | None] | None = None) -> Runs:
+def runs(
+    experiments: Sequence[Experiment],
+    *,
+    runtime: str = "simulator",
+    resume: Sequence[str | os.PathLike[str] | None] | None = None,
+) -> Runs:
     """Experiments that differ in seed and data alone, in one go: a tuple of records per round, one per experiment."""
     paths = None
     if resume is not None:
         paths = [None if path is None else Path(path) for path in resume]
-    return Runs(experiments, resume=paths)
+    return Runs(experiments, resume=paths, runtime=runtime)
 
 
 def history(path: str | os.PathLike[str]) -> list[Round]:

@@ -93,7 +93,10 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What came back: parts in id order, each a message or, for a program that answers several, a tuple of messages."""
+    """What came back: parts in id order, each a message or, for a program that answers several, a tuple of messages.
+
+    A message may be `Deferred`: it is read when it is reduced.
+    """
 
     parts: Sequence[Any]
     counted: Tensor | None = None
@@ -337,13 +340,12 @@ class BaseRuntime(Runtime):
         child = question.ids[answered] - self.tree.first(question.ends[0], question.askers)[asker]
         askers = len(question.askers)
 
-        def replies(messages: list[Message]) -> Replies:
+        def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
                 messages = [select(together(messages), answers.counted.nonzero()[:, 0])]
-            masks = [message.mask for message in messages if isinstance(message, Masked)]
-            parts = [rows for rows in map(rows_of, messages) if rows is not None]
-            mask = torch.cat(masks) if masks else None
-            return Replies(parts or None, asker=asker, askers=askers, mask=mask, child=child)
+            parts = [message.rows if isinstance(message, Exact) else message for message in messages]
+            answered = [part for part in parts if part is not None]
+            return Replies(answered or None, asker=asker, askers=askers, child=child)
 
         if isinstance(answers.parts[0], tuple):
             return tuple(replies(list(messages)) for messages in zip(*answers.parts, strict=True))

@@ -65,7 +65,7 @@ class Facts:
     def add(self, tier: str, ids: Ids, call: Call, *, trains: bool) -> None:
         """Record the work of a call. Gradients are whole numbers, so the order of workers does not matter."""
         with self._writing:
-            for name, figures in call.reports.items():
+            for name, figures in call.reports.items() if len(ids) else ():
                 self.reports.setdefault(name, []).append((tier, ids, figures))
             for model, names in call.needs.items():
                 self.needs.setdefault(model, set()).update(names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Message
+from covey.kernel.replies import Deferred, Message
 from covey.kernel.store import PRESENT, Entry, Frozen, Store
 from covey.links.link import Link, Route
 from covey.links.packed import Packed, Schema
@@ -105,8 +106,8 @@ class Station(BaseRuntime):
                 continue
             self._play.facts.merge(header["facts"])
             if position in answering:
-                unpacked = self._unpacked(question, down, messages, schemas)
-                parts.append(tuple(unpacked) if several else unpacked[0])
+                answers = self._deferred(question, down, messages, schemas)
+                parts.append(tuple(answers) if several else answers[0])
         if failures:
             raise failures[0]
         return Answers(parts or [self._on_no_rows(question)])
@@ -140,22 +141,30 @@ class Station(BaseRuntime):
         senders = question.askers[question.asker]
         return self._pack(flat(values), senders, torch.ones_like(senders), question.key("down"), None)
 
-    def _unpacked(
+    def _deferred(
         self, question: Question, down: Sequence[Packed], messages: Sequence[Packed], schemas: Sequence[Schema]
-    ) -> list[Message]:
-        """The answers of one child."""
+    ) -> list[Deferred | None]:
+        """The answers of one child; each is unpacked when it is reduced, so that not all are decoded at once."""
         if len(messages) != len(schemas):
             raise ProgramError(f"{self.place}: {len(messages)} answers of a child, expected {len(schemas)}.")
-        reference = None
         link = Link(self.wires[question.key("up").link, "up"], self._play.ledger)
-        if down and link.wire.update:
-            below = Link(self.wires[question.key("down").link, "down"], self._play.ledger)
-            reference = rows_of(below.unpack(down[0]))
-        out = []
+        reference = self._reference(question, down) if link.wire.update else None
+        out: list[Deferred | None] = []
         for packed, schema in zip(messages, schemas, strict=True):
-            count = 0 if schema.kind == "nothing" else 1
-            out.append(link.unpack(packed, reference=reference, expect=schema, count=count))
+            packed.check(schema, 0 if schema.kind == "nothing" else 1)
+            if schema.kind == "nothing":
+                out.append(None)
+            else:
+                read = partial(link.unpack, packed, reference=reference, expect=schema, count=1)
+                out.append(Deferred(read, masked=schema.kind == "masked"))
         return out
+
+    def _reference(self, question: Question, down: Sequence[Packed]) -> Rows | None:
+        """The first row that went down, as it arrived there; updates that come up are differences from it."""
+        if not down:
+            return None
+        link = Link(self.wires[question.key("down").link, "down"], self._play.ledger)
+        return rows_of(link.unpack(down[0]))
 
     def _expected(self, question: Question) -> tuple[bool, list[Schema]]:
         """Whether the program answers several messages, and what each looks like: a rehearsal on no rows tells."""
