@@ -13,7 +13,8 @@ import torch
 
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -29,30 +30,25 @@ class FedMac(Algorithm):
     cut stays ("keep") or goes with it ("off").
     """
 
-    lam: float = 1e-4
-    gamma: float = 0.0
-    gamma_w: float = 0.0
-    rho: float = 6e-5
+    lam: Positive = 1e-4
+    gamma: NonNegative = 0.0
+    gamma_w: NonNegative = 0.0
+    rho: Positive = 6e-5
     sample: Sample = None
-    local_rounds: int = 20
-    steps: int = 1
-    lr: float = 3000.0
-    personal_lr: float = 0.05
-    beta: float = 1.0
-    batch: int | None = 20
+    local_rounds: Count = 20
+    steps: Count = 1
+    lr: Positive = 3000.0
+    personal_lr: Positive = 0.05
+    beta: Positive = 1.0
+    batch: Count | None = 20
     weight: Weight = "uniform"
     l1: Literal["smooth", "prox"] = "smooth"
-    floor: float | None = None
-    gamma_low: float = 0.0
-    gamma_w_until: int | None = 100
+    floor: Share | None = None
+    gamma_low: NonNegative = 0.0
+    gamma_w_until: Whole | None = 100
     cut_after: Literal["keep", "off"] = "keep"
 
     sends: ClassVar[str] = "its local model w_i, cut to zeros, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, lam=None, lr=None, personal_lr=None, beta=None, rho=None, floor=(0, 1))
-        require(self, gamma=(0, 1e9), gamma_w=(0, 1e9), gamma_low=(0, 1e9), gamma_w_until=(0, 1e9))
-        require(self, local_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)

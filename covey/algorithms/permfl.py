@@ -5,7 +5,6 @@ The paper's x, w_i, theta_ij, T, K, L, lambda, gamma, alpha, eta, beta are `x`, 
 Defaults are for newcomers; the paper's settings are in covey/papers/permfl.toml.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, CountPerNode, Positive, PositivePerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Replies
 from covey.tree import Sample
@@ -29,23 +29,19 @@ class PerMFL(Algorithm):
     the last model of every edge, as the authors' code does, not only of those asked.
     """
 
-    lam: float = 1.5
-    gamma: float = 1.5
-    beta: float = 0.6
-    lr: PerNode = 0.03
-    edge_lr: PerNode = 0.3
-    edge_rounds: int | Sequence[int] = 10
-    steps: int | Sequence[int] = 20
+    lam: Positive = 1.5
+    gamma: Positive = 1.5
+    beta: Positive = 0.6
+    lr: PositivePerNode = 0.03
+    edge_lr: PositivePerNode = 0.3
+    edge_rounds: CountPerNode = 10
+    steps: CountPerNode = 20
     sample: Sample = None
     device_sample: Sample = None
-    batch: int | None = 20
+    batch: Count | None = 20
     stale: Literal["exclude", "include"] = "exclude"
 
     sends: ClassVar[str] = "its personal model, to its edge only"
-
-    def __post_init__(self) -> None:
-        require(self, lam=None, gamma=None, beta=None, lr=None, edge_lr=None)
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
     def above(self) -> str:
         return "edge"

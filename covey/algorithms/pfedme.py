@@ -13,7 +13,8 @@ import torch
 
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -24,24 +25,20 @@ from covey.types import Rows
 class PFedMe(Algorithm):
     """R times: K steps of theta on f + lam/2 |theta - w_i|^2, then w_i steps towards theta; w follows the mean w_i."""
 
-    lam: float = 5.0
+    lam: Positive = 5.0
     sample: Sample = None
-    local_rounds: int = 20
-    steps: int = 5
-    lr: float = 0.05
-    personal_lr: float = 0.03
-    beta: float = 1.0
-    batch: int | None = 20
+    local_rounds: Count = 20
+    steps: Count = 5
+    lr: Positive = 0.05
+    personal_lr: Positive = 0.03
+    beta: Positive = 1.0
+    batch: Count | None = 20
     weight: Weight = "uniform"
-    weight_decay: float = 0.0
-    gamma: float = 0.0
-    rho: float = 6e-5
+    weight_decay: NonNegative = 0.0
+    gamma: NonNegative = 0.0
+    rho: Positive = 6e-5
 
     sends: ClassVar[str] = "its local model w_i, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, lam=None, lr=None, personal_lr=None, beta=None, rho=None, gamma=(0, 1e9), weight_decay=(0, 1e9))
-        require(self, local_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)

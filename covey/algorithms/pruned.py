@@ -15,7 +15,8 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, Positive, SharePerNode
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact, Masked, Replies
 from covey.kernel.work import Work
@@ -37,27 +38,23 @@ class Pruned(Algorithm):
     the share of weights "uncovered".
     """
 
-    ratio: PerNode | Literal["plan"] = 0.5
+    ratio: SharePerNode | Literal["plan"] = 0.5
     order: Literal["alternate", "together"] = "alternate"
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 1
-    steps: int = 20
-    probe_steps: int = 1
-    personal_steps: int = 20
-    lr: float = 0.02
-    personal_lr: float = 0.02
-    batch: int | None = 128
+    edge_rounds: Count = 1
+    steps: Count = 20
+    probe_steps: Count = 1
+    personal_steps: Count = 20
+    lr: Positive = 0.02
+    personal_lr: Positive = 0.02
+    batch: Count | None = 128
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared weights it kept and which they are, never the private layers"
     splits: ClassVar[bool] = True
     private_default: ClassVar[tuple[str, ...]] = ("conv*", "head")  # the paper's, and a last layer where no layer convolves
     any_depth: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, lr=None, personal_lr=None, batch=(1, 1e9), **({} if self.planned else {"ratio": (0, 1)}))
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), probe_steps=(1, 1e9), personal_steps=(1, 1e9))
 
     @property
     def planned(self) -> bool:

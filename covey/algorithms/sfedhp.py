@@ -12,7 +12,8 @@ import torch
 
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -27,31 +28,26 @@ class SFedHP(Algorithm):
     still cut when they travel then. "keep" holds the sparsity that gamma2 has made; "off" lets it go.
     """
 
-    lam1: float = 1.0
-    lam2: float = 1.0
-    gamma1: float = 0.0
-    gamma2: float = 0.0
-    rho: float = 6e-5
+    lam1: Positive = 1.0
+    lam2: Positive = 1.0
+    gamma1: NonNegative = 0.0
+    gamma2: NonNegative = 0.0
+    rho: Positive = 6e-5
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 20
-    steps: int = 5
-    lr1: float = 0.4
-    lr2: float = 0.03
-    beta: float = 1.0
-    batch: int | None = 20
+    edge_rounds: Count = 20
+    steps: Count = 5
+    lr1: Positive = 0.4
+    lr2: Positive = 0.03
+    beta: Positive = 1.0
+    batch: Count | None = 20
     l1: Literal["smooth", "prox"] = "smooth"
-    floor: float | None = None
-    gamma_low: float = 0.0
-    gamma2_until: int | None = 100
+    floor: Share | None = None
+    gamma_low: NonNegative = 0.0
+    gamma2_until: Whole | None = 100
     cut_after: Literal["keep", "off"] = "keep"
 
     sends: ClassVar[str] = "its personal model, cut to zeros, to its edge only"
-
-    def __post_init__(self) -> None:
-        require(self, lam1=None, lam2=None, lr1=None, lr2=None, beta=None, rho=None, floor=(0, 1))
-        require(self, gamma1=(0, 1e9), gamma2=(0, 1e9), gamma_low=(0, 1e9), gamma2_until=(0, 1e9))
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         edges = me.ask(self.edge, w, sample=self.sample)

@@ -19,7 +19,8 @@ from covey.engine.layout import Space, private_default
 from covey.engine.task import Batches, Loss, block_size, resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.installed import declared
-from covey.kernel.algorithm import LARGEST, Algorithm
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import LARGEST
 from covey.kernel.nodes import Idle
 from covey.links.spec import Spec, wires
 from covey.origin import FAULTS
