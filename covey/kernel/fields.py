@@ -1,7 +1,7 @@
-"""The ranges of an algorithm's fields, as annotations: `lr: Positive`, `steps: Count`, `batch: Count | None`.
+"""The ranges of an algorithm's fields, as annotations: `lr: Positive`, `batch: Count | None`.
 
 `Algorithm` checks every field when an algorithm is made, so that a wrong number is refused where it
-is written. A range of another kind is `Annotated[float, Range(-1, 1)]`. In lists, every entry counts.
+is written. Another range is `Annotated[float, Range(-1, 1)]`. Of a list, every entry is checked.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ CountPerNode = Annotated[int | Sequence[int], _COUNT]
 
 
 def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
-    """Raise unless all fields are of their types and in their ranges, and those named in [low, high].
+    """Raise unless all fields are of their types and in their ranges, those named in [low, high].
 
     None is above 0. Of a list, every entry has to be. It serves bounds that depend on other fields,
     in a `__post_init__`: what a field's annotation says is checked anyway.
@@ -132,7 +132,7 @@ class _Rule:
 
 @cache
 def _rules(kind: Any) -> dict[str, _Rule]:
-    """The rules of a class by field; none where its annotations are names that only a type checker knows."""
+    """The rules of a class by field; none where only a type checker knows its annotations."""
     try:
         hints = typing.get_type_hints(kind)
         marked = typing.get_type_hints(kind, include_extras=True)
