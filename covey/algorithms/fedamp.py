@@ -46,8 +46,8 @@ class FedAMP(Algorithm):
         weights, tie = self.weights(models)
         u = attention.mixed(weights, models)
         each = (u.flatten(0, 1), tie.repeat_interleave(me.fan, dim=0))
-        rows, asker, child = me.ask(self.device, each=each, sample=self.sample).gather()
-        models[asker, child] = rows
+        theta = me.ask(self.device, each=each, sample=self.sample)
+        models = theta.gather().into(models)
         return me.keep("_models", models).mean(1)
 
     def weights(self, models: Tensor) -> tuple[Tensor, Rows]:

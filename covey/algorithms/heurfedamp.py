@@ -40,8 +40,8 @@ class HeurFedAMP(Algorithm):
     def server(self, me: Nodes, w: Rows) -> Rows:
         models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))
         u = attention.mixed(self.weights(models), models)
-        rows, asker, child = me.ask(self.device, each=(u.flatten(0, 1),), sample=self.sample).gather()
-        models[asker, child] = rows
+        theta = me.ask(self.device, each=(u.flatten(0, 1),), sample=self.sample)
+        models = theta.gather().into(models)
         return me.keep("_models", models).mean(1)
 
     def weights(self, models: Tensor) -> Tensor:

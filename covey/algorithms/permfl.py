@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.kernel.algorithm import Algorithm
@@ -69,10 +68,8 @@ class PerMFL(Algorithm):
         """The mean of the edges asked or, with `stale`, of what each edge sent last, at first x."""
         if self.stale == "exclude":
             return edges.mean()
-        table: Tensor = me.recall("_edges", default=x[:, None].repeat(1, me.fan, 1))
-        rows, asker, child = edges.gather()
-        table[asker, child] = rows
-        return me.keep("_edges", table).mean(1)
+        last = me.recall("_edges", default=x[:, None].repeat(1, me.fan, 1))
+        return me.keep("_edges", edges.gather().into(last)).mean(1)
 
     def above(self) -> str:
         return "edge"
