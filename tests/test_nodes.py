@@ -163,3 +163,19 @@ def test_losses_of_a_batch_and_of_everything() -> None:
     batch = me.batch(4)
     assert batch is not None
     assert torch.equal(me.loss(rows, batch)[1:2], nodes([4]).loss(rows[1:2], nodes([4]).batch(4)))
+
+
+def test_rounds_go_on_for_the_nodes_that_have_more() -> None:
+    me = nodes([0, 1], tier="edge")
+    assert [(k, going.tolist()) for k, going in me.rounds(2)] == [(0, [[True], [True]]), (1, [[True], [True]])]
+    lists = [(k, going.tolist()) for k, going in me.rounds([1, 3])]
+    assert lists == [(0, [[True], [True]]), (1, [[False], [True]]), (2, [[False], [True]])]
+    swapped = [going.tolist() for _, going in nodes([1, 0], tier="edge").rounds([1, 3])]
+    assert swapped[1] == [[True], [False]]  # a node's own number, whoever stands beside it
+    nobody = nodes([], tier="edge")
+    assert [going.shape for _, going in nobody.rounds([1, 3])] == [(0, 1)] * 3  # as many for everybody, so that paths agree
+
+
+def test_rounds_of_the_wrong_number_of_nodes() -> None:
+    with pytest.raises(ConfigError, match=r"3 values for 2 nodes of tier edge"):
+        list(nodes([0], tier="edge").rounds([1, 2, 3]))

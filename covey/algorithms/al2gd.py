@@ -12,7 +12,8 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Probability, ProbabilityPerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
 from covey.types import Rows
@@ -27,17 +28,14 @@ class AL2GD(Algorithm):
     devices take 1/p steps on f + lam/2 |x - m_j|^2.
     """
 
-    lam: float = 1.0
-    gamma: float = 1.0
-    p: float = 0.1
-    edge_p: PerNode = 0.2
-    lr: float = 0.02
-    batch: int | None = 20
+    lam: NonNegative = 1.0
+    gamma: NonNegative = 1.0
+    p: Probability = 0.1
+    edge_p: ProbabilityPerNode = 0.2
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model, to its edge only"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), gamma=(0, 1e9), p=(1e-4, 0.9999), edge_p=(1e-4, 0.9999), lr=None, batch=(1, 1e9))
 
     def above(self) -> str:
         return "edge"

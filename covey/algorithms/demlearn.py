@@ -14,7 +14,8 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
 
@@ -30,21 +31,19 @@ class DemLearn(Algorithm):
     member becomes (1 - alpha) itself + alpha its group. "local" is theta before that mixing, "personal" after it.
     """
 
-    levels: int = 4
-    alpha: float = 0.6
-    mu: float = 0.002
-    steps: int = 20
-    lr: float = 0.05
-    batch: int | None = 20
+    levels: Count = 4
+    alpha: Share = 0.6
+    mu: NonNegative = 0.002
+    steps: Count = 20
+    lr: Positive = 0.05
+    batch: Count | None = 20
     linkage: Literal["ward", "average"] = "ward"
-    amplify: float = 1.0
-    amplify_rounds: int = 5
+    amplify: Positive = 1.0
+    amplify_rounds: Whole = 5
 
     sends: ClassVar[str] = "its model after the local steps"
 
     def __post_init__(self) -> None:
-        require(self, levels=(1, 1e9), alpha=(0, 1), mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
-        require(self, amplify=None, amplify_rounds=(0, 1e9))
         if self.levels > 1 and find_spec("scipy") is None:
             needs = f"levels = {self.levels} needs scipy, which makes the dendrogram"
             raise ConfigError(f"DemLearn: {needs}; pip install 'covey[demlearn]'.")

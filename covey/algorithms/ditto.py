@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -19,19 +20,16 @@ from covey.types import Rows
 class Ditto(Algorithm):
     """The global model is FedAvg's to the bit; a device's own v descends f + lam/2 |v - w|^2 from where it stood."""
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    personal_steps: int = 20
-    personal_lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    personal_steps: Count = 20
+    personal_lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), steps=(1, 1e9), lr=None, personal_steps=(1, 1e9), personal_lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -15,17 +16,14 @@ from covey.types import Rows
 class FedProx(Algorithm):
     """As FedAvg, each step on f(x) + mu/2 |x - w|^2."""
 
-    mu: float = 0.001
+    mu: NonNegative = 0.001
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.1
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.1
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps"
-
-    def __post_init__(self) -> None:
-        require(self, mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)

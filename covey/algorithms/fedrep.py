@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -25,18 +26,15 @@ class FedRep(Algorithm):
     """
 
     sample: Sample = None
-    head_steps: int = 20
-    head_lr: float = 0.02
-    steps: int = 5
-    lr: float = 0.02
-    batch: int | None = 20
+    head_steps: Count = 20
+    head_lr: Positive = 0.02
+    steps: Count = 5
+    lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared layers of its model, never the private ones"
     splits: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, head_steps=(1, 1e9), head_lr=None, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.kernel.work import Work
@@ -28,19 +29,16 @@ class FedSim(Algorithm):
 
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 1
-    steps: int = 20
-    lr: float = 0.01
-    personal_lr: float = 0.01
-    batch: int | None = 32
+    edge_rounds: Count = 1
+    steps: Count = 20
+    lr: Positive = 0.01
+    personal_lr: Positive = 0.01
+    batch: Count | None = 32
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its shared layers after the local steps, never the private ones"
     splits: ClassVar[bool] = True
     any_depth: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, personal_lr=None, batch=(1, 1e9))
 
     def work(self, shared: int, private: int) -> Work:
         return Work(shared, private, steps=self.steps, personal_steps=self.steps, probe_steps=0)

@@ -12,7 +12,8 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Probability
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
 from covey.types import Rows
@@ -26,15 +27,12 @@ class L2GD(Algorithm):
     devices take 1/p steps on f + lam/2 |x - mean|^2.
     """
 
-    lam: float = 1.0
-    p: float = 0.1
-    lr: float = 0.02
-    batch: int | None = 20
+    lam: NonNegative = 1.0
+    p: Probability = 0.1
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), p=(1e-4, 0.9999), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         steps = draws.failures(me.uniform("coin"), self.p)

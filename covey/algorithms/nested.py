@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
 from covey.errors import ConfigError, TreeError, shown
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, check
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample, Tree
 from covey.types import Rows
@@ -32,25 +33,25 @@ class Level:
 
     tier: str
     name: str = ""
-    lam: float = 0.0
+    lam: NonNegative = 0.0
     coupling: Literal["prox", "correlation"] = "prox"
-    steps: int = 1
-    lr: float = 1.0
-    gamma: float = 0.0
-    rho: float = 6e-5
-    ridge: float = 0.0
+    steps: Count = 1
+    lr: Positive = 1.0
+    gamma: NonNegative = 0.0
+    rho: Positive = 6e-5
+    ridge: NonNegative = 0.0
     pull: float | None = None
     warm: bool = False
     sample: Sample = None
-    batch: int | None = None
+    batch: Count | None = None
     fresh: bool = True
-    tol: float | None = None
+    tol: NonNegative | None = None
     method: Literal["gradient", "nesterov"] = "gradient"
 
     def __post_init__(self) -> None:
+        check(self)
         if self.warm and not self.name:
             raise ConfigError(f"a warm level of tier {self.tier} goes on from what it kept, so it needs a name.")
-        require(self, lam=(0, 1e9), gamma=(0, 1e9), rho=None, ridge=(0, 1e9), lr=None, steps=(1, 1e9), batch=(1, 1e9))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -27,20 +28,17 @@ class PerFedAvg(Algorithm):
     differentiate twice gets the difference, and the run's notes and engine say so.
     """
 
-    alpha: float = 0.03
+    alpha: NonNegative = 0.03
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.05
+    steps: Count = 20
+    lr: Positive = 0.05
     order: Literal["first", "hessian-free"] = "first"
     hessian: Literal["exact", "difference"] = "exact"
-    delta: float = 1e-3
-    batch: int | None = 20
+    delta: Positive = 1e-3
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, alpha=(0, 1e9), steps=(1, 1e9), lr=None, delta=None, batch=(1, 1e9))
 
     @property
     def hessians(self) -> bool:

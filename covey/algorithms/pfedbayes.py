@@ -8,7 +8,7 @@ rhos travel and are kept beside them. Predictions are the mean's; with `draws`, 
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from covey.engine import rowwise
 from covey.engine.descend import Stepper
 from covey.engine.task import Batch, Predict
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Range, Whole
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -33,24 +34,20 @@ class PFedBayes(Algorithm):
     public code; with `restart` from what was sent. Both optimisers start anew in each round.
     """
 
-    zeta: float = 1.0
+    zeta: NonNegative = 1.0
     sample: Sample = None
-    local_rounds: int = 20
-    steps: int = 5
-    lr: float = 0.003
-    personal_lr: float = 0.003
-    beta: float = 1.0
-    batch: int | None = 100
-    rho: float = -3.0
+    local_rounds: Count = 20
+    steps: Count = 5
+    lr: Positive = 0.003
+    personal_lr: Positive = 0.003
+    beta: Positive = 1.0
+    batch: Count | None = 100
+    rho: Annotated[float, Range(-700, 700)] = -3.0
     method: Literal["adam", "gradient"] = "adam"
     restart: bool = False
-    draws: int = 0
+    draws: Whole = 0
 
     sends: ClassVar[str] = "mean and rho of its local distribution, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, zeta=(0, 1e9), lr=None, personal_lr=None, beta=None, rho=(-700, 700), draws=(0, 1e9))
-        require(self, local_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
     def server(self, me: Nodes, mu: Rows) -> Rows:
         rho = me.recall("_rho", default=torch.full_like(mu, self.rho))

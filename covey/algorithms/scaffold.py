@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -21,16 +22,13 @@ class Scaffold(Algorithm):
     """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient on the way, and c the mean of all c_i."""
 
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    server_lr: float = 1.0
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    server_lr: Positive = 1.0
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its model after the local steps, and by how much its control changed"
     idle_trains: ClassVar[bool] = False  # c would no longer be the mean of all c_i
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, server_lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, x: Rows) -> Rows:
         c = me.recall("_control", default=torch.zeros_like(x))

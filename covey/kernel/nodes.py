@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
@@ -238,6 +238,17 @@ class Nodes:
             raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
         return task.constant(value)[self.local][:, None]
 
+    def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """The numbers k = 0, 1, ... of an inner loop, each with the nodes [n, 1] that still take part.
+
+        `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
+        The loop is as long as the longest; `ask(..., where=going)` lets only those ask who go on.
+        """
+        own = torch.as_tensor(self.own(count), device=self._runtime.task.device)
+        longest = count if isinstance(count, int) else max(count)
+        for k in range(longest):
+            yield k, own.expand(len(self), 1) > k
+
     @property
     def planned(self) -> Tensor:
         """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
@@ -453,7 +464,7 @@ class DataGradient:
             raise ConfigError(
                 'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
             )
-        if isinstance(terms.steps, Tensor):
+        if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
         first, self._until = self._step, self._step + terms.longest
         one = self._batch if isinstance(self._batch, Batch) else None

@@ -40,6 +40,11 @@ class Gathered(NamedTuple):
     asker: Tensor
     child: Tensor
 
+    def into(self, table: Tensor) -> Tensor:
+        """A table [n, children, P] of every child's last answer, these now among them; changed in place."""
+        table[self.asker, self.child] = self.rows
+        return table
+
 
 def exact(rows: Rows) -> Exact:
     """Rows that travel as they are: 4 bytes a number in float32, 8 in float64."""

@@ -170,6 +170,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sparse-bitmap": {"gamma": 0.02, "rho": 1e-3, "@codec": "bitmap", "!l1": True},
         "full-l2": {"batch": None, "@l2": 0.01},
         "cyclic": {"@batches": "cyclic", "@idle": "train", "sample": 3, "!idle": False},
+        "tol": {"steps": 6, "tol": 0.2},
+        "nesterov": {"method": "nesterov", "weight_decay": 0.01, "sample": 3},
     },
     "FedMac": {
         "sparse-bitmap": {**SPARSE_MAC, "@codec": "bitmap", "!l1": True},
@@ -177,6 +179,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "floor": {**SPARSE_MAC, "floor": 0.9, "gamma_low": 0.001, "sample": 3, "!l1": True, "!idle": False},
         "prox": {**SPARSE_MAC, "l1": "prox", "gamma_w_until": 2, "batch": None, "!l1": True},
         "samples": {"weight": "samples", "sample": 0.5},
+        "tol": {"steps": 12, "tol": 0.2},
+        "nesterov": {"steps": 4, "method": "nesterov", "batch": None},
     },
     "PerMFL": {
         "lists": {**LISTS, "edge_lr": [0.4, 0.2, 0.3], "edge_rounds": [3, 1, 2]},
@@ -190,6 +194,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "prox": {**SPARSE_HP, "l1": "prox", "!l1": True},
         "sample": {"sample": 2, "batch": None},
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
+        "tol": {"steps": 6, "tol": 0.2, "batch": None},
+        "sparse-tol-nesterov": {**SPARSE_HP, "steps": 6, "tol": 0.1, "method": "nesterov", "!l1": True},
     },
     "DemLearn": {
         "average-amplify": {"linkage": "average", "amplify": 1.15, "amplify_rounds": 2, "!noisy": True},
