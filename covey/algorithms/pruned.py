@@ -8,6 +8,7 @@ bytes with the codec "bitmap".
 Defaults are for newcomers; the paper's settings are in covey/papers/wireless.toml.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -15,7 +16,9 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.conditions import inner_step
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact, Masked, Replies
 from covey.kernel.work import Work
@@ -118,3 +121,10 @@ class Pruned(Algorithm):
         me.note("kept", mask.to(u).mean(dim=1))
         me.note("error", error / (ratio + (error == 0).to(u)))  # 0 where nothing was lost, also at a ratio of 0
         return Masked(me.keep("personal", x)[:, me.shared], mask), me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Only some columns move at a time, and their curvature is at most that of all columns."""
+        above = replace(loss, exact=False)
+        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)

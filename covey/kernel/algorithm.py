@@ -5,13 +5,14 @@ from __future__ import annotations
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from covey.errors import ConfigError, ProgramError, TreeError, shown
+from covey.kernel.advice import Levers, Loss, Statement, by_name, unstated
 from covey.tree import Tree
 from covey.types import Rows
 
@@ -101,6 +102,20 @@ class Algorithm(ABC):
         Called once when a model is scored; what it returns is called for every block of examples of any part.
         """
         return None
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """What theory says of its steps and penalties on such losses; by default that nothing is stated.
+
+        See `covey.kernel.advice` and `covey.kernel.conditions` for the words. A subclass states its own.
+        """
+        yield unstated(type(self).__name__)
+
+    def levers(self, L: float) -> Levers:
+        """Which fields are steps and penalties, where the median device's loss has curvature `L`.
+
+        By default the fields called lr or something_lr are steps. A subclass states its own.
+        """
+        return by_name(self)
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""
