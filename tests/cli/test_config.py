@@ -239,7 +239,7 @@ def test_an_algorithm_of_ones_own_explains_its_fields_by_comments() -> None:
         lr: float = 0.1
 
         def server(self, me: Any, w: Any) -> Any:
-            return w
+            return w  # which explains no field
 
     assert meaning("mine:Mine", "mix", Mine) == "share of the global model"
     assert meaning("mine:Mine", "lr", Mine) == ""
