@@ -1,4 +1,4 @@
-"""An algorithm is one file: the FedAvgM of docs/write-an-algorithm.md, dropped into a copy of the package.
+"""An algorithm is one file: docs/write-an-algorithm.md's FedAvgM, in a copy of the package.
 
 Nothing else is edited there. The copy lists, explains, advises and runs it, holds it to the laws,
 and every program of the page runs. `COVEY_TEST_ALL` runs all tests that concern it, not a choice.
@@ -68,7 +68,7 @@ def covey(folder: Path, *words: str) -> subprocess.Popen[str]:
 def test_the_page_has_the_file_its_test_and_programs() -> None:
     assert list(FILES) == ["covey/algorithms/fedavgm.py", "tests/algorithms/test_fedavgm.py"]
     assert len(SCRIPTS) == 2
-    assert "def advice(" not in FILES["covey/algorithms/fedavgm.py"]  # what it gets without is tested here
+    assert "def advice(" not in FILES["covey/algorithms/fedavgm.py"]  # so that defaults are tested
     assert "def advice(" in SCRIPTS[1]
 
 

@@ -1,7 +1,7 @@
 """What a measured curvature L asks of the fields that an algorithm names as steps and penalties.
 
-A step on a loss of curvature L plus lam/2 |x - anchor|^2 goes lr (lam + L) of the way to the minimum
-along the steepest direction: above 2 it diverges there, far below 1 it hardly moves. The model
+A step on a loss of curvature L plus lam/2 |x - anchor|^2 goes lr (lam + L) of the way to the
+minimum along the steepest direction: above 2 it diverges there, far below 1 it hardly moves. The model
 above sees the loss below through an envelope of curvature lam L/(lam + L), and its step is measured
 against that. The personal model itself goes L/(lam + L) of the way to the device's own minimum: a
 lam much larger than L keeps all personal models at the model above.
@@ -54,7 +54,7 @@ def safe(step: Step, L: Curvature) -> float:
 
 
 def moves(algorithm: Algorithm, given: Algorithm, L: Curvature) -> Iterator[Proposal]:
-    """Changes of the upper models' steps that the curvature suggests; reasons compare with `given`."""
+    """Changes of upper models' steps that the curvature suggests; reasons compare with `given`."""
     for upper in _uppers(algorithm, L):
         new = neat(upper.best)
         if far(float(getattr(algorithm, upper.field)), new):
@@ -83,22 +83,23 @@ def neat(value: float) -> float:
 
 
 def reason(step: Step, given: Algorithm, new: float, L: Curvature) -> str:
-    """Why a step of the given setting changes, by the curvature along the rounds that were tried."""
+    """Why a step of the given setting changes, by the curvature along the rounds tried."""
     share = product(step, given, L)
     if not math.isfinite(share):
         return "the given step is no number"
-    formula = f"{step.formula} = {share:.2g} with L = {L.typical:.2g} along the rounds tried"
+    formula = f"{step.formula} = {share:.2g}"
+    where = f"with L = {L.typical:.2g} along the rounds tried"
     old = float(getattr(given, step.field))
     if new < old and share >= 2:
-        formula = f"{step.formula} = {share:.2g} is above 2 with L = {L.typical:.2g} along the rounds tried"
-        return f"{formula}: steps overshoot"
+        return f"{formula} is above 2 {where}: steps overshoot"
     if new < old and share >= 1:
-        return f"{formula}, and it grows in training: steps are about to overshoot"
+        return f"{formula} {where}, and it grows in training: steps are about to overshoot"
     if new < old:
-        return f"{formula}; shorter steps did better"
+        return f"{formula} {where}; shorter steps did better"
     if share < 0.5:
-        return f"{formula}: a step goes only {per_cent(share)} of the way down the steepest direction"
-    return f"{formula}; longer steps did better"
+        down = f"a step goes only {per_cent(share)} of the way down the steepest direction"
+        return f"{formula} {where}: {down}"
+    return f"{formula} {where}; longer steps did better"
 
 
 def _is_number(algorithm: Algorithm, field: str) -> bool:

@@ -313,7 +313,7 @@ def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
 
 
 def _shorter(step: Step, size: float, L: Curvature) -> float:
-    """The next size to try: what is safe now, but at most half and at least a quarter of the last."""
+    """The next size to try: what is safe now, but between a quarter and a half of the last."""
     return min(size / 2, max(size / 4, levers.safe(step, L)))
 
 

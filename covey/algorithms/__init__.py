@@ -1,7 +1,7 @@
 """One file per algorithm; each is its paper's Algorithm 1.
 
-Every module of this folder is found by itself: its classes are exported under their names, and its
-one algorithm is in `ALGORITHMS` under the name of the file (docs/decisions/0036-an-algorithm-is-one-file.md).
+Every module of this folder is found by itself: its classes are exported under their names, and
+its one algorithm is in `ALGORITHMS` under the name of the file.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from covey.kernel.algorithm import Algorithm
 
-if TYPE_CHECKING:  # type checkers and editors run no code; a class that is not named here is Any to them
+if TYPE_CHECKING:  # for tools that run no code; to them, a class that is not named here is Any
     from covey.algorithms.al2gd import AL2GD as AL2GD
     from covey.algorithms.apfl import APFL as APFL
     from covey.algorithms.centralised import Centralised as Centralised

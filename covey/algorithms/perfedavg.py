@@ -75,7 +75,7 @@ class PerFedAvg(Algorithm):
         yield Round(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
-        """f(x - alpha grad f(x)) has curvature h (1 - alpha h)^2, without the Hessian h (1 - alpha h)."""
+        """f(x - alpha f'(x)) has curvature h (1 - alpha h)^2; without the Hessian h (1 - alpha h)."""
         exponent = 1 if self.order == "first" else 2
         return power(self.lr, 0.0, h * (1 - self.alpha * h) ** exponent, self.steps)
 

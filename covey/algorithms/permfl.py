@@ -147,7 +147,7 @@ class PerMFL(Algorithm):
         return self.beta * self.gamma * w
 
     def _theorem_1(self, loss: Loss, lr: float, eta: float) -> Advice:
-        """With the rate of (59), which is the algorithm's; the printed (1 - beta)^T renames beta."""
+        """With the rate of (59), the algorithm's own; the printed (1 - beta)^T renames beta."""
         lam, gamma = self.lam, self.gamma
         smooth = None if loss.L is None else 1 / (loss.L + lam)
         conditions = [

@@ -106,9 +106,9 @@ class PFedBayes(Algorithm):
     def _plain_steps(self, loss: Loss) -> Advice:
         """Plain steps of mean and rho on E f + zeta/n KL(q | local), whose curvatures add up.
 
-        Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they have
-        g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The local
-        distribution steps on the KL alone.
+        Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they
+        have g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The
+        local distribution steps on the KL alone.
         """
         s = max(math.log1p(math.exp(self.rho)), 1e-150)
         g = 1 / (1 + math.exp(-self.rho))

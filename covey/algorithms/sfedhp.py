@@ -160,7 +160,7 @@ class SFedHP(Algorithm):
         return self.beta * w
 
     def _theorems(self, loss: Loss, curve1: float, smooth: float) -> Iterator[Statement]:
-        """Theorem 1 with both links of its chain; Theorem 3 with lam at least, not at most, the root."""
+        """Theorem 1 with both links of its chain; Theorem 3 with lam at least the root."""
         lam1, lam2 = self.lam1, self.lam2
         double = least = None
         if loss.L is not None:

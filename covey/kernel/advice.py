@@ -2,8 +2,8 @@
 
 `Algorithm.advice` yields what theory says: findings as `Advice`, and as `Round` the factor of one
 round on quadratic losses, which `covey.advice` holds against every curvature. `Algorithm.levers`
-names the fields that are steps and penalties; `covey.advice` measures the curvature of the losses and
-tries other values of these fields.
+names the fields that are steps and penalties; `covey.advice` measures the curvature of the losses
+and tries other values of these fields.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Upper:
 class Tie:
     """A field that holds personal models; the search tries smaller values, multiples of L.
 
-    The curvature of the penalty is the field's value over `scale`. `alike` names further fields that
-    take the same value, each with its reason.
+    The curvature of the penalty is the field's value over `scale`. `alike` names further fields
+    that take the same value, each with its reason.
     """
 
     field: str

@@ -1,8 +1,9 @@
-"""Conditions on steps and penalties that several algorithms share, and factors of loops on quadratics.
+"""Conditions on steps and penalties that algorithms share, and factors of loops on quadratics.
 
-The theorems' conditions are those corrected for misprints; they are sufficient, and mostly far below
-what the papers ran. A loop with lr lam >= 2 leaves its own minimiser, yet after an odd number of steps
-it ends on the far side of it, and the round may converge for flat losses: hence warnings, not errors.
+The theorems' conditions are those corrected for misprints; they are sufficient, and mostly far
+below what the papers ran. A loop with lr lam >= 2 leaves its own minimiser, yet after an odd number
+of steps it ends on the far side of it, and the round may converge for flat losses: hence warnings,
+not errors.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ def inner_step(
     curve: float = 0.0,
     names: tuple[str, str] = ("lr", "lam"),
 ) -> Iterator[Advice]:
-    """`steps` gradient steps on a loss + lam/2 |x - anchor|^2, `total` before x is set back to its anchor.
+    """`steps` gradient steps of size lr on a loss + lam/2 |x - anchor|^2.
 
-    `curve` is what the smooth l1 adds near zero; its cycle is bounded, so that it is left to
-    `smooth_l1_cycle`. `names` are those of lr and lam in the text.
+    After `total` of them x is set back to its anchor. `curve` is what the smooth l1 adds near zero;
+    its cycle is bounded, so that it is left to `smooth_l1_cycle`. `names` are those of lr and lam in
+    the text.
     """
     step, tie = names
     product = f"{step} = {lr:g}"
@@ -113,8 +115,8 @@ def smooth_l1_cycle(
 ) -> Iterator[Advice]:
     """The curvature gamma/rho at zero: past the edge a weight does not settle, but alternates.
 
-    Its two-cycle +-a solves a = lr gamma tanh(a/rho)/(2 - lr lam), with lam + L for lam where the loss
-    curves: less than the same without tanh, and close to it once a is a few rho.
+    Its two-cycle +-a solves a = lr gamma tanh(a/rho)/(2 - lr lam), with lam + L for lam where the
+    loss curves: less than the same without tanh, and close to it once a is a few rho.
     """
     tied = lr * (lam + (L or 0.0))
     curvature = tied + lr * gamma / rho
@@ -202,17 +204,17 @@ def at_most(name: str, value: float, bound: float) -> Condition:
 
 
 def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
-    """Whether a value, `shown` in the text, is at most a formula; a bound of None takes an unknown L."""
+    """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
     return f"{shown} <= {formula}{_equals(bound)}", None if bound is None else value <= bound
 
 
 def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
-    """Whether a value, `shown` in the text, is at least a formula; a bound of None takes an unknown L."""
+    """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
     return f"{shown} >= {formula}{_equals(bound)}", None if bound is None else value >= bound
 
 
 def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
-    """Whether a value, `shown` in the text, is above a formula; a bound of None takes an unknown L."""
+    """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
     return f"{shown} > {formula}{_equals(bound)}", None if bound is None else value > bound
 
 
@@ -236,7 +238,7 @@ def same_for_all(*values: PerNode) -> bool:
 
 
 def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
-    """(1 - lr (lam + h))^steps - 1, to the last digits also where the power is close to 1 or -1."""
+    """(1 - lr (lam + h))^steps - 1, to the last digits, also where the power is near 1 or -1."""
     speed = lr * (lam + h)
     beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots
     short = np.expm1(steps * np.log1p(-np.minimum(speed, 1)))
@@ -247,10 +249,10 @@ def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
 
 
 def descended(start: Vector, power: Vector, end: Vector) -> Vector:
-    """x after the steps whose `power` this is, towards `end`; relative to the start of the round."""
+    """x after steps of this `power` towards `end`; all are relative to the start of the round."""
     return start + power * (start - end)
 
 
 def prox_round(lr: float, lam: float, steps: int) -> Excess:
-    """FedProx and its like: the anchor becomes the mean after `steps` on loss + lam/2 |x - anchor|^2."""
+    """FedProx and its like: the anchor becomes x after `steps` on loss + lam/2 |x - anchor|^2."""
     return lambda h: h / (h + lam) * power(lr, lam, h, steps)
