@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 
 from covey.engine import smooth_l1
-from covey.engine.descend import descend
+from covey.engine.descend import NO_DATA, descend
 from covey.kernel.algorithm import Algorithm, require
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -64,7 +64,7 @@ class FedMac(Algorithm):
         for _ in range(self.local_rounds):
             theta = descend(theta, me.grad(me.batch(self.batch)), linear=-self.lam * w, l1=(gamma, rho),
                             steps=self.steps, lr=self.personal_lr)  # fmt: skip
-            w = descend(w, torch.zeros_like, prox=(self.lam, theta), l1=(gamma_w, rho), steps=1, lr=self.lr)
+            w = descend(w, NO_DATA, prox=(self.lam, theta), l1=(gamma_w, rho), steps=1, lr=self.lr)
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from covey.engine import smooth_l1
-from covey.engine.descend import descend
+from covey.engine.descend import NO_DATA, descend
 from covey.kernel.algorithm import Algorithm, require
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
@@ -63,7 +63,7 @@ class SFedHP(Algorithm):
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample).mean()
             phi = torch.lerp(w, theta, self.lam1 / (self.lam1 + self.lam2))  # the mean of both, weighted by lam2 and lam1
-            w = descend(w, torch.zeros_like, prox=(self.lam2, phi), l1=(gamma2, self.width), steps=1, lr=self.lr1)
+            w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=(gamma2, self.width), steps=1, lr=self.lr1)
         me.keep("edge", phi)
         return me.keep("edge_global", w)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 import covey
 from covey.cli.config import Config, load
@@ -193,6 +194,7 @@ def _run(
     folders = [places[seed] for seed in experiments]
     saved = [folder.checkpoint if folder.checkpoint.exists() else None for folder in folders]
     runs = covey.runs(list(experiments.values()), resume=saved)
+    console.print(f"engine: {escape(runs.engine['sentence'])}", highlight=False)
     for note in runs.notes:
         console.print(f"note: {note}", highlight=False)
     for run, folder in zip(runs.seeds, folders, strict=True):

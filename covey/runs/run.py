@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from covey.data import Shards
 from covey.engine.calibration import Calibration
 from covey.engine.layout import Space
+from covey.engine.sentence import sentence, solvers
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.kernel.store import PRESENT, Entry, Frozen
@@ -202,6 +203,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         task, graphs = self.simulator.task, self.simulator.graphs
         out = {"path": task.path, "kernel": task.kernel, "parameters": task.space.width, "device": str(task.device)}
         out |= {"workers": self.simulator.workers, "seeds": len(self.experiments)}
+        out |= {"sentence": sentence(task), **solvers(task)}
         if self.experiment.algorithm.hessians:
             out["hessian"] = "exact, by autograd"
             if task.no_hessian is not None:

@@ -1,0 +1,168 @@
+"""Everybody's examples, and the batches of them that devices take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey import draws
+from covey.data import Part, Shards
+from covey.errors import ConfigError
+from covey.types import Ids
+
+Batches = Literal["uniform", "cyclic"]
+
+BLOCK = 256  # full passes go through blocks of at most so many examples
+_BLOCK_STEP = 32  # a block has a multiple of so many
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Which examples n devices take, [n, B], of all of `data` (x and y).
+
+    `weight` [n, B] is 0 where a device had none left.
+    """
+
+    data: tuple[Tensor, Tensor]
+    examples: Tensor
+    weight: Tensor | None = None
+
+    @cached_property
+    def x(self) -> Tensor:
+        """[n, B, ...], gathered when first asked for."""
+        return self.data[0][self.examples]
+
+    @cached_property
+    def y(self) -> Tensor:
+        """[n, B, ...]."""
+        return self.data[1][self.examples]
+
+    def row(self, i: int) -> Batch:
+        """The batch of one device, with n = 1."""
+        row = slice(i, i + 1)
+        weight = None if self.weight is None else self.weight[row]
+        return Batch(self.data, self.examples[row], weight)
+
+
+def block_size(part: Part) -> int:
+    """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
+    largest = max(1, int(part.counts().max()))
+    return min(BLOCK, -(-largest // _BLOCK_STEP) * _BLOCK_STEP)
+
+
+class Examples:
+    """The examples of all devices beside the rows, and who holds which."""
+
+    def __init__(self, shards: Shards, device: torch.device, dtype: torch.dtype) -> None:
+        self.shards = shards
+        self.device = device
+        self.dtype = dtype
+        self.x = shards.x.to(device, dtype)
+        y_dtype = shards.y.dtype if shards.classes is not None else dtype
+        self.y = shards.y.to(device, y_dtype)
+        splits = ("train", "validation", "test")
+        self.index = {split: shards.part(split).index.to(device) for split in splits}
+        self.offset = {split: shards.part(split).offset for split in splits}
+        self._offset_there = {split: self.offset[split].to(device) for split in splits}
+
+    def counts(self, split: str, ids: Ids) -> Tensor:
+        """How many examples of a part each device holds, [n], where `ids` are."""
+        offset = self.offset[split] if ids.device.type == "cpu" else self._offset_there[split]
+        return offset[ids + 1] - offset[ids]
+
+    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+        """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
+        return self.offset[split][stop] - self.offset[split][first]
+
+    def draw(
+        self,
+        address: draws.Address,
+        ids: Ids,
+        size: int,
+        steps: range = range(1),
+        *,
+        local: Ids | None = None,
+    ) -> list[Batch]:
+        """For each step, `size` training examples of each device's own: uniform with replacement.
+
+        Step s has the slots from s * size on, so that many steps are drawn at the price of one and
+        none depends on the others. `local` are the ids that the draw goes by, where they are not `ids`.
+        """
+        ids = ids.to(self.device)
+        width = size * len(steps)
+        below = self.counts("train", ids)
+        drawn_by = ids if local is None else local
+        chosen = draws.integers(address, drawn_by, width, below=below, start=size * steps.start)
+        whole = self.take("train", ids, chosen, None)
+        return [Batch(whole.data, examples) for examples in torch.split(whole.examples, size, dim=1)]
+
+    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+        """Batch number `turn` [n] of an endless walk over each device's examples in order.
+
+        The last batch of a lap is short.
+        """
+        counts = self.counts("train", ids)
+        laps = (counts + size - 1) // size
+        slots = (turn % laps)[:, None] * size + torch.arange(size)
+        inside = slots < counts[:, None]
+        slots = torch.where(inside, slots, 0).to(self.device)
+        return self.take("train", ids, slots, inside.to(self.device, self.dtype))
+
+    def spread(self, ids: Ids, size: int) -> Batch:
+        """Up to `size` training examples of each device: all where it has no more, else evenly spaced."""
+        if self.block("train") != BLOCK:
+            size = min(size, self.block("train"))  # no device has more
+        counts = self.counts("train", ids.to(self.device))[:, None]
+        slots = torch.arange(size, device=self.device)[None, :]
+        inside = slots < counts
+        spaced = slots * counts // size
+        slots = torch.where(counts > size, spaced, torch.where(inside, slots, 0))
+        return self.take("train", ids, slots, inside.to(self.dtype))
+
+    def block(self, split: str) -> int:
+        """How many examples of a part go through the model at once."""
+        return block_size(self.shards.part(split))
+
+    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+        """All examples of a part in blocks of one fixed size.
+
+        Gives (which rows have any left, None for all; the block). The size does not depend on who is
+        in `ids`, so neither do the bits of a row.
+        """
+        counts = self.counts(split, ids)
+        size = self.block(split)
+        longest = int(counts.max()) if len(counts) else 0
+        for start in range(0, max(longest, 1), size):
+            rows = (counts > start).nonzero()[:, 0]
+            some = None if len(rows) == len(ids) else rows
+            slots = torch.arange(start, start + size)[None, :]
+            inside = slots < counts[rows, None]
+            slots = torch.where(inside, slots, 0).to(self.device)
+            yield some, self.take(split, ids[rows], slots, inside.to(self.device, self.dtype))
+
+    def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
+        """The examples in these slots [n, B] of each device's part."""
+        start = self._offset_there[split][ids.to(self.device)]
+        index = self.index[split]
+        chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0))
+        return Batch((self.x, self.y), index[chosen] if len(index) else chosen, weight)
+
+    def labels(self, ids: Ids) -> Tensor:
+        """Which classes each device has training examples of, bool [n, classes]."""
+        if self.shards.classes is None:
+            raise ConfigError("these targets are numbers, but the algorithm needs classes; give integer labels.")
+        return self._labels[ids.to(self.device)]
+
+    @cached_property
+    def most_labels(self) -> int:
+        """The most classes that one device has."""
+        return int(self._labels.sum(1).max())
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return torch.from_numpy(self.shards.labels() > 0).to(self.device)
