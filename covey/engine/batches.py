@@ -91,7 +91,7 @@ class Examples:
         """For each step, `size` training examples of each device's own: uniform with replacement.
 
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and
-        none depends on the others. `local` are the ids that the draw goes by, where they are not `ids`.
+        none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
         ids = ids.to(self.device)
         width = size * len(steps)
@@ -99,7 +99,8 @@ class Examples:
         drawn_by = ids if local is None else local
         chosen = draws.integers(address, drawn_by, width, below=below, start=size * steps.start)
         whole = self.take("train", ids, chosen, None)
-        return [Batch(whole.data, examples) for examples in torch.split(whole.examples, size, dim=1)]
+        by_step = torch.split(whole.examples, size, dim=1)
+        return [Batch(whole.data, examples) for examples in by_step]
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
@@ -114,7 +115,7 @@ class Examples:
         return self.take("train", ids, slots, inside.to(self.device, self.dtype))
 
     def spread(self, ids: Ids, size: int) -> Batch:
-        """Up to `size` training examples of each device: all where it has no more, else evenly spaced."""
+        """Up to `size` training examples of each device: all, or else evenly spaced ones."""
         if self.block("train") != BLOCK:
             size = min(size, self.block("train"))  # no device has more
         counts = self.counts("train", ids.to(self.device))[:, None]
@@ -131,8 +132,8 @@ class Examples:
     def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size.
 
-        Gives (which rows have any left, None for all; the block). The size does not depend on who is
-        in `ids`, so neither do the bits of a row.
+        Gives (which rows have any left, None for all; the block). The size does not depend on who
+        is in `ids`, so neither do the bits of a row.
         """
         counts = self.counts(split, ids)
         size = self.block(split)
@@ -155,7 +156,8 @@ class Examples:
     def labels(self, ids: Ids) -> Tensor:
         """Which classes each device has training examples of, bool [n, classes]."""
         if self.shards.classes is None:
-            raise ConfigError("these targets are numbers, but the algorithm needs classes; give integer labels.")
+            fault = "these targets are numbers, but the algorithm needs classes"
+            raise ConfigError(f"{fault}; give integer labels.")
         return self._labels[ids.to(self.device)]
 
     @cached_property

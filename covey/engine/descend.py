@@ -54,7 +54,8 @@ def descend(
         part = None if len(columns) == start.shape[1] else part
     terms = Terms(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
     if not isinstance(steps, int | Tensor):
-        raise ProgramError(f"descend with steps = {steps!r}: give a whole number, or one per row [n].")
+        wanted = "give a whole number, or one per row [n]"
+        raise ProgramError(f"descend with steps = {steps!r}: {wanted}.")
     if terms.longest < 0 or (tol is not None and tol < 0):
         raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
     if method not in METHODS:

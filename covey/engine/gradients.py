@@ -1,4 +1,4 @@
-"""Outputs, losses, gradients and Hessian products of many models at once, each on a batch of its own."""
+"""Outputs, losses, gradients and Hessian products of many models, each on its own batch."""
 
 from __future__ import annotations
 

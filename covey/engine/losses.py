@@ -13,7 +13,7 @@ from covey.errors import ConfigError
 Loss = Literal["auto", "cross_entropy", "squared_error", "mse"] | Callable[[Tensor, Tensor], Tensor]
 """By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N].
 
-"auto" is cross_entropy for classes and squared_error for numbers; "mse" is another name of squared_error.
+"auto" is cross_entropy for classes and squared_error for numbers; "mse" is squared_error too.
 """
 
 
@@ -31,8 +31,8 @@ def loss_function(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
     if callable(loss):
         return loss
     if loss not in _LOSSES:
-        names = ", ".join(_LOSSES)
-        raise ConfigError(f"loss = {loss!r}: choose one of {names} (also called mse), or give a function.")
+        names = f"{', '.join(_LOSSES)} (also called mse)"
+        raise ConfigError(f"loss = {loss!r}: choose one of {names}, or give a function.")
     return _LOSSES[loss]
 
 

@@ -1,4 +1,4 @@
-"""What a descent minimises: a data loss, known by its gradient, and the terms that are added to it."""
+"""What a descent minimises: a data loss, known by its gradient, and the terms added to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Gradient = Callable[[Rows], Rows]
 Coefficient = float | Tensor
-"""One number for all rows, or a column [n, 1]; a step size may also be a row [1, P], one for each parameter."""
+"""One number for all rows, or a column [n, 1]; a step size may also be a row [1, P]."""
 Method = Literal["gradient", "nesterov", "adam"]
 
 
@@ -37,7 +37,7 @@ NO_DATA = NoData()
 
 
 class DataLoss:
-    """The gradient of a data loss whose examples the engine knows: it may compute a whole descent at once.
+    """The gradient of a data loss whose examples the engine knows, for whole descents at once.
 
     An interface; `me.grad` gives the one that programs use.
     """
@@ -100,7 +100,9 @@ class Terms:
         if self.l1 is None or self.l1[1] > 0:
             return x
         soft = smooth_l1.soft(x, lr * self.l1[0])
-        return x + self._restrict(soft - x) if self.part is not None or self.mask is not None else soft
+        if self.part is None and self.mask is None:
+            return soft
+        return x + self._restrict(soft - x)
 
     def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
         """Which rows still move, [n, 1], of those that moved until now; None when all do."""
@@ -126,8 +128,9 @@ class Terms:
             weights = self.mask.expand(rows.shape)[:, self.part or slice(None)].sum(dim=1).double()
         elif self.part is not None:
             weights = float(len(range(*self.part.indices(rows.shape[1]))))
-        steps = self.steps.reshape(-1).to(rows.device).double() if isinstance(self.steps, Tensor) else self.steps
-        return weights * steps
+        if isinstance(self.steps, Tensor):
+            return weights * self.steps.reshape(-1).to(rows.device).double()
+        return weights * self.steps
 
     def _restrict(self, total: Rows) -> Rows:
         if self.mask is not None:

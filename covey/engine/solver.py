@@ -1,7 +1,7 @@
 """The one choice of solver: the fastest way to compute a descent, and why a faster one does not do.
 
-A solver says with `fits` in words why it does not take a descent, or None if it does. They are tried
-in order, the fastest first, and the last of every list takes everything.
+A solver says with `fits` in words why it does not take a descent, or None if it does. They are
+tried in order, the fastest first, and the last of every list takes everything.
 """
 
 from __future__ import annotations

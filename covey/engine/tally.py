@@ -65,7 +65,8 @@ def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     absolute = error.abs().sum((1, 2))
     squared = error.square().sum((1, 2))
     target_squared = targets.square().sum((1, 2))
-    return torch.cat([torch.stack([absolute, squared, target_squared], dim=1), targets.sum(1)], dim=1)
+    totals = torch.stack([absolute, squared, target_squared], dim=1)
+    return torch.cat([totals, targets.sum(1)], dim=1)
 
 
 def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> Tally:

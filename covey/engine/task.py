@@ -48,7 +48,8 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.shards = shards
-        self.space = Space(copy.deepcopy(module).to(device=self.device, dtype=dtype), private=private)
+        own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        self.space = Space(own, private=private)
         self.forward = forward(self.space, shards.x.shape[1:], self.device.type)
         self.examples = Examples(shards, self.device, dtype)
         self.x = self.examples.x
@@ -58,10 +59,10 @@ class Task:
         self.native: Kernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(self.space, self.forward, self.stack, function, self.classifies)
         self.solvers: dict[str, dict[str, str]] = {}
-        """The solvers that descents on data have used, each with why the faster ones did not fit."""
+        """The solvers that descents on data used, each with why the faster ones did not fit."""
         self._constants: dict[tuple[float, ...], Tensor] = {}
         self.targets = trial.targets(self)
-        """Numbers predicted per example; 0 for classes, and where outputs are not compared with targets."""
+        """Numbers predicted per example; 0 where outputs are not compared with targets."""
 
     @property
     def path(self) -> str:
@@ -93,7 +94,7 @@ class Task:
     # Examples
 
     def counts(self, split: str, ids: Ids) -> Tensor:
-        """How many examples of a part each device holds, [n], where `ids` are: in main memory or with the data."""
+        """How many examples of a part each device holds, [n], on the device of `ids`."""
         return self.examples.counts(split, ids)
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
@@ -109,7 +110,7 @@ class Task:
         *,
         local: Ids | None = None,
     ) -> list[Batch]:
-        """For each step, `size` training examples of each device's own: uniform with replacement."""
+        """For each step, `size` training examples of each device, uniform with replacement."""
         return self.examples.draw(address, ids, size, steps, local=local)
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
@@ -117,7 +118,7 @@ class Task:
         return self.examples.cyclic(ids, size, turn)
 
     def spread(self, ids: Ids, size: int) -> Batch:
-        """Up to `size` training examples of each device: all where it has no more, else evenly spaced."""
+        """Up to `size` training examples of each device: all, or else evenly spaced ones."""
         return self.examples.spread(ids, size)
 
     def block(self, split: str) -> int:
@@ -125,7 +126,7 @@ class Task:
         return self.examples.block(split)
 
     def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
-        """All examples of a part in blocks of one fixed size: (which rows have any left, None for all; the block)."""
+        """All examples of a part in blocks of one fixed size: (rows that have any left, block)."""
         return self.examples.blocks(split, ids)
 
     def labels(self, ids: Ids) -> Tensor:
@@ -156,7 +157,7 @@ class Task:
         return self.gradients.gradient(x, batch)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
-        """The gradient of a loss of one's own, which takes the outputs [n, B, ...] and gives one number per row, [n]."""
+        """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
         return self.gradients.gradient_of(x, batch, loss)
 
     def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from covey.engine.task import Task
 
 _RANDOM = (
-    "the model's forward draws at random, which no address decides: two passes of the same examples "
-    "through the same weights must give the same; leave out dropout."
+    "the model's forward draws at random, which no address decides: two passes of the same "
+    "examples through the same weights must give the same; leave out dropout."
 )
 
 
@@ -42,7 +42,8 @@ def targets(task: Task) -> int:
         fault = f"the loss does not take outputs {shape} and these targets"
         raise DataError(f"{fault}: {told(error)}") from error
     if losses.shape != (1, len(task.x[:2])):
-        raise ConfigError("the loss must return one number per example, not their mean; use reduction='none'.")
+        fault = "the loss must return one number per example, not their mean"
+        raise ConfigError(f"{fault}; use reduction='none'.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
     same_size = outputs[0].numel() == task.y[:2].numel()
     comparable = task.gradients.loss is not cross_entropy and same_size
@@ -86,7 +87,7 @@ def _too_few(outputs: int, shards: Shards) -> str:
     if not absent or shards.names.classes:
         return f"{text}."
     return (
-        f"{text}: classes are numbered from 0, so labels up to {classes - 1} mean {classes} of them; "
-        f"no example has the label {some(absent)}. Number the {classes - len(absent)} labels that occur "
-        f"from 0 to {classes - len(absent) - 1}, or give the model {classes} outputs."
+        f"{text}: classes are numbered from 0, so labels up to {classes - 1} mean {classes} of "
+        f"them; no example has the label {some(absent)}. Number the {classes - len(absent)} labels "
+        f"that occur from 0 to {classes - len(absent) - 1}, or give the model {classes} outputs."
     )

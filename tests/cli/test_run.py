@@ -372,6 +372,16 @@ def test_list_says_what_leaves_the_device() -> None:
     assert rows["nested"]["tiers"] == rows["fedalt"]["tiers"] == "any"
 
 
+def test_the_first_line_of_a_run_names_the_engine(tmp_path: Path) -> None:
+    first = covey("run", *SMALL, "--out", str(tmp_path / "a")).out.splitlines()[0]
+    sentence = json.loads((tmp_path / "a" / "environment.json").read_text())["engine"]["sentence"]
+    assert first == f"engine: {sentence}"
+    assert sentence.startswith("fused layers")
+    model = ["model.name=cnn", "model.channels=[2]", "model.hidden=4", "model.kernel=3"]
+    first = covey("run", *SMALL, *model, "--out", str(tmp_path / "b")).out.splitlines()[0]
+    assert first.startswith("engine: one device after the other in torch, because ")
+
+
 def test_doctor() -> None:
     facts = json.loads(covey("doctor", *SMALL, "--json").out)
     assert facts["engine"]["parameters"] == 650
@@ -380,6 +390,7 @@ def test_doctor() -> None:
     plain = covey("doctor", *SMALL)
     assert plain.code == 0
     assert "parameters 650" in plain.out
+    assert facts["engine"]["sentence"] in " ".join(plain.out.split())
 
 
 def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
