@@ -19,14 +19,15 @@ def sentence(task: Task) -> str:
     """How the training steps of a task have been computed until now.
 
     Which solver takes them is known when the programs have run; a rehearsal on no rows is enough.
+    Where no step was seen, the sentence says what `descend` would use.
     """
     if task.path != "fused":
         return _other_layers(task)
     reason = _slow_steps(task)
     if isinstance(task.native, str):
         return f"fused layers in torch, because {task.native}"
-    if not any("native" in name for name in task.solvers):
-        return f"fused layers in torch, because {reason or 'the algorithm takes its steps itself'}"
+    if reason is not None and not any("native" in name for name in task.solvers):
+        return f"fused layers in torch, because {reason}"
     text = f"fused layers, native {_INSTRUCTIONS[native.status()]} kernel"
     if reason is not None:
         text += f"; some steps in torch, because {reason}"
@@ -36,7 +37,7 @@ def sentence(task: Task) -> str:
 def solvers(task: Task) -> dict[str, str]:
     """The solvers of the training steps until now, and why no faster one was chosen."""
     if not task.solvers:
-        return {"solver": "none: the algorithm takes its steps itself"}
+        return {}
     out = {"solver": " and ".join(task.solvers)}
     reasons = [f"{name}: {reason}" for name, reason in _refusals(task).items()]
     if reasons:

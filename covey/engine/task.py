@@ -158,6 +158,7 @@ class Task:
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
+        self.solvers.setdefault("step by step", {"in place": "the algorithm has a loss of its own"})
         return self.gradients.gradient_of(x, batch, loss)
 
     def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:

@@ -102,11 +102,12 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, 
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
-    seen = [process.stdout.readline() for _ in range(3)]
+    seen = [process.stdout.readline() for _ in range(4)]
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 130, err
-    assert seen[2].startswith("round 3/60 ")
+    assert seen[0].startswith("engine: ")
+    assert seen[3].startswith("round 3/60 ")
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
     assert err == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
     assert "\x1b" not in out
@@ -114,7 +115,7 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, 
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
-    assert ended.out.startswith(f"round {rounds + 1}/60 ")
+    assert ended.out.splitlines()[1].startswith(f"round {rounds + 1}/60 ")
     assert difference(long, folder) is None
 
 
@@ -123,7 +124,7 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
-    for _ in range(3):
+    for _ in range(4):  # the engine and three rounds
         process.stdout.readline()
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -260,7 +261,7 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
     assert not (halted / "summary.json").exists()
     ended = covey("run", "--resume", halted)
     assert ended.code == 0
-    assert ended.out.startswith("seeds 0-1  round 4/4 ")
+    assert ended.out.splitlines()[1].startswith("seeds 0-1  round 4/4 ")
     assert _without_seconds(halted) == _without_seconds(both)
     for name in ("seed-0", "seed-1"):
         for folder in (both, halted):
