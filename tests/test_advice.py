@@ -601,7 +601,7 @@ def bayes(examples: int, **settings: Any) -> float:
         x = torch.full((examples, 1), math.sqrt(3.0), dtype=torch.float64)  # curvature 3
         built = replace(experiment(algorithm, [3.0]), data=covey.data.own_parts(train=[(x, torch.zeros(examples))] * 2))
         run = covey.run(built)
-        run.simulator.store.put("device", "personal", torch.arange(2), torch.full((2, 1), start, dtype=torch.float64), 0)
+        run.runtime.store.put("device", "personal", torch.arange(2), torch.full((2, 1), start, dtype=torch.float64), 0)
         run.w = torch.zeros_like(run.w)
         next(iter(run))
         ends.append(float(run.rows("personal")[1][0]))

@@ -336,7 +336,7 @@ def test_chunks_and_workers_change_no_bit(more: dict[str, int]) -> None:
         assert a.traffic == b.traffic
     assert torch.equal(base.w, other.w)
     assert torch.equal(base.rows("personal")[1], other.rows("personal")[1])
-    assert not torch.equal(base.w, base.simulator.start)
+    assert not torch.equal(base.w, base.runtime.start)
 
 
 def test_the_callers_threads_come_back() -> None:

@@ -319,7 +319,7 @@ def _diagnose(config: Config) -> dict[str, Any]:
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
-        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {run.simulator.tree}",
+        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {run.runtime.tree}",
         "engine": run.engine,
         "compiled kernel": native.status(),
         "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.data import Part, Shards
-from covey.errors import ConfigError
+from covey.data import Shards
+from covey.data.shards import SPLITS
+from covey.engine.population import BLOCK, Population, block_size, most_labels
+from covey.errors import ConfigError, DataError
 from covey.types import Ids
 
 Batches = Literal["uniform", "cyclic"]
-
-BLOCK = 256  # full passes go through blocks of at most so many examples
-_BLOCK_STEP = 32  # a block has a multiple of so many
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,35 +48,47 @@ class Batch:
         return Batch(self.data, self.examples[row], weight)
 
 
-def block_size(part: Part) -> int:
-    """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
-    largest = max(1, int(part.counts().max()))
-    return min(BLOCK, -(-largest // _BLOCK_STEP) * _BLOCK_STEP)
-
-
 class Examples:
-    """The examples of all devices beside the rows, and who holds which."""
+    """The examples of all devices, or of those in the shards, and who holds which.
 
-    def __init__(self, shards: Shards, device: torch.device, dtype: torch.dtype) -> None:
+    `population` tells what cannot be seen in the shards; None where they are whole.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        device: torch.device,
+        dtype: torch.dtype,
+        population: Population | None = None,
+    ) -> None:
         self.shards = shards
+        self.population = population
         self.device = device
         self.dtype = dtype
         self.x = shards.x.to(device, dtype)
         y_dtype = shards.y.dtype if shards.classes is not None else dtype
         self.y = shards.y.to(device, y_dtype)
-        splits = ("train", "validation", "test")
-        self.index = {split: shards.part(split).index.to(device) for split in splits}
-        self.offset = {split: shards.part(split).offset for split in splits}
-        self._offset_there = {split: self.offset[split].to(device) for split in splits}
+        self.index = {split: shards.part(split).index.to(device) for split in SPLITS}
+        self.offset = {split: shards.part(split).offset for split in SPLITS}
+        self._totals = self._told_offset()
+        self._offset_there = {split: self.offset[split].to(device) for split in SPLITS}
+
+    @property
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Two examples at most, to try the model on; zeros where there are none."""
+        if len(self.x):
+            return self.x[:2], self.y[:2]
+        return self.x.new_zeros(2, *self.x.shape[1:]), self.y.new_zeros(2, *self.y.shape[1:])
 
     def counts(self, split: str, ids: Ids) -> Tensor:
         """How many examples of a part each device holds, [n], where `ids` are."""
+        self._check_present(ids)
         offset = self.offset[split] if ids.device.type == "cpu" else self._offset_there[split]
         return offset[ids + 1] - offset[ids]
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
-        return self.offset[split][stop] - self.offset[split][first]
+        return self._totals[split][stop] - self._totals[split][first]
 
     def draw(
         self,
@@ -127,6 +138,8 @@ class Examples:
 
     def block(self, split: str) -> int:
         """How many examples of a part go through the model at once."""
+        if self.population is not None:
+            return self.population.blocks[split]
         return block_size(self.shards.part(split))
 
     def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
@@ -158,13 +171,37 @@ class Examples:
         if self.shards.classes is None:
             fault = "these targets are numbers, but the algorithm needs classes"
             raise ConfigError(f"{fault}; give integer labels.")
+        self._check_present(ids)
         return self._labels[ids.to(self.device)]
 
     @cached_property
     def most_labels(self) -> int:
         """The most classes that one device has."""
-        return int(self._labels.sum(1).max())
+        if self.population is not None:
+            return self.population.most_labels
+        return most_labels(self.shards)
 
     @cached_property
     def _labels(self) -> Tensor:
         return torch.from_numpy(self.shards.labels() > 0).to(self.device)
+
+    def _told_offset(self) -> Mapping[str, Tensor]:
+        """How many examples all devices hold, by differences: as told, else as seen."""
+        if self.population is None or self.population.offset is None:
+            return self.offset
+        for split, offset in self.population.offset.items():
+            held = self.shards.part(split).counts()
+            wrong = (held != offset.diff()) & self.shards.present
+            if bool(wrong.any()):
+                device = int(wrong.nonzero()[0])
+                told = int(offset.diff()[device])
+                raise DataError(
+                    f"device {device} holds {int(held[device])} {split} examples, but the "
+                    f"population says {told}; make both from the same shards."
+                )
+        return self.population.offset
+
+    def _check_present(self, ids: Ids) -> None:
+        """Refuse to read the examples of a device that are not in these shards."""
+        if self.shards.partial:
+            self.shards.check_present(ids.cpu())

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from covey import draws, native
 from covey.data import Shards
 from covey.engine import tally, trial
-from covey.engine.batches import BLOCK, Batch, Batches, Examples, block_size
+from covey.engine.batches import Batch, Batches, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
 from covey.engine.layout import Space
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import Kernel, kernel
+from covey.engine.population import BLOCK, Population, block_size
 from covey.engine.stack import Stack, stack
 from covey.engine.tally import Predict, Tally
 from covey.types import Ids, Rows
@@ -30,7 +31,11 @@ __all__ = ["Batch", "Batches", "Loss", "Predict", "Tally", "Task", "block_size",
 
 
 class Task:
-    """What every device learns: its loss on its own shard, plus l2/2 |x|^2."""
+    """What every device learns: its loss on its own shard, plus l2/2 |x|^2.
+
+    The shards may hold the examples of some devices only (`Shards.only`) or of none. Then
+    `population` tells what the task cannot see in them; by default it is seen in the shards.
+    """
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Task:
         private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
         self.device = torch.device(device)
@@ -51,7 +57,8 @@ class Task:
         own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
         self.space = Space(own, private=private)
         self.forward = forward(self.space, shards.x.shape[1:], self.device.type)
-        self.examples = Examples(shards, self.device, dtype)
+        self.population = population
+        self.examples = Examples(shards, self.device, dtype, population)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
@@ -88,7 +95,7 @@ class Task:
 
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
-        example = self.x[0].numel() if len(self.x) else 1
+        example = self.x.shape[1:].numel()
         return (8 * self.space.width + 2 * BLOCK * example) * self.x.element_size()
 
     # Examples
@@ -181,8 +188,9 @@ class Task:
     def no_hessian(self) -> str | None:
         """Why autograd has no second derivative of this module and loss; None where it has one."""
         row = self.space.initial(0).to(self.device, self.dtype)[None]
-        examples = torch.arange(min(2, len(self.x)), device=self.device)[None]
-        return self.gradients.no_hessian(row, Batch((self.x, self.y), examples))
+        x, y = self.examples.sample
+        examples = torch.arange(len(x), device=self.device)[None]
+        return self.gradients.no_hessian(row, Batch((x, y), examples))
 
     def _over_all(
         self,

@@ -29,6 +29,7 @@ def targets(task: Task) -> int:
 
     0 for classes, and where outputs are not compared with targets.
     """
+    x, y = task.examples.sample
     row = task.space.initial(0).to(task.device, task.dtype)[None]
     outputs = _outputs(task, row)
     if not _same(outputs, _outputs(task, row)):
@@ -36,20 +37,20 @@ def targets(task: Task) -> int:
     if task.shards.classes is not None and outputs.shape[-1] < task.shards.classes:
         raise ModelError(_too_few(outputs.shape[-1], task.shards))
     try:
-        losses = task.losses(outputs, task.y[None, :2])
+        losses = task.losses(outputs, y[None])
     except FAULTS as error:
         shape = tuple(outputs.shape[2:])
         fault = f"the loss does not take outputs {shape} and these targets"
         raise DataError(f"{fault}: {told(error)}") from error
-    if losses.shape != (1, len(task.x[:2])):
+    if losses.shape != (1, len(x)):
         fault = "the loss must return one number per example, not their mean"
         raise ConfigError(f"{fault}; use reduction='none'.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
-    same_size = outputs[0].numel() == task.y[:2].numel()
+    same_size = outputs[0].numel() == y.numel()
     comparable = task.gradients.loss is not cross_entropy and same_size
     if task.classifies or not comparable:
         return 0
-    return task.y[:1].numel()
+    return y[:1].numel()
 
 
 def _outputs(task: Task, row: Rows) -> Tensor:
@@ -57,7 +58,7 @@ def _outputs(task: Task, row: Rows) -> Tensor:
     name = type(task.space.module).__name__
     try:
         with torch.no_grad(), NoDraws():
-            outputs: object = task.forward(task.gradients.views(row), task.x[None, :2])
+            outputs: object = task.forward(task.gradients.views(row), task.examples.sample[0][None])
     except Drawn as error:
         raise ModelError(f"{_RANDOM} It draws by {error}.") from error
     except FAULTS as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
@@ -14,9 +14,10 @@ from covey.engine.objective import DataLoss, Terms
 from covey.engine.task import Batch, Batches, Predict, Tally, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
+from covey.kernel.call import Call
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store import NEVER, Store
-from covey.tree import Sample, Tree
+from covey.tree import Sample, Topology
 from covey.types import Ids, Rows
 
 Weight = Literal["uniform", "samples"]
@@ -26,11 +27,11 @@ Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
 
 
-class Runtime(Protocol):
-    """What a program's nodes stand on: the simulator now, shards and real machines with the same few things."""
+class Services(Protocol):
+    """What a program's nodes stand on, whichever runtime plays them."""
 
     algorithm: Algorithm
-    tree: Tree
+    tree: Topology
     task: Task
     store: Store
     seeds: tuple[int, ...]
@@ -69,22 +70,21 @@ class Runtime(Protocol):
 class Nodes:
     """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
 
-    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
+    def __init__(self, runtime: Services, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
         self.tier, self.ids, self.round = tier, ids, round
         self.idle = idle  # [n] bool: who was not asked and trains nevertheless; None: nobody
         self._runtime, self._path = runtime, path
         self._asks = 0
         self._calls: dict[str, int] = {}
-        self.kept: dict[str, Tensor] = {}
-        self.recalled: set[str] = set()  # the names that were recalled from before this call; for scoring
-        self.notes: dict[str, tuple[Tensor, ...]] = {}
-        self.gradients: Tensor | float = 0.0  # that these nodes evaluated on their data, [n] or the same for all; for runtimes
-        self.moved: Tensor | float = 0.0  # the weights that each of them moved, in all; counted where there is a radio
-        self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)  # s that these nodes waited for their children; likewise
-        self.granted: Tensor | None = None  # the ratios of a radio plan, [n]
+        self.call = Call(len(ids))
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def kept(self) -> Mapping[str, Rows]:
+        """What this call has kept so far, by name."""
+        return self.call.kept
 
     @cached_property
     def there(self) -> Ids:
@@ -104,8 +104,7 @@ class Nodes:
     @property
     def fan(self) -> int:
         """The most children any node of this tier has; known also where there are no rows."""
-        tree = self._runtime.tree
-        return 0 if self.leaf else max(tree.children[tree.index(self.tier)])
+        return self._runtime.tree.widest(self.tier)
 
     @property
     def leaf(self) -> bool:
@@ -194,7 +193,7 @@ class Nodes:
         """Remember rows under a name, with this round; they are scored as models unless the name starts with "_"."""
         if len(rows) != len(self):
             raise ProgramError(f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node.")
-        self.kept[name] = rows
+        self.call.kept[name] = rows
         return rows
 
     @overload
@@ -203,9 +202,9 @@ class Nodes:
     def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
     def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
-        if name in self.kept:
-            return self.kept[name]
-        self.recalled.add(name)
+        if name in self.call.kept:
+            return self.call.kept[name]
+        self.call.recalled.add(name)
         return self._runtime.store.get(self.tier, name, self.ids, default, since)
 
     def age(self, name: str) -> Tensor:
@@ -234,9 +233,9 @@ class Nodes:
     @property
     def planned(self) -> Tensor:
         """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
-        if self.granted is None:
+        if self.call.ratio is None:
             raise ConfigError('ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.')
-        return self.granted[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
+        return self.call.ratio[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
 
     def by_part(self, shared: float, private: float) -> float | Tensor:
         """A number for shared and one for private columns: itself where one will do, else a row [1, P]."""
@@ -258,7 +257,17 @@ class Nodes:
             raise ProgramError(
                 f"{self.tier}: note({name!r}) got shape {tuple(values.shape)} for {len(self)} nodes; give one number per node."
             )
-        self.notes[name] = (*self.notes.get(name, ()), values.detach().reshape(-1))
+        noted = self.call.notes.get(name, ())
+        self.call.notes[name] = (*noted, values.detach().reshape(-1))
+
+    def report(self, name: str, figures: Tensor) -> None:
+        """Hand figures of every single node, [n, k], to whoever plays the program; for scoring."""
+        self.call.reports[name] = figures
+
+    def needed_for(self, model: str) -> None:
+        """Say that what was recalled since the last such call is what predictions with a model need; for scoring."""
+        self.call.needs.setdefault(model, set()).update(self.call.recalled)
+        self.call.recalled.clear()
 
     # Draws
 
@@ -332,7 +341,8 @@ class Nodes:
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Called where nodes have evaluated gradients, and with them moved weights, one as often as it did; for runtimes."""
-        self.gradients, self.moved = self.gradients + gradients, self.moved + moved
+        self.call.gradients = self.call.gradients + gradients
+        self.call.moved = self.call.moved + moved
 
     def reads(self, what: str) -> None:
         """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""

@@ -16,7 +16,8 @@ from torch import nn
 from covey.codecs import codec
 from covey.data import Shards
 from covey.engine.layout import Space, private_default
-from covey.engine.task import Batches, Loss, block_size, resolved_loss
+from covey.engine.population import block_size
+from covey.engine.task import Batches, Loss, resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.installed import declared
 from covey.kernel.algorithm import LARGEST, Algorithm
@@ -211,6 +212,10 @@ class Experiment:
         tree = self.algorithm.fit(self.tree)[0]
         return work.sent_by(wires(self.codec, tree.links)[tree.links[-1], "up"].codec, torch.finfo(self.dtype).bits // 8)
 
+    def protocol_data(self) -> Shards:
+        """The data as the protocol has it: "paper" trains on the validation part too."""
+        return self.data.paper() if self.protocol == "paper" else self.data
+
     def regular(self, round: int) -> bool:
         """Whether this round is scored even if it is not the last."""
         every = [number for number in (self.score_every, self.score_train_every) if number is not None]
@@ -288,8 +293,7 @@ def unlike(experiments: Sequence[Experiment]) -> str | None:
         if not _alike(first, other):
             return "their models differ in what they compute"
         for part in _PARTS:
-            data = [e.data.paper() if e.protocol == "paper" else e.data for e in (first, other)]
-            sizes = [block_size(d.part(part)) for d in data]
+            sizes = [block_size(e.protocol_data().part(part)) for e in (first, other)]
             if sizes[0] != sizes[1]:
                 return f"their largest {part} parts are so unlike ({sizes[0]} and {sizes[1]}) that the last bits would differ"
     return None

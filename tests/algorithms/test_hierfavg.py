@@ -35,7 +35,7 @@ def test_one_edge_and_one_of_its_devices_a_round_by_hand() -> None:
     run, edges, both = start(algorithm, SMALL, tree, w=W, rounds=6), {}, set()
     for record in run:
         (edge,) = record.cohorts["edge"]
-        for (device,) in (ids.tolist() for ids in run.simulator.cohorts["device"]):  # drawn anew each edge round
+        for (device,) in (ids.tolist() for ids in run.runtime.cohorts["device"]):  # drawn anew each edge round
             w = w - 0.1 * SMALL[device].grad(w)
             assert device // 2 == edge
         edges[edge] = w

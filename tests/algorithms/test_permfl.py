@@ -77,7 +77,7 @@ def test_sampled_teams_and_devices_by_hand() -> None:
     run, x, edges, theta, teams = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=4), W, {}, {}, set()
     for record in run:
         (i,), w = record.cohorts["edge"], x
-        asks = [ids.tolist() for ids in run.simulator.cohorts["device"]]
+        asks = [ids.tolist() for ids in run.runtime.cohorts["device"]]
         for asked in asks:
             theta |= {j: device(devices[j], w, alpha=0.1, L=2) for j in asked}
             w = team(w, x, [theta[j] for j in asked], eta=0.2)

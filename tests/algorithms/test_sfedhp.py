@@ -85,7 +85,7 @@ def test_sampled_edges_and_devices_by_hand() -> None:
     for record in run:
         (i,), warm = record.cohorts["edge"], {}
         phi = w_i = w
-        for asked in (ids.tolist() for ids in run.simulator.cohorts["device"]):
+        for asked in (ids.tolist() for ids in run.runtime.cohorts["device"]):
             warm |= {j: device(devices[j], warm.get(j, phi), phi, gamma=0.0, K=2, prox=False) for j in asked}
             phi = (LAM1 * mean([warm[j] for j in asked]) + LAM2 * w_i) / (LAM1 + LAM2)
             w_i = upper(w_i, phi, gamma=0.0, prox=False)

@@ -305,8 +305,8 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
 
 def assert_moved(run: Run, least: float = 0.05) -> None:
     """The global model or a kept one is far from where it began."""
-    begin = run.simulator.start[0]
-    kept = [(name, rows) for _, name, *_, rows in run.simulator.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
+    begin = run.runtime.start[0]
+    kept = [(name, rows) for _, name, *_, rows in run.runtime.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
     models = [rows for name, rows in kept if not name.startswith("_")]
     far = max((rows - begin).norm(dim=1).max() / begin.norm() for rows in [run.w, *models])
     assert far > least, f"the furthest model moved by {far:.1e} of its norm"

@@ -39,13 +39,13 @@ def start(case: Case, row: Tensor | None) -> Run:
     own = {"data": SHARDS, "model": model, "private": ()}  # its one layer cannot be split
     run = covey.run(experiment(full, **own, loss="squared_error", dtype=torch.float64, parts=("train",)))
     if row is not None:
-        run.w, run.simulator.start = row[None].clone(), row[None].clone()
+        run.w, run.runtime.start = row[None].clone(), row[None].clone()
     return run
 
 
 def distance(run: Run, row: Tensor) -> float:
     """Of the global model and of every kept one; what is kept beside them, as SCAFFOLD's controls, is 0 there."""
-    kept = [(name, rows) for _, name, *_, rows in run.simulator.store.dump() if rows.shape[1:] == row.shape]
+    kept = [(name, rows) for _, name, *_, rows in run.runtime.store.dump() if rows.shape[1:] == row.shape]
     return max(float((rows - (0 if name == "_control" else row)).abs().max()) for name, rows in [("", run.w), *kept])
 
 
