@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from covey.engine.descend import descend
+from covey.engine.descend import NO_DATA, descend
 from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, Round, Statement, Step, Upper, Vector
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
@@ -83,7 +83,7 @@ class FedMac(Algorithm):
             theta = descend(theta, gradient, linear=-self.lam * w, l1=l1_of_theta,
                             steps=self.steps, lr=self.personal_lr,
                             tol=self.tol or None, method=self.method)  # (9)  # fmt: skip
-            w = descend(w, torch.zeros_like, prox=(self.lam, theta), l1=l1_of_w,
+            w = descend(w, NO_DATA, prox=(self.lam, theta), l1=l1_of_w,
                         steps=1, lr=self.lr)  # (6)  # fmt: skip
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from covey.engine.descend import descend
+from covey.engine.descend import NO_DATA, descend
 from covey.kernel.advice import HALFWAY, Levers, Loss, Round, Statement, Step, Tie, Upper, Vector, envelope
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
@@ -81,7 +81,7 @@ class SFedHP(Algorithm):
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample)
             phi = torch.lerp(w, theta.mean(), self.lam1 / (self.lam1 + self.lam2))  # (10)
-            w = descend(w, torch.zeros_like, prox=(self.lam2, phi), l1=l1,
+            w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=l1,
                         steps=1, lr=self.lr1)  # (11)  # fmt: skip
         me.keep("edge", phi)
         return me.keep("edge_global", w)
