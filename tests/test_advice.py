@@ -352,6 +352,29 @@ def test_an_error_is_divergence_at_every_curvature_and_nothing_else_is(
         assert abs(by_hand(algorithm, inside)) <= 1
 
 
+@pytest.mark.parametrize("changes", [{"tol": 0.1}, {"method": "nesterov"}])
+@pytest.mark.parametrize("algorithm", [PFedMe(), FedMac(), SFedHP()])
+def test_the_factor_of_plain_steps_says_nothing_of_others(algorithm: Any, changes: dict[str, Any]) -> None:
+    other = replace(algorithm, **changes)
+    assert about(advise(algorithm), "one round")
+    assert "one round" not in {advice.about for advice in advise(other)}
+
+
+@pytest.mark.parametrize(("lam", "lr"), [(0.0, 0.1), (0.5, 0.1), (4.0, 0.2)])
+def test_nesterovs_steps_diverge_from_the_limit_said(lam: float, lr: float) -> None:
+    """Of 4000 steps: those of FedMac have no penalty, whose momentum grows to 1."""
+    algorithm = SFedHP(lam1=lam, lr2=lr, method="nesterov") if lam else FedMac(personal_lr=lr, method="nesterov")
+    limit = about(advise(algorithm), "momentum").numbers["limit"]
+    for times, diverges in ((0.98, False), (1.02, True)):
+        curvature = times * limit / lr - lam
+        x = torch.ones(1, 1, dtype=torch.float64)
+        prox = (lam, torch.zeros_like(x)) if lam else None
+        end = descend(x, lambda x, h=curvature: h * x, prox=prox, steps=4000, lr=lr, method="nesterov")
+        assert (float(end.abs()) > 1e3) == diverges
+        said = about(advise(algorithm, smoothness=curvature), "momentum").level
+        assert said == ("warning" if diverges else "note")
+
+
 def test_a_product_of_two_exactly_is_two_or_more() -> None:
     """At lr lam = 2 every convex loss makes the step overshoot: after an even number of steps nothing converges."""
     found = advise(FedProx(mu=4, lr=0.5, steps=2))

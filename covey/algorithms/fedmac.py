@@ -23,6 +23,7 @@ from covey.kernel.conditions import (
     at_most,
     descended,
     inner_step,
+    momentum_step,
     outer_step,
     power,
     server_step,
@@ -114,6 +115,8 @@ class FedMac(Algorithm):
         total = self.steps * self.local_rounds
         names = ("personal_lr", "lam")
         yield from inner_step(self.personal_lr, 0.0, loss, steps=total, curve=curve, names=names)
+        if self.method == "nesterov":
+            yield from momentum_step(self.personal_lr, 0.0, loss, names=names)
         if smooth:
             yield from smooth_l1_cycle(self.personal_lr, 0.0, self.gamma, self.rho, L=loss.L, names=(*names, "gamma"))
             yield from smooth_l1_cycle(lr, lam, self.gamma_w, self.rho, names=("lr", "lam", "gamma_w"))
@@ -123,7 +126,8 @@ class FedMac(Algorithm):
         yield from outer_step(lr, lam, names=("lr", "lam"), largest=largest, why=why)
         moved = 1 - (1 - lr * lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
-        yield Round(self._excess)
+        if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
+            yield Round(self._excess)
         yield from self._correlation(loss)
 
     def _penalty_step(self) -> Iterator[Advice]:

@@ -24,6 +24,7 @@ from covey.kernel.conditions import (
     descended,
     envelope_bound,
     inner_step,
+    momentum_step,
     outer_step,
     power,
     server_step,
@@ -92,6 +93,8 @@ class PFedMe(Algorithm):
         total = self.steps * self.local_rounds
         curve = self.gamma / self.rho
         yield from inner_step(self.personal_lr, lam, loss, steps=self.steps, total=total, curve=curve, names=personal)
+        if self.method == "nesterov":
+            yield from momentum_step(self.personal_lr, lam, loss, names=personal)
         names = (*personal, "gamma")
         yield from smooth_l1_cycle(self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names)
         largest = envelope_bound(self.lr * self.lam, self.lam)
@@ -99,7 +102,8 @@ class PFedMe(Algorithm):
         yield from outer_step(self.lr, self.lam, names=("lr", "lam"), largest=largest, why=why)
         moved = 1 - (1 - self.lr * self.lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
-        yield Round(self._excess)
+        if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
+            yield Round(self._excess)
         yield from self._theorems(loss)
 
     def _excess(self, h: Vector) -> Vector:

@@ -24,6 +24,7 @@ from covey.kernel.conditions import (
     envelope_bound,
     exceeds,
     inner_step,
+    momentum_step,
     outer_step,
     power,
     server_step,
@@ -127,6 +128,8 @@ class SFedHP(Algorithm):
             self.lr2, self.lam1, loss,
             steps=self.steps, total=total, curve=curve1, names=("lr2", "lam1"),
         )  # fmt: skip
+        if self.method == "nesterov":
+            yield from momentum_step(self.lr2, self.lam1, loss, names=("lr2", "lam1"))
         if self.l1 == "smooth":
             names = ("lr2", "lam1", "gamma1")
             yield from smooth_l1_cycle(self.lr2, self.lam1, self.gamma1, self.rho, L=loss.L, names=names)
@@ -137,7 +140,8 @@ class SFedHP(Algorithm):
         yield from outer_step(self.lr1, both, names=("lr1", "lam_bar"), largest=largest, why=why)
         moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
-        yield Round(self._excess)
+        if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
+            yield Round(self._excess)
         yield from self._theorems(loss, curve1, self.lam2 + curve2)
 
     def _curves(self) -> tuple[float, float]:

@@ -104,6 +104,29 @@ def _too_long(
     return Advice("note", "inner step", text, numbers)
 
 
+def momentum_step(lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")) -> Iterator[Advice]:
+    """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
+
+    With momentum b a step of q = lr (lam + L) has the roots of z^2 - (1+b)(1-q) z + b (1-q), of size
+    below 1 for q < (2+2b)/(1+2b). b is (1-r)/(1+r) with r^2 = lr lam, and grows to 1 without lam.
+    """
+    if lr * lam >= 2:
+        return
+    step, tie = names
+    root = math.sqrt(lr * lam)
+    momentum = (1 - root) / (1 + root)
+    limit = (2 + 2 * momentum) / (1 + 2 * momentum)
+    formula = f"{step}*({tie}+L)" if lam else f"{step}*L"
+    text = f"with Nesterov's momentum {formula} must be below {limit:.3g}, not 2"
+    numbers = {"momentum": momentum, "limit": limit}
+    if loss.L is not None and lr * (lam + loss.L) >= limit:
+        numbers["lr*(lam+L)"] = lr * (lam + loss.L)
+        text = f"{text}, but is {numbers['lr*(lam+L)']:.3g}{loss.guess}; lower {step}"
+        yield Advice("warning", "momentum", f"{text}.", numbers)
+        return
+    yield Advice("note", "momentum", f"{text}.", numbers)
+
+
 def smooth_l1_cycle(
     lr: float,
     lam: float,
