@@ -219,7 +219,7 @@ def kind_of(annotation: Any) -> str:
 
 
 _FOR_TOOLS = ("fmt:", "noqa", "type:", "pragma:")
-_FIELD = re.compile(r"^ {4}(\w+)\s*:[^#]*#\s*(.+)$", re.M)
+_FIELD = re.compile(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+)$", re.M)
 
 
 def _comments(make: object) -> dict[str, str]:
