@@ -8,7 +8,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 from covey import algorithms, data, models
 from covey.cli.load import load
-from covey.engine.descend import Stepper, descend
+from covey.engine.descend import NO_DATA, Stepper, descend
 from covey.errors import CoveyError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import Count, NonNegative, Positive, Range, Share, Whole, require
@@ -22,6 +22,7 @@ from covey.types import Rows
 __version__ = "0.1.0"
 
 __all__ = [
+    "NO_DATA",
     "Algorithm",
     "Count",
     "CoveyError",

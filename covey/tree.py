@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +18,89 @@ Sample = int | float | None
 """How many children a node asks: a number, a fraction of them (at least one), or None for all."""
 
 
+class Topology(ABC):
+    """What a runtime asks about a tree. A node of a deployed tree knows of it only its own place and what it was told."""
+
+    tiers: tuple[str, ...]
+    copies: int
+
+    @property
+    @abstractmethod
+    def sizes(self) -> tuple[int, ...]:
+        """The number of nodes of each tier, from the server down."""
+
+    @abstractmethod
+    def counts(self, tier: str, ids: Tensor) -> Tensor:
+        """How many children each of these nodes has, [n]."""
+
+    @abstractmethod
+    def first(self, tier: str, ids: Tensor) -> Tensor:
+        """The id of each node's first child, [n]; children of one node have consecutive ids."""
+
+    @abstractmethod
+    def widest(self, tier: str) -> int:
+        """The most children that any node of a tier has; 0 for devices."""
+
+    @abstractmethod
+    def span(self, tier: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The first device under each of these nodes and the one after its last, [n] each."""
+
+    @abstractmethod
+    def picks(self, tier: str, sample: int | float) -> Tensor:
+        """How many children every node of a tier asks under `sample`; an error where there are not so many."""
+
+    @property
+    def depth(self) -> int:
+        """The number of tiers."""
+        return len(self.tiers)
+
+    @property
+    def devices(self) -> int:
+        """The number of leaves."""
+        return self.sizes[-1]
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """The names of the links, "server-edge" and so on, from the top."""
+        return tuple(map("-".join, pairwise(self.tiers)))
+
+    def size(self, tier: str) -> int:
+        """The number of nodes of a tier."""
+        return self.sizes[self.index(tier)]
+
+    def index(self, tier: str) -> int:
+        """The position of a tier, the server being 0."""
+        if tier not in self.tiers:
+            raise TreeError(f"this tree has the tiers {', '.join(self.tiers)}; there is no tier {tier!r}.")
+        return self.tiers.index(tier)
+
+    def below(self, tier: str) -> str | None:
+        """The name of the next tier down, None under the devices."""
+        at = self.index(tier) + 1
+        return self.tiers[at] if at < self.depth else None
+
+    def copy(self, tier: str, ids: Tensor) -> Tensor:
+        """In which copy of the tree each node stands, [n]."""
+        return ids // (self.size(tier) // self.copies)
+
+    def local(self, tier: str, ids: Tensor) -> Tensor:
+        """Each node's id within its own copy of the tree, [n]."""
+        return ids if self.copies == 1 else ids % (self.size(tier) // self.copies)
+
+    def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address) -> tuple[Tensor, Tensor]:
+        """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
+        counts = self.counts(tier, ids)
+        if sample is None:
+            position = torch.repeat_interleave(torch.arange(len(ids)), counts)
+            number = torch.arange(len(position)) - (torch.cumsum(counts, 0) - counts)[position]
+        else:
+            picks = self.picks(tier, sample)[ids]
+            position, number = draws.choose(address, self.local(tier, ids), sizes=counts, picks=picks)
+        return position, self.first(tier, ids)[position] + number
+
+
 @dataclass(frozen=True)
-class Tree:
+class Tree(Topology):
     """A tree as child counts: `children[t][i]` is the number of children of node i of tier t. Ids count within a tier.
 
     >>> Tree.grouped([2, 3])
@@ -59,53 +141,20 @@ class Tree:
         """This tree several times over, side by side: one for each seed of a run of many."""
         return Tree(tuple(counts * copies for counts in self.children), self.tiers, copies)
 
-    def copy(self, tier: str, ids: Tensor) -> Tensor:
-        """In which copy of the tree each node stands, [n]."""
-        return ids // (self.size(tier) // self.copies)
-
-    def local(self, tier: str, ids: Tensor) -> Tensor:
-        """Each node's id within its own copy of the tree, [n]."""
-        return ids if self.copies == 1 else ids % (self.size(tier) // self.copies)
-
-    @property
-    def depth(self) -> int:
-        """The number of tiers."""
-        return len(self.tiers)
-
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
         return (self.copies, *(sum(counts) for counts in self.children))
 
-    @property
-    def links(self) -> tuple[str, ...]:
-        """The names of the links, "server-edge" and so on, from the top."""
-        return tuple(map("-".join, pairwise(self.tiers)))
-
-    @property
-    def devices(self) -> int:
-        """The number of leaves."""
-        return self.sizes[-1]
-
-    def size(self, tier: str) -> int:
-        """The number of nodes of a tier."""
-        return self.sizes[self.index(tier)]
-
-    def index(self, tier: str) -> int:
-        """The position of a tier, the server being 0."""
-        if tier not in self.tiers:
-            raise TreeError(f"this tree has the tiers {', '.join(self.tiers)}; there is no tier {tier!r}.")
-        return self.tiers.index(tier)
-
-    def below(self, tier: str) -> str | None:
-        """The name of the next tier down, None under the devices."""
-        at = self.index(tier) + 1
-        return self.tiers[at] if at < self.depth else None
-
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children each of these nodes has, [n]."""
         at = self.index(tier)
         return self._counts[at][ids] if at < self.depth - 1 else torch.zeros_like(ids)
+
+    def widest(self, tier: str) -> int:
+        """The most children that any node of a tier has; 0 for devices."""
+        at = self.index(tier)
+        return max(self.children[at]) if at < self.depth - 1 else 0
 
     def first(self, tier: str, ids: Tensor) -> Tensor:
         """The id of each node's first child, [n]; children of one node have consecutive ids."""
@@ -141,17 +190,6 @@ class Tree:
             stays = (left > 0).long()
             children.insert(0, tuple(left[left > 0].tolist()))
         return Tree(tuple(children), self.tiers, self.copies)
-
-    def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address) -> tuple[Tensor, Tensor]:
-        """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
-        counts = self.counts(tier, ids)
-        if sample is None:
-            position = torch.repeat_interleave(torch.arange(len(ids)), counts)
-            number = torch.arange(len(position)) - (torch.cumsum(counts, 0) - counts)[position]
-        else:
-            picks = self.picks(tier, sample)[ids]
-            position, number = draws.choose(address, self.local(tier, ids), sizes=counts, picks=picks)
-        return position, self.first(tier, ids)[position] + number
 
     def picks(self, tier: str, sample: int | float) -> Tensor:
         """How many children every node of a tier asks under `sample`; an error where there are not so many."""

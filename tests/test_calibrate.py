@@ -60,7 +60,7 @@ def test_the_models_of_a_run() -> None:
         chances, labels = [], []
         for device in devices:
             examples = data.test.held(device)
-            module = run.simulator.task.space.fill(rows[0 if name == "global" else ids.tolist().index(device)])
+            module = run.runtime.task.space.fill(rows[0 if name == "global" else ids.tolist().index(device)])
             chances.append(torch.softmax(module(data.x[examples]).detach().double(), dim=1))
             labels.append(data.y[examples])
         by_hand = calibration(torch.cat(chances), torch.cat(labels), bins=5)

@@ -14,6 +14,7 @@ from covey.kernel.replies import Exact
 from covey.models import mlp
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
+from tests.peek import end
 
 
 class Nobody(Algorithm):
@@ -81,7 +82,7 @@ def test_cyclic_batches_go_on_where_the_last_call_stopped() -> None:
         if 1 in ids:
             at = ids.index(1)
             seen.append(batch.x[at, batch.weight[at] == 1, 0].tolist())
-        on._keep(me, me.ids, round)
+        end(on, me, round)
         on.store.commit()
     assert seen == [[300.0, 301.0], [302.0], [300.0, 301.0]]
     assert not on.store.get("device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0).any()
@@ -104,7 +105,7 @@ def test_memory_within_and_after_a_call() -> None:
     kept = me.keep("a", 2 * row)
     assert torch.equal(me.recall("a", default=row), kept)  # visible to the call itself
     assert nodes([1], on=on).recall("a") is None  # and to nobody else before it ends
-    on._keep(me, me.ids, 4)
+    end(on, me, 4)
     later = nodes([0, 1], round=6, on=on)
     assert later.recall("a", default=torch.zeros(2, 3)).tolist() == [[0.0] * 3, [2.0] * 3]
     assert later.recall("a", default=torch.zeros(2, 3), since=5).tolist() == [[0.0] * 3] * 2

@@ -14,7 +14,7 @@ from covey import Algorithm, Experiment, Nodes, Tree
 from covey.data import Shards, own_parts
 from covey.errors import DivergedError, ProgramError
 from covey.models import linear
-from covey.runs.run import _record
+from covey.runs.record import read
 from covey.runtimes.notes import Note, Notes
 from tests.laws.cases import PLAIN, differences, experiment, state
 from tests.laws.test_graphs import captured
@@ -103,8 +103,8 @@ def test_a_captured_program_notes_as_it_did_when_it_ran() -> None:
     here = experiment(PLAIN["Pruned"], rounds=6)
     run, plain = captured(here), covey.run(here)
     list(plain)
-    assert run.simulator.graphs is not None
-    assert run.simulator.graphs.replays > 0
+    assert run.runtime.graphs is not None
+    assert run.runtime.graphs.replays > 0
     assert [record.notes for record in run.history] == [record.notes for record in plain.history]
     assert run.history[-1].notes != run.history[-2].notes
 
@@ -123,9 +123,9 @@ def test_they_are_json_and_records_without_any_are_read() -> None:
     record = next(start())
     facts = json.loads(json.dumps(record.as_dict()))
     assert facts["notes"]["device"]["number"] == {"mean": 2.0, "least": 0.0, "most": 4.0, "count": 10}
-    assert _record(facts) == record
+    assert read(facts) == record
     del facts["notes"]
-    assert _record(facts).notes == {}
+    assert read(facts).notes == {}
 
 
 def test_scoring_and_newcomers_note_nothing() -> None:

@@ -30,11 +30,11 @@ def test_the_last_layer_is_private_by_default_and_never_sent(cls: type[Algorithm
     assert run.experiment.private == ("head",)
     assert run.notes == [f'{cls.__name__}: layer 3 stays on each device (private = "head"); private = "" shares all.']
     list(run)
-    space = run.simulator.task.space
+    space = run.runtime.task.space
     head = slice(space.shared, None)
     assert space.width - space.shared == 5 * 10 + 10
-    assert torch.equal(run.w[:, head], run.simulator.start[:, head])
-    assert not torch.equal(run.w[:, : space.shared], run.simulator.start[:, : space.shared])
+    assert torch.equal(run.w[:, head], run.runtime.start[:, head])
+    assert not torch.equal(run.w[:, : space.shared], run.runtime.start[:, : space.shared])
     assert len(run.rows("personal")[1][:, head].unique(dim=0)) == 4
 
 

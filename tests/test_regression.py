@@ -63,7 +63,7 @@ def answers(run: Run, model: str, part: str) -> tuple[list[Floats], list[Floats]
         examples = shards.part(part).held(device)
         y = shards.y[examples].numpy().reshape(len(examples), -1)
         with torch.no_grad():
-            module = run.simulator.task.space.fill(by_node.get(node, run.w[0]))
+            module = run.runtime.task.space.fill(by_node.get(node, run.w[0]))
             outputs = module(shards.x[examples]).numpy()
         errors.append(outputs.reshape(y.shape) - y)
         targets.append(y)

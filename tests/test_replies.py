@@ -1,5 +1,8 @@
 """Reductions per asker, against a loop over the answers."""
 
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from covey.errors import ProgramError
-from covey.kernel.replies import Exact, Replies, exact
+from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, exact
 
 quick = settings(max_examples=60)
 
@@ -141,3 +144,109 @@ def test_no_askers_and_dtype() -> None:
     weights = Replies(torch.ones(1, 1, dtype=torch.float64), asker=torch.tensor([0]), askers=1)
     assert Replies(torch.ones(1, 2), asker=torch.tensor([0]), askers=1).mean(weight=weights).dtype == torch.float32
     assert exact(torch.ones(1, 2)).rows.shape == (1, 2)
+
+
+class Shelf:
+    """Answers that are made anew at every read, and how many of them are alive at most."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def defer(self, rows: Tensor, mask: Tensor | None = None) -> Deferred:
+        def read() -> Message:
+            copy = rows.clone()
+            self.made.append(weakref.ref(copy))
+            self.most = max(self.most, sum(ref() is not None for ref in self.made))
+            return copy if mask is None else Masked(copy, mask)
+
+        return Deferred(read, masked=mask is not None)
+
+
+Reduce = Callable[[Replies, Replies | None], tuple[Tensor | None, ...]]
+REDUCTIONS: dict[str, Reduce] = {
+    "sum": lambda replies, weight: (replies.sum(),),
+    "sums": lambda replies, weight: replies.sums(weight),
+    "mean": lambda replies, weight: (replies.mean(weight=weight, default=torch.ones(5, 9)),),
+    "cover": lambda replies, weight: (replies.cover,),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_change_no_bit_and_one_is_held_at_a_time(name: str, masked: bool, weighted: bool, dtype: torch.dtype) -> None:
+    """Against one tensor of all answers, whose weighted rows are added as a whole."""
+    g = torch.Generator().manual_seed(4)
+    rows = (torch.randn(24, 9, generator=g, dtype=torch.float64) * 10.0 ** torch.randint(-6, 6, (24, 1), generator=g)).to(dtype)
+    rows[3, 2] = -0.0
+    masks = torch.rand(24, 9, generator=g) < 0.7 if masked else None
+    asker = torch.tensor([0] * 7 + [1] * 1 + [3] * 16)  # nobody answers 2 and 4
+    weights = torch.rand(24, 1, generator=g, dtype=torch.float64)
+    weight = Replies(weights, asker=asker, askers=5) if weighted else None
+    want = REDUCTIONS[name](Replies(rows, asker=asker, askers=5, mask=masks), weight)
+    for size in (1, 5, 24):
+        cuts = [slice(k, k + size) for k in range(0, 24, size)]
+        shelf = Shelf()
+        deferred = [shelf.defer(rows[cut], None if masks is None else masks[cut]) for cut in cuts]
+        held = [rows[cut] if masks is None else Masked(rows[cut], masks[cut]) for cut in cuts]
+        for parts, mask in ((deferred, None), (held, None), ([rows[cut] for cut in cuts], masks)):
+            got = REDUCTIONS[name](Replies(parts, asker=asker, askers=5, mask=mask), weight)
+            for a, b in zip(got, want, strict=True):
+                assert a is not None
+                assert b is not None
+                assert a.numpy().tobytes() == b.numpy().tobytes()
+        assert len(shelf.made) == len(cuts)  # each was read once
+        assert shelf.most == 1
+
+
+def test_a_weighted_sum_is_the_loop_in_id_order() -> None:
+    """To the bit, so that the parts above are compared with the right thing."""
+    g = torch.Generator().manual_seed(5)
+    rows, weights = torch.randn(6, 3, generator=g), torch.rand(6, 1, generator=g)
+    asker = torch.tensor([0, 0, 0, 1, 1, 1])
+    total, scale = torch.zeros(2, 3), torch.zeros(2, 1)
+    for k in range(6):
+        total[asker[k]] += rows[k] * weights[k]
+        scale[asker[k]] += weights[k]
+    sums = Replies(rows, asker=asker, askers=2).sums(Replies(weights, asker=asker, askers=2))
+    assert torch.equal(sums[0], total)
+    assert torch.equal(sums[1], scale)
+
+
+def test_deferred_answers_are_read_again_by_every_reduction_until_they_are_gathered() -> None:
+    rows, asker = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 0, 1])
+    shelf = Shelf()
+    replies = Replies([shelf.defer(rows[:2]), shelf.defer(rows[2:])], asker=asker, askers=2, child=torch.arange(3))
+    assert replies.count.tolist() == [2, 1]
+    assert shelf.made == []  # a count needs none of them
+    first = replies.mean()
+    assert torch.equal(first, replies.mean())
+    assert len(shelf.made) == 4
+    assert torch.equal(replies.gather().rows, rows)
+    assert torch.equal(replies.mean(), first)
+    assert len(shelf.made) == 6
+
+
+def test_masks_survive_a_gather() -> None:
+    rows, mask, asker = torch.ones(3, 2), torch.tensor([[True, False], [True, True], [False, False]]), torch.zeros(3).long()
+    shelf = Shelf()
+    parts = [shelf.defer(rows[:2], mask[:2]), shelf.defer(rows[2:], mask[2:])]
+    replies = Replies(parts, asker=asker, askers=1, child=torch.arange(3))
+    replies.gather()
+    assert replies.cover.tolist() == [[2.0, 1.0]]
+
+
+def test_parts_that_do_not_fit_together_are_refused() -> None:
+    rows, asker = torch.ones(2, 3), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ProgramError, match="some of the answers have masks"):
+        Replies([rows[:1], Masked(rows[1:], rows[1:] > 0)], asker=asker, askers=1)
+    with pytest.raises(ProgramError, match="some of the answers have masks"):
+        Replies([Deferred(lambda: rows, masked=True)], asker=asker, askers=1).sum()
+    with pytest.raises(ProgramError, match="answer None"):
+        Replies([Deferred(lambda: None)], asker=asker, askers=1).sum()
+    for parts in ([rows, rows], [rows[:1]]):
+        with pytest.raises(ProgramError, match="2 children were asked"):
+            Replies(parts, asker=asker, askers=1).sum()
+    assert Replies([Deferred(lambda: exact(rows))], asker=asker, askers=1).mean().tolist() == [[1.0] * 3]

@@ -96,7 +96,7 @@ def test_rows_and_modules() -> None:
 
 def equal(a: covey.Run, b: covey.Run) -> None:
     assert torch.equal(a.w, b.w)
-    one, two = list(a.simulator.store.dump()), list(b.simulator.store.dump())
+    one, two = list(a.runtime.store.dump()), list(b.runtime.store.dump())
     assert [entry[:2] for entry in one] == [entry[:2] for entry in two]
     for left, right in zip(one, two, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(left[2:], right[2:], strict=True))
@@ -274,9 +274,9 @@ def test_the_papers_protocol_trains_on_the_validation_part() -> None:
     honest, paper = (covey.run(experiment(protocol=p, rounds=1)) for p in ("honest", "paper"))
     count = torch.arange(6)
     validation = DATA.validation.counts()
-    got = paper.simulator.task.counts("train", count) - honest.simulator.task.counts("train", count)
+    got = paper.runtime.task.counts("train", count) - honest.runtime.task.counts("train", count)
     assert torch.equal(got, validation)
-    assert not paper.simulator.task.counts("validation", count).any()
+    assert not paper.runtime.task.counts("validation", count).any()
 
 
 def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
@@ -292,7 +292,7 @@ def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
     assert torch.equal(base.w, same.w)
     assert [r.cohorts for r in records[0]] == [r.cohorts for r in records[1]]
     assert not torch.equal(base.w, other.w)
-    assert not torch.equal(base.simulator.start[0], other.simulator.start[0])
+    assert not torch.equal(base.runtime.start[0], other.runtime.start[0])
 
 
 def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
         original(*given)
         raise KeyboardInterrupt
 
-    owner, name = (type(run.simulator.store), "commit") if at == "commit" else (covey.Runs, "_play")
+    owner, name = (type(run.runtime.store), "commit") if at == "commit" else (covey.Runs, "_play")
     original = getattr(owner, name)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, torn)

@@ -82,7 +82,7 @@ def naive(run: Run, model: str, part: str, regression: bool) -> dict[str, float 
         held = data.part(part).held(d)
         x, y = data.x[held], data.y[held]
         with torch.no_grad():
-            outputs = run.simulator.task.space.fill(by_node.get(node, run.w[0]))(x)
+            outputs = run.runtime.task.space.fill(by_node.get(node, run.w[0]))(x)
         hits = 0 if regression else int((outputs.argmax(1) == y).sum())
         all_right, all_count = all_right + hits, all_count + len(x)
         if node in by_node and len(x):
@@ -164,7 +164,7 @@ def test_a_model_from_above_is_scored_with_each_devices_own_private_layers() -> 
     here = Experiment(algorithm, shards(), mlp(2, 4, 3), TREE, rounds=2, private="head", dtype=torch.float64, parts=("test",))
     run = covey.run(here)
     record = list(run)[-1]
-    task, w = run.simulator.task, run.w.clone()
+    task, w = run.runtime.task, run.w.clone()
     ids, personal = run.rows("personal")
     rows = w.repeat(TREE.devices, 1)
     rows[ids, task.space.shared :] = personal[:, task.space.shared :]

@@ -138,7 +138,7 @@ def test_what_is_fed_back_adds_up(spec: Any) -> None:
     run = covey.run(here)
     list(run)
     row, total = run.rows("row")[1], run.rows("sum")[1]
-    lost = run.simulator.store.get("device", "_lost server-device up device 0", torch.arange(1), torch.zeros_like(row), 0)
+    lost = run.runtime.store.get("device", "_lost server-device up device 0", torch.arange(1), torch.zeros_like(row), 0)
     assert lost is not None
     torch.testing.assert_close(total + lost, 60 * row, rtol=1e-4, atol=1e-3)
     if "keep" in spec:
@@ -168,7 +168,7 @@ def test_what_lies_outside_a_mask_is_still_to_be_sent(spec: Any) -> None:
     lost = []
     for _ in run:
         zeros = torch.zeros(2, run.w.shape[1])
-        found = run.simulator.store.get("device", "_lost server-device up device 0", torch.arange(2), zeros, 0)
+        found = run.runtime.store.get("device", "_lost server-device up device 0", torch.arange(2), zeros, 0)
         assert found is not None
         lost.append(found.clone())
     assert all(float(rows[:, 1::2].abs().max()) > 1e-3 for rows in lost)

@@ -45,7 +45,7 @@ def test_a_round_that_fails_in_one_thread_leaves_nothing_of_the_others() -> None
     with pytest.raises(KeyboardInterrupt):
         next(run)
     assert torch.equal(run.rows("personal")[1], before)
-    assert run.simulator.store.rounds("device", "personal", torch.arange(8)).tolist() == [0] * 8
+    assert run.runtime.store.rounds("device", "personal", torch.arange(8)).tolist() == [0] * 8
     assert run.meter.bytes() == sent
     assert run.round == 1
 
@@ -56,7 +56,7 @@ def test_a_run_that_is_dropped_is_freed_at_once() -> None:
     try:
         run = covey.run(experiment(rounds=1))
         list(run)
-        simulator = weakref.ref(run.simulator)
+        simulator = weakref.ref(run.runtime)
         del run
         assert simulator() is None
     finally:

@@ -5,6 +5,7 @@ edges' means move towards the mean of all. Otherwise each edge flips its own: wi
 else they step on their losses. Each move is divided by its chance, so that on average they are a step of size `lr` on the whole.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,9 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
+from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import averaging_step, inner_step, largest, smallest
 from covey.kernel.fields import Count, NonNegative, Positive, Probability, ProbabilityPerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
@@ -79,3 +82,14 @@ class AL2GD(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        local = self.lr / (1 - self.p) / (1 - largest(self.edge_p))
+        pull = self.lr * self.lam / (1 - self.p) / smallest(self.edge_p)
+        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/((1-p)(1-edge_p))", "lam"))
+        yield from averaging_step(pull, "lr*lam/((1-p) edge_p)")
+        yield from averaging_step(self.lr * self.gamma / self.p, "lr*gamma/p")
+
+    def levers(self, L: float) -> Levers:
+        times = 1 / (1 - self.p) / (1 - largest(self.edge_p))
+        return Levers(steps=(Step("lr", times=times),))

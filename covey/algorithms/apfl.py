@@ -15,13 +15,16 @@ This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from it, s
 - Its alpha moves by `lr`, not by a step size of its own, and one batch serves w, v and alpha.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -65,3 +68,9 @@ class APFL(Algorithm):
             slope = (v - w) * me.grad(self.batch, "alpha")(torch.lerp(w, v, alpha))
             alpha = (alpha - self.alpha_lr * slope.sum(1, keepdim=True)).clamp(0, 1)
         return me.keep("_alpha", alpha)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr"),))

@@ -5,11 +5,14 @@ a gradient and takes their mean by numbers of examples, which is the gradient of
 times what one of FedAvg does, and a gradient tells more of a device's examples than a model after many steps.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact
@@ -42,3 +45,6 @@ class Centralised(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)  # as of FedAvg, on its own data
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

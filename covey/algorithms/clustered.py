@@ -9,6 +9,7 @@ A device picks by the loss of its data alone, the paper's F_i, also where the ex
 smallest weights.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Message, exact
@@ -69,3 +72,6 @@ class Clustered(Algorithm):
         weight = me.weight(self.weight)
         weights = picked if weight is None else picked * weight.rows
         return me.keep("personal", theta), *(exact(column) for column in weights.t()[:, :, None])
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

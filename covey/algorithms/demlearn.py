@@ -6,6 +6,7 @@ holds all devices below it. `linkage` is the paper's "ward" or the public code's
 group's mean, of means that were multiplied already, by 1.15 in its first five rounds: `amplify` and `amplify_rounds`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
@@ -14,7 +15,9 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
@@ -89,6 +92,14 @@ class DemLearn(Algorithm):
             if isinstance(member, list):
                 self.mix_down(member, theta, parent, factor, model)
         return model
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Where all devices have the same model, groups and mixing leave it as it is."""
+        yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        yield Round(prox_round(self.lr, self.mu, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", self.mu, "mu"),))
 
 
 def average(group: Group, theta: Rows, factor: float) -> Rows:

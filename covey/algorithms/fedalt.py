@@ -4,13 +4,16 @@ The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `perso
 v is the experiment's `private`, by default the last one. Edges average what is under them `edge_rounds` times, as in HierFAVG.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -67,3 +70,10 @@ class FedAlt(Algorithm):
         x = descend(x, me.grad(self.batch, "personal"), part=me.private, steps=self.personal_steps, lr=self.personal_lr)
         x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Only some columns move at a time, and their curvature is at most that of all columns."""
+        above = replace(loss, exact=False)
+        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)

@@ -6,6 +6,7 @@ descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size a
 server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
@@ -64,3 +67,12 @@ class FedAMP(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.device(me, w, torch.full_like(w[:, :1], self.lam / self.alpha))
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        tie = self.lam / self.alpha
+        yield from inner_step(self.lr, tie, loss, steps=self.steps, names=("lr", "lam/alpha"))
+        yield Round(prox_round(self.lr, tie, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        step = Step("lr", self.lam / self.alpha, "lam/alpha")
+        return Levers(steps=(step,), penalties=(Tie("lam", scale=self.alpha),))

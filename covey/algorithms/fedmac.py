@@ -7,13 +7,28 @@ local round to the next, without which it would never be more than one step from
 Defaults are for newcomers; the paper's settings are in covey/papers/fedmac.toml.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
-from covey.engine.descend import descend
+from covey.engine.descend import NO_DATA, descend
+from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, Round, Statement, Step, Upper, Vector
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import (
+    Condition,
+    at_most,
+    descended,
+    inner_step,
+    outer_step,
+    power,
+    server_step,
+    smooth_l1_cycle,
+    theorem,
+)
 from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -68,7 +83,7 @@ class FedMac(Algorithm):
             theta = descend(theta, gradient, linear=-self.lam * w, l1=l1_of_theta,
                             steps=self.steps, lr=self.personal_lr,
                             tol=self.tol or None, method=self.method)  # (9)  # fmt: skip
-            w = descend(w, torch.zeros_like, prox=(self.lam, theta), l1=l1_of_w,
+            w = descend(w, NO_DATA, prox=(self.lam, theta), l1=l1_of_w,
                         steps=1, lr=self.lr)  # (6)  # fmt: skip
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
@@ -92,3 +107,73 @@ class FedMac(Algorithm):
 
     def zero(self, tier: str, model: str) -> float | None:
         return self.l1_of_theta.cut() if model == "personal" else self.cut(tier)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        lr, lam, smooth = self.lr, self.lam, self.l1 == "smooth"
+        curve = self.gamma / self.rho if smooth else 0.0
+        total = self.steps * self.local_rounds
+        names = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, loss, steps=total, curve=curve, names=names)
+        if smooth:
+            yield from smooth_l1_cycle(self.personal_lr, 0.0, self.gamma, self.rho, L=loss.L, names=(*names, "gamma"))
+            yield from smooth_l1_cycle(lr, lam, self.gamma_w, self.rho, names=("lr", "lam", "gamma_w"))
+        yield from self._penalty_step()
+        largest = lr * lam**2 / (lr * lam - 2) if lr * lam > 2 else math.inf
+        why = "lam < L < lr lam^2/(lr lam - 2)"
+        yield from outer_step(lr, lam, names=("lr", "lam"), largest=largest, why=why)
+        moved = 1 - (1 - lr * lam) ** self.local_rounds
+        yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
+        yield Round(self._excess)
+        yield from self._correlation(loss)
+
+    def _penalty_step(self) -> Iterator[Advice]:
+        if not self.gamma_w:
+            return
+        moved = self.lr * self.gamma_w
+        text = f"lr*gamma_w = {self.lr:g}*{self.gamma_w:g} = {moved:g}: how far the penalty moves a weight of w_i in one step"
+        numbers = {"lr*gamma_w": moved}
+        if moved > 0.1:  # weights of trained models are of this size
+            far = "more than most weights of a model are large; lower gamma_w or lr"
+            yield Advice("warning", "penalty step", f"{text}, {far}.", numbers)
+        else:
+            yield Advice("note", "penalty step", f"{text}.", numbers)
+
+    def _excess(self, h: Vector) -> Vector:
+        w = theta = np.zeros_like(h)
+        steps = power(self.personal_lr, 0.0, h, self.steps)
+        for _ in range(self.local_rounds):
+            theta = descended(theta, steps, (self.lam * (1 + w) - h) / h)
+            w = w - self.lr * self.lam * (w - theta)
+        return self.beta * w
+
+    def _correlation(self, loss: Loss) -> Iterator[Statement]:
+        """What -lam <theta, w> does to theta, and to the convexity of the whole."""
+        pull = self.personal_lr * self.lam
+        if pull * self.steps * self.local_rounds < 0.01:
+            text = (
+                f"the correlation adds personal_lr*lam*w = {pull:.2g}*w per step, so that theta is "
+                f"nearly local SGD and what acts is lr*lam = {self.lr * self.lam:g}, an average of "
+                "its path; raise lam, and lower lr, to tie theta to w."
+            )
+            numbers = {"personal_lr*lam": pull, "lr*lam": self.lr * self.lam}
+            yield Advice("note", "correlation", text, numbers)
+        if loss.mu is not None:
+            yield self._theorem(loss.mu)
+
+    def _theorem(self, mu: float) -> Advice:
+        lam = self.lam
+        needed = f"lam = {lam:g} < mu = {mu:g}, without which the problem is not convex"
+        convex: Condition = (needed, lam < mu)
+        if lam >= mu:
+            return theorem("Theorem 1 of FedMac", [convex], {"lam": lam, "mu": mu})
+        curve = self.gamma_w / self.rho if self.l1 == "smooth" else 0.0
+        smooth, strong = lam + curve, lam - lam**2 / mu
+        bound = 1 / ((18 + 256 * smooth / strong) * smooth) / (self.beta * self.local_rounds)
+        beta: Condition = (f"beta = {self.beta:g} >= 1", self.beta >= 1)
+        numbers = {"largest lr": bound, "L_F": smooth, "mu_F": strong}
+        conditions = [convex, at_most("lr", self.lr, bound), beta]
+        return theorem("Theorem 1 of FedMac", conditions, numbers)
+
+    def levers(self, L: float) -> Levers:
+        w_i = Upper("lr", HALFWAY / self.lam, self.lam, "w_i moves lr*lam", "theta")
+        return Levers(steps=(Step("personal_lr"),), uppers=(w_i,))

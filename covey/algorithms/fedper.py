@@ -5,13 +5,16 @@ default the last one.
 Its mean weighs by samples: `weight="samples"`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -47,3 +50,6 @@ class FedPer(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me, w[:, me.shared])
         return me.kept["personal"]
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

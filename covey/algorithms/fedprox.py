@@ -1,10 +1,13 @@
 """FedProx: FedAvg whose devices are held near the global model (Li et al., 2020)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -32,3 +35,10 @@ class FedProx(Algorithm):
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         x = descend(w, me.grad(self.batch), prox=(self.mu, w), steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        yield Round(prox_round(self.lr, self.mu, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", self.mu, "mu"),))

@@ -4,13 +4,16 @@ The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of
 default the last one); its tau_h, tau, alpha are `head_steps`, `steps`, `head_lr` and `lr`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -52,3 +55,8 @@ class FedRep(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.fitted(me, w[:, me.shared])
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        head = ("head_lr", "lam")
+        yield from inner_step(self.head_lr, 0.0, loss, steps=self.head_steps, names=head)

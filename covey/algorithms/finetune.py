@@ -1,10 +1,13 @@
 """FedAvg, then a few local steps: the simplest personal model that uses everybody's data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -34,3 +37,8 @@ class FineTune(Algorithm):
         x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
         me.keep("personal", descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr))
         return x, me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        tune = ("tune_lr", "lam")
+        yield from inner_step(self.tune_lr, 0.0, loss, steps=self.tune_steps, names=tune)

@@ -5,13 +5,16 @@ those of FedMac's comparison, but for lam, which is 5 there.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
@@ -53,3 +56,10 @@ class HeurFedAMP(Algorithm):
     def device(self, me: Nodes, u: Rows) -> Rows:
         theta = descend(u, me.grad(self.batch), prox=(self.lam, u), steps=self.steps, lr=self.lr)
         return me.keep("personal", theta)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, self.lam, loss, steps=self.steps)
+        yield Round(prox_round(self.lr, self.lam, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", self.lam, "lam"),), penalties=(Tie("lam"),))

@@ -5,11 +5,14 @@ samples (`weight="samples"`): a device by its own, an edge by those of all devic
 or not. h-SGD weighs uniformly.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -46,3 +49,6 @@ class HierFAVG(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -1,10 +1,13 @@
 """Local training: every device learns alone; the yardstick of every personal model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
@@ -32,3 +35,6 @@ class Local(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me)
         return me.kept["personal"]
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -5,11 +5,14 @@ batches of a device's training examples, drawn anew at every step. A device's ow
 one step of size alpha on another training batch.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from covey.engine.descend import descend
+from covey.kernel.advice import FLAT, HALFWAY, Levers, Loss, Round, Statement, Step, Upper, Vector
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import power
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -65,3 +68,16 @@ class PerFedAvg(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return me.keep("personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha))
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield Round(self._excess)
+
+    def _excess(self, h: Vector) -> Vector:
+        """f(x - alpha f'(x)) has curvature h (1 - alpha h)^2; without the Hessian h (1 - alpha h)."""
+        exponent = 1 if self.order == "first" else 2
+        return power(self.lr, 0.0, h * (1 - self.alpha * h) ** exponent, self.steps)
+
+    def levers(self, L: float) -> Levers:
+        best = HALFWAY / max(L, FLAT)
+        alpha = Upper("alpha", best, L, "the personal step goes alpha*L", "the minimum")
+        return Levers(steps=(Step("lr"),), uppers=(alpha,))

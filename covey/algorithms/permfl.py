@@ -5,18 +5,25 @@ rounds, `edge_rounds`, `steps`, `lam`, `gamma`, `lr`, `edge_lr`, `beta`; its tea
 Defaults are for newcomers; the paper's settings are in covey/papers/permfl.toml.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, Proposal, Round, Statement, Step, Upper, Vector, far, per_cent
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import at_most, at_most_of, descended, exceeds, inner_step, largest, power, same_for_all, theorem
 from covey.kernel.fields import Count, CountPerNode, Positive, PositivePerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Replies
 from covey.tree import Sample
 from covey.types import Rows
+
+_NU = 1e-3  # how far inner loops are to shrink their starting error; the paper leaves nu open
 
 
 @dataclass(frozen=True)
@@ -73,3 +80,148 @@ class PerMFL(Algorithm):
 
     def above(self) -> str:
         return "edge"
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Of lists with one entry per node, by the largest entries."""
+        lr, eta = largest(self.lr), largest(self.edge_lr)
+        yield from inner_step(lr, self.lam, loss, steps=int(largest(self.steps)))
+        yield from self._edge_step(eta)
+        yield from self._server_step()
+        alike = same_for_all(self.lr, self.edge_lr, self.steps, self.edge_rounds)
+        yield Round(self._excess, certain=alike)
+        yield self._theorem_1(loss, lr, eta)
+        yield self._theorem_2(loss, lr, eta)
+        yield from self._loops(loss, lr, eta)
+        yield from self._nonconvex_loops(loss, lr, eta)
+
+    def _edge_step(self, eta: float) -> Iterator[Advice]:
+        lam, gamma = self.lam, self.gamma
+        tied, both = eta * gamma, eta * (lam + gamma)
+        numbers = {"edge_lr*gamma": tied, "edge_lr*(lam+gamma)": both}
+        if tied >= 2 and largest(self.edge_rounds) > 1:
+            text = (
+                f"edge_lr*gamma = {eta:g}*{gamma:g} = {tied:g} is 2 or more: every edge round "
+                f"multiplies the distance of w_i to its minimiser by {1 - tied:g} or worse; "
+                f"use edge_lr < {1 / (lam + gamma):.3g}."
+            )
+            yield Advice("warning", "edge step", text, numbers)
+        elif both >= 1:
+            losses = "for every convex loss"
+            if both >= 2:
+                losses = f"only where lam L/(lam+L) < 2/edge_lr - gamma = {2 / eta - gamma:.3g}"
+            text = f"edge_lr*(lam+gamma) = {both:g}; below 1 is sufficient, not necessary: the step is stable {losses}."
+            yield Advice("warning", "edge step", text, numbers)
+
+    def _server_step(self) -> Iterator[Advice]:
+        """x <- (1 - beta gamma) x + beta gamma mean w_i(x), and w_i(x) follows x."""
+        beta, gamma, lam = self.beta, self.gamma, self.lam
+        product = beta * gamma
+        if product <= 1:
+            return
+        worst = product * lam / (lam + gamma)
+        through = math.inf  # the curvature s at which product s/(gamma+s) is 2
+        if product > 2:
+            through = 2 * gamma / (product - 2)
+        largest_L = through * lam / (lam - through) if through < lam else math.inf
+        verdict = f"here L < {largest_L:.3g}; beta <= {1 / gamma:.3g} makes it safe for every loss."
+        if largest_L == math.inf:
+            bound = f"beta gamma lam/(lam+gamma) = {worst:.3g} is at most 2"
+            verdict = f"which every convex loss meets, as {bound}."
+        text = (
+            f"beta*gamma = {beta:g}*{gamma:g} = {product:g}, so x is multiplied by "
+            f"1 - beta*gamma = {1 - product:g}, which the mean of w_i makes up for as it follows x. "
+            "At most 1 is sufficient, not necessary: with inner loops run to the end it converges "
+            f"while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
+        )
+        numbers = {"beta*gamma": product, "server factor": 1 - product}
+        numbers |= {"beta*gamma*lam/(lam+gamma)": worst, "largest L": largest_L}
+        yield Advice("warning", "server step", text, numbers)
+
+    def _excess(self, h: Vector) -> Vector:
+        w = np.zeros_like(h)  # the distance from x, which stays where it is
+        eta = largest(self.edge_lr)
+        steps = power(largest(self.lr), self.lam, h, int(largest(self.steps)))
+        for _ in range(int(largest(self.edge_rounds))):
+            theta = descended(w, steps, (self.lam * w - h) / (h + self.lam))
+            w = w - eta * (self.lam * (w - theta) + self.gamma * w)
+        return self.beta * self.gamma * w
+
+    def _theorem_1(self, loss: Loss, lr: float, eta: float) -> Advice:
+        """With the rate of (59), the algorithm's own; the printed (1 - beta)^T renames beta."""
+        lam, gamma = self.lam, self.gamma
+        smooth = None if loss.L is None else 1 / (loss.L + lam)
+        conditions = [
+            at_most("beta", self.beta, 1 / (2 * gamma)),
+            at_most("edge_lr", eta, 0.5 / (lam + gamma)),
+            at_most_of(f"lr = {lr:g}", lr, "1/(L+lam)", smooth),
+        ]
+        numbers = {"largest beta": 1 / (2 * gamma)}
+        end = "needs mu > 0"
+        if loss.mu:
+            strong = self._strong(loss.mu)
+            rate = 1 - self.beta * strong / 2
+            numbers |= {"mu_F": strong, "rate": rate}
+            end = f"rate 1 - beta mu_F/2 = {rate:.4g} a round, mu_F = {strong:.3g}"
+        return theorem("Theorem 1 of PerMFL", conditions, numbers, end)
+
+    def _strong(self, mu: float) -> float:
+        """mu_F, the strong convexity of the envelope that the server descends."""
+        return 1 / (1 / mu + 1 / self.lam + 1 / self.gamma)
+
+    def _theorem_2(self, loss: Loss, lr: float, eta: float) -> Advice:
+        lam, gamma = self.lam, self.gamma
+        double = None if loss.L is None else 2 * loss.L
+        conditions = [
+            at_most("beta", self.beta, 1 / (4 * gamma)),
+            at_most("edge_lr", eta, 1 / (lam + gamma)),
+            at_most("lr", lr, 1 / lam),
+            (f"gamma = {gamma:g} > 2 lam = {2 * lam:g}", gamma > 2 * lam),
+            exceeds(f"lam = {lam:g}", lam, "2 L", double),
+        ]
+        numbers = {"largest beta": 1 / (4 * gamma)}
+        return theorem("Theorem 2 of PerMFL (nonconvex)", conditions, numbers)
+
+    def _loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
+        """The K and L of (58) and (61), starting errors taken as equal: only their ratios enter."""
+        lam, mu = self.lam, loss.mu or 0.0
+        edge, device = eta * (lam * mu / (lam + mu) + self.gamma) / 2, lr * (mu + lam)
+        if edge >= 1 or device >= 1:
+            return
+        K = math.ceil(math.log(_NU) / math.log1p(-edge))
+        slope = math.log1p(-edge) / math.log1p(-device)
+        numbers = {"K": K, "L": math.ceil(slope * K), "L per K": slope}
+        text = (
+            f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for "
+            f"edge_rounds K >= {K} (now {largest(self.edge_rounds):g}) and (58) for steps "
+            f"L >= {slope:.3g} K = {numbers['L']} (now {largest(self.steps):g})"
+        )
+        if mu:
+            rate = min(self.beta * self._strong(mu) / 2, 0.999)
+            numbers["K per T"] = math.log1p(-rate) / math.log1p(-edge)
+            asked = f"(61) asks for K >= {numbers['K per T']:.3g} T, up to a constant"
+            text += f"; for Theorem 1's rate over T rounds {asked}"
+        yield Advice("note", "K and L of PerMFL (convex)", f"{text}.", numbers)
+
+    def _nonconvex_loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
+        """The K and L of (85) and (88)."""
+        lam, gamma, L = self.lam, self.gamma, loss.L
+        if L is None or not gamma > lam > L or lr * (L + lam) >= 2:
+            return
+        per_k = lam**2 * eta / (2 * lr * (1 - lr * (L + lam) / 2) * (lam - L) ** 2)
+        per_t = 2 * self.beta * gamma**2 / (eta * (gamma - lam) ** 2)
+        text = (
+            f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, gaps of all levels taken as equal."
+        )
+        numbers = {"K per T": per_t, "L per K": per_k}
+        yield Advice("note", "K and L of PerMFL (nonconvex)", text, numbers)
+
+    def levers(self, L: float) -> Levers:
+        both = self.lam + self.gamma
+        moves = "an edge moves edge_lr*(lam + gamma)"
+        edge = Upper("edge_lr", HALFWAY / both, both, moves, "its minimum")
+        penalties: tuple[Proposal, ...] = ()
+        if isinstance(self.edge_lr, int | float) and far(self.lam, self.gamma):
+            share = f"lam/(lam + gamma) = {per_cent(self.lam / both)}"
+            why = f"an edge goes {share} of the way to its devices; lam = gamma: halfway"
+            penalties = (Proposal({"lam": self.gamma}, {"lam": why}),)
+        return Levers((Step("lr", self.lam, "lam"),), (edge,), penalties)

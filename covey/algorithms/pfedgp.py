@@ -9,6 +9,7 @@ expectations, and `batch` examples are drawn for a step and up to `support` take
 optimiser starts anew in every round, and there is one step.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.engine.task import Batch, Predict
+from covey.kernel.advice import Advice, Levers, Loss, Statement
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST_COUNT, Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
@@ -94,3 +96,13 @@ class PFedGP(Algorithm):
         """The device's own classifier on the features of these examples."""
         return gp.classifier(gp.Kernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,
                              steps=self.gibbs_steps, draws=draws, source=me, stream=stream)  # fmt: skip
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        text = (
+            f"lr = {self.lr:g}: the loss is a Gaussian process's, "
+            f"its gradients are clipped at {self.clip:g}; no condition is known."
+        )
+        yield Advice("note", "inner step", text, {"lr": self.lr, "clip": self.clip})
+
+    def levers(self, L: float) -> Levers:
+        return Levers(without="its loss is a Gaussian process's, and its gradients are clipped")

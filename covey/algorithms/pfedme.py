@@ -7,13 +7,29 @@ problem. `weight_decay` is the 0.001 theta that the public code adds and the pap
 Defaults are for newcomers; the paper's settings are in covey/papers/pfedme.toml.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import HALFWAY, Levers, Loss, Round, Statement, Step, Tie, Upper, Vector, envelope
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import (
+    at_least_of,
+    at_most,
+    descended,
+    envelope_bound,
+    inner_step,
+    outer_step,
+    power,
+    server_step,
+    smooth_l1_cycle,
+    theorem,
+)
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
@@ -69,3 +85,54 @@ class PFedMe(Algorithm):
 
     def cut(self, tier: str, round: int = 0) -> float | None:
         return self.l1.cut()
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        lam = self.lam + self.weight_decay
+        personal = ("personal_lr", "lam")
+        total = self.steps * self.local_rounds
+        curve = self.gamma / self.rho
+        yield from inner_step(self.personal_lr, lam, loss, steps=self.steps, total=total, curve=curve, names=personal)
+        names = (*personal, "gamma")
+        yield from smooth_l1_cycle(self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names)
+        largest = envelope_bound(self.lr * self.lam, self.lam)
+        why = "L < 2 lam/(lr lam - 2)"
+        yield from outer_step(self.lr, self.lam, names=("lr", "lam"), largest=largest, why=why)
+        moved = 1 - (1 - self.lr * self.lam) ** self.local_rounds
+        yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
+        yield Round(self._excess)
+        yield from self._theorems(loss)
+
+    def _excess(self, h: Vector) -> Vector:
+        decay = self.weight_decay
+        w = theta = np.zeros_like(h)
+        steps = power(self.personal_lr, self.lam + decay, h, self.steps)
+        for _ in range(self.local_rounds):
+            theta = descended(theta, steps, (self.lam * w - h - decay) / (h + self.lam + decay))
+            w = w - self.lr * self.lam * (w - theta)
+        return self.beta * w
+
+    def _theorems(self, loss: Loss) -> Iterator[Statement]:
+        lam, scale = self.lam, self.beta * self.local_rounds
+        beta = (f"beta = {self.beta:g} >= 1", self.beta >= 1)
+        if loss.mu:
+            kappa = (lam + loss.mu) / loss.mu  # L_F = lam over mu_F = lam mu / (lam + mu)
+            bound = 1 / (6 * lam * (3 + 128 * kappa / self.beta)) / scale
+            conditions = [at_most("lr", self.lr, bound), beta]
+            numbers = {"largest lr": bound, "kappa_F": kappa}
+            yield theorem("Theorem 1 of pFedMe", conditions, numbers)
+        bound = 1 / (75 * lam**3) / scale
+        numbers = {"largest lr": bound}
+        least = None
+        if loss.L is not None:
+            least = math.sqrt(8 * (loss.L + self.gamma / self.rho) ** 2 + 1)
+            numbers["least lam"] = least
+        wide = at_least_of(f"lam = {lam:g}", lam, "sqrt(8 L^2 + 1)", least)
+        yield theorem("Theorem 2 of pFedMe", [at_most("lr", self.lr, bound), wide, beta], numbers)
+
+    def levers(self, L: float) -> Levers:
+        best = HALFWAY * min(1 / envelope(self.lam, L), 1 / self.lam)
+        return Levers(
+            steps=(Step("personal_lr", self.lam + self.weight_decay, "lam"),),
+            uppers=(Upper("lr", best, self.lam, "w_i moves lr*lam", "theta"),),
+            penalties=(Tie("lam"),),
+        )

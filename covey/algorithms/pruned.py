@@ -9,6 +9,7 @@ would divide by zero. Masks save bytes with the codec "bitmap".
 Defaults are for newcomers; the paper's settings are in covey/papers/wireless.toml.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -17,7 +18,9 @@ from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive, SharePerNode
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact, Masked, Replies
@@ -153,3 +156,10 @@ class Pruned(Algorithm):
         numbers = int(self.weight == "samples")
         return Work(shared, private, steps=self.steps, personal_steps=personal,
                     probe_steps=self.probe_steps, numbers=numbers)  # fmt: skip
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Only some columns move at a time, and their curvature is at most that of all columns."""
+        above = replace(loss, exact=False)
+        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)

@@ -4,13 +4,16 @@ The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`
 option II. Models and controls both travel, so that every message is twice as long.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
+from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
@@ -47,3 +50,6 @@ class Scaffold(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.device(me, w, torch.zeros_like(w))[0]
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -6,13 +6,30 @@ are `lam1`, `lam2`, `gamma1`, `gamma2`, `rho`, `lr1`, `lr2`, `beta`. nu of (9) i
 Defaults are for newcomers; the paper's settings are in covey/papers/sfedhp.toml.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
-from covey.engine.descend import descend
+from covey.engine.descend import NO_DATA, descend
+from covey.kernel.advice import HALFWAY, Levers, Loss, Round, Statement, Step, Tie, Upper, Vector, envelope
 from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import (
+    at_least_of,
+    at_most,
+    descended,
+    envelope_bound,
+    exceeds,
+    inner_step,
+    outer_step,
+    power,
+    server_step,
+    smooth_l1_cycle,
+    theorem,
+)
 from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.maths.penalty import L1
@@ -64,7 +81,7 @@ class SFedHP(Algorithm):
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample)
             phi = torch.lerp(w, theta.mean(), self.lam1 / (self.lam1 + self.lam2))  # (10)
-            w = descend(w, torch.zeros_like, prox=(self.lam2, phi), l1=l1,
+            w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=l1,
                         steps=1, lr=self.lr1)  # (11)  # fmt: skip
         me.keep("edge", phi)
         return me.keep("edge_global", w)
@@ -101,3 +118,74 @@ class SFedHP(Algorithm):
         for _ in range(self.edge_rounds):
             theta = self.device(me, w)
         return theta
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
+        curve1, curve2 = self._curves()
+        total = self.steps * self.edge_rounds
+        yield from inner_step(
+            self.lr2, self.lam1, loss,
+            steps=self.steps, total=total, curve=curve1, names=("lr2", "lam1"),
+        )  # fmt: skip
+        if self.l1 == "smooth":
+            names = ("lr2", "lam1", "gamma1")
+            yield from smooth_l1_cycle(self.lr2, self.lam1, self.gamma1, self.rho, L=loss.L, names=names)
+            names = ("lr1", "lam_bar", "gamma2")
+            yield from smooth_l1_cycle(self.lr1, both, self.gamma2, self.rho, names=names)
+        largest = envelope_bound(self.lr1 * both, both)
+        why = "L < 2 lam_bar/(lr1 lam_bar - 2)"
+        yield from outer_step(self.lr1, both, names=("lr1", "lam_bar"), largest=largest, why=why)
+        moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
+        yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
+        yield Round(self._excess)
+        yield from self._theorems(loss, curve1, self.lam2 + curve2)
+
+    def _curves(self) -> tuple[float, float]:
+        """What the smooth l1 of theta and of w adds to the curvature near zero."""
+        if self.l1 == "smooth":
+            return self.gamma1 / self.rho, self.gamma2 / self.rho
+        return 0.0, 0.0
+
+    def _excess(self, h: Vector) -> Vector:
+        w = phi = theta = np.zeros_like(h)
+        steps = power(self.lr2, self.lam1, h, self.steps)
+        for _ in range(self.edge_rounds):
+            theta = descended(theta, steps, (self.lam1 * phi - h) / (h + self.lam1))
+            phi = (self.lam1 * theta + self.lam2 * w) / (self.lam1 + self.lam2)
+            w = w - self.lr1 * self.lam2 * (w - phi)
+        return self.beta * w
+
+    def _theorems(self, loss: Loss, curve1: float, smooth: float) -> Iterator[Statement]:
+        """Theorem 1 with both links of its chain; Theorem 3 with lam at least the root."""
+        lam1, lam2 = self.lam1, self.lam2
+        double = least = None
+        if loss.L is not None:
+            double = 2 * (loss.L + curve1)
+            least = math.sqrt(16 * (loss.L + curve1) ** 2 + 1)
+        first = exceeds(f"lam1 = {lam1:g}", lam1, "2 (L + gamma1/rho)", double)
+        second = (f"lam2 = {lam2:g} > 2 lam1 = {2 * lam1:g}", lam2 > 2 * lam1)
+        numbers = {"gamma1/rho": curve1, "L_F": smooth}
+        yield theorem("Theorem 1 of sFedHP", [first, second], numbers, "a convex loss needs neither")
+        lam, scale = lam1 * lam2 / math.hypot(lam1, lam2), self.beta * self.edge_rounds
+        bound = min(1 / (588 * smooth * lam**2), self.beta / (2 * smooth)) / scale
+        wide = at_least_of(f"lam = {lam:.4g}", lam, "sqrt(16 (L + gamma1/rho)^2 + 1)", least)
+        numbers = {"lam": lam, "largest lr1": bound}
+        yield theorem("Theorem 3 of sFedHP", [wide, at_most("lr1", self.lr1, bound)], numbers)
+        if loss.mu:
+            strong = 1 / (1 / loss.mu + 1 / lam1 + 1 / lam2)
+            ratio = smooth / (strong * self.beta)
+            bound = min(1 / strong, 1 / (3 * smooth * (3 + 128 * ratio))) / scale
+            numbers = {"largest lr1": bound, "mu_F": strong}
+            yield theorem("Theorem 2 of sFedHP", [at_most("lr1", self.lr1, bound)], numbers)
+
+    def levers(self, L: float) -> Levers:
+        both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
+        through = envelope(self.lam1, self.lam2, L)
+        best = HALFWAY * min(1 / through, 1 / envelope(self.lam1, self.lam2))
+        moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
+        halfway = "as lam1: an edge stands halfway between its devices and the server"
+        return Levers(
+            steps=(Step("lr2", self.lam1, "lam1"),),
+            uppers=(Upper("lr1", best, both, moves, "its devices"),),
+            penalties=(Tie("lam1", alike={"lam2": halfway}),),
+        )

@@ -114,7 +114,7 @@ class Folder:
     def models(self, run: Seed) -> None:
         """Every kept model in its chosen round, and below `last` in the last one (covey/runs/snapshot.py)."""
         algorithm = type(run.experiment.algorithm).__name__
-        space = run.simulator.task.space
+        space = run.runtime.task.space
         for name in run.models(scored=False):
             for which, place in WHERE.items():
                 snapshot.write(self.path / place / f"{name}.safetensors", run.snapshot(name, which), space, algorithm)

@@ -32,12 +32,12 @@ from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Which, history, private_part
 from covey.runs.selection import select
 from covey.runs.snapshot import PRIVATE, Snapshot
+from covey.runtimes.simulator import Simulator
 
 if TYPE_CHECKING:
     from covey.cli.config import Config
     from covey.cli.described import Described
     from covey.report.summary import Summary
-    from covey.runtimes.simulator import Simulator
 
 Array = npt.NDArray[Any]
 
@@ -235,7 +235,7 @@ class Loaded:
 
     @property
     def _space(self) -> Space:
-        return self._run.simulator.task.space
+        return self._run.runtime.task.space
 
     @cached_property
     def _run(self) -> Run:
@@ -250,7 +250,9 @@ class Loaded:
         saved = self.place / "checkpoint.safetensors"
         facts = checkpoint.read(saved, tensors=False).facts
         checkpoint.same_experiment(saved, facts["experiment"], self.experiment.fingerprint())
-        return Run(self.experiment).simulator
+        runtime = Run(self.experiment).runtime
+        assert isinstance(runtime, Simulator)
+        return runtime
 
     def _model(self, model: str | None) -> str:
         """The model of that name, or the most personal one."""
@@ -285,12 +287,12 @@ class Loaded:
     def alike(self, model: str | None = None) -> bool:
         """Whether a model is the same for all devices, so that none need be named."""
         read = self.snapshot(model)
-        top = self._run.simulator.tree.tiers[0]
+        top = self._run.runtime.tree.tiers[0]
         return read.tier == top and PRIVATE not in read.beside and not self._own_way
 
     def _node(self, tier: str, device: int) -> int:
         """The node of a tier that a device stands under, or is."""
-        tiers = self._run.simulator.tree.tiers
+        tiers = self._run.runtime.tree.tiers
         if tier == tiers[0]:
             return 0
         if tier == tiers[-1]:

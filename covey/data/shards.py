@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey import native
 from covey.data.scaling import Scaling
-from covey.errors import ConfigError, DataError, shown
+from covey.errors import ConfigError, DataError, ProgramError, shown
 
 SPLITS = ("train", "validation", "test")
 MOST_CLASSES = 1_000_000
@@ -31,6 +31,7 @@ class Part:
 
     index: Tensor  # [total] int64, example numbers, device after device
     offset: Tensor  # [devices + 1] int64: device d holds index[offset[d]:offset[d + 1]]
+    present: Tensor | None = None  # [devices] bool: whose examples are here; None for all
 
     def __post_init__(self) -> None:
         for name, tensor in (("index", self.index), ("offset", self.offset)):
@@ -43,6 +44,9 @@ class Part:
                 f"Part.offset must rise from 0 to {len(self.index)}, the length of index, but is "
                 f"{self.offset[:5].tolist()}... (ends {ends}); build it with Part.of(...)."
             )
+        if self.present is not None and (self.present.dtype != torch.bool or self.present.shape != (self.devices,)):
+            have = f"{self.present.dtype} of shape {tuple(self.present.shape)}"
+            raise DataError(f"Part.present is {have}; give one bool for each of {self.devices} devices.")
 
     @staticmethod
     def of(pieces: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Part:
@@ -63,7 +67,16 @@ class Part:
 
     def held(self, device: int) -> Tensor:
         """The numbers of the examples one device holds, [count] int64."""
+        if self.present is not None and not bool(self.present[device]):
+            raise ProgramError(_absent(device))
         return self.index[self.offset[device] : self.offset[device + 1]]
+
+    def _only(self, present: Tensor, number: Tensor) -> Part:
+        """The pieces of some devices, [devices] bool; `number` says which number each example has now."""
+        counts = torch.where(present, self.counts(), 0)
+        owned = present.repeat_interleave(self.counts())
+        offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return Part(number[self.index[owned]], offset, present)
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,53 @@ class Shards:
         """How many devices hold the examples."""
         return self.train.devices
 
+    @property
+    def partial(self) -> bool:
+        """Whether the examples of some devices are elsewhere."""
+        return self.train.present is not None
+
+    @property
+    def present(self) -> Tensor:
+        """Whose examples are here, [devices] bool."""
+        if self.train.present is None:
+            return torch.ones(self.devices, dtype=torch.bool)
+        return self.train.present
+
+    def check_present(self, ids: Tensor) -> None:
+        """Refuse to read the examples of devices that are elsewhere."""
+        absent = ids[~self.present[ids]]
+        if len(absent):
+            raise ProgramError(_absent(int(absent[0])))
+
+    def only(self, ids: Sequence[int] | Tensor) -> Shards:
+        """The same devices under the same numbers, but the examples of these alone.
+
+        Nothing of the other devices' examples is in `x` and `y`. Reading them is a ProgramError.
+
+        >>> x, part = torch.tensor([[1.0], [2.0]]), Part.of([[0], [1]])
+        >>> shards = Shards(x, torch.tensor([0, 1]), part, part, part, classes=2).only([1])
+        >>> shards.devices, shards.x.tolist(), shards.train.held(1).tolist()
+        (2, [[2.0]], [0])
+        """
+        devices = torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
+        if bool(((devices < 0) | (devices >= self.devices)).any()):
+            raise ConfigError(f"devices {some(devices.tolist())} of {self.devices}; number them from 0.")
+        self.check_present(devices)
+        present = torch.zeros(self.devices, dtype=torch.bool)
+        present[devices] = True
+        held = torch.zeros(len(self.x), dtype=torch.bool)
+        for split in SPLITS:
+            part = self.part(split)
+            held[part.index[present.repeat_interleave(part.counts())]] = True
+        number = held.cumsum(0) - 1
+        train, validation, test = (self.part(split)._only(present, number) for split in SPLITS)
+        return replace(self, x=self.x[held], y=self.y[held], train=train, validation=validation, test=test)
+
+    @staticmethod
+    def none(like: Shards) -> Shards:
+        """No examples at all, for a node that trains on none; devices, shapes, classes and names are those of `like`."""
+        return like.only([])
+
     def part(self, split: str) -> Part:
         """The part of that name: "train", "validation" or "test"."""
         if split not in SPLITS:
@@ -137,7 +197,10 @@ class Shards:
         def part(split: str) -> Part:
             index = torch.cat([s.part(split).index + by for s, by in zip(shards, shift, strict=True)])
             counts = torch.cat([s.part(split).counts() for s in shards])
-            return Part(index, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+            offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+            if not any(s.partial for s in shards):
+                return Part(index, offset)
+            return Part(index, offset, torch.cat([s.present for s in shards]))
 
         x, y = (first.x, first.y) if same else (torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
         train, validation, test = (part(split) for split in SPLITS)
@@ -203,6 +266,11 @@ class Shards:
         return digest.hexdigest()
 
 
+def _absent(device: int) -> str:
+    """Why a device's examples cannot be read."""
+    return f"the examples of device {device} are not on this node; only a node that holds them can read them."
+
+
 def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
     """The numbers of a device's examples; a fraction or a mask is not taken for one."""
     array = np.asarray(piece)
@@ -226,7 +294,7 @@ def _check_parts(shards: Shards) -> None:
         raise DataError(f"the parts have different numbers of devices, {devices}; give a device without examples an empty piece.")
     if shards.devices == 0:
         raise DataError("the parts have 0 devices; give at least one device with examples.")
-    empty = (shards.train.counts() == 0).nonzero().flatten().tolist()
+    empty = ((shards.train.counts() == 0) & shards.present).nonzero().flatten().tolist()
     if empty:
         raise DataError(
             f"{len(empty)} of {shards.devices} devices have no training example (devices {some(empty)}); "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from covey.errors import ProgramError, TreeError
+from covey.kernel.advice import Levers, Loss, Statement, by_name, unstated
 from covey.kernel.fields import PerNode as PerNode
 from covey.kernel.fields import check, checked_first
 from covey.kernel.fields import require as require
@@ -108,6 +109,20 @@ class Algorithm(ABC):
         Called once when a model is scored; what it returns is called for every block of examples of any part.
         """
         return None
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """What theory says of its steps and penalties on such losses; by default that nothing is stated.
+
+        See `covey.kernel.advice` and `covey.kernel.conditions` for the words. A subclass states its own.
+        """
+        yield unstated(type(self).__name__)
+
+    def levers(self, L: float) -> Levers:
+        """Which fields are steps and penalties, where the median device's loss has curvature `L`.
+
+        By default the fields called lr or something_lr are steps. A subclass states its own.
+        """
+        return by_name(self)
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
@@ -10,27 +10,30 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.engine.objective import Terms
+from covey.engine.objective import DataLoss, Terms
 from covey.engine.task import Batch, Batches, Predict, Tally, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
+from covey.kernel.call import Call
 from covey.kernel.replies import Exact, Masked, Message, Replies, exact
 from covey.kernel.store import NEVER, Store
-from covey.tree import Sample, Tree
+from covey.tree import Sample, Topology
 from covey.types import Ids, Rows
 
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
 Where = Tensor | None
+Cohort = Sample | Tensor
+"""Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
 
 
-class Runtime(Protocol):
-    """What a program's nodes stand on: the simulator now, shards and real machines with the same few things."""
+class Services(Protocol):
+    """What a program's nodes stand on, whichever runtime plays them."""
 
     algorithm: Algorithm
-    tree: Tree
+    tree: Topology
     task: Task
     store: Store
     seeds: tuple[int, ...]
@@ -48,7 +51,7 @@ class Runtime(Protocol):
         rows: tuple[Any, ...],
         *,
         each: tuple[Tensor, ...],
-        sample: Sample,
+        sample: Cohort,
         where: Tensor | None,
     ) -> Any:
         """Run `program` on the children of `me` and return their Replies."""
@@ -69,22 +72,21 @@ class Runtime(Protocol):
 class Nodes:
     """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
 
-    def __init__(self, runtime: Runtime, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
+    def __init__(self, runtime: Services, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
         self.tier, self.ids, self.round = tier, ids, round
         self.idle = idle  # [n] bool: who was not asked and trains nevertheless; None: nobody
         self._runtime, self._path = runtime, path
         self._asks = 0
         self._calls: dict[str, int] = {}
-        self.kept: dict[str, Tensor] = {}
-        self.recalled: set[str] = set()  # the names that were recalled from before this call; for scoring
-        self.notes: dict[str, tuple[Tensor, ...]] = {}
-        self.gradients: Tensor | float = 0.0  # that these nodes evaluated on their data, [n] or the same for all; for runtimes
-        self.moved: Tensor | float = 0.0  # the weights that each of them moved, in all; counted where there is a radio
-        self.elapsed = torch.zeros(len(ids), 2, dtype=torch.float64)  # s that these nodes waited for their children; likewise
-        self.granted: Tensor | None = None  # the ratios of a radio plan, [n]
+        self.call = Call(len(ids))
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def kept(self) -> Mapping[str, Rows]:
+        """What this call has kept so far, by name."""
+        return self.call.kept
 
     @cached_property
     def there(self) -> Ids:
@@ -104,13 +106,18 @@ class Nodes:
     @property
     def fan(self) -> int:
         """The most children any node of this tier has; known also where there are no rows."""
-        tree = self._runtime.tree
-        return 0 if self.leaf else max(tree.children[tree.index(self.tier)])
+        return self._runtime.tree.widest(self.tier)
 
     @property
     def leaf(self) -> bool:
         """Whether these are devices, with data and without children."""
         return self._runtime.tree.below(self.tier) is None
+
+    @property
+    def above_devices(self) -> bool:
+        """Whether the children of these nodes are devices."""
+        tree = self._runtime.tree
+        return self.tier == tree.tiers[-2]
 
     @property
     def shared(self) -> slice:
@@ -194,7 +201,7 @@ class Nodes:
         """Remember rows under a name, with this round; they are scored as models unless the name starts with "_"."""
         if len(rows) != len(self):
             raise ProgramError(f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node.")
-        self.kept[name] = rows
+        self.call.kept[name] = rows
         return rows
 
     @overload
@@ -203,9 +210,9 @@ class Nodes:
     def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
     def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
-        if name in self.kept:
-            return self.kept[name]
-        self.recalled.add(name)
+        if name in self.call.kept:
+            return self.call.kept[name]
+        self.call.recalled.add(name)
         return self._runtime.store.get(self.tier, name, self.ids, default, since)
 
     def age(self, name: str) -> Tensor:
@@ -245,9 +252,9 @@ class Nodes:
     @property
     def planned(self) -> Tensor:
         """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
-        if self.granted is None:
+        if self.call.ratio is None:
             raise ConfigError('ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.')
-        return self.granted[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
+        return self.call.ratio[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
 
     def by_part(self, shared: float, private: float) -> float | Tensor:
         """A number for shared and one for private columns: itself where one will do, else a row [1, P]."""
@@ -269,7 +276,17 @@ class Nodes:
             raise ProgramError(
                 f"{self.tier}: note({name!r}) got shape {tuple(values.shape)} for {len(self)} nodes; give one number per node."
             )
-        self.notes[name] = (*self.notes.get(name, ()), values.detach().reshape(-1))
+        noted = self.call.notes.get(name, ())
+        self.call.notes[name] = (*noted, values.detach().reshape(-1))
+
+    def report(self, name: str, figures: Tensor) -> None:
+        """Hand figures of every single node, [n, k], to whoever plays the program; for scoring."""
+        self.call.reports[name] = figures
+
+    def needed_for(self, model: str) -> None:
+        """Say that what was recalled since the last such call is what predictions with a model need; for scoring."""
+        self.call.needs.setdefault(model, set()).update(self.call.recalled)
+        self.call.recalled.clear()
 
     # Draws
 
@@ -285,7 +302,7 @@ class Nodes:
 
     @overload
     def ask(
-        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Sample = None, where: Where = None
+        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Cohort = None, where: Where = None
     ) -> Replies: ...
     @overload
     def ask(
@@ -293,7 +310,7 @@ class Nodes:
         program: Callable[..., tuple[Message, Message]],
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> tuple[Replies, Replies]: ...
     @overload
@@ -302,7 +319,7 @@ class Nodes:
         program: Callable[..., tuple[Message, Message, Message]],
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> tuple[Replies, Replies, Replies]: ...
     @overload
@@ -311,7 +328,7 @@ class Nodes:
         program: Callable[..., tuple[Message, ...]],
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> tuple[Replies, ...]: ...
     def ask(
@@ -319,14 +336,15 @@ class Nodes:
         program: Program,
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> Any:
         """Run a program of the next tier on these nodes' children and return their Replies (a tuple if it answers a tuple).
 
         Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
         Links carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them first.
-        `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
+        `sample` says how many children are asked, or which: a bool for each child of these nodes, in order. `where` [n] bool
+        says which of these nodes ask at all.
         """
         owner = type(getattr(program, "__self__", None))
         if getattr(owner, program.__name__, None) is not getattr(program, "__func__", program):
@@ -341,9 +359,26 @@ class Nodes:
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
+    def drawn(self, count: int, stream: str) -> Tensor:
+        """Which children of these nodes are among `count` drawn from all nodes of their tier, bool [children].
+
+        The draw has the address (seed, round, stream): every asker finds the same one by itself.
+        """
+        tree = self._runtime.tree
+        tier = tree.tiers[tree.index(self.tier) + 1]
+        size = tree.size(tier) // tree.copies
+        copies = torch.arange(tree.copies)
+        keys = draws.keys(self._runtime.seeds, self.round, stream)
+        sizes = torch.full_like(copies, size)
+        picks = torch.full_like(copies, min(count, size))
+        copy, number = draws.choose(keys, torch.zeros_like(copies), sizes=sizes, picks=picks)
+        _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
+        return torch.isin(children, copy * size + number)
+
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Called where nodes have evaluated gradients, and with them moved weights, one as often as it did; for runtimes."""
-        self.gradients, self.moved = self.gradients + gradients, self.moved + moved
+        self.call.gradients = self.call.gradients + gradients
+        self.call.moved = self.call.moved + moved
 
     def reads(self, what: str) -> None:
         """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""
@@ -382,48 +417,58 @@ class Nodes:
 
 
 _AHEAD = 64  # steps whose batches are drawn together at most; their examples are gathered one step at a time
+_OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
-class DataGradient:
-    """The gradient of the nodes' data loss, Rows -> Rows; `descend` hands it whole loops."""
+class DataGradient(DataLoss):
+    """The gradient of the nodes' data loss, Rows -> Rows; `descend` computes whole loops of it."""
 
     def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
-        self._me, self._batch, self._stream, self._call = me, batch, stream, call
+        self.task = me._runtime.task
+        self.all_examples = batch is None
+        self.one = batch if isinstance(batch, Batch) else None
+        self._me = me
+        self._batch = batch
+        self._stream = stream
+        self._call = call
         self._step = 0
         self._ahead: dict[int, Batch] = {}
         self._until = 0  # the step before which all are sure to be wanted
         self._counted = 0  # steps to come that are reckoned already
-        self._task = me._runtime.task
 
     def __call__(self, x: Rows) -> Rows:
-        if self._batch is None:
-            data = self._task.full_gradient(x, self._me.ids)
-        else:
-            data = self._task.gradient(x, self.batch(self._step))
+        data = self._data(x)
         self._step += 1
         if self._counted:
             self._counted -= 1
         else:
             self._me.worked(1, x.shape[1])
-        return data + self._task.l2 * x if self._task.l2 else data
+            self.task.solvers.setdefault("step by step", _OWN_STEPS)
+        return data + self.task.l2 * x if self.task.l2 else data
+
+    def _data(self, x: Rows) -> Rows:
+        if self.all_examples:
+            return self.task.full_gradient(x, self._me.ids)
+        return self.task.gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
         if self._batch is None:
-            product = self._task.full_hessian_product(x, self._me.ids, v)
+            product = self.task.full_hessian_product(x, self._me.ids, v)
         else:
-            product = self._task.hessian_product(x, self.batch(self._step), v)
+            product = self.task.hessian_product(x, self.batch(self._step), v)
         self._step += 1
         self._me.worked(2, 2 * x.shape[1])
-        return product + self._task.l2 * v if self._task.l2 else product
+        return product + self.task.l2 * v if self.task.l2 else product
 
-    def descend(self, start: Rows, terms: Terms) -> Rows | None:
-        """The whole loop in the engine, where it can."""
+    def begin(self, start: Rows, terms: Terms) -> None:
+        """Count the work of a descent, and refuse what batches in a cycle cannot do."""
         steps = terms.steps.reshape(-1) if isinstance(terms.steps, Tensor) else terms.steps
-        self._me.worked(steps, terms.moving(start) if self._me._runtime.counts_moved else 0.0)
+        moved = terms.moving(start) if self._me._runtime.counts_moved else 0.0
+        self._me.worked(steps, moved)
         self._counted = terms.longest
-        if self._batch is None:
-            return None
+        if self.all_examples:
+            return
         uneven = isinstance(terms.steps, Tensor) or terms.tol is not None
         if uneven and isinstance(self._batch, int) and self._me._runtime.batches == "cyclic":
             raise ConfigError(
@@ -431,13 +476,16 @@ class DataGradient:
             )
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
-        first, self._until = self._step, self._step + terms.longest
-        one = self._batch if isinstance(self._batch, Batch) else None
-        rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
-        if rows is not None:
-            self._step += terms.longest
-            self._counted = 0
-        return rows
+        self._until = self._step + terms.longest
+
+    def batch_of(self, step: int) -> Batch:
+        """The batch of a step of the descent that has begun."""
+        return self.batch(self._step + step)
+
+    def skip(self, steps: int) -> None:
+        """The steps of the descent are taken, and were counted when it began."""
+        self._step += steps
+        self._counted = 0
 
     def batch(self, step: int) -> Batch:
         """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be asked for."""
@@ -450,6 +498,6 @@ class DataGradient:
         if step not in self._ahead:
             steps = range(step, max(step + 1, min(step + _AHEAD, self._until)))
             address = me.address(self._stream, self._call)
-            found = self._task.draw(address, me.there, self._batch, steps, local=me.local)
+            found = self.task.draw(address, me.there, self._batch, steps, local=me.local)
             self._ahead = dict(zip(steps, found, strict=True))
         return self._ahead[step]

@@ -1,8 +1,8 @@
-"""What came back from an `ask`: rows of many children, reduced per asker only once the weights are known."""
+"""What came back from an `ask`: rows of many children, reduced per asker once weights are known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,17 +24,17 @@ class Masked:
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """Rows that no codec and no cut may change: counts, scores, coins; float32 or float64, metered as such."""
+    """Rows that no codec and no cut may change: counts, scores, coins; float32 or float64."""
 
     rows: Rows
 
 
 Message = Rows | Masked | Exact | None
-"""What a program sends or answers: rows, some coordinates of rows, rows that must arrive unchanged, or nothing."""
+"""What a program sends: rows, some of their coordinates, rows that arrive unchanged, or nothing."""
 
 
 class Gathered(NamedTuple):
-    """Every answer on its own: its rows, the position of its asker, and the child's number among that asker's children."""
+    """Every answer on its own: its rows, its asker's position, and the number of the child there."""
 
     rows: Rows
     asker: Tensor
@@ -47,29 +47,66 @@ class Gathered(NamedTuple):
 
 
 def exact(rows: Rows) -> Exact:
-    """Rows that travel as they are: 4 bytes a number in float32, 8 in float64; links carry no other type."""
+    """Rows that travel as they are: 4 bytes a number in float32, 8 in float64."""
     return Exact(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """Answers of some children that still lie elsewhere, as bytes or on a disk; `read` gives them.
+
+    Every reduction reads them once, one part after the other. `masked` says whether they have
+    masks.
+    """
+
+    read: Callable[[], Message]
+    masked: bool = False
+
+
+_MIXED = "some of the answers have masks and others have none; give all of them one, or none."
+
+
+class _Part(NamedTuple):
+    """Answers of consecutive children, as a reduction meets them."""
+
+    rows: Rows
+    mask: Tensor | None
+    where: slice  # among all answers
 
 
 class Replies:
     """The answers of many children to n askers, in id order.
 
-    >>> replies = Replies(torch.tensor([[1.0], [3.0], [10.0]]), asker=torch.tensor([0, 0, 1]), askers=2)
+    The answers may come in parts, each of consecutive children, and parts may be `Deferred`: sums
+    and means then hold one of them at a time, however many there are. `count`, `cover`, `sum`,
+    `sums`, `mean` and `total` need a number or a sum per asker, and only `gather` needs the answers
+    themselves: these are the only points at which nodes on several machines communicate.
+
+    >>> rows, asker = torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([0, 0, 1])
+    >>> replies = Replies(rows, asker=asker, askers=2)
     >>> replies.mean().tolist()
     [[2.0], [10.0]]
     """
 
     def __init__(
         self,
-        rows: Rows | Sequence[Rows] | None,
+        rows: Rows | Sequence[Rows | Masked | Deferred] | None,
         *,
         asker: Tensor,
         askers: int,
         mask: Tensor | None = None,
         child: Tensor | None = None,
     ) -> None:
-        self._parts = None if rows is None else (rows,) if isinstance(rows, Tensor) else tuple(rows)
-        self._mask, self._asker, self._askers, self._child = mask, asker, askers, child
+        if isinstance(rows, Tensor):
+            rows = (rows,)
+        self._parts = tuple(rows or ())
+        self._asker, self._askers, self._child = asker, askers, child
+        self._mask = mask
+        self._masked = mask is not None
+        if len({_has_mask(part) for part in self._parts}) > 1:
+            raise ProgramError(_MIXED)
+        if self._parts and _has_mask(self._parts[0]):
+            self._masked = True
 
     @cached_property
     def count(self) -> Tensor:
@@ -79,20 +116,25 @@ class Replies:
     @cached_property
     def cover(self) -> Rows:
         """How many answers to each asker hold each coordinate, [n, width]."""
-        rows = self._need()
-        return self._total(torch.ones_like(rows) if self._mask is None else self._mask.to(rows).expand_as(rows))
+
+        def held(part: _Part) -> tuple[Rows]:
+            if part.mask is None:
+                return (torch.ones_like(part.rows),)
+            return (part.mask.to(part.rows).expand_as(part.rows),)
+
+        return self._totals(held)[0]
 
     @cached_property
     def _even(self) -> int:
-        """How many answered each asker, where all got the same number and more than none; else 0."""
+        """How many answered each asker if all got the same number, else 0."""
         least = int(self.count.min()) if self._askers else 0
         return least if least > 0 and least == int(self.count.max()) else 0
 
     def sum(self) -> Rows | None:
         """The sum of the answers per asker; None if the program answers nothing."""
-        if self._parts is None:
+        if not self._parts:
             return None
-        return self._total(*self._parts) if self._mask is None else self._total(self._need() * self._mask)
+        return self._totals(lambda part: (_inside(part.rows, part.mask),))[0]
 
     def total(self) -> Exact | None:
         """The sum as a message for the tier above, over those who answered."""
@@ -101,28 +143,39 @@ class Replies:
 
     def sums(self, weight: Replies | None = None) -> tuple[Rows, Rows]:
         """The weighted sum of the answers and the sum of the weights, per asker."""
-        rows = self._need()
-        scale = self._weight(weight, rows)
-        if self._mask is not None:
-            scale = scale * self._mask
-        return self._total(rows * scale), self._total(scale)
+        self._check_answers()
+        weights = None if weight is None else weight._weights(len(self._asker))
+
+        def weighted(part: _Part) -> tuple[Rows, Rows]:
+            scale = part.rows.new_ones(len(part.rows), 1)
+            if weights is not None:
+                scale = weights[part.where].to(part.rows)
+            scale = _inside(scale, part.mask)
+            return part.rows * scale, scale
+
+        total, scale = self._totals(weighted)
+        return total, scale
 
     def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
-        """The mean of the answers per asker; `default` where nobody (or, with masks, nobody for a coordinate) answered."""
-        if weight is not None and weight._parts is None:
+        """The mean of the answers per asker; `default` where nobody answered.
+
+        With masks, also where nobody sent a coordinate.
+        """
+        if weight is not None and not weight._parts:
             weight = None
-        if self._mask is None and weight is None:
+        if not self._masked and weight is None:
             return self._plain_mean(default)
         total, scale = self.sums(weight)
         if default is None:
             if bool((scale == 0).any()):
-                raise ProgramError("the mean of no answers: nobody was asked, or nobody sent a coordinate; give default=.")
+                reason = "nobody was asked, or nobody sent a coordinate"
+                raise ProgramError(f"the mean of no answers: {reason}; give default=.")
             return total / scale
         return torch.where(scale == 0, default, total / torch.where(scale == 0, 1, scale))
 
     def _plain_mean(self, default: Rows | None) -> Rows:
         """Every answer counts 1: who got none is known without waiting for a GPU."""
-        count, total = self.count, self._total(*(self._parts or (self._need(),)))
+        count, total = self.count, self._totals(lambda part: (part.rows,))[0]
         if self._even:
             return total / self._even
         none = count == 0
@@ -136,34 +189,124 @@ class Replies:
     def gather(self) -> Gathered:
         """All answers, unreduced; for attention, medians, clustering."""
         if self._child is None:
-            raise ProgramError("these replies do not say which child sent them, so they cannot be gathered.")
-        return Gathered(self._need(), self._asker, self._child)
+            reason = "these replies do not say which child sent them"
+            raise ProgramError(f"{reason}, so they cannot be gathered.")
+        return Gathered(self._all_rows(), self._asker, self._child)
 
-    def _need(self) -> Rows:
-        """All answers in one tensor."""
-        if self._parts is None:
-            raise ProgramError("the program that was asked answers None, so there is nothing to reduce.")
-        if len(self._parts) > 1:
-            self._parts = (torch.cat(self._parts),)
-        return self._parts[0]
+    def _check_answers(self) -> None:
+        if not self._parts:
+            reason = "the program that was asked answers None"
+            raise ProgramError(f"{reason}, so there is nothing to reduce.")
 
-    def _weight(self, weight: Replies | None, rows: Rows) -> Rows:
-        if weight is None:
-            return rows.new_ones(len(rows), 1)
-        if weight._need().shape[1:] != (1,) or len(weight._need()) != len(rows):
-            shape = tuple(weight._need().shape)
-            raise ProgramError(f"weights of shape {shape} for {len(rows)} answers; answer one number per node, [n, 1].")
-        return weight._need().to(rows)
+    def _all_rows(self) -> Rows:
+        """All answers in one tensor, which is held from now on."""
+        self._check_answers()
+        first = self._parts[0]
+        if len(self._parts) == 1 and isinstance(first, Tensor):
+            return first
+        parts = list(self._read_parts())
+        rows = torch.cat([part.rows for part in parts])
+        masks = [part.mask.expand_as(part.rows) for part in parts if part.mask is not None]
+        self._parts = (rows,)
+        self._mask = torch.cat(masks) if masks else None
+        return rows
 
-    def _total(self, *parts: Rows) -> Rows:
-        """Sums in id order, so that the bits do not depend on who else was asked, nor on the parts the answers came in."""
-        if parts[0].is_cuda and self._even:
-            rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-            return rows.view(self._askers, self._even, *rows.shape[1:]).sum(1)
-        if parts[0].is_cuda:  # index_add_ on a GPU adds in no fixed order
-            lengths = self.count.to(parts[0].device, non_blocking=True)
-            return torch.segment_reduce(torch.cat(parts), "sum", lengths=lengths, axis=0, unsafe=True)
-        out = parts[0].new_zeros((self._askers, *parts[0].shape[1:]))
-        for rows, asker in zip(parts, torch.split(self._asker, [len(rows) for rows in parts]), strict=True):
-            out.index_add_(0, asker, rows)
-        return out
+    def _weights(self, count: int) -> Rows:
+        """One number for each of `count` answers, [count, 1]."""
+        rows = self._all_rows()
+        if rows.shape[1:] != (1,) or len(rows) != count:
+            have = f"weights of shape {tuple(rows.shape)} for {count} answers"
+            raise ProgramError(f"{have}; answer one number per node, [n, 1].")
+        return rows
+
+    def _read_parts(self) -> Iterator[_Part]:
+        """The parts in id order, each read when it is its turn."""
+        start, where = 0, slice(0, 0)
+        for part in self._parts:
+            rows, mask = _read(part)
+            where = slice(start, start + len(rows))
+            if where.stop > len(self._asker):
+                break
+            if self._mask is not None:
+                mask = self._mask if self._mask.ndim == 1 else self._mask[where]
+            yield _Part(rows, mask, where)
+            start = where.stop
+            del rows, mask  # before the next one is read
+        if where.stop != len(self._asker):
+            asked = len(self._asker)
+            raise ProgramError(f"at least {where.stop} answers, but {asked} children were asked.")
+
+    def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
+        """Sums of what `terms` makes of each part.
+
+        They are added in id order, so that the bits do not depend on who else was asked, nor on
+        the parts the answers came in.
+        """
+        self._check_answers()
+        totals: list[_Total] = []
+        for part in self._read_parts():
+            self._add(totals, terms(part), self._asker[part.where])
+            del part  # before the next one is read
+        return tuple(total.value() for total in totals)
+
+    def _add(self, totals: list[_Total], values: tuple[Rows, ...], asker: Tensor) -> None:
+        """Add what a part comes to; the first one says how wide the sums are."""
+        if not totals:
+            totals += [_Total(self, like) for like in values]
+        for total, rows in zip(totals, values, strict=True):
+            total.add(rows, asker)
+
+
+class _Total:
+    """One sum per asker, to which parts are added one after the other."""
+
+    def __init__(self, replies: Replies, like: Rows) -> None:
+        self._replies = replies
+        self._waiting: list[Rows] = []
+        self._sum: Rows | None = None
+        if not like.is_cuda:  # where index_add_ adds in no fixed order
+            self._sum = like.new_zeros((replies._askers, *like.shape[1:]))
+
+    def add(self, rows: Rows, asker: Tensor) -> None:
+        """Add the answers of consecutive children."""
+        if self._sum is None:
+            self._waiting.append(rows)
+        else:
+            self._sum.index_add_(0, asker, rows)
+
+    def value(self) -> Rows:
+        """The sums, [askers, width]."""
+        if self._sum is not None:
+            return self._sum
+        rows = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        if each := self._replies._even:
+            return rows.view(self._replies._askers, each, *rows.shape[1:]).sum(1)
+        lengths = self._replies.count.to(rows.device, non_blocking=True)
+        return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, unsafe=True)
+
+
+def _has_mask(part: Rows | Masked | Deferred) -> bool:
+    if isinstance(part, Deferred):
+        return part.masked
+    return isinstance(part, Masked)
+
+
+def _read(part: Rows | Masked | Deferred) -> tuple[Rows, Tensor | None]:
+    """The rows of a part and their mask."""
+    message: Message
+    if isinstance(part, Deferred):
+        message = part.read()
+        if message is not None and isinstance(message, Masked) != part.masked:
+            raise ProgramError(_MIXED)
+    else:
+        message = part
+    if isinstance(message, Masked):
+        return message.rows, message.mask
+    if message is None:
+        raise ProgramError("some of the programs that were asked answer None and others do not.")
+    return message.rows if isinstance(message, Exact) else message, None
+
+
+def _inside(rows: Rows, mask: Tensor | None) -> Rows:
+    """What a mask leaves of rows; all of them without one."""
+    return rows if mask is None else rows * mask

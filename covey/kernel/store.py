@@ -184,6 +184,7 @@ class Store:
 
     sizes: dict[str, int]
     columns: dict[tuple[str, str], Column] = field(default_factory=dict)
+    _good_holds: dict[tuple[str, str], Mapping[str, Version]] = field(default_factory=dict)
 
     def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
@@ -204,23 +205,16 @@ class Store:
         return torch.full_like(ids, NEVER) if column is None else column.round[ids]
 
     def commit(self) -> None:
-        """The round ended well."""
+        """What nodes keep now, and what is held, is good."""
+        self._good_holds = {key: column.held for key, column in self.columns.items()}
         for column in self.columns.values():
             column.commit()
 
     def rollback(self) -> None:
-        """The round failed."""
-        for column in self.columns.values():
-            column.rollback()
-
-    def holds(self) -> dict[tuple[str, str], Mapping[str, Version]]:
-        """What is held, for `restore_holds` should the round fail."""
-        return {key: column.held for key, column in self.columns.items()}
-
-    def restore_holds(self, holds: Mapping[tuple[str, str], Mapping[str, Version]]) -> None:
-        """Hold again what was held then; call it before `rollback`, which frees all other slots."""
+        """Go back to the last commit."""
         for key, column in self.columns.items():
-            column.held = holds.get(key, {})
+            column.held = self._good_holds.get(key, {})  # first, since a rollback frees all other slots
+            column.rollback()
 
     def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
         """(tier, name, ids, rounds, rows) of what every column holds now."""

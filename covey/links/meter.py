@@ -1,6 +1,6 @@
 """Bytes per link and direction, as really encoded, and the papers' cost formulas beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 from covey.errors import CheckpointError, ConfigError
@@ -64,6 +64,13 @@ class Meter:
             raise ConfigError(f"cannot count ({link!r}, {direction!r}, {lane!r}); use one of {DIRECTIONS} and of {LANES}.")
         key = (link, direction, lane)
         self.totals[key] = self.totals.get(key, Traffic()) + traffic
+
+    def plus(self, traffic: Mapping[Key, Traffic]) -> "Meter":
+        """The meter with more traffic added; this one stays as it is."""
+        out = self.copy()
+        for (link, direction, lane), more in traffic.items():
+            out.count(link, direction, lane, more)
+        return out
 
     def copy(self) -> "Meter":
         """The totals as they are now, which later counts do not change."""

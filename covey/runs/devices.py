@@ -41,27 +41,15 @@ class DeviceScore:
     last_mae: float | None = None
 
 
-class Ledger:
-    """What devices answered when models were scored, by model and part; filled chunk by chunk, from several threads."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[tuple[str, str], list[tuple[Tensor, Tensor]]] = {}
-
-    def add(self, model: str, part: str, ids: Tensor, sums: Tensor) -> None:
-        """The sums of some devices, [n, 4 or 6]."""
-        self._chunks.setdefault((model, part), []).append((ids, sums))
-
-    def read(self, nodes: slice) -> dict[str, Sums]:
-        """The sums of some devices, whose ids then count from 0, by model and part."""
-        out: dict[str, Sums] = {}
-        for (model, part), chunks in sorted(self._chunks.items()):
-            width = chunks[0][1].shape[1]
-            whole = torch.zeros(nodes.stop - nodes.start, width, dtype=torch.float64)
-            for ids, sums in chunks:
-                inside = (ids >= nodes.start) & (ids < nodes.stop)
-                whole[ids[inside] - nodes.start] = sums.cpu()[inside]
-            out.setdefault(model, {})[part] = whole
-        return out
+def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
+    """How every device did, by model and part, from what devices reported as "MODEL/PART" when models were scored."""
+    out: dict[str, Sums] = {}
+    for name, (ids, figures) in reports.items():
+        model, _, part = name.rpartition("/")
+        sums = torch.zeros(devices, figures.shape[1], dtype=torch.float64)
+        sums[ids] = figures
+        out.setdefault(model, {})[part] = sums
+    return out
 
 
 def table(

@@ -19,7 +19,6 @@ from covey.errors import DivergedError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
-from covey.kernel.store import Store
 from covey.links.spec import wires
 from covey.runs.experiment import Experiment
 from covey.runs.scoring import Model, score_of
@@ -47,9 +46,17 @@ class Newcomers:
         self.tree = Tree.flat(1).times(len(self.ids))
         links = wires("dense", self.tree.links)
         self._simulator = Simulator(
-            first.algorithm, self.tree, self.task, links, start, seeds, "skip", first.batches, workers, first.memory,
-            capture=False, lane="score",
-        )  # fmt: skip
+            first.algorithm,
+            self.tree,
+            self.task,
+            links,
+            start,
+            seeds,
+            batches=first.batches,
+            workers=workers,
+            memory=first.memory,
+            capture=False,
+        )
 
     def fitting(self, candidates: Sequence[Rows]) -> Tensor:
         """For each newcomer, which row of its experiment's candidates has the least loss on its training examples, [n]."""
@@ -61,11 +68,12 @@ class Newcomers:
 
     def adapted(self, rows: Rows, round: int) -> Rows:
         """Each newcomer's personal model from the one it was given, [n, P]; what it keeps on the way is forgotten."""
-        self._simulator.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
+        self._simulator.forget()
         try:
-            answer: Rows = self._simulator.play(_Visit(self.algorithm).server, rows, round=round)
+            played = self._simulator.play(_Visit(self.algorithm).server, rows, round=round, lane="score")
         except DivergedError as error:
             raise DivergedError(f"adapting to new devices, {error}") from error
+        answer: Rows = played.answer
         return answer
 
     def scores(self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]) -> list[dict[str, Model]]:

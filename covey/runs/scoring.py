@@ -10,7 +10,9 @@ them, with that fallback.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +23,7 @@ from covey.engine.task import Predict, Tally
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
-from covey.runs.devices import Ledger
-from covey.tree import Tree
+from covey.tree import Topology
 from covey.types import Rows
 
 _BINS = 101
@@ -47,6 +48,9 @@ class Score:
     rmse_fallback: float | None = None  # these over all devices, likewise
     mae_fallback: float | None = None
     r2_fallback: float | None = None
+    sampled: int | None = None  # devices drawn to be scored; None: all were scored, and the next two are None too
+    standard_error: float | None = None  # of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)
+    standard_error_fallback: float | None = None  # of `accuracy_fallback` or `loss_fallback`, likewise
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,19 @@ class Scorer:
     targets: int = 0  # numbers predicted per example; 0 for classes
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
-    needs: dict[str, set[str]] = field(default_factory=dict, compare=False)
-    """What devices recalled to predict with each model, by its name: these rows belong to the model. Filled by scoring."""
-    ledger: Ledger = field(default_factory=Ledger, compare=False)  # how every device did; filled by scoring
+    sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
+
+    def parameters(self) -> dict[str, Any]:
+        """Everything but the algorithm as JSON can hold it, so that another machine can make the same scorer."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "algorithm"}
+
+    @staticmethod
+    def made(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Scorer:
+        """The scorer that has these parameters."""
+        names = tuple((str(tier), str(name)) for tier, name in parameters["names"])
+        slots = tuple((str(name), int(start), int(stop)) for name, start, stop in parameters["slots"])
+        parts = tuple(map(str, parameters["parts"]))
+        return Scorer(algorithm, **{**parameters, "names": names, "slots": slots, "parts": parts})
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
@@ -105,7 +119,7 @@ class Scorer:
             models[::2] = [torch.cat([rows[:, me.shared], mine], dim=1) for rows in models[::2]]
         return exact(self._sums_of(me, models, []))
 
-    def read(self, sums: Tensor, tree: Tree) -> dict[str, Model]:
+    def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
         names = [(self.top, "global"), *self.names]
         values = sums[0].tolist()
@@ -144,7 +158,7 @@ class Scorer:
         """How many sums of errors there are; they come twice, of the holders and of everybody."""
         return 3 + self.targets if self.targets else 0
 
-    def _read_facts(self, values: list[float], tree: Tree) -> dict[tuple[str, str], list[float]]:
+    def _read_facts(self, values: list[float], tree: Topology) -> dict[tuple[str, str], list[float]]:
         """Facts are appended on the way up, so the lowest tier's come first."""
         facts, at = {}, 0
         for tier in reversed(tree.tiers):
@@ -169,19 +183,26 @@ class Scorer:
         if me.leaf:
             names, found = ["global", *(name for _, name in self.names)], []
             for name, rows, held in zip(names, models[::2], models[1::2], strict=True):
-                me.recalled.clear()
+                me.call.recalled.clear()
                 predict = self.algorithm.predictor(me, name, rows)
                 found += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
-                self.needs.setdefault(name, set()).update(me.recalled)
+                me.needed_for(name)
             return torch.cat(found, dim=1)
-        return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
+        replies = me.ask(self.node, *(exact(rows) for rows in models), sample=self._cohort(me))
+        return replies.sums()[0]
+
+    def _cohort(self, me: Nodes) -> Tensor | None:
+        """Which children are asked: of the devices those drawn, of other tiers all, for they keep models of their own."""
+        if self.sample is None or not me.above_devices:
+            return None
+        return me.drawn(self.sample, "score")
 
     def _sums(self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
         each = torch.stack([tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1)
         if tally.errors is not None:
             each = torch.cat([each, tally.errors[:, :2] / self.targets], dim=1)
-        self.ledger.add(name, part, me.ids, each)
+        me.report(f"{name}/{part}", each)
         everybody = torch.stack([tally.right, tally.loss, tally.count], dim=1)
         more = [] if tally.honesty is None else [held * tally.honesty]
         if tally.errors is not None:

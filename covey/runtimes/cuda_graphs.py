@@ -18,7 +18,8 @@ from torch import Tensor
 
 from covey import draws
 from covey.kernel.algorithm import Program
-from covey.kernel.nodes import Nodes, Runtime
+from covey.kernel.call import Call
+from covey.kernel.nodes import Nodes, Services
 from covey.kernel.replies import Exact, Masked
 from covey.kernel.store import NEVER
 from covey.types import Ids, Rows
@@ -149,7 +150,7 @@ class Tape:
 class Taped(Nodes):
     """Nodes whose program is noted as it runs."""
 
-    def __init__(self, runtime: Runtime, call: Call, tape: Tape) -> None:
+    def __init__(self, runtime: Services, call: Invocation, tape: Tape) -> None:
         self._given, self._tape, self._number, self._idle = call.ids, tape, call.round, call.idle
         tier, ids = call.tier, call.ids
         super().__init__(runtime, tier, ids, round=call.round, path=call.path, idle=call.idle)
@@ -195,8 +196,8 @@ class Taped(Nodes):
         return keys[copy].to(self._runtime.task.device)
 
     def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
-        if name in self.kept:
-            return self.kept[name]
+        if name in self.call.kept:
+            return self.call.kept[name]
         column = self._runtime.store.columns.get((self.tier, name))
         if default is None or column is None or column.rows.device != default.device:
             self._tape.refuse(f"it recalls {name!r} without a default, or what is kept elsewhere")
@@ -208,7 +209,7 @@ class Taped(Nodes):
 class Static(Nodes):
     """Nodes that read everything from memory that is filled before each replay, in the order of their tape."""
 
-    def __init__(self, runtime: Runtime, tier: str, ids: Ids, tape: Tape, first: Call) -> None:
+    def __init__(self, runtime: Services, tier: str, ids: Ids, tape: Tape, first: Invocation) -> None:
         super().__init__(runtime, tier, ids, round=0, path=0)
         device = runtime.task.device
         self.tape = tape
@@ -226,7 +227,8 @@ class Static(Nodes):
 
     def rewind(self) -> None:
         """Before the program runs on these nodes."""
-        self.kept, self.notes, self._calls, self._drawn, self._recalled, self.gradients = {}, {}, {}, 0, 0, 0.0
+        self.call = Call(len(self.ids))
+        self._calls, self._drawn, self._recalled = {}, 0, 0
 
     @property
     def round(self) -> Any:
@@ -236,7 +238,7 @@ class Static(Nodes):
     def round(self, round: int) -> None:
         self._number = round
 
-    def fill(self, call: Call) -> None:
+    def fill(self, call: Invocation) -> None:
         """Everything this call's program would read, without waiting for what the GPU still does."""
         runtime, ids = self._runtime, call.ids
         if not torch.equal(ids, self.ids):
@@ -265,8 +267,8 @@ class Static(Nodes):
         return self._keys[self._drawn - 1][self.copy]
 
     def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
-        if name in self.kept:
-            return self.kept[name]
+        if name in self.call.kept:
+            return self.call.kept[name]
         assert default is not None
         at, self._recalled = self._recalled, self._recalled + 1
         shape = (len(self), *(1,) * (default.ndim - 1))
@@ -274,8 +276,8 @@ class Static(Nodes):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """One call of a program."""
+class Invocation:
+    """One call of a program, before it runs."""
 
     program: Program
     tier: str
@@ -302,14 +304,14 @@ class _Variant:
 class Graphs:
     """The graphs of one simulator."""
 
-    def __init__(self, runtime: Runtime, capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay) -> None:
+    def __init__(self, runtime: Services, capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay) -> None:
         self._runtime, self._capture = runtime, capture
         self._variants: dict[tuple[Any, ...], list[_Variant]] = {}
         self.reasons: dict[str, str] = {}
         self.replays = 0
         self.others = 0  # calls on a number of devices that came when enough were captured
 
-    def run(self, call: Call) -> tuple[Nodes, Any]:
+    def run(self, call: Invocation) -> tuple[Nodes, Any]:
         """The nodes with what they keep, and the answer."""
         if self._runtime.algorithm.eager is not None:  # a capture that fails prints errors of CUDA
             return self._eager(call)
@@ -339,11 +341,11 @@ class Graphs:
         often = f", {self.others} times not, as its number of devices changes" if self.others else ""
         return eager or f"the devices' program, replayed {self.replays} times{often}"
 
-    def _eager(self, call: Call) -> tuple[Nodes, Any]:
+    def _eager(self, call: Invocation) -> tuple[Nodes, Any]:
         nodes = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path, idle=call.idle)
         return nodes, call.program(nodes, *call.arguments)
 
-    def _note(self, call: Call, variants: list[_Variant]) -> tuple[Nodes, Any]:
+    def _note(self, call: Invocation, variants: list[_Variant]) -> tuple[Nodes, Any]:
         tape = Tape()
         nodes = Taped(self._runtime, call, tape)
         try:
@@ -361,24 +363,24 @@ class Graphs:
             self._refuse(call, tape.reason)
         return nodes, answer
 
-    def _sizes(self, call: Call) -> int:
+    def _sizes(self, call: Invocation) -> int:
         """On how many numbers of devices this program was noted."""
         return sum(kind[0] == call.program.__name__ for kind in self._variants)
 
-    def _captured(self, call: Call, tape: Tape) -> tuple[Static, Replay]:
+    def _captured(self, call: Invocation, tape: Tape) -> tuple[Static, Replay]:
         nodes = Static(self._runtime, call.tier, call.ids, tape, call)
         nodes.fill(call)
 
         def work() -> tuple[dict[str, Tensor], Any]:
             nodes.rewind()
             answer = call.program(nodes, *(value.clone() for value in nodes.arguments))
-            return nodes.kept, (answer, nodes.notes)
+            return nodes.call.kept, (answer, nodes.call.notes)
 
         live = (variant.replay for variants in self._variants.values() for variant in variants)
         beside = next((replay for replay in live if replay is not None), None)
         return nodes, self._capture(work, beside, self._runtime.task.device)
 
-    def _again(self, call: Call, variant: _Variant) -> tuple[Nodes, Any]:
+    def _again(self, call: Invocation, variant: _Variant) -> tuple[Nodes, Any]:
         assert variant.nodes is not None
         assert variant.replay is not None
         variant.nodes.fill(call)
@@ -387,12 +389,12 @@ class Graphs:
         out = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path)
         copies: dict[int, Tensor] = {}  # what is kept and answered alike stays one tensor
         answer, notes = variant.replay.answer
-        out.kept = {name: _copy(rows, copies) for name, rows in variant.replay.kept.items()}
-        out.notes = {name: _copy(values, copies) for name, values in notes.items()}
-        out.gradients = variant.nodes.gradients  # a number: a program that computes its numbers of steps is not captured
+        out.call.kept = {name: _copy(rows, copies) for name, rows in variant.replay.kept.items()}
+        out.call.notes = {name: _copy(values, copies) for name, values in notes.items()}
+        out.call.gradients = variant.nodes.call.gradients  # a number: who computes its numbers of steps is not captured
         return out, _copy(answer, copies)
 
-    def _refuse(self, call: Call, reason: str) -> None:
+    def _refuse(self, call: Invocation, reason: str) -> None:
         self.reasons[call.program.__name__] = reason
         self._variants = {kind: found for kind, found in self._variants.items() if kind[0] != call.program.__name__}
 

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from covey.errors import ConfigError
+from covey.kernel.environment import Answered
 from covey.kernel.work import Work
+from covey.tree import Tree
 from covey.wireless.device import Cells, Devices
 from covey.wireless.latency import formula_bits, whole_weights
 from covey.wireless.plan import LATE, Scenario, plan_for
@@ -55,28 +57,66 @@ class Grant:
 class Air:
     """The radio of a run under way, for every seed a population of its own; cells are counted through."""
 
+    ideal = False
+
     def __init__(
-        self, radio: Radio, work: Work | None, prunes: bool, *, seeds: Sequence[int], chosen: Sequence[Sequence[int]]
+        self,
+        radio: Radio,
+        work: Work | None,
+        prunes: bool,
+        *,
+        tree: Tree,
+        seeds: Sequence[int],
+        chosen: Sequence[Sequence[int]],
     ) -> None:
         """`work` is what a plan reckons with, if that is known; `prunes`, whether the algorithm takes its ratios from a plan;
         `chosen`, each seed's devices that train, as the radio counts them.
         """
+        self._tree = tree
         self.radio, self.work, self.policy, self._seeds = radio, work, _policy(radio, work, prunes), tuple(seeds)
         self._chosen = [torch.tensor(ids, dtype=torch.int64) for ids in chosen]
         copies = len(self._seeds)
         self.devices = Devices.stack([radio.devices.take(ids) for ids in self._chosen], cells=len(radio.cells))
         self.cells: Cells = radio.cells.times(copies)
         self._each, self._gain = len(self._chosen[0]), (-1, torch.zeros(0))
-        self.clear()
+        self.begin()
 
-    def clear(self) -> None:
-        """Before a round."""
+    def begin(self) -> None:
+        """Start a round."""
         copies = len(self._seeds)
         self._joules = torch.zeros(copies, 2, dtype=torch.float64)  # computing, sending
         self._bits = torch.zeros(copies, 2, dtype=torch.float64)  # as encoded, by formula
         self._left_out: dict[str, list[Tensor]] = {}
         self._late: list[Tensor] = []
         self._certificate = torch.full((copies,), -torch.inf, dtype=torch.float64)
+
+    def admit(self, tier: str, ids: Tensor, round: int) -> Grant | None:
+        """What devices that are asked together are granted; edges have wires."""
+        return self.grant(ids, round) if tier == self._tree.tiers[-1] else None
+
+    def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
+        """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k] (None: all)."""
+        effort, asker = answers.effort, answers.asker
+        sent = effort.sent[answers.answers]
+        grant = effort.admission
+        if not isinstance(grant, Grant):
+            return self._waited_for_edges(answers, sent), None
+        idle = torch.zeros_like(asker, dtype=torch.bool)
+        if answers.asker_idle is not None:
+            idle = answers.asker_idle[asker]
+        took = self.took(grant, effort.moved[answers.answers], sent, idle)
+        counts = self.in_time(grant, took, asker, answers.askers, idle)
+        relay = answers.tier == self._tree.tiers[0]
+        waited = self.waits(grant, took, counts, sent, asker, answers.askers, relay)
+        return waited, None if bool(counts.all()) else counts
+
+    def _waited_for_edges(self, answers: Answered, sent: Tensor) -> Tensor:
+        """Seconds until the last of the edges below each asker has answered, [n, 2]."""
+        ends = answers.effort.elapsed[answers.answers]
+        if self._tree.below(answers.below) == self._tree.tiers[-1]:  # the cells' edges, which have wires
+            first = self._tree.first(answers.below, answers.effort.ids[answers.answers])
+            ends = ends + self.wire(first, sent)
+        return most(ends, answers.asker, answers.askers)
 
     def grant(self, ids: Tensor, round: int) -> Grant:
         """Shares of the bands, and ratios, for devices that are asked together."""

@@ -39,7 +39,7 @@ def played(job: Job, device: str, until: float) -> dict[str, Any]:
             if time.time() > until:
                 raise TimeoutError(f"time was up in round {runs.round} of {job.rounds} of {scheme}")
         out[scheme] = [columns(seed.history, short=job.draw is not None) for seed in runs.seeds]
-        space = runs.simulator.task.space
+        space = runs.runtime.task.space
         sizes[scheme] = {"shared": space.shared, "personal": space.width - space.shared}
     return {"job": asdict(job), "sizes": sizes, "seconds": time.perf_counter() - began, "device": device, "schemes": out}
 

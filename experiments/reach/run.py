@@ -59,7 +59,7 @@ def experiment(algorithm: covey.Algorithm, codec: Any, seed: int) -> covey.Exper
 def reach(algorithm: covey.Algorithm, codec: Any, seed: int) -> dict[str, Any]:
     """For each target, the round that passed it and the MB of the server's links and of those below until then."""
     run = covey.run(experiment(algorithm, codec, seed))
-    top, *below = run.simulator.tree.links
+    top, *below = run.runtime.tree.links
     out: dict[str, Any] = {}
     sent = under = 0
     for record in run:

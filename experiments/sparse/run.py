@@ -111,8 +111,8 @@ def experiment(algorithm: covey.Algorithm, labels: int, rounds: int, seed: int) 
 def figures(run: Seed) -> dict[str, Any]:
     """What one seed came to."""
     history = run.history
-    top = run.simulator.tree.links[0]
-    senders = run.simulator.tree.sizes[1] // run.simulator.tree.copies
+    top = run.runtime.tree.links[0]
+    senders = run.runtime.tree.sizes[1] // run.runtime.tree.copies
     meter = Meter()
     for record in history[-WINDOW:]:
         for (link, direction, lane), traffic in record.traffic.items():

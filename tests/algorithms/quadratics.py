@@ -103,7 +103,7 @@ def split(
         )
     )  # fmt: skip
     run.w = torch.from_numpy(w)[None].clone()
-    run.simulator.start = run.w.clone()
+    run.runtime.start = run.w.clone()
     return run
 
 
@@ -158,7 +158,7 @@ def over_time(
     here = start(algorithm, devices, tree, w=np.zeros(len(devices[0].a)), rounds=after + rounds).experiment
     runs, found = covey.runs([replace(here, seed=seed) for seed in range(seeds)]), []
     for _ in runs:
-        column = runs.simulator.store.columns["device", "personal"]
+        column = runs.runtime.store.columns["device", "personal"]
         found.append(column.rows[column.slot].reshape(seeds, len(devices), -1).numpy().copy())
     return np.concatenate(found[after:])
 

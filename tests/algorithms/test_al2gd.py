@@ -30,7 +30,7 @@ def edge_flips(round: int, edge: int, count: int) -> list[bool]:
 @both
 def test_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
     run = start(AL2GD(lam=LAM, gamma=GAMMA, p=P, edge_p=EDGE_P, lr=LR, batch=batch), fs, TREE, w=np.zeros(2), rounds=6)
-    xs, kinds = [run.simulator.start[0].numpy()] * len(fs), set()
+    xs, kinds = [run.runtime.start[0].numpy()] * len(fs), set()
     for round, _ in enumerate(run):
         for edge, group in enumerate(GROUPS):
             p = EDGE_P[edge]

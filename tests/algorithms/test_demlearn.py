@@ -63,7 +63,7 @@ def by_hand(thetas: list[Vector], levels: int, alpha: float, factor: float) -> t
 
 def begun(algorithm: DemLearn, fs: list[Device], w: Vector = W, rounds: int = 2) -> Run:
     run = start(algorithm, fs, w=w, rounds=rounds)
-    run.simulator.start = run.w.clone()
+    run.runtime.start = run.w.clone()
     return run
 
 

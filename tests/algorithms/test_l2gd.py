@@ -23,7 +23,7 @@ def flips(round: int) -> list[bool]:
 @both
 def test_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
     run = start(L2GD(lam=LAM, p=P, lr=LR, batch=batch), fs, w=np.zeros(2), rounds=6)
-    xs, seen = [run.simulator.start[0].numpy()] * len(fs), []
+    xs, seen = [run.runtime.start[0].numpy()] * len(fs), []
     for round, _ in enumerate(run):
         seen += flips(round)
         for averages in flips(round):

@@ -9,7 +9,7 @@ from covey.algorithms import Local
 @both
 def test_two_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
     run = start(Local(steps=3, lr=0.1, batch=batch), fs, w=W)
-    initial = run.simulator.start[0].numpy()
+    initial = run.runtime.start[0].numpy()
     thetas = [initial] * 4
     for _ in range(2 * 3):  # the second round goes on from the first one's model
         thetas = [theta - 0.1 * f.grad(theta) for f, theta in zip(fs, thetas, strict=True)]

@@ -85,7 +85,7 @@ def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) 
             (1 - beta) * x + beta * torch.stack(own).mean(0) for x, own in zip(world, zip(*answers, strict=True), strict=True)
         )
         assert (run.w[0] - world[0]).abs().max() < 1e3 * EXACT
-        columns = {name: rows for _, name, _, _, rows in run.simulator.store.dump()}
+        columns = {name: rows for _, name, _, _, rows in run.runtime.store.dump()}
         assert (columns["_rho"][0] - world[1]).abs().max() < 1e3 * EXACT
         for i, (mu, rho) in personal.items():
             assert (columns["personal"][i] - mu).abs().max() < 1e3 * EXACT
@@ -101,14 +101,14 @@ def world(algorithm: PFedBayes, **changes: Any) -> covey.Run:
 def test_twice_the_bytes_of_a_model_go_each_way() -> None:
     run = world(PFedBayes(local_rounds=1, steps=1))
     record = next(run)
-    row = 4 * run.simulator.task.space.width
+    row = 4 * run.runtime.task.space.width
     assert 8 * row <= record.bytes(direction="up") == record.bytes(direction="down") < 8 * row + 1000
 
 
 def test_draws_average_the_chances_of_drawn_models() -> None:
     run = world(PFedBayes(local_rounds=2, steps=2, draws=3, rho=-1.0, personal_lr=0.02), parts=("test",), score_every=2)
     record = list(run)[-1]
-    mus, columns = run.rows("personal")[1], {name: rows for _, name, _, _, rows in run.simulator.store.dump()}
+    mus, columns = run.rows("personal")[1], {name: rows for _, name, _, _, rows in run.runtime.store.dump()}
     data, right, total, count = run.experiment.data, 0, 0.0, 0
     for device in range(4):
         chances = 0
@@ -116,7 +116,7 @@ def test_draws_average_the_chances_of_drawn_models() -> None:
         for k in range(3):
             key = draws.key(0, 1, 0, "device", "personal predicts", k)
             noise = draws.normal(key, torch.tensor([device]), mus.shape[1]).float()[0]
-            module = run.simulator.task.space.fill(mus[device] + softplus(columns["_personal_rho"][device]) * noise)
+            module = run.runtime.task.space.fill(mus[device] + softplus(columns["_personal_rho"][device]) * noise)
             chances = chances + torch.softmax(module(data.x[examples]).detach(), dim=1) / 3
         right += int((chances.argmax(1) == data.y[examples]).sum())
         total -= float(chances.gather(1, data.y[examples][:, None]).log().sum())

@@ -89,7 +89,7 @@ def chance_up(known: Tensor, up: Tensor, asked: Tensor, drawn: Draws, count: int
 
 def test_two_rounds_by_hand() -> None:
     run = covey.run(experiment(ALGORITHM))
-    task: Task = run.simulator.task
+    task: Task = run.runtime.task
     w = run.w[0].clone()
     for record in run:
         answers = []
@@ -108,7 +108,7 @@ def test_two_rounds_by_hand() -> None:
         assert (run.w[0] - w).abs().max() < 1e-4  # both add up sigmoid at some places of a Gaussian
         assert (run.rows("personal")[1] - torch.stack(answers)).abs().max() < 1e-4
         w = run.w[0].clone()
-    assert (run.w - run.simulator.start).abs().max() > 0.03
+    assert (run.w - run.runtime.start).abs().max() > 0.03
 
 
 def test_a_model_is_scored_by_the_devices_own_gaussian_processes() -> None:
@@ -138,13 +138,13 @@ def test_a_model_is_scored_by_the_devices_own_gaussian_processes() -> None:
 def test_chances_of_all_classes_sum_to_one_and_unseen_ones_have_almost_none() -> None:
     run = covey.run(experiment(ALGORITHM))
     next(run)
-    me = covey.Nodes(run.simulator, "device", torch.arange(3), round=0, path=0)
+    me = covey.Nodes(run.runtime, "device", torch.arange(3), round=0, path=0)
     with torch.no_grad():
         predict = ALGORITHM.predictor(me, "global", run.w.expand(3, -1))
         assert predict is not None
         batch = me.examples(7)
         chances = predict(batch, torch.arange(3)).exp()
-        last = covey.Nodes(run.simulator, "device", torch.tensor([2]), round=0, path=0).examples(7)
+        last = covey.Nodes(run.runtime, "device", torch.tensor([2]), round=0, path=0).examples(7)
         some = predict(last, torch.tensor([2])).exp()
     assert torch.allclose(chances.sum(2), torch.ones(3, 7).double(), atol=1e-9)
     assert float(chances[~me.labels[:, None].expand(3, 7, 3)].max()) < 1e-6
@@ -186,7 +186,7 @@ def test_a_gradient_beyond_the_clip_is_scaled_to_it() -> None:
         algorithm = PFedGP(lr=LR, weight_decay=0.0, batch=BATCH, clip=clip, gibbs_steps=1, draws=2, support=5, predict_draws=2)
         run = covey.run(experiment(algorithm, rounds=1))
         list(run)
-        rows[clip] = run.rows("personal")[1] - run.simulator.start
+        rows[clip] = run.rows("personal")[1] - run.runtime.start
     size = rows[1e9].norm(dim=1, keepdim=True)
     assert bool((size > LR * 1e-3).all())
     assert torch.allclose(rows[1e-3], rows[1e9] / size * LR * 1e-3, atol=1e-12)

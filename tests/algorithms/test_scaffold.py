@@ -58,7 +58,7 @@ def test_controls_that_are_forgotten_leave_fedavg_to_the_bit(fs: list[Device], b
     frozen, plain = (start(a(steps=3, lr=0.1, batch=batch), fs, w=W, rounds=3) for a in (Scaffold, FedAvg))
     for _ in zip(frozen, plain, strict=True):
         assert torch.equal(frozen.w, plain.w)
-        frozen.simulator.store.columns.clear()
+        frozen.runtime.store.columns.clear()
 
 
 def test_every_message_is_two_models() -> None:

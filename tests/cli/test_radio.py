@@ -46,9 +46,9 @@ def test_two_tiers_keep_their_cells() -> None:
     """FedAvg takes the devices from under their edges, and they stay in their cells."""
     config = load(EXAMPLE, ["algorithm.name=fedavg", "private=[]", "radio.policy=personal_only", "rounds=1"])
     run = covey.run(config.experiment(0))
-    assert run.simulator.tree.depth == 2
-    assert run.simulator.air is not None
-    assert run.simulator.air.devices.cell.tolist() == [0] * 6 + [1] * 6
+    assert run.runtime.tree.depth == 2
+    assert run.runtime.air is not None
+    assert run.runtime.air.devices.cell.tolist() == [0] * 6 + [1] * 6
     assert next(run).radio is not None
 
 

@@ -27,7 +27,7 @@ def personal(algorithm: Algorithm, world: str, **changes: Any) -> Tensor:
     run = covey.run(covey.Experiment(algorithm=algorithm, tree=FLAT, workers=1, parts=("test",), **changes))
     list(run)
     rows = run.rows("personal")[1]
-    assert (rows - run.simulator.start[0]).norm() > 0.01 * run.simulator.start[0].norm()
+    assert (rows - run.runtime.start[0]).norm() > 0.01 * run.runtime.start[0].norm()
     return rows
 
 

@@ -17,8 +17,8 @@ LR, ROUNDING = 0.1, 1e-12
 @pytest.mark.parametrize("l2", [0.0, 0.05])
 def test_full_batches_are_gradient_descent_on_the_pool_of_classes(l2: float) -> None:
     rows, run = trajectory(Centralised(steps=3, lr=LR, batch=None), "digits", FLAT, l2=l2)
-    space = run.simulator.task.space
-    module = space.fill(run.simulator.start[0])
+    space = run.runtime.task.space
+    module = space.fill(run.runtime.start[0])
     assert all(p.requires_grad for p in module.parameters())
     pool = DIGITS.train.index
     x, y = DIGITS.x[pool].double(), DIGITS.y[pool]
@@ -39,7 +39,7 @@ def test_full_batches_are_gradient_descent_on_the_pool_of_numbers() -> None:
     pool = REGRESSION.train.index
     x = np.concatenate([REGRESSION.x[pool].numpy(), np.ones((len(pool), 1))], axis=1)
     y = REGRESSION.y[pool].numpy()
-    w = run.simulator.start[0].numpy().copy()
+    w = run.runtime.start[0].numpy().copy()
     for expected in rows:
         for _ in range(4):
             w -= LR * x.T @ (x @ w - y) / len(y)
@@ -76,7 +76,7 @@ def test_steps_draw_different_batches_whose_mean_is_the_gradient_of_the_pool() -
     def moved(algorithm: covey.Algorithm, seed: int = 0) -> Tensor:
         run = covey.run(Experiment(algorithm, tree=FLAT, seed=seed, parts=("test",), **settings))
         next(run)
-        step: Tensor = run.w[0] - run.simulator.start[0]
+        step: Tensor = run.w[0] - run.runtime.start[0]
         return step
 
     full = moved(Centralised(steps=1, lr=LR, batch=None))

@@ -48,7 +48,7 @@ def test_with_all_layers_private_it_is_local_training(algorithm: Any) -> None:
         list(run)
         runs.append(run)
     assert deviation(runs[0].rows("personal")[1], runs[1].rows("personal")[1]) < ROUNDING
-    assert torch.equal(runs[0].w, runs[0].simulator.start)
+    assert torch.equal(runs[0].w, runs[0].runtime.start)
 
 
 @full_and_mini
@@ -93,8 +93,8 @@ def test_who_prunes_everything_leaves_the_shared_part_as_it_was(tree: Tree) -> N
     run = covey.run(Experiment(algorithm=algorithm, tree=tree, rounds=2, workers=1, private="head", codec="bitmap", **digits()))
     for record in run:
         assert record.notes["server"]["uncovered"].least == 1.0
-    assert torch.equal(run.w, run.simulator.start)
-    shared, personal = run.simulator.task.space.shared, run.rows("personal")[1]
+    assert torch.equal(run.w, run.runtime.start)
+    shared, personal = run.runtime.task.space.shared, run.rows("personal")[1]
     assert not personal[:, :shared].any()
     assert (personal[:, shared:] - run.w[:, shared:]).abs().max() > 0.01
 
@@ -104,11 +104,11 @@ def test_a_weight_that_nobody_kept_keeps_its_value(ratio: float) -> None:
     algorithm = Pruned(ratio, steps=3, personal_steps=3, lr=LR, personal_lr=LR, batch=None, sample=2)
     run = covey.run(Experiment(algorithm=algorithm, tree=EQUAL, rounds=1, workers=1, private="head", **digits()))
     (record,) = run
-    shared = run.simulator.task.space.shared
+    shared = run.runtime.task.space.shared
     ids, rows = run.rows("personal")
     assert ids.tolist() == record.cohorts["device"]
     uncovered = (rows[:, :shared] == 0).all(dim=0)
-    before, after = run.simulator.start[0, :shared], run.w[0, :shared]
+    before, after = run.runtime.start[0, :shared], run.w[0, :shared]
     assert torch.equal(before[uncovered], after[uncovered])
     assert uncovered.double().mean() == pytest.approx(record.notes["server"]["uncovered"].mean, abs=1e-12)
     assert uncovered.any()

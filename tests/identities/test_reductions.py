@@ -97,7 +97,7 @@ def test_sfedhp_with_one_device_per_edge_alternates_to_the_theta_of_pfedme_at_la
     pfedme = PFedMe(lam=LAM_BAR, local_rounds=1, steps=400, lr=0.5, personal_lr=FAST, batch=None)
     _, hp = trajectory(sfedhp, "least squares", ALONE, rounds=1)
     _, me = trajectory(pfedme, "least squares", FLAT, rounds=1)
-    w, theta, phi = hp.simulator.start[0], me.rows("personal")[1], hp.rows("edge")[1]
+    w, theta, phi = hp.runtime.start[0], me.rows("personal")[1], hp.rows("edge")[1]
     assert deviation(theta, hp.rows("personal")[1]) < 1e-11
     assert deviation(LAM_BAR * (w - theta), LAM2 * (w - phi)) < 1e-11
 

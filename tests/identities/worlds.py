@@ -42,7 +42,7 @@ def trajectory(algorithm: Algorithm, world: str, tree: Tree, *, rounds: int = 3,
     settings = {**WORLDS[world](), "workers": 1, "score_every": rounds, "parts": ("test",), **changes}
     run = covey.run(Experiment(algorithm=algorithm, tree=tree, rounds=rounds, **settings))
     rows = torch.cat([run.w.clone() for _ in run])
-    assert (rows[-1] - run.simulator.start[0]).norm() > 0.01 * run.simulator.start[0].norm(), "the model did not move"
+    assert (rows[-1] - run.runtime.start[0]).norm() > 0.01 * run.runtime.start[0].norm(), "the model did not move"
     return rows, run
 
 

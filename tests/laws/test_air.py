@@ -33,7 +33,7 @@ def test_seconds_and_joules(case: Case) -> None:
         assert min(one.radio.seconds, one.radio.joules) >= 0
         assert two.radio.seconds == pytest.approx(2 * one.radio.seconds, rel=1e-12)
         assert two.radio.joules == pytest.approx(2 * one.radio.joules, rel=1e-12)
-        assert one.radio.upload_bytes == one.bytes(fast.simulator.tree.links[-1], "up")
+        assert one.radio.upload_bytes == one.bytes(fast.runtime.tree.links[-1], "up")
     sent = any(record.bytes() for record in fast.history)
     assert not sent or sum(record.radio.seconds for record in fast.history if record.radio) > 0
 

@@ -27,7 +27,7 @@ def test_chunks_change_no_bit_in_float64(case: Case) -> None:
 @every_algorithm
 def test_chunks_change_no_bit_of_a_module_that_runs_through_vmap(case: Case) -> None:
     whole = finished(case, model=Odd(), rounds=2)
-    assert whole.simulator.task.forward.path == "vmap"
+    assert whole.runtime.task.forward.path == "vmap"
     assert differences(state(whole), state(finished(case, model=Odd(), rounds=2, workers=3, memory=1))) == []
 
 
@@ -37,6 +37,6 @@ def test_chunks_change_no_bit_of_a_convolution(case: Case, dtype: torch.dtype) -
     small = models.cnn((1, 4, 4), channels=(3,), hidden=6, classes=CLASSES, kernel=3)
     for model in (Conv(), nn.Sequential(nn.Linear(INPUTS, 16), small)):
         whole = finished(case, model=model, dtype=dtype)
-        assert whole.simulator.task.forward.path == "each"
+        assert whole.runtime.task.forward.path == "each"
         for chunks in CHUNKS:
             assert differences(state(whole), state(finished(case, model=model, dtype=dtype, **chunks))) == [], chunks

@@ -85,7 +85,7 @@ def test_a_server_step_is_the_finite_difference_of_the_nested_envelopes(between:
     def envelope(x: Rows) -> Tensor:
         after(x)
         theta = run.rows("personal")[1]
-        near = losses(run.simulator.task, theta)
+        near = losses(run.runtime.task, theta)
         if not between:
             return (near + LAM / 2 * (theta - x).square().sum(1)).mean()[None]
         edges = run.rows("edge")[1]

@@ -40,7 +40,7 @@ def _write(old: Any, new: Any) -> None:
 
 def captured(here: covey.Experiment) -> covey.Run:
     run = covey.run(here)
-    run.simulator.graphs = Graphs(run.simulator, Rerun)
+    run.runtime.graphs = Graphs(run.runtime, Rerun)
     list(run)
     return run
 
@@ -53,7 +53,7 @@ CAPTURED = {name: case for name, case in CASES.items() if "radio" not in case.se
 def test_replaying_changes_no_bit(case: Case) -> None:
     rounds = 6
     run = captured(experiment(case, rounds=rounds))
-    graphs = run.simulator.graphs
+    graphs = run.runtime.graphs
     assert graphs is not None
     if case.algorithm.eager is not None:
         assert graphs.replays == 0
@@ -77,7 +77,7 @@ def test_no_capture_is_tried_of_an_algorithm_that_says_it_cannot_be() -> None:
     for name in ("PFedGP", "FedAvg"):
         tried.clear()
         run = covey.run(experiment(PLAIN[name], rounds=3, score_every=3))
-        run.simulator.graphs = Graphs(run.simulator, Refused)
+        run.runtime.graphs = Graphs(run.runtime, Refused)
         list(run)
         if name == "PFedGP":
             assert tried == []
@@ -135,7 +135,7 @@ def test_what_cannot_be_captured_runs_and_says_why(kind: str, reason: str | None
     assert torch.equal(plain.w, run.w)
     if "seen" in plain.models():
         assert torch.equal(plain.rows("seen")[1], run.rows("seen")[1])
-    graphs = run.simulator.graphs
+    graphs = run.runtime.graphs
     assert graphs is not None
     if reason is None:
         assert graphs.replays == 6
@@ -169,7 +169,7 @@ def test_only_so_many_sizes_are_captured() -> None:
     plain, run = covey.run(here), captured(here)
     list(plain)
     assert torch.equal(plain.w, run.w)
-    graphs = run.simulator.graphs
+    graphs = run.runtime.graphs
     assert graphs is not None
     assert graphs.others > 0
     assert len(graphs._variants) <= 8

@@ -19,5 +19,5 @@ def test_labels_of_validation_and_test_change_no_model(case: Case) -> None:
         run = covey.run(replace(here, data=data))
         list(run)
         assert_moved(run)
-        found.append([run.w, *(rows for *_, rows in run.simulator.store.dump())])
+        found.append([run.w, *(rows for *_, rows in run.runtime.store.dump())])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

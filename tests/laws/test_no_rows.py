@@ -7,10 +7,10 @@ from tests.laws.cases import Case, Odd, assert_moved, every_algorithm, every_cas
 @every_case
 def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None:
     run = covey.run(experiment(case))
-    before = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.simulator.store.columns.items()}
-    assert all(len(ids) == 0 for _, _, ids, _, _ in run.simulator.store.dump())
+    before = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.runtime.store.columns.items()}
+    assert all(len(ids) == 0 for _, _, ids, _, _ in run.runtime.store.dump())
     next(run)
-    after = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.simulator.store.columns.items()}
+    after = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.runtime.store.columns.items()}
     assert before == after
     assert_moved(run)
 
@@ -18,8 +18,8 @@ def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None
 @every_case
 def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Case) -> None:
     run = covey.run(experiment(case))
-    answer = run.simulator.play(case.algorithm.server, run.w[:0], round=0)
-    assert answer.shape == (0, run.simulator.task.space.width)
+    answer = run.runtime.play(case.algorithm.server, run.w[:0], round=0).answer
+    assert answer.shape == (0, run.runtime.task.space.width)
     assert answer.dtype == run.w.dtype
     assert run.meter.bytes(lane=None) == 0
 
@@ -27,5 +27,5 @@ def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Ca
 @every_algorithm
 def test_no_rows_of_a_module_that_runs_through_vmap(case: Case) -> None:
     run = covey.run(experiment(case, model=Odd()))
-    assert run.simulator.task.forward.path == "vmap"
-    assert run.simulator.play(case.algorithm.server, run.w[:0], round=0).shape == (0, run.w.shape[1])
+    assert run.runtime.task.forward.path == "vmap"
+    assert run.runtime.play(case.algorithm.server, run.w[:0], round=0).answer.shape == (0, run.w.shape[1])

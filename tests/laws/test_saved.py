@@ -37,7 +37,7 @@ def test_the_files_score_what_the_table_says(case: Case, tmp_path: Path) -> None
             ("models/last", ROUNDS - 1, figure.last, figure.loss_last),
         ):
             path = tmp_path / place / f"{name}.safetensors"
-            read = snapshot.read(path, run.simulator.task.space)
+            read = snapshot.read(path, run.runtime.task.space)
             assert (read.model, read.tier, read.round) == (name, figure.tier, round)
             right, lost, count = scored(run, path, read)
             assert accuracy is not None
@@ -73,7 +73,7 @@ def scored(run: Run, path: Path, read: Snapshot) -> tuple[float, float, int]:
 
 def predicted(run: Run, path: Path, read: Snapshot, device: int, x: Tensor) -> Tensor:
     """What the model makes of examples: as a plain module or, where the algorithm predicts its own way, as that."""
-    tree = run.simulator.tree
+    tree = run.runtime.tree
     nodes = torch.tensor([device])
     for tier in reversed(tree.tiers[tree.tiers.index(read.tier) : -1]):
         ends = torch.cumsum(tree.counts(tier, torch.arange(tree.size(tier))), 0)
@@ -109,7 +109,7 @@ def state_of(path: Path, node: int, device: int) -> dict[str, Tensor]:
 
 def special(run: Run, read: Snapshot, row: Tensor, device: int, x: Tensor) -> Tensor:
     """Predictions by the algorithm's own predictor on what the file holds, in a simulator that has run nothing."""
-    fresh: Simulator = covey.run(run.experiment).simulator
+    fresh: Simulator = covey.run(run.experiment).runtime
     ids = torch.tensor([device])
     for name, part in read.beside.items():
         if bool((part.ids == device).any()):

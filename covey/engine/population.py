@@ -1,0 +1,52 @@
+"""What a node must know of all devices, and cannot see in its own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from covey.data import Part, Shards
+from covey.data.shards import SPLITS
+
+BLOCK = 256
+"""Full passes go through blocks of at most so many examples."""
+_BLOCK_STEP = 32  # and of a multiple of so many
+
+
+def block_size(part: Part) -> int:
+    """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
+    return min(BLOCK, -(-max(1, int(part.counts().max())) // _BLOCK_STEP) * _BLOCK_STEP)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Facts of all devices on which the bits of one device's results depend.
+
+    A node that does not hold everybody's examples is told them.
+
+    `blocks` is how many examples of a part go through a model at once, `most_labels` the most
+    classes that one device has. `offset` says by differences how many examples of a part each
+    device holds; a node that asks nobody has no need of it.
+    """
+
+    blocks: Mapping[str, int]
+    most_labels: int
+    offset: Mapping[str, Tensor] | None = None
+
+    @classmethod
+    def of(cls, shards: Shards) -> Population:
+        """The facts of all examples together."""
+        blocks = {split: block_size(shards.part(split)) for split in SPLITS}
+        offset = {split: shards.part(split).offset for split in SPLITS}
+        return cls(blocks, most_labels(shards), offset)
+
+    def local(self) -> Population:
+        """Without what other devices hold."""
+        return replace(self, offset=None)
+
+
+def most_labels(shards: Shards) -> int:
+    """The most classes that one device has training examples of."""
+    return int((shards.labels() > 0).sum(1).max())

@@ -1,0 +1,228 @@
+"""From experiments to what runs them: the runtime, the devices held out, and what the user should know of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from covey.data import Shards
+from covey.engine.layout import Space
+from covey.engine.population import Population
+from covey.engine.task import Task
+from covey.errors import ConfigError
+from covey.kernel.environment import Ideal
+from covey.links.spec import Wire, wires
+from covey.runs.experiment import Experiment
+from covey.runs.newcomers import Newcomers, held_out
+from covey.runs.scoring import Scorer
+from covey.runtimes.contract import Runtime
+from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.place import Place
+from covey.runtimes.simulator import Simulator
+from covey.tree import Tree
+from covey.wireless.air import Air
+
+RUNTIMES = ("simulator", "loopback")
+"""What can run an experiment: one process for all nodes, or nodes that share nothing. The bits are the same."""
+
+_GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A runtime for experiments side by side; `held_out` are the devices of each that take no part in training."""
+
+    runtime: Runtime
+    newcomers: Newcomers | None
+    held_out: list[tuple[int, ...]]
+    notes: list[str]
+
+
+def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Built:
+    """What runs these experiments, which differ in seed and data alone."""
+    if runtime not in RUNTIMES:
+        raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
+    first = experiments[0]
+    notes: list[str] = []
+    outs = [held_out(experiment) for experiment in experiments]
+    newcomers = _newcomers(experiments, outs, notes)
+    tree, note = first.algorithm.fit(first.tree.without(outs[0]))
+    if note:
+        notes.append(note)
+    data = [training_data(experiment, out) for experiment, out in zip(experiments, outs, strict=True)]
+    links = wires(first.codec, tree.links)
+    copies = tree.times(len(experiments))
+    air = _air(experiments, outs, copies)
+    notes += _link_notes(air, tree, links)
+    if runtime == "loopback":
+        _check_loopback(experiments)
+        built: Runtime = _loopback(first, tree, data[0], links)
+    else:
+        built = _simulator(experiments, copies, Shards.stack(data), links, air)
+    notes += _engine_notes(first, built.task)
+    notes += _score_notes(first, tree.devices)
+    if first.algorithm.splits:
+        notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
+    return Built(built, newcomers, outs, notes)
+
+
+def _simulator(
+    experiments: Sequence[Experiment], tree: Tree, data: Shards, links: Mapping[tuple[str, str], Wire], air: Air | None
+) -> Simulator:
+    """One process that plays every node of every seed."""
+    first = experiments[0]
+    task = _task(first, data)
+    return Simulator(
+        first.algorithm,
+        tree,
+        task,
+        links,
+        torch.stack([experiment.initial() for experiment in experiments]),
+        tuple(experiment.seed for experiment in experiments),
+        first.idle,
+        first.batches,
+        air or Ideal(),
+        workers=_workers(first, task),
+        memory=first.memory,
+        grain=1 if first.workers else _GRAIN,
+        capture=first.capture,
+    )
+
+
+def _loopback(experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], Wire]) -> Loopback:
+    """A tree of nodes that share nothing."""
+    start = experiment.initial()[None]
+    scorer = partial(Scorer.made, experiment.algorithm)
+
+    def station(place: Place, task: Task, examples: int) -> Station:
+        return Station(
+            experiment.algorithm,
+            place,
+            task,
+            links,
+            start,
+            (experiment.seed,),
+            experiment.idle,
+            experiment.batches,
+            place=place,
+            under=examples,
+            makers={Scorer.__name__: scorer},
+        )
+
+    return Loopback(tree, data, partial(_task, experiment), station)
+
+
+def _check_loopback(experiments: Sequence[Experiment]) -> None:
+    """Refuse what nodes that share nothing cannot run."""
+    reason = None
+    if len(experiments) > 1:
+        reason = "it runs one seed at a time; run the seeds one after the other"
+    elif experiments[0].radio is not None:
+        reason = "a radio has a virtual clock, which only the simulator has; leave out the radio"
+    elif torch.device(experiments[0].device).type != "cpu":
+        reason = 'its nodes exchange bytes in main memory; use device = "cpu"'
+    if reason is not None:
+        raise ConfigError(f'runtime = "loopback": {reason}.')
+
+
+def training_data(experiment: Experiment, out: Sequence[int]) -> Shards:
+    """The data of the devices that train: all but those held out."""
+    data = experiment.protocol_data()
+    if not out:
+        return data
+    return data.chosen([device for device in range(data.devices) if device not in set(out)])
+
+
+def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
+    """The data of the devices held out."""
+    return experiment.protocol_data().chosen(sorted(out))
+
+
+def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
+    return Task(
+        experiment.model,
+        data,
+        loss=experiment.loss,
+        l2=experiment.l2,
+        private=experiment.private,
+        dtype=experiment.dtype,
+        device=experiment.device,
+        population=population,
+    )
+
+
+def _workers(experiment: Experiment, task: Task) -> int:
+    if task.device.type != "cpu":
+        return 1  # a GPU is one queue
+    return experiment.workers or torch.get_num_threads()
+
+
+def _newcomers(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], notes: list[str]) -> Newcomers | None:
+    if not outs[0]:
+        return None
+    data = []
+    for experiment, out in zip(experiments, outs, strict=True):
+        which = f" of seed {experiment.seed}" if len(experiments) > 1 else ""
+        devices = ", ".join(map(str, out))
+        notes.append(f"held out from training{which}: devices {devices}; the others are numbered anew.")
+        data.append(newcomers_data(experiment, out))
+    return Newcomers(experiments, data)
+
+
+def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree) -> Air | None:
+    """The virtual clock, where the experiments have a radio; a newcomer may do without, where nothing is planned."""
+    first = experiments[0]
+    planned = first.algorithm.planned
+    if first.radio is None:
+        if planned:
+            name = type(first.algorithm).__name__
+            raise ConfigError(f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.')
+        return None
+    training = [[device for device in range(first.tree.devices) if device not in set(out)] for out in outs]
+    seeds = tuple(experiment.seed for experiment in experiments)
+    return Air(first.radio, first.work(), planned, tree=tree, seeds=seeds, chosen=training)
+
+
+def _engine_notes(experiment: Experiment, task: Task) -> list[str]:
+    """What the user should know of how training is computed."""
+    if not experiment.algorithm.hessians or task.no_hessian is None:
+        return []
+    name = type(experiment.algorithm).__name__
+    return [
+        f"{name} takes differences of gradients for Hessian products: "
+        f"autograd cannot differentiate this model twice ({task.no_hessian})."
+    ]
+
+
+def _score_notes(experiment: Experiment, devices: int) -> list[str]:
+    """What the user should know of which devices are scored."""
+    sample = experiment.score_sample
+    if sample is None or sample <= devices:
+        return []
+    return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
+
+
+def _link_notes(air: Air | None, tree: Tree, links: Mapping[tuple[str, str], Wire]) -> list[str]:
+    """What the user should know of how rows are sent."""
+    last = tree.links[-1]
+    if air is None or not air.policy.prunes or not links[last, "up"].codec.name.startswith("dense"):
+        return []
+    return [f'{last} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".']
+
+
+def _private_note(experiment: Experiment, space: Space) -> str:
+    """Which layers stay on the devices."""
+    name = type(experiment.algorithm).__name__
+    private = [slot.name for slot in space.slots if slot.start >= space.shared]
+    if not private:
+        return f"{name} shares all layers: no layer is private."
+    layers = list(dict.fromkeys(parameter.rpartition(".")[0] or parameter for parameter in private))
+    more = f" and {len(layers) - 4} more" if len(layers) > 5 else ""
+    shown = ", ".join(layers[:4] if more else layers)
+    patterns = ", ".join(f'"{pattern}"' for pattern in experiment.private)
+    which = patterns if len(experiment.private) == 1 else f"[{patterns}]"
+    noun, verb = ("layers", "stay") if len(layers) > 1 else ("layer", "stays")
+    return f'{name}: {noun} {shown}{more} {verb} on each device (private = {which}); private = "" shares all.'

@@ -1,0 +1,119 @@
+"""The record of one round: cohorts, traffic, scores, seconds, notes; and reading one back from JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from covey.links.meter import Meter, Traffic
+from covey.runs.scoring import Model, Score
+from covey.runtimes.notes import Note
+from covey.wireless.air import Aired
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happened in one round.
+
+    `round` counts from 0; what is printed counts from 1. `cohorts` are the nodes that were asked, by tier. `traffic` is by
+    link, direction ("down", "up") and lane ("train", "score"). `models` are the kept models by name, "global" first; there
+    are none in a round that is not scored. With several seeds side by side, `seconds` is this seed's share. `spent` says
+    what the seconds went to: training, links, cohorts, scores, other, and the checkpoint before. `notes` are what programs
+    noted of the nodes that were asked, by tier and name. `radio` is the round on the virtual clock, where the experiment
+    has a radio. `gradients` were evaluated by all devices on their data, idle ones that train included.
+    """
+
+    round: int
+    cohorts: dict[str, list[int]]
+    traffic: dict[tuple[str, str, str], Traffic]
+    models: dict[str, Model]
+    seconds: float
+    spent: dict[str, float] = field(default_factory=dict, compare=False)
+    notes: dict[str, dict[str, Note]] = field(default_factory=dict)
+    radio: Aired | None = None
+    gradients: int = 0
+
+    def bytes(self, link: str | None = None, direction: str | None = None) -> int:
+        """What training sent in this round, in bytes."""
+        return Meter(self.traffic).bytes(link=link, direction=direction)
+
+    def accuracy(self, model: str = "global", part: str = "test") -> float | None:
+        """The accuracy of a model, all examples alike; None where it was not scored."""
+        scored = self.models.get(model)
+        if scored is None or part not in scored.scores:
+            return None
+        return scored.scores[part].accuracy
+
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON can hold it."""
+        return dict(self._plain)
+
+    @cached_property
+    def _plain(self) -> dict[str, Any]:
+        """Made once: every checkpoint holds all records so far."""
+        traffic = {"/".join(key): asdict(value) for key, value in self.traffic.items()}
+        out = {**asdict(replace(self, traffic={})), "traffic": traffic}
+        for model in out["models"].values():
+            model["scores"] = {part: _plain_score(score) for part, score in model["scores"].items()}
+        return out
+
+    def __str__(self) -> str:
+        scores = "  ".join(f"{name} {_figure(model)}" for name, model in self.models.items())
+        air = ""
+        if self.radio is not None:
+            air = f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
+        sent = f"{self.bytes() / 1e6:.3f} MB"
+        return f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s{air}"
+
+
+_SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
+
+
+def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
+    """A score without the facts of a sample where all devices were scored."""
+    if score["sampled"] is not None:
+        return score
+    return {name: value for name, value in score.items() if name not in _SAMPLED}
+
+
+def _figure(model: Model) -> str:
+    """The figure of a model that one line has room for, on test where that was scored."""
+    score = model.scores.get("test") or next(iter(model.scores.values()))
+    if score.accuracy is not None and score.standard_error is not None:
+        return f"{score.accuracy:.4f} ± {score.standard_error:.4f}"
+    if score.accuracy is not None:
+        return f"{score.accuracy:.4f}"
+    if score.rmse is not None:
+        return f"rmse {score.rmse:.4g}"
+    return f"loss {score.loss}"
+
+
+def read(facts: dict[str, Any]) -> Round:
+    """A record from what `Round.as_dict` gave; records of earlier versions have no notes, radio and gradients."""
+    traffic = {}
+    for key, value in facts["traffic"].items():
+        link, direction, lane = key.split("/")
+        traffic[link, direction, lane] = Traffic(**value)
+    notes = {}
+    for tier, by_name in facts.get("notes", {}).items():
+        notes[tier] = {name: Note(**note) for name, note in by_name.items()}
+    radio = None
+    if facts.get("radio") is not None:
+        radio = Aired(**facts["radio"])
+    return Round(
+        round=facts["round"],
+        cohorts=facts["cohorts"],
+        traffic=traffic,
+        models={name: _read_model(model) for name, model in facts["models"].items()},
+        seconds=facts["seconds"],
+        spent=facts["spent"],
+        notes=notes,
+        radio=radio,
+        gradients=facts.get("gradients", 0),
+    )
+
+
+def _read_model(facts: dict[str, Any]) -> Model:
+    scores = {part: Score(**score) for part, score in facts["scores"].items()}
+    return Model(**{**facts, "scores": scores})

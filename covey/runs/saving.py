@@ -1,0 +1,172 @@
+"""What a checkpoint of one run holds, and reading it back: every value is checked before anything of the run changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.kernel.store import Entry, Frozen
+from covey.links.meter import Meter
+from covey.runs import checkpoint, record
+from covey.runs.checkpoint import Checkpoint
+from covey.runs.choice import FINAL, Chosen
+from covey.runs.devices import PARTS, Sums, fits
+from covey.runs.experiment import Experiment
+from covey.runs.record import Round
+from covey.runs.scoring import Model
+from covey.runs.state import State
+
+_LAST = "last "
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """One run as a checkpoint holds it.
+
+    `columns` are what its nodes keep. `state` is the state of this run alone, so `state.w` is one row, [1, P].
+    """
+
+    state: State
+    columns: Sequence[Frozen]
+
+    def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
+        """As tensors and facts; `history` says where the records are."""
+        tensors = {"server": self.state.w}
+        for number, column in enumerate(self.columns):
+            tensors[f"{number}.rows"] = column.rows
+            for k, entry in enumerate(column.entries.values()):
+                tensors |= {f"{number}.{k}.{part}": value for part, value in vars(entry).items()}
+        chosen = self.state.chosen[0]
+        scored = self.state.scored[0]
+        tensors |= {f"chosen.{choice.round}": choice.w for choice in chosen.values()}
+        for label, choice in chosen.items():
+            tensors |= {f"devices.{label}.{part}": sums for part, sums in choice.sums.items()}
+        for model, (_, parts) in scored.items():
+            for part, sums in parts.items():
+                tensors[f"devices.{_LAST}{model}.{part}"] = sums.clone()
+        facts = {
+            "round": self.state.round,
+            "columns": [[column.tier, column.name, list(column.entries)] for column in self.columns],
+            "chosen": [[label, choice.round, choice.quality] for label, choice in chosen.items()],
+            "scored": [[model, round] for model, (round, _) in scored.items()],
+            "meter": self.state.meters[0].state(),
+            "history": history,
+            "experiment": fingerprint,
+            "versions": checkpoint.versions(),
+        }
+        return Checkpoint(tensors, facts)
+
+
+def read(saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, devices: int) -> Saved:
+    """A run from its checkpoint and the records beside it; a ValueError says what does not fit.
+
+    `like` is a global row of this run, [1, P].
+    """
+    facts = saved.facts
+    round = facts["round"]
+    w = saved.tensors["server"]
+    if type(round) is not int or round < 0:
+        raise ValueError(f"it stands at round {round!r}")
+    _check_row(w, like)
+    if len(records) != round:
+        raise ValueError(f"{len(records)} records of {round} rounds")
+    history = tuple(record.read(values) for values in records)
+    columns = [_column(saved, number, round) for number in range(len(facts["columns"]))]
+    chosen = _read_chosen(saved, like, devices)
+    meter = Meter.from_state(facts["meter"])
+    scored = _read_scored(saved, devices)
+    state = State(w.to(like.device), round, (history,), (chosen,), (scored,), (meter,))
+    return Saved(state, [_on_device(column, like) for column in columns])
+
+
+def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
+    """The state of one run without what it owes to its last round having been the last; how many records change."""
+    chosen = {label: value for label, value in state.chosen[0].items() if not label.startswith(FINAL)}
+    history = list(state.histories[0])
+    changed = 0
+    if history:
+        models = _regular_models(history[-1], experiment)
+        changed = int(models != history[-1].models)
+        history[-1] = replace(history[-1], models=models)
+    scored = {model: value for model, value in state.scored[0].items() if history[value[0]].models}
+    out = replace(state, histories=(tuple(history),), chosen=(chosen,), scored=(scored,))
+    return out, changed
+
+
+def _regular_models(last: Round, experiment: Experiment) -> dict[str, Model]:
+    """The models of a record with the scores that are due in its round; none where no score is."""
+    parts = experiment.due(last.round)
+    if not parts:
+        return {}
+    out = {}
+    for name, model in last.models.items():
+        scores = {part: score for part, score in model.scores.items() if part in parts}
+        out[name] = replace(model, scores=scores)
+    return out
+
+
+def _read_chosen(saved: Checkpoint, like: Tensor, devices: int) -> dict[str, Chosen]:
+    out = {}
+    for label, round, quality in saved.facts["chosen"]:
+        row = saved.tensors[f"chosen.{round}"]
+        _check_row(row, like)
+        if not (0 <= int(round) < saved.facts["round"] and math.isfinite(quality)):
+            raise ValueError(f"{label} was chosen in round {int(round) + 1} with {quality!r}")
+        sums = _read_sums(saved, label, devices)
+        out[str(label)] = Chosen(int(round), float(quality), row.to(like.device), sums)
+    return out
+
+
+def _read_scored(saved: Checkpoint, devices: int) -> dict[str, tuple[int, Sums]]:
+    out = {}
+    for model, round in saved.facts.get("scored", []):
+        if not 0 <= int(round) < saved.facts["round"]:
+            raise ValueError(f"{model} was scored in round {round!r}")
+        out[str(model)] = (int(round), _read_sums(saved, f"{_LAST}{model}", devices))
+    return out
+
+
+def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
+    """How every device did, by part of the data."""
+    out = {}
+    for part in PARTS:
+        sums = saved.tensors.get(f"devices.{label}.{part}")
+        if sums is None:
+            continue
+        if not fits(sums, devices):
+            raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
+        out[part] = sums
+    return out
+
+
+def _column(saved: Checkpoint, number: int, round: int) -> Frozen:
+    """One column of a checkpoint."""
+    tier, name, labels = saved.facts["columns"][number]
+    if not isinstance(name, str) or not isinstance(labels, list) or len(set(labels)) != len(labels):
+        raise ValueError(f"column {number} is {saved.facts['columns'][number]!r:.80}")
+    entries = {}
+    for k, label in enumerate(labels):
+        parts = (saved.tensors[f"{number}.{k}.{part}"] for part in ("ids", "rounds", "places"))
+        entry = Entry(*parts)
+        if bool((entry.rounds >= round).any()):
+            raise ValueError(f"{tier} {name}: a row kept after round {round}")
+        entries[str(label)] = entry
+    return Frozen(tier, name, saved.tensors[f"{number}.rows"], entries)
+
+
+def _on_device(column: Frozen, like: Tensor) -> Frozen:
+    """Rows of models lie where the run computes, other rows in main memory."""
+    if not column.rows.is_floating_point():
+        return column
+    return replace(column, rows=column.rows.to(like.device))
+
+
+def _check_row(row: Tensor, like: Tensor) -> None:
+    if row.shape != like.shape or row.dtype != like.dtype or not bool(torch.isfinite(row).all()):
+        wanted = f"{tuple(like.shape)} {like.dtype}, all finite"
+        raise ValueError(f"a global row {tuple(row.shape)} {row.dtype}, not {wanted}")

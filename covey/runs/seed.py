@@ -1,0 +1,271 @@
+"""One run of several side by side: its models, its records, its checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.data import Shards
+from covey.engine.calibration import Calibration
+from covey.errors import CheckpointError, ConfigError
+from covey.kernel.store import PRESENT
+from covey.links.meter import Meter
+from covey.runs import build, checkpoint, models, saving
+from covey.runs.checkpoint import Checkpoint
+from covey.runs.choice import FINAL, Which, label_in
+from covey.runs.devices import PARTS, DeviceScore, table
+from covey.runs.experiment import Experiment
+from covey.runs.journal import Journal
+from covey.runs.record import Round
+from covey.runs.saving import Saved
+from covey.runs.scoring import Scorer
+from covey.runs.snapshot import PRIVATE, Beside, Snapshot
+from covey.runs.state import State
+
+if TYPE_CHECKING:
+    from covey.runs.run import Runs
+
+
+class Seed:
+    """One run of several: its models, its records, its checkpoint."""
+
+    def __init__(self, runs: Runs, copy: int) -> None:
+        self._runs = runs
+        self._copy = copy
+        self.runtime = runs.runtime
+        self.notes = runs.notes
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run here."""
+        return self._runs.experiments[self._copy]
+
+    @property
+    def trained(self) -> Shards:
+        """The data of the devices that train, in the order of the tree's."""
+        return build.training_data(self.experiment, self._runs.held_out[self._copy])
+
+    @property
+    def w(self) -> Tensor:
+        """The global rows, [1, P]."""
+        return self._runs._state.w[self._copy : self._copy + 1]
+
+    @w.setter
+    def w(self, rows: Tensor) -> None:
+        self._runs._state = self._runs._state.with_row(self._copy, rows[0])
+
+    @property
+    def round(self) -> int:
+        """The round that comes next."""
+        return self._runs.round
+
+    @property
+    def history(self) -> tuple[Round, ...]:
+        """The records so far, also of what was run before a resume."""
+        return self._runs._state.histories[self._copy]
+
+    @property
+    def meter(self) -> Meter:
+        """What this run has sent."""
+        return self._runs._state.meters[self._copy]
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """How training is computed here: what changes speed but, except for the last bits, no result."""
+        return self._runs.engine
+
+    def models(self, *, scored: bool = True) -> list[str]:
+        """The names of all kept models, "global" first; with `scored=False` also what is kept for new devices alone."""
+        out = models.names(self.runtime)
+        if not scored:
+            out += [name for _, name in models.unscored(self.runtime, self.experiment.algorithm)]
+        return out
+
+    def rows(self, model: str = "global", which: Which = "last") -> tuple[Tensor, Tensor]:
+        """(ids, rows) of a kept model, as it is now or as it was in the round chosen for it.
+
+        The global one has the id 0. Several models of one node are numbered in order.
+        """
+        snapshot = self.snapshot(model, which)
+        return snapshot.ids, snapshot.rows
+
+    def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
+        """A kept model with everything its predictions need, as it is now or as it was in the round chosen for it."""
+        tier = self._tier_of(model)
+        lead = model if model in self.models() else models.lead(self.runtime)
+        label, round, w = self._version(lead, which)
+        if model == models.GLOBAL:
+            ids, rows = torch.zeros(1, dtype=torch.int64), w.clone()
+        else:
+            ids, rows = self._read(tier, model, label)
+        nodes = self.runtime.nodes(tier, self._copy)
+        fallback = None
+        if len(ids) != nodes.stop - nodes.start:
+            fallback = w[0].clone()
+        if rows.ndim == 3:
+            ids, rows = torch.arange(rows.shape[:2].numel()), rows.flatten(0, 1)
+            fallback = None
+        beside = self._beside(tier, model, label) if lead == model else {}
+        return Snapshot(model, tier, round, ids, rows, fallback, beside)
+
+    def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
+        """A module with the parameters that a node keeps under this name, now or in the round chosen for the model."""
+        ids, rows = self.rows(model, which)
+        position = (ids == node).nonzero()
+        if not len(position):
+            raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
+        return self.runtime.task.space.fill(rows[int(position[0, 0])])
+
+    def devices(self) -> list[DeviceScore]:
+        """How every device does with every model, in the round chosen for the model and in the last one scored."""
+        last = self._runs._state.scored[self._copy]
+        best = self._runs._state.chosen[self._copy]
+        reported = {}
+        for model in self.models():
+            label = label_in(best, model)
+            if label is not None:
+                reported[model] = (best[label].round, best[label].sums)
+            elif model in last:
+                reported[model] = last[model]
+        classifies = self.runtime.task.classifies
+        return table(reported, last, self.device_names, self._edges(), classifies=classifies)
+
+    @property
+    def device_names(self) -> list[str]:
+        """What the data calls the devices that train, in order; their numbers where it does not say."""
+        names = self.trained.names.devices
+        return list(names) or [str(k) for k in range(self.trained.devices)]
+
+    def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
+        """Whether each model means the chances it gives, over the devices that hold it and their examples of this part."""
+        runtime = self.runtime
+        if not runtime.task.classifies:
+            raise ConfigError("calibration is about the chances of classes, but these targets are numbers.")
+        if part not in PARTS or bins < 1:
+            what = "give train, validation or test, and 1 or more"
+            raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {what}.")
+        kept = models.kept(runtime)
+        scorer = Scorer(self.experiment.algorithm, kept, (part,), runtime.tree.tiers[0], bins=bins)
+        last = max(self.round - 1, 0)
+        played = runtime.play(scorer.server, self._runs._state.w, round=last, lane="score")
+        return scorer.calibrations(played.answer[self._copy : self._copy + 1])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything this run needs to go on as if it had never stopped; its records go to a file beside."""
+        with self._runs.alone("save"):
+            began = time.perf_counter()
+            target = Path(path).absolute()
+            columns = list(self.runtime.freeze(self._copy))
+            run = Saved(self._runs._state.of_seed(self._copy), columns)
+            history = self._written(target).facts()
+            fingerprint = self._runs._fingerprints[self._copy]
+            checkpoint.write(target, run.checkpoint(history=history, fingerprint=fingerprint))
+            self._runs._saving += time.perf_counter() - began
+
+    def restore(self, path: str | os.PathLike[str]) -> int:
+        """Go on from a checkpoint; the round it stands at."""
+        saved = checkpoint.read(path)
+        try:
+            wanted = self._runs._fingerprints[self._copy]
+            data = self.experiment.data.name
+            checkpoint.same_experiment(path, saved.facts["experiment"], wanted, data=data)
+            self._load(saved, Path(path).absolute())
+            if saved.facts["versions"] != checkpoint.versions():
+                versions = f"{saved.facts['versions']}, this is {checkpoint.versions()}"
+                self.notes.append(f"{path} was written by {versions}; the last bits may differ.")
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever a file that is not what it seems to be leads to
+            why = f"{type(error).__name__}: {error}{checkpoint.older(path)}"
+            raise CheckpointError(f"{path} is damaged: {why}.") from error
+        return self.round
+
+    def _load(self, saved: Checkpoint, path: Path) -> None:
+        """Stand where a checkpoint stood."""
+        journal, records = Journal.read(path, saved.facts["history"])
+        run = saving.read(saved, records, like=self.w, devices=self.trained.devices)
+        for column in run.columns:
+            self.runtime.thaw(column, self._copy)
+        state: State = run.state
+        if state.round < self.experiment.rounds:
+            for label in state.chosen[0]:
+                if label.startswith(FINAL):
+                    self.runtime.release(label, self._copy)
+            state, changed = saving.going_on(state, self.experiment)
+            journal.records -= changed
+        self._runs._journals[self._copy][path] = journal
+        self._runs._state = self._runs._state.with_seed(self._copy, state)
+
+    def _written(self, target: Path) -> Journal:
+        """The journal beside a checkpoint, with all records so far."""
+        journals = self._runs._journals[self._copy]
+        if target not in journals or not journals[target].whole:
+            journals[target] = Journal.beside(target)
+        journal = journals[target]
+        missing = [record.as_dict() for record in self.history[journal.records :]]
+        journal.append(missing, len(self.history))
+        return journal
+
+    def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
+        """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
+        for tier, name in sorted(self.runtime.kept()):
+            yield tier, name, *self.runtime.read(tier, name, PRESENT, self._copy)
+
+    def _tier_of(self, model: str) -> str:
+        """The tier that keeps a model."""
+        tiers = self.runtime.tree.tiers
+        if model == models.GLOBAL:
+            return tiers[0]
+        by_name = {name: tier for tier, name in self.runtime.kept() if tier in tiers}
+        if model not in by_name:
+            names = ", ".join(self.models())
+            raise ConfigError(f"there is no model {model!r} in this run; there are {names}.")
+        return by_name[model]
+
+    def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
+        """(label, round, global row) of a model as it is now or was in its chosen round; now where none was chosen."""
+        chosen = self._runs._state.chosen[self._copy]
+        label = label_in(chosen, model)
+        if which == "chosen" and label is not None:
+            return label, chosen[label].round, chosen[label].w
+        return PRESENT, max(self.round - 1, 0), self.w
+
+    def _read(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor]:
+        """(ids, rows) of what this run's nodes keep under a name, in some version."""
+        ids, _, rows = self.runtime.read(tier, name, label, self._copy)
+        return ids, rows
+
+    def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
+        """The other rows a model's predictions need."""
+        algorithm = self.experiment.algorithm
+        shared = self.runtime.task.space.shared
+        unscored = models.unscored(self.runtime, algorithm)
+        out = {}
+        for column in self._runs.belonging(tier, model):
+            _, name = column
+            if name == model or column in unscored:
+                continue
+            ids, rows = self._read(*column, label)
+            if name == models.PERSONAL and algorithm.splits:
+                out[PRIVATE] = Beside(ids, rows[:, shared:], shared)
+            else:
+                out[name] = Beside(ids, rows)
+        return out
+
+    def _edges(self) -> list[str | None]:
+        """The name or number of the node above each device; None where that is the server."""
+        tree = self.runtime.tree
+        if tree.depth < 3:
+            return [None] * self.trained.devices
+        tier = tree.tiers[-2]
+        size = tree.size(tier) // tree.copies
+        counts = tree.counts(tier, torch.arange(size)).tolist()
+        names = self.trained.names.edges
+        labels = list(names) if len(names) == size else [str(k) for k in range(size)]
+        return [label for label, count in zip(labels, counts, strict=True) for _ in range(count)]

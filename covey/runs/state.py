@@ -1,0 +1,69 @@
+"""Where runs stand between two rounds, as one value: an assignment moves them all from one round to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from covey.links.meter import Meter
+from covey.runs.choice import Chosen
+from covey.runs.devices import Sums
+from covey.runs.record import Round
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The rows, records and choices of every seed.
+
+    `w` are the global rows, [seeds, P]. `chosen` are the choices of each seed, by the label under which the runtime holds
+    the rows. `scored` has, for each seed and model, the last scored round and how every device did in it. `meters` are what
+    each seed has sent.
+    """
+
+    w: Tensor
+    round: int
+    histories: tuple[tuple[Round, ...], ...]
+    chosen: tuple[dict[str, Chosen], ...]
+    scored: tuple[dict[str, tuple[int, Sums]], ...]
+    meters: tuple[Meter, ...]
+
+    @staticmethod
+    def start(w: Tensor) -> State:
+        """Before the first round, from these rows."""
+        count = len(w)
+        chosen: tuple[dict[str, Chosen], ...] = tuple({} for _ in range(count))
+        scored: tuple[dict[str, tuple[int, Sums]], ...] = tuple({} for _ in range(count))
+        meters = tuple(Meter() for _ in range(count))
+        return State(w.clone(), 0, ((),) * count, chosen, scored, meters)
+
+    def of_seed(self, copy: int) -> State:
+        """The state of one seed alone."""
+        w = self.w[copy : copy + 1]
+        return State(
+            w,
+            self.round,
+            (self.histories[copy],),
+            (self.chosen[copy],),
+            (self.scored[copy],),
+            (self.meters[copy],),
+        )
+
+    def with_row(self, copy: int, row: Tensor) -> State:
+        """The same, but for the global row of one seed."""
+        w = self.w.clone()
+        w[copy] = row
+        return replace(self, w=w)
+
+    def with_seed(self, copy: int, one: State) -> State:
+        """The same, but for one seed, which stands as in `one`, the state of that seed alone."""
+        histories = list(self.histories)
+        chosen = list(self.chosen)
+        scored = list(self.scored)
+        histories[copy] = one.histories[0]
+        chosen[copy] = one.chosen[0]
+        scored[copy] = one.scored[0]
+        meters = list(self.meters)
+        meters[copy] = one.meters[0]
+        rows = self.with_row(copy, one.w[0]).w
+        return State(rows, one.round, tuple(histories), tuple(chosen), tuple(scored), tuple(meters))

@@ -1,0 +1,77 @@
+"""The contract between a run and what plays its programs: the simulator, or nodes that share nothing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from covey.engine.task import Task
+from covey.kernel.algorithm import Program
+from covey.kernel.store import Frozen
+from covey.runtimes.facts import Played
+from covey.tree import Topology
+from covey.types import Rows
+
+Lane = Literal["train", "score"]
+"""Training, or scoring: scores have bytes of their own, no cut, no feedback, no notes and no cohort in the record."""
+
+
+class Runtime(ABC):
+    """What plays programs on the nodes of a tree, or of several copies of it, one for each seed.
+
+    Bits do not depend on the runtime. A run plays a round, and then commits it or rolls it back. Rows that nodes keep stay
+    where they are; a run reads them, holds a version of them, or freezes them for a checkpoint.
+    """
+
+    tree: Topology
+    task: Task
+    start: Rows
+    """The initial rows, [seeds, P]."""
+
+    @abstractmethod
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+        """Run a program of the top tier; with no rows at all, every program below runs on none."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """What nodes keep and what is held is good: a round that fails goes back to it."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Go back to the last commit."""
+
+    @abstractmethod
+    def kept(self) -> dict[tuple[str, str], Tensor]:
+        """(tier, name) of everything that nodes keep, with no rows of its shape and type, [0, ...]."""
+
+    @abstractmethod
+    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count from 0."""
+
+    @abstractmethod
+    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
+        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held under this label."""
+
+    @abstractmethod
+    def release(self, label: str, copy: int) -> None:
+        """Hold nothing of one seed under this label any more."""
+
+    @abstractmethod
+    def freeze(self, copy: int) -> Iterator[Frozen]:
+        """Everything that one seed's nodes keep and hold, for a checkpoint."""
+
+    @abstractmethod
+    def thaw(self, frozen: Frozen, copy: int) -> None:
+        """Take over one entry of `freeze`, of this runtime or of another; a ValueError if it cannot be one."""
+
+    @abstractmethod
+    def report(self) -> dict[str, Any]:
+        """How programs are run here, in words and numbers."""
+
+    def nodes(self, tier: str, copy: int) -> slice:
+        """The ids that the nodes of a tier have in one seed's tree."""
+        size = self.tree.size(tier) // self.tree.copies
+        return slice(copy * size, (copy + 1) * size)

@@ -1,0 +1,144 @@
+"""What happened below some nodes while a program ran, beside its answer: it travels up with the answers, and is added up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.kernel.call import Call
+from covey.links.meter import Key, Meter, Traffic
+from covey.runtimes.notes import Note, Notes, Partial
+from covey.tree import Topology
+from covey.types import Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What one program of the top tier did, with everything below it. Lists have one entry for each seed."""
+
+    answer: Any
+    cohorts: Sequence[Mapping[str, list[int]]]
+    """The nodes that were asked, by tier."""
+    notes: Sequence[Mapping[str, Mapping[str, Note]]]
+    """What programs noted of those asked, by tier and name."""
+    gradients: Sequence[int]
+    """How many gradients all devices evaluated on their data."""
+    traffic: Sequence[Mapping[Key, Traffic]]
+    """What crossed each link."""
+    reports: Sequence[Mapping[str, tuple[Tensor, Tensor]]]
+    """Figures of single nodes by name: (ids, figures [n, k]), in id order."""
+    needs: Mapping[str, set[str]]
+    """What devices recalled to predict with each model."""
+    environment: Sequence[Any] | None
+    """The environment's record of the round."""
+    spent: Mapping[str, float]
+    """Seconds by what they were spent on."""
+
+
+@dataclass(eq=False)
+class Facts:
+    """The facts of a subtree, of one tree or of several copies of it."""
+
+    tree: Topology
+    meters: list[Meter] = field(init=False)
+    cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
+    gradients: Tensor = field(init=False)
+    reports: dict[str, list[tuple[str, Ids, Tensor]]] = field(default_factory=dict)
+    needs: dict[str, set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.meters = [Meter() for _ in range(self.tree.copies)]
+        self.gradients = torch.zeros(self.tree.copies, dtype=torch.float64)
+        self._writing = threading.Lock()
+
+    def asked(self, tier: str, ids: Ids) -> None:
+        """Record who was asked."""
+        self.cohorts.setdefault(tier, []).append(ids)
+
+    def add(self, tier: str, ids: Ids, call: Call, *, trains: bool) -> None:
+        """Record the work of a call. Gradients are whole numbers, so the order of workers does not matter."""
+        with self._writing:
+            for name, figures in call.reports.items() if len(ids) else ():
+                self.reports.setdefault(name, []).append((tier, ids, figures))
+            for model, names in call.needs.items():
+                self.needs.setdefault(model, set()).update(names)
+            if trains:
+                counts = torch.as_tensor(call.gradients, dtype=torch.float64).cpu().expand(len(ids))
+                self.gradients.index_add_(0, self.tree.copy(tier, ids), counts)
+
+    def played(self, answer: Any, environment: Sequence[Any] | None, spent: Mapping[str, float]) -> Played:
+        """Everything as the run's record wants it."""
+        return Played(
+            answer=answer,
+            cohorts=self._cohorts(),
+            notes=self.notes.read(self.tree),
+            gradients=[int(count) for count in self.gradients.tolist()],
+            traffic=[meter.totals for meter in self.meters],
+            reports=self._reports(),
+            needs=self.needs,
+            environment=environment,
+            spent=spent,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts of one tree as JSON can hold them; floats keep their bits."""
+        partials = self.notes.partials(self.tree)[0]
+        notes = []
+        for (tier, name), partial in partials.items():
+            short = partial.condensed()
+            notes.append([tier, name, list(short.sums), short.least, short.most, short.count])
+        reports = []
+        for name, chunks in self.reports.items():
+            reports += [[name, tier, ids.tolist(), figures.tolist()] for tier, ids, figures in chunks]
+        return {
+            "traffic": self.meters[0].state(),
+            "cohorts": {tier: torch.cat(ids).tolist() for tier, ids in self.cohorts.items()},
+            "notes": notes,
+            "gradients": float(self.gradients[0]),
+            "reports": reports,
+            "needs": {model: sorted(names) for model, names in self.needs.items()},
+        }
+
+    def merge(self, facts: Mapping[str, Any]) -> None:
+        """Add the facts of a subtree, as its `as_dict` gave them."""
+        for key, traffic in Meter.from_state(facts["traffic"]).totals.items():
+            self.meters[0].count(*key, traffic)
+        for tier, ids in facts["cohorts"].items():
+            self.asked(tier, torch.tensor(ids, dtype=torch.int64))
+        for tier, name, sums, least, most, count in facts["notes"]:
+            self.notes.merge(tier, name, Partial(tuple(sums), least, most, count))
+        self.gradients[0] += facts["gradients"]
+        for name, tier, ids, figures in facts["reports"]:
+            chunk = (tier, torch.tensor(ids), torch.tensor(figures, dtype=torch.float64))
+            self.reports.setdefault(name, []).append(chunk)
+        for model, names in facts["needs"].items():
+            self.needs.setdefault(model, set()).update(names)
+
+    def _cohorts(self) -> list[dict[str, list[int]]]:
+        out: list[dict[str, list[int]]] = [{} for _ in range(self.tree.copies)]
+        for tier, chunks in self.cohorts.items():
+            ids = np.unique(torch.cat(chunks).numpy())
+            size = self.tree.size(tier) // self.tree.copies
+            for number, cohorts in enumerate(out):
+                cohorts[tier] = (ids[ids // size == number] - number * size).tolist()
+        return out
+
+    def _reports(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        out: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(self.tree.copies)]
+        for name, chunks in sorted(self.reports.items()):
+            tier = chunks[0][0]
+            ids = torch.cat([numbers for _, numbers, _ in chunks])
+            figures = torch.cat([values.cpu() for _, _, values in chunks])
+            order = torch.argsort(ids)
+            copy = self.tree.copy(tier, ids)[order]
+            for number, reports in enumerate(out):
+                own = order[copy == number]
+                reports[name] = (self.tree.local(tier, ids[own]), figures[own])
+        return out

@@ -1,0 +1,115 @@
+"""What a node that shares nothing with others knows: its own place in the tree, its own rows, and a few facts it was told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from covey.data.shards import some
+from covey.errors import ProgramError
+from covey.kernel.store import Store
+from covey.tree import Topology, Tree
+from covey.types import Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Place(Topology):
+    """A tree as one of its nodes knows it. To ask about another node is an error that names both.
+
+    Told are the tiers, how many nodes each has, and the min and the max of their children: what programs on no rows, lists
+    of hyper-parameters and error texts need.
+    """
+
+    tier: str
+    number: int
+    children: int
+    first_child: int
+    tiers: tuple[str, ...]
+    told_sizes: tuple[int, ...]
+    min_children: tuple[int, ...]
+    max_children: tuple[int, ...]
+    copies: int = 1
+
+    @staticmethod
+    def of(tree: Tree, tier: str, number: int) -> Place:
+        """What a node of a tree is told when it joins."""
+        ids = torch.tensor([number])
+        leaf = tree.below(tier) is None
+        return Place(
+            tier=tier,
+            number=number,
+            children=int(tree.counts(tier, ids)),
+            first_child=0 if leaf else int(tree.first(tier, ids)),
+            tiers=tree.tiers,
+            told_sizes=tree.sizes,
+            min_children=(*map(min, tree.children), 0),
+            max_children=(*map(max, tree.children), 0),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of nodes of each tier, as it was told."""
+        return self.told_sizes
+
+    def __str__(self) -> str:
+        return f"{self.tier} {self.number}"
+
+    def check(self, tier: str, ids: Ids, about: str) -> None:
+        """Refuse to say anything of another node."""
+        if len(ids) and (tier != self.tier or ids.tolist() != [self.number]):
+            raise ProgramError(f"{self} touched {about} of {tier} {some(ids.tolist())}; a node has its own alone.")
+
+    def counts(self, tier: str, ids: Tensor) -> Tensor:
+        """How many children this node has, [1]."""
+        self.check(tier, ids, "the children")
+        return torch.full_like(ids, self.children)
+
+    def first(self, tier: str, ids: Tensor) -> Tensor:
+        """The id of this node's first child, [1]."""
+        self.check(tier, ids, "the children")
+        return torch.full_like(ids, self.first_child)
+
+    def widest(self, tier: str) -> int:
+        """The most children that any node of a tier has, as it was told."""
+        return self.max_children[self.index(tier)]
+
+    def span(self, tier: str, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Nobody but the whole tree knows which devices stand under which node."""
+        raise ProgramError(f"{self} touched the devices under {tier} {some(ids.tolist())}; a node has its own alone.")
+
+    def picks(self, tier: str, sample: int | float) -> Tensor:
+        """How many children this node asks under `sample`, at its own position of its tier; 0 at all others."""
+        narrow = self.min_children[self.index(tier)]
+        Tree.flat(narrow).picks("server", sample)  # an error where some node of the tier has too few children
+        picks = torch.zeros(self.size(tier), dtype=torch.int64)
+        if tier == self.tier:
+            picks[self.number] = Tree.flat(self.children).picks("server", sample)[0]
+        return picks
+
+
+@dataclass
+class OwnStore(Store):
+    """The rows of one node alone; those of another node are an error that names both."""
+
+    place: Place | None = None
+
+    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+        """Rows of this node."""
+        self._check(tier, name, ids)
+        super().put(tier, name, ids, rows, round)
+
+    def get(self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int) -> Tensor | None:
+        """The row of this node, `default` where there is none as young as `since`."""
+        self._check(tier, name, ids)
+        return super().get(tier, name, ids, default, since)
+
+    def rounds(self, tier: str, name: str, ids: Ids) -> Tensor:
+        """The round in which this node kept its row."""
+        self._check(tier, name, ids)
+        return super().rounds(tier, name, ids)
+
+    def _check(self, tier: str, name: str, ids: Ids) -> None:
+        if self.place is not None:
+            self.place.check(tier, ids, f"{name!r}")
