@@ -224,6 +224,12 @@ def test_every_field_of_every_algorithm_is_explained(name: str) -> None:
         assert f"# {comment}" in text
 
 
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_a_comment_in_a_program_is_not_taken_for_that_of_a_field(name: str) -> None:
+    for field, text in explain("algorithms", name).items():
+        assert text.endswith(meaning(name, field)), field  # as the tables say it, who do not know the class
+
+
 def test_no_meaning_is_left_over() -> None:
     for name, fields in OWN.items():
         assert fields.keys() <= explain("algorithms", name).keys(), name
