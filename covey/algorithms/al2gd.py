@@ -31,11 +31,12 @@ class AL2GD(Algorithm):
     devices take 1/p steps on f + lam/2 |x - m_j|^2.
     """
 
-    lam: NonNegative = 1.0
-    gamma: NonNegative = 1.0
-    p: Probability = 0.1
-    edge_p: ProbabilityPerNode = 0.2
-    lr: Positive = 0.02
+    lam: NonNegative = 1.0  # pull of a device towards the mean of its edge (lambda)
+    gamma: NonNegative = 1.0  # pull of an edge's mean towards the mean of all
+    p: Probability = 0.1  # probability that a flip of the server's coin moves the edges' means
+    edge_p: ProbabilityPerNode = 0.2  # probability that a flip of an edge's coin moves its devices,
+    # one for all or one per edge
+    lr: Positive = 0.02  # step size of the whole problem, divided by the probability of a move
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model, to its edge only"

@@ -36,8 +36,8 @@ from covey.types import Rows
 class APFL(Algorithm):
     """The global model is FedAvg's; v takes `steps` on f(alpha v + (1 - alpha) x), x being the device's model on FedAvg's way."""
 
-    alpha: Share = 0.5
-    alpha_lr: NonNegative = 0.02
+    alpha: Share = 0.5  # share of a device's own model in the mixture, at the beginning
+    alpha_lr: NonNegative = 0.02  # step size by which that share is learned; 0 keeps it
     sample: Sample = None
     steps: Count = 20
     lr: Positive = 0.02

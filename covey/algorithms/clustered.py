@@ -36,9 +36,10 @@ class Clustered(Algorithm):
     is the mean of all answers; a device keeps the model it picked as "cluster" and what it made of it as "personal".
     """
 
-    clusters: Annotated[int, Range(1, 10_000, whole=True)] = 2
-    spread: NonNegative = 0.1
-    pick: Count | None = None
+    clusters: Annotated[int, Range(1, 10_000, whole=True)] = 2  # number of models among which
+    # devices pick
+    spread: NonNegative = 0.1  # standard deviation of the clusters' models around the initial one
+    pick: Count | None = None  # training examples by which a device picks; "none" takes all
     sample: Sample = None
     steps: Count = 20
     lr: Positive = 0.02

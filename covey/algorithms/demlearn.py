@@ -34,15 +34,15 @@ class DemLearn(Algorithm):
     member becomes (1 - alpha) itself + alpha its group. "local" is theta before that mixing, "personal" after it.
     """
 
-    levels: Count = 4
-    alpha: Share = 0.6
-    mu: NonNegative = 0.002
+    levels: Count = 4  # levels of groups, the root included
+    alpha: Share = 0.6  # share of a group's model in its members after mixing
+    mu: NonNegative = 0.002  # pull of a device towards its group while it trains
     steps: Count = 20
     lr: Positive = 0.05
     batch: Count | None = 20
-    linkage: Literal["ward", "average"] = "ward"
-    amplify: Positive = 1.0
-    amplify_rounds: Whole = 5
+    linkage: Literal["ward", "average"] = "ward"  # how the dendrogram of devices is made
+    amplify: Positive = 1.0  # factor on every group's mean in the first rounds; 1 leaves it out
+    amplify_rounds: Whole = 5  # rounds in which that factor is used
 
     sends: ClassVar[str] = "its model after the local steps"
 

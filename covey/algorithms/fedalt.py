@@ -33,10 +33,10 @@ class FedAlt(Algorithm):
     sample: Sample = None
     device_sample: Sample = None
     edge_rounds: Count = 1
-    steps: Count = 20
+    steps: Count = 20  # gradient steps of the shared layers in one round
     personal_steps: Count = 20
-    lr: Positive = 0.01
-    personal_lr: Positive = 0.01
+    lr: Positive = 0.01  # step size of the shared layers
+    personal_lr: Positive = 0.01  # step size of the private layers
     batch: Count | None = 32
     weight: Weight = "uniform"
 

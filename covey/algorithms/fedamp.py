@@ -34,8 +34,9 @@ class FedAMP(Algorithm):
     the global model, which nobody uses, is their mean.
     """
 
-    lam: NonNegative = 1.0
-    alpha: Annotated[float, Range(1e-9)] = 1.0
+    lam: NonNegative = 1.0  # weight of the attraction between models (lambda)
+    alpha: Annotated[float, Range(1e-9)] = 1.0  # step size on the attraction; less where a weight
+    # would be negative
     sigma: Positive = 10.0
     sample: Sample = None
     steps: Count = 20

@@ -49,14 +49,14 @@ class FedMac(Algorithm):
     most `tol`; 0 takes them all.
     """
 
-    lam: Positive = 1e-4
-    gamma: NonNegative = 0.0
-    gamma_w: NonNegative = 0.0
+    lam: Positive = 1e-4  # weight of the correlation between personal and local model (lambda)
+    gamma: NonNegative = 0.0  # weight of the l1 penalty on the personal model
+    gamma_w: NonNegative = 0.0  # weight of the l1 penalty on the local and global model
     rho: Positive = 6e-5
     sample: Sample = None
     local_rounds: Count = 20
-    steps: Count = 1
-    lr: Positive = 3000.0
+    steps: Count = 1  # gradient steps of the personal model in each local round
+    lr: Positive = 3000.0  # step size of the local model w_i, relative to lam (eta)
     personal_lr: Positive = 0.05
     beta: Positive = 1.0
     batch: Count | None = 20
@@ -64,7 +64,7 @@ class FedMac(Algorithm):
     l1: Literal["smooth", "prox"] = "smooth"
     floor: Share | None = None
     gamma_low: NonNegative = 0.0
-    gamma_w_until: Whole | None = 100
+    gamma_w_until: Whole | None = 100  # the round from which gamma_w is off; "none": never
     cut_after: Literal["keep", "off"] = "keep"
     tol: NonNegative = 0.0
     method: Literal["gradient", "nesterov"] = "gradient"

@@ -19,7 +19,7 @@ from covey.types import Rows
 class FedProx(Algorithm):
     """As FedAvg, each step on f(x) + mu/2 |x - w|^2."""
 
-    mu: NonNegative = 0.001
+    mu: NonNegative = 0.001  # pull of a device towards the global model while it trains
     sample: Sample = None
     steps: Count = 20
     lr: Positive = 0.1

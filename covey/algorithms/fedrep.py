@@ -29,10 +29,10 @@ class FedRep(Algorithm):
     """
 
     sample: Sample = None
-    head_steps: Count = 20
-    head_lr: Positive = 0.02
-    steps: Count = 5
-    lr: Positive = 0.02
+    head_steps: Count = 20  # gradient steps of the head in one round
+    head_lr: Positive = 0.02  # step size of the head
+    steps: Count = 5  # gradient steps of the shared layers in one round
+    lr: Positive = 0.02  # step size of the shared layers
     batch: Count | None = 20
     weight: Weight = "uniform"
 

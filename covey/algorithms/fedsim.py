@@ -34,8 +34,8 @@ class FedSim(Algorithm):
     device_sample: Sample = None
     edge_rounds: Count = 1
     steps: Count = 20
-    lr: Positive = 0.01
-    personal_lr: Positive = 0.01
+    lr: Positive = 0.01  # step size of the shared layers
+    personal_lr: Positive = 0.01  # step size of the private layers
     batch: Count | None = 32
     weight: Weight = "uniform"
 

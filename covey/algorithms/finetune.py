@@ -22,8 +22,8 @@ class FineTune(Algorithm):
     sample: Sample = None
     steps: Count = 20
     lr: Positive = 0.02
-    tune_steps: Count = 20
-    tune_lr: Positive = 0.02
+    tune_steps: Count = 20  # steps from the global model to a device's own
+    tune_lr: Positive = 0.02  # step size of those steps
     batch: Count | None = 20
     weight: Weight = "uniform"
 

@@ -30,9 +30,9 @@ class HeurFedAMP(Algorithm):
     uses, is their mean.
     """
 
-    self_weight: Share = 0.5
-    sigma: NonNegative = 50.0
-    lam: NonNegative = 1.0
+    self_weight: Share = 0.5  # weight of a device's own model in the mean that it is sent
+    sigma: NonNegative = 50.0  # how much similar models weigh: factor of the cosine in a softmax
+    lam: NonNegative = 1.0  # pull of a device towards the mean that it is sent (lambda)
     sample: Sample = None
     steps: Count = 20
     lr: Positive = 0.02

@@ -27,7 +27,7 @@ class HierFAVG(Algorithm):
     sample: Sample = None
     device_sample: Sample = None
     edge_rounds: Count = 10
-    steps: Count = 20
+    steps: Count = 20  # gradient steps of a device in each edge round
     lr: Positive = 0.01
     batch: Count | None = 20
     weight: Weight = "uniform"

@@ -30,9 +30,9 @@ class L2GD(Algorithm):
     devices take 1/p steps on f + lam/2 |x - mean|^2.
     """
 
-    lam: NonNegative = 1.0
-    p: Probability = 0.1
-    lr: Positive = 0.02
+    lam: NonNegative = 1.0  # pull of a device towards the mean of all (lambda)
+    p: Probability = 0.1  # probability that a flip of the coin moves devices towards their mean
+    lr: Positive = 0.02  # step size of the whole problem, divided by the probability of a move
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model"

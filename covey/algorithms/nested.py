@@ -73,7 +73,8 @@ class Level:
 class Nested(Algorithm):
     """Levels from the server's to the devices' last; several may share a tier, and only a link between tiers costs bytes."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # one table per level of models, from the server down: tier, lam,
+    # steps, lr, ...
 
     sends: ClassVar[str] = "the model of the highest level it holds, to the node above"
 

@@ -31,13 +31,13 @@ class PerFedAvg(Algorithm):
     differentiate twice gets the difference, and the run's notes and engine say so.
     """
 
-    alpha: NonNegative = 0.03
+    alpha: NonNegative = 0.03  # size of the one step that makes a personal model
     sample: Sample = None
     steps: Count = 20
-    lr: Positive = 0.05
-    order: Literal["first", "hessian-free"] = "first"
-    hessian: Literal["exact", "difference"] = "exact"
-    delta: Positive = 1e-3
+    lr: Positive = 0.05  # step size of the meta model
+    order: Literal["first", "hessian-free"] = "first"  # whether second derivatives are left out
+    hessian: Literal["exact", "difference"] = "exact"  # how products with the Hessian are computed
+    delta: Positive = 1e-3  # distance of the two gradients of a difference
     batch: Count | None = 20
     weight: Weight = "uniform"
 

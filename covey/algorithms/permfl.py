@@ -36,17 +36,20 @@ class PerMFL(Algorithm):
     as the authors' code does, not only of those asked.
     """
 
-    lam: Positive = 1.5
-    gamma: Positive = 1.5
-    beta: Positive = 0.6
-    lr: PositivePerNode = 0.03
-    edge_lr: PositivePerNode = 0.3
-    edge_rounds: CountPerNode = 10
-    steps: CountPerNode = 20
+    lam: Positive = 1.5  # pull of a device towards its edge (lambda)
+    gamma: Positive = 1.5  # pull of an edge towards the server
+    beta: Positive = 0.6  # step of the server towards the mean of the edges
+    lr: PositivePerNode = 0.03  # step size of the devices, one for all or one per device (alpha)
+    edge_lr: PositivePerNode = 0.3  # step size of the edges, one for all or one per edge (eta)
+    edge_rounds: CountPerNode = 10  # rounds between an edge and its devices in one round, one for
+    # all or one per edge
+    steps: CountPerNode = 20  # gradient steps of a device in each edge round, one for all or one
+    # per device
     sample: Sample = None
     device_sample: Sample = None
     batch: Count | None = 20
-    stale: Literal["exclude", "include"] = "exclude"
+    stale: Literal["exclude", "include"] = "exclude"  # whether the server also averages the last
+    # models of edges that were not asked
 
     sends: ClassVar[str] = "its personal model, to its edge only"
 

@@ -36,18 +36,20 @@ class PFedBayes(Algorithm):
     public code; with `restart` from what was sent. Both optimisers start anew in each round.
     """
 
-    zeta: NonNegative = 1.0
+    zeta: NonNegative = 1.0  # weight of the divergence between personal and local distribution
     sample: Sample = None
     local_rounds: Count = 20
-    steps: Count = 5
-    lr: Positive = 0.003
-    personal_lr: Positive = 0.003
+    steps: Count = 5  # gradient steps of the personal distribution in each local round
+    lr: Positive = 0.003  # step size of the local distribution
+    personal_lr: Positive = 0.003  # step size of the personal distribution
     beta: Positive = 1.0
     batch: Count | None = 100
-    rho: Annotated[float, Range(-700, 700)] = -3.0
-    method: Literal["adam", "gradient"] = "adam"
-    restart: bool = False
-    draws: Whole = 0
+    rho: Annotated[float, Range(-700, 700)] = -3.0  # initial rho; the standard deviation is log(1 +
+    # e^rho)
+    method: Literal["adam", "gradient"] = "adam"  # the optimiser of both distributions
+    restart: bool = False  # whether the personal distribution starts from what was sent, every
+    # round
+    draws: Whole = 0  # draws of a model that a prediction averages; 0 predicts by the mean
 
     sends: ClassVar[str] = "mean and rho of its local distribution, never the personal one"
 

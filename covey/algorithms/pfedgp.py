@@ -39,17 +39,18 @@ class PFedGP(Algorithm):
     """
 
     sample: Sample = None
-    steps: Count = 1
+    steps: Count = 1  # gradient steps of the network of features in one round
     lr: Positive = 0.05
     weight_decay: NonNegative = 0.001
-    clip: Positive = 50.0
-    batch: Annotated[int, Range(2, LARGEST_COUNT, whole=True)] = 64
-    support: Count = 200
-    scale: Positive = 8.0
-    length: Positive = 1.0
-    gibbs_steps: Count = 5
-    draws: Count = 20
-    predict_draws: Count = 30
+    clip: Positive = 50.0  # largest norm of a gradient
+    batch: Annotated[int, Range(2, LARGEST_COUNT, whole=True)] = 64  # training examples per step;
+    # half of them predict the other half
+    support: Count = 200  # training examples that a prediction rests on, at most
+    scale: Positive = 8.0  # scale of the kernel
+    length: Positive = 1.0  # length scale of the kernel
+    gibbs_steps: Count = 5  # Gibbs steps of each draw
+    draws: Count = 20  # draws in training
+    predict_draws: Count = 30  # draws in prediction
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its network of features; the classifier never leaves it"

@@ -50,14 +50,15 @@ class PFedMe(Algorithm):
     lam: Positive = 5.0
     sample: Sample = None
     local_rounds: Count = 20
-    steps: Count = 5
-    lr: Positive = 0.05
+    steps: Count = 5  # gradient steps of the personal model in each local round
+    lr: Positive = 0.05  # step size of the local model w_i towards the personal one (eta)
     personal_lr: Positive = 0.03
     beta: Positive = 1.0
     batch: Count | None = 20
     weight: Weight = "uniform"
-    weight_decay: NonNegative = 0.0
-    gamma: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0  # factor of the weights themselves in the personal model's
+    # gradient
+    gamma: NonNegative = 0.0  # weight of an l1 penalty on the personal model; 0 is pFedMe itself
     rho: Positive = 6e-5
     tol: NonNegative = 0.0
     method: Literal["gradient", "nesterov"] = "gradient"

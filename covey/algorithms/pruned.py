@@ -44,16 +44,18 @@ class Pruned(Algorithm):
     weight (kappa*) and the share of weights "uncovered".
     """
 
-    ratio: SharePerNode | Literal["plan"] = 0.5
-    order: Literal["alternate", "together"] = "alternate"
+    ratio: SharePerNode | Literal["plan"] = 0.5  # share of shared weights that a device prunes, one
+    # for all or one per device; "plan": what the radio allows
+    order: Literal["alternate", "together"] = "alternate"  # whether private and shared layers learn
+    # in turn or at once
     sample: Sample = None
     device_sample: Sample = None
     edge_rounds: Count = 1
-    steps: Count = 20
-    probe_steps: Count = 1
+    steps: Count = 20  # gradient steps of the shared layers in one round
+    probe_steps: Count = 1  # steps that show which weights matter least
     personal_steps: Count = 20
-    lr: Positive = 0.02
-    personal_lr: Positive = 0.02
+    lr: Positive = 0.02  # step size of the shared layers
+    personal_lr: Positive = 0.02  # step size of the private layers
     batch: Count | None = 128
     weight: Weight = "uniform"
 

@@ -27,7 +27,7 @@ class Scaffold(Algorithm):
     sample: Sample = None
     steps: Count = 20
     lr: Positive = 0.02
-    server_lr: Positive = 1.0
+    server_lr: Positive = 1.0  # step of the server towards the mean of the answers
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its model after the local steps, and by how much its control changed"

@@ -49,23 +49,23 @@ class SFedHP(Algorithm):
     `method`, or fewer once the norm of its gradient is at most `tol`; 0 takes them all.
     """
 
-    lam1: Positive = 1.0
-    lam2: Positive = 1.0
-    gamma1: NonNegative = 0.0
-    gamma2: NonNegative = 0.0
+    lam1: Positive = 1.0  # pull of a device's model towards its edge's (lambda1)
+    lam2: Positive = 1.0  # pull of an edge's model towards the global one (lambda2)
+    gamma1: NonNegative = 0.0  # weight of the l1 penalty on the personal model
+    gamma2: NonNegative = 0.0  # weight of the l1 penalty on the edges' and global model
     rho: Positive = 6e-5
     sample: Sample = None
     device_sample: Sample = None
     edge_rounds: Count = 20
-    steps: Count = 5
-    lr1: Positive = 0.4
-    lr2: Positive = 0.03
+    steps: Count = 5  # gradient steps of the personal model in each edge round
+    lr1: Positive = 0.4  # step size of an edge's copy of the global model (eta1)
+    lr2: Positive = 0.03  # step size of the personal model (eta2)
     beta: Positive = 1.0
     batch: Count | None = 20
     l1: Literal["smooth", "prox"] = "smooth"
     floor: Share | None = None
     gamma_low: NonNegative = 0.0
-    gamma2_until: Whole | None = 100
+    gamma2_until: Whole | None = 100  # the round from which gamma2 is off; "none": never
     cut_after: Literal["keep", "off"] = "keep"
     tol: NonNegative = 0.0
     method: Literal["gradient", "nesterov"] = "gradient"
