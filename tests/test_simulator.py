@@ -194,6 +194,53 @@ def test_where() -> None:
     assert record.bytes("server-edge", "down") == record.bytes("server-edge", "up") == 3 * size
 
 
+class Picked(Algorithm):
+    """Every edge but 1 asks its last child alone."""
+
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.ask(self.edge, w).mean()
+
+    def edge(self, me: Nodes, w: Tensor) -> Tensor:
+        last = torch.zeros(int(me.children.sum()), dtype=torch.bool)
+        last[torch.cumsum(me.children, 0) - 1] = True
+        replies = me.ask(self.device, w, sample=last, where=me.ids != 1)
+        assert replies.count.tolist() == [int(i != 1) for i in me.ids.tolist()]
+        return replies.mean(default=w)
+
+    def device(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.keep("seen", w + 1)
+
+
+@pytest.mark.parametrize("idle", ["skip", "train"])
+def test_a_sample_may_say_which_children(idle: str) -> None:
+    run = start(Picked(), Tree.grouped([2, 3, 1]), idle=idle)
+    before = run.w.clone()
+    record = next(run)
+    torch.testing.assert_close(run.w, before + 2 / 3)
+    assert record.cohorts == {"edge": [0, 1, 2], "device": [1, 5]}
+    assert run.rows("seen")[0].tolist() == ([1, 5] if idle == "skip" else [0, 1, 5])
+
+
+class Wrong(Base):
+    def __init__(self, sample: Tensor) -> None:
+        self.sample = sample
+
+    def server(self, me: Nodes, w: Tensor) -> Tensor:
+        return me.ask(self.device, w, sample=self.sample).mean()
+
+
+@pytest.mark.parametrize(
+    ("sample", "error"),
+    [
+        (torch.ones(2, dtype=torch.bool), "sample= holds 2 values for the 0 children of 0 server nodes"),
+        (torch.ones(0), r"server: sample= is torch.float32; give a number, or a bool for each child"),
+    ],
+)
+def test_a_sample_that_says_which_has_a_bool_for_every_child(sample: Tensor, error: str) -> None:
+    with pytest.raises(ProgramError, match=error):
+        start(Wrong(sample), Tree.flat(3))
+
+
 class Tuple(Base):
     """A row, a mask of it, an exact number, nothing."""
 

@@ -24,6 +24,7 @@ from covey.advice import Advice
 from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
+from covey.cli.assemble import Experiments
 from covey.cli.config import SECTIONS, Config, defaults, explain, load
 from covey.cli.folder import environment
 from covey.cli.plan import plan
@@ -105,6 +106,8 @@ def run(
 
       covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table and a picture
 
+      covey run my.toml score_sample=100              scores on 100 devices drawn in each round, with a standard error
+
       covey run examples/radio.toml                   over the air: seconds and joules beside every score
 
       covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds
@@ -120,8 +123,9 @@ def run(
         folder, summary = resume(resume_from, changes, console, sys.argv)
     else:
         config = _load(console, path, changes)
-        forced = _refuse(console, quick(config.experiment(config.seed)), force)
-        folder, summary = start(config, out, console, sys.argv)
+        experiments = Experiments()
+        forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
+        folder, summary = start(config, out, console, sys.argv, experiments)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return

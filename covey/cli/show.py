@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
-from covey.report.summary import Figure, RadioFigures, Summary
+from covey.report.summary import Figure, RadioFigures, SampleFigures, Summary
 from covey.runs.run import Round
 
 Show = Callable[[Sequence[Round]], None]
@@ -72,6 +72,8 @@ def table(console: Console, summary: Summary) -> None:
         f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
     )
     print_wide(console, _fitting(console, summary))
+    if summary.sample is not None:
+        console.print(_sample(summary.sample, percent=_classifies(summary)), highlight=False)
     for line in _gains(summary):
         console.print(line, highlight=False)
     cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
@@ -172,6 +174,15 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
         kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
         out.add_row(names[at], kept, *(cells[at] for cells in columns.values()))
     return out
+
+
+def _sample(sample: SampleFigures, *, percent: bool) -> str:
+    """On how many devices models were scored, and how far that may be from the figure over all devices."""
+    factor = 100 if percent else 1
+    known = [(name, error) for name, error in sample.standard_errors.items() if error is not None]
+    errors = ", ".join(f"{name} {factor * error:.2g}" for name, error in known)
+    devices = f"{sample.devices} device{'s' if sample.devices > 1 else ''}"
+    return f"scored on {devices} drawn in each round; standard error of a figure: {errors or 'not known'}"
 
 
 def _gains(summary: Summary) -> Iterator[str]:

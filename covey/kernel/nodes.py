@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
@@ -23,6 +23,8 @@ from covey.types import Ids, Rows
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
 Where = Tensor | None
+Cohort = Sample | Tensor
+"""Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
 
@@ -49,7 +51,7 @@ class Services(Protocol):
         rows: tuple[Any, ...],
         *,
         each: tuple[Tensor, ...],
-        sample: Sample,
+        sample: Cohort,
         where: Tensor | None,
     ) -> Any:
         """Run `program` on the children of `me` and return their Replies."""
@@ -110,6 +112,12 @@ class Nodes:
     def leaf(self) -> bool:
         """Whether these are devices, with data and without children."""
         return self._runtime.tree.below(self.tier) is None
+
+    @property
+    def above_devices(self) -> bool:
+        """Whether the children of these nodes are devices."""
+        tree = self._runtime.tree
+        return self.tier == tree.tiers[-2]
 
     @property
     def shared(self) -> slice:
@@ -230,6 +238,17 @@ class Nodes:
             raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
         return task.constant(value)[self.local][:, None]
 
+    def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """The numbers k = 0, 1, ... of an inner loop, each with the nodes [n, 1] that still take part.
+
+        `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
+        The loop is as long as the longest; `ask(..., where=going)` lets only those ask who go on.
+        """
+        own = torch.as_tensor(self.own(count), device=self._runtime.task.device)
+        longest = count if isinstance(count, int) else max(count)
+        for k in range(longest):
+            yield k, own.expand(len(self), 1) > k
+
     @property
     def planned(self) -> Tensor:
         """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
@@ -283,7 +302,7 @@ class Nodes:
 
     @overload
     def ask(
-        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Sample = None, where: Where = None
+        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Cohort = None, where: Where = None
     ) -> Replies: ...
     @overload
     def ask(
@@ -291,7 +310,7 @@ class Nodes:
         program: Callable[..., tuple[Message, Message]],
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> tuple[Replies, Replies]: ...
     @overload
@@ -300,7 +319,7 @@ class Nodes:
         program: Callable[..., tuple[Message, Message, Message]],
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> tuple[Replies, Replies, Replies]: ...
     @overload
@@ -309,7 +328,7 @@ class Nodes:
         program: Callable[..., tuple[Message, ...]],
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> tuple[Replies, ...]: ...
     def ask(
@@ -317,14 +336,15 @@ class Nodes:
         program: Program,
         *rows: Rows | Exact,
         each: Each = (),
-        sample: Sample = None,
+        sample: Cohort = None,
         where: Where = None,
     ) -> Any:
         """Run a program of the next tier on these nodes' children and return their Replies (a tuple if it answers a tuple).
 
         Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
         Links carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them first.
-        `sample` says how many children are asked; `where` [n] bool, which of these nodes ask at all.
+        `sample` says how many children are asked, or which: a bool for each child of these nodes, in order. `where` [n] bool
+        says which of these nodes ask at all.
         """
         owner = type(getattr(program, "__self__", None))
         if getattr(owner, program.__name__, None) is not getattr(program, "__func__", program):
@@ -338,6 +358,22 @@ class Nodes:
             if count != len(self):
                 raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
+
+    def drawn(self, count: int, stream: str) -> Tensor:
+        """Which children of these nodes are among `count` drawn from all nodes of their tier, bool [children].
+
+        The draw has the address (seed, round, stream): every asker finds the same one by itself.
+        """
+        tree = self._runtime.tree
+        tier = tree.tiers[tree.index(self.tier) + 1]
+        size = tree.size(tier) // tree.copies
+        copies = torch.arange(tree.copies)
+        keys = draws.keys(self._runtime.seeds, self.round, stream)
+        sizes = torch.full_like(copies, size)
+        picks = torch.full_like(copies, min(count, size))
+        copy, number = draws.choose(keys, torch.zeros_like(copies), sizes=sizes, picks=picks)
+        _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
+        return torch.isin(children, copy * size + number)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Called where nodes have evaluated gradients, and with them moved weights, one as often as it did; for runtimes."""
@@ -438,7 +474,7 @@ class DataGradient(DataLoss):
             raise ConfigError(
                 'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
             )
-        if isinstance(terms.steps, Tensor):
+        if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
         self._until = self._step + terms.longest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -108,6 +108,17 @@ class Gain:
 
 
 @dataclass(frozen=True)
+class SampleFigures:
+    """Scores on a sample of the devices: how many were drawn in a round, and the standard error of each reported figure.
+
+    It is the error of one seed's test accuracy over all devices (loss, for regression) by model, the largest of any seed.
+    """
+
+    devices: int
+    standard_errors: dict[str, float | None]
+
+
+@dataclass(frozen=True)
 class Yardstick:
     """Another algorithm on the same data and tree."""
 
@@ -130,10 +141,14 @@ class Summary:
     gains: list[Gain] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)  # what tables call a model where its name would mislead
     yardsticks: list[Yardstick] = field(default_factory=list)
+    sample: SampleFigures | None = None  # None: all devices were scored
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
+        """As JSON can hold it; `sample` is there if devices were drawn."""
+        out = asdict(self)
+        if self.sample is None:
+            del out["sample"]
+        return out
 
 
 def summarise(
@@ -152,11 +167,30 @@ def summarise(
     no_global = algorithm is not None and not algorithm.learns_global
     if no_global:
         names = [name for name in names if name not in ("global", "new_global")]
-    models = [_model(name, [select(history, name, protocol) for history in scored]) for name in names]
+    selections = {name: [select(history, name, protocol) for history in scored] for name in names}
+    models = [_model(name, chosen) for name, chosen in selections.items()]
     seconds = sum(record.seconds for history in histories for record in history)
     facts = (len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
     gains = [] if no_global else _gains(devices)
-    return Summary(*facts, _spent(histories), _radio(histories), gains, _labels(models, private))
+    labels = _labels(models, private)
+    sample = _sample(selections)
+    return Summary(*facts, _spent(histories), _radio(histories), gains, labels, sample=sample)
+
+
+def _sample(selections: Mapping[str, Sequence[Selection]]) -> SampleFigures | None:
+    """How many devices were drawn to be scored, and the standard errors that follow; None where all were scored."""
+    drawn = set()
+    errors: dict[str, float | None] = {}
+    for name, selected in selections.items():
+        scores = [selection.chosen.models[name].scores["test"] for selection in selected]
+        sizes = [score.sampled for score in scores if score.sampled is not None]
+        if sizes:
+            known = [score.standard_error_fallback for score in scores]
+            errors[name] = max((error for error in known if error is not None), default=None)
+            drawn.update(sizes)
+    if not drawn:
+        return None
+    return SampleFigures(max(drawn), errors)
 
 
 def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:

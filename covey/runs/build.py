@@ -63,6 +63,7 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
     else:
         built = _simulator(experiments, copies, Shards.stack(data), links, air)
     notes += _engine_notes(first, built.task)
+    notes += _score_notes(first, tree.devices)
     if first.algorithm.splits:
         notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
     return Built(built, newcomers, outs, notes)
@@ -194,6 +195,14 @@ def _engine_notes(experiment: Experiment, task: Task) -> list[str]:
         f"{name} takes differences of gradients for Hessian products: "
         f"autograd cannot differentiate this model twice ({task.no_hessian})."
     ]
+
+
+def _score_notes(experiment: Experiment, devices: int) -> list[str]:
+    """What the user should know of which devices are scored."""
+    sample = experiment.score_sample
+    if sample is None or sample <= devices:
+        return []
+    return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
 
 
 def _link_notes(air: Air | None, tree: Tree, links: Mapping[tuple[str, str], Wire]) -> list[str]:

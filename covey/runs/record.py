@@ -53,7 +53,10 @@ class Round:
     def _plain(self) -> dict[str, Any]:
         """Made once: every checkpoint holds all records so far."""
         traffic = {"/".join(key): asdict(value) for key, value in self.traffic.items()}
-        return {**asdict(replace(self, traffic={})), "traffic": traffic}
+        out = {**asdict(replace(self, traffic={})), "traffic": traffic}
+        for model in out["models"].values():
+            model["scores"] = {part: _plain_score(score) for part, score in model["scores"].items()}
+        return out
 
     def __str__(self) -> str:
         scores = "  ".join(f"{name} {_figure(model)}" for name, model in self.models.items())
@@ -64,9 +67,21 @@ class Round:
         return f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s{air}"
 
 
+_SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
+
+
+def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
+    """A score without the facts of a sample where all devices were scored."""
+    if score["sampled"] is not None:
+        return score
+    return {name: value for name, value in score.items() if name not in _SAMPLED}
+
+
 def _figure(model: Model) -> str:
     """The figure of a model that one line has room for, on test where that was scored."""
     score = model.scores.get("test") or next(iter(model.scores.values()))
+    if score.accuracy is not None and score.standard_error is not None:
+        return f"{score.accuracy:.4f} ± {score.standard_error:.4f}"
     if score.accuracy is not None:
         return f"{score.accuracy:.4f}"
     if score.rmse is not None:

@@ -28,6 +28,7 @@ from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, unlike
 from covey.runs.journal import Journal
 from covey.runs.record import Round
+from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
 from covey.runs.seed import Seed
 from covey.runs.state import State
@@ -74,7 +75,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         runtime: str = "simulator",
     ) -> None:
         self.experiments = tuple(experiments)
-        if reason := unlike(self.experiments):
+        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
+        if reason := unlike(self.experiments, self._fingerprints):
             raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
         built = build(self.experiments, runtime)
         self.runtime = built.runtime
@@ -85,7 +87,6 @@ class Runs(Iterator[tuple[Round, ...]]):
         self._needs: dict[str, set[str]] = {}  # what devices recall to predict with each model
         self._journals: list[dict[Path, Journal]] = [{} for _ in self.experiments]
         self._busy = threading.Lock()
-        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
         self._saving = 0.0
         self._rehearse()
         paths = list(resume or ())
@@ -277,12 +278,16 @@ class Runs(Iterator[tuple[Round, ...]]):
             classifies=task.classifies,
             targets=task.targets,
             slots=slots,
+            sample=self.experiment.score_sample,
         )
         played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
         self._needs = dict(played.needs)
         scores = [scorer.read(row, tree) for row in played.answer.split(1)]
         devices = tree.devices // tree.copies
         sums = [sums_of(reports, devices) for reports in played.reports]
+        if self.experiment.score_sample is not None:
+            both = zip(scores, played.reports, strict=True)
+            scores = [with_errors(scored, reports, devices) for scored, reports in both]
         if self.newcomers is not None:
             above = [self._above(copy, w) for copy in range(len(scores))]
             new = self.newcomers.scores(w, above, self.round, parts)

@@ -48,6 +48,9 @@ class Score:
     rmse_fallback: float | None = None  # these over all devices, likewise
     mae_fallback: float | None = None
     r2_fallback: float | None = None
+    sampled: int | None = None  # devices drawn to be scored; None: all were scored, and the next two are None too
+    standard_error: float | None = None  # of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)
+    standard_error_fallback: float | None = None  # of `accuracy_fallback` or `loss_fallback`, likewise
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class Scorer:
     targets: int = 0  # numbers predicted per example; 0 for classes
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
+    sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
 
     def parameters(self) -> dict[str, Any]:
         """Everything but the algorithm as JSON can hold it, so that another machine can make the same scorer."""
@@ -184,7 +188,14 @@ class Scorer:
                 found += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
                 me.needed_for(name)
             return torch.cat(found, dim=1)
-        return me.ask(self.node, *(exact(rows) for rows in models)).sums()[0]
+        replies = me.ask(self.node, *(exact(rows) for rows in models), sample=self._cohort(me))
+        return replies.sums()[0]
+
+    def _cohort(self, me: Nodes) -> Tensor | None:
+        """Which children are asked: of the devices those drawn, of other tiers all, for they keep models of their own."""
+        if self.sample is None or not me.above_devices:
+            return None
+        return me.drawn(self.sample, "score")
 
     def _sums(self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)

@@ -24,7 +24,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
-from covey.kernel.nodes import Idle, Nodes
+from covey.kernel.nodes import Cohort, Idle, Nodes
 from covey.kernel.replies import Exact, Masked, Message, Replies
 from covey.kernel.store import Frozen, Store
 from covey.links.link import Ledger, Memory
@@ -32,7 +32,7 @@ from covey.links.spec import Wire
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Facts, Played
-from covey.tree import Sample, Topology
+from covey.tree import Topology
 from covey.types import Ids, Rows
 
 
@@ -237,7 +237,7 @@ class BaseRuntime(Runtime):
         rows: tuple[Message, ...],
         *,
         each: tuple[Tensor, ...],
-        sample: Sample,
+        sample: Cohort,
         where: Tensor | None,
     ) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
@@ -260,7 +260,7 @@ class BaseRuntime(Runtime):
         path: int,
         rows: tuple[Message, ...],
         each: tuple[Tensor, ...],
-        sample: Sample,
+        sample: Cohort,
         where: Tensor | None,
     ) -> Question:
         tier = self.tree.below(me.tier)
@@ -279,17 +279,21 @@ class BaseRuntime(Runtime):
         )  # fmt: skip
 
     def _cohort(
-        self, me: Nodes, tier: str, asking: Tensor, sample: Sample, path: int
+        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
     ) -> tuple[Tensor, Tensor, Tensor, Admission | None]:
         """Who runs, as (position of the asker, child id), which of them answer, and what they are admitted with."""
-        if sample is not None:
-            self.tree.picks(me.tier, sample)  # also when nobody asks, so that a wrong number shows before the first round
         askers = me.ids[asking]
-        if sample is None:
+        if sample is None or isinstance(sample, Tensor):
             position, ids = self._children(me.tier, askers)
         else:
+            self.tree.picks(me.tier, sample)  # also when nobody asks, so that a wrong number shows before the first round
             address = draws.keys(self.seeds, me.round, path, tier)[self.tree.copy(me.tier, askers)]
             position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
+        if isinstance(sample, Tensor):
+            if sample.dtype != torch.bool:
+                raise ProgramError(f"{me.tier}: sample= is {sample.dtype}; give a number, or a bool for each child.")
+            chosen = self._own_entries(me, sample, asking[position], ids, argument="sample")
+            position, ids = position[chosen], ids[chosen]
         everybody = sample is None
         admission = self.environment.admit(tier, ids, me.round) if self._play.trains else None
         if admission is not None and not bool(admission.asked.all()):
@@ -297,7 +301,7 @@ class BaseRuntime(Runtime):
         if self._play.trains:
             asked = ids if me.idle is None else ids[~me.idle[asking][position]]
             self._play.facts.asked(tier, asked)
-        if everybody or self.idle == "skip":
+        if everybody or self.idle == "skip" or not self._play.trains:
             return position, ids, torch.arange(len(ids)), admission
         position, children = self._children(me.tier, askers)
         return position, children, torch.isin(children, ids).nonzero()[:, 0], admission
@@ -318,12 +322,12 @@ class BaseRuntime(Runtime):
         idle[answers] = False
         return idle if me.idle is None else idle | me.idle[asker]
 
-    def _own_entries(self, me: Nodes, value: Tensor, asker: Tensor, ids: Ids) -> Tensor:
+    def _own_entries(self, me: Nodes, value: Tensor, asker: Tensor, ids: Ids, argument: str = "each") -> Tensor:
         """Each child's own entry of a value that has one for every child of the askers, [m, ...]."""
         counts = me.children
         if len(value) != int(counts.sum()):
             raise ProgramError(
-                f"each= holds {len(value)} values for the {int(counts.sum())} children of {len(me)} {me.tier} nodes."
+                f"{argument}= holds {len(value)} values for the {int(counts.sum())} children of {len(me)} {me.tier} nodes."
             )
         starts = torch.cumsum(counts, 0) - counts
         positions = starts[asker] + ids - self.tree.first(me.tier, me.ids)[asker]

@@ -1,0 +1,123 @@
+"""From a file to experiments: data, model and tree of a seed are made once, for all algorithms that run on them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from covey.cli import named, scenario
+from covey.cli.strict import spell
+from covey.data import Shards
+from covey.errors import ConfigError
+from covey.runs.experiment import Experiment
+from covey.tree import Tree
+
+if TYPE_CHECKING:
+    from covey.cli.config import Config
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_TRAINING = ("loss", "l2", "batches", "start", "device", "workers", "memory")
+_NUMBERS = ("squared_error", "mse")
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """What the algorithms of one file have in common for one seed: the data, the model, the tree."""
+
+    data: Shards
+    model: nn.Module
+    tree: Tree
+
+    @staticmethod
+    def of(config: Config, seed: int) -> World:
+        """Load the data, partition it, and make the model and the tree for it."""
+        shards = _shards(config, seed)
+        _need_parts(config, shards)
+        model = named.make_model(config.model, shards, seed)
+        shards, tree = config.tree.build(shards, model, seed)
+        return World(shards, model, tree)
+
+
+class Experiments:
+    """The experiments of a file and of the algorithms compared with it, which differ in [algorithm] alone.
+
+    The world of a seed is made when it is first asked for, and only then.
+    """
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def of(self, config: Config, seed: int) -> Experiment:
+        """The experiment of one seed."""
+        if seed not in self._worlds:
+            self._worlds[seed] = World.of(config, seed)
+        return experiment(config, seed, self._worlds[seed])
+
+
+def experiment(config: Config, seed: int, world: World) -> Experiment:
+    """The experiment of a file for one seed."""
+    holdout = config.holdout_devices
+    radio = None
+    if config.radio is not None:
+        radio = scenario.radio(config.radio, world.tree)
+    return Experiment(
+        algorithm=config.learner(),
+        data=world.data,
+        model=world.model,
+        tree=world.tree,
+        rounds=config.rounds,
+        idle=config.idle,
+        codec=config.codec,
+        protocol=config.protocol,
+        score_every=config.score_every,
+        score_train_every=config.score_train_every,
+        score_sample=config.score_sample,
+        parts=tuple(config.parts),
+        capture=config.capture,
+        holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
+        radio=radio,
+        **_training(config, seed),
+    )
+
+
+def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
+    """The same learning on the data of one new device."""
+    algorithm = config.learner()
+    model = named.make_model(config.model, shards, seed)
+    return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **_training(config, seed))
+
+
+def _training(config: Config, seed: int) -> dict[str, Any]:
+    """What decides how a device learns from its data."""
+    private = config.private if isinstance(config.private, str) else tuple(config.private)
+    out = {name: getattr(config, name) for name in _TRAINING}
+    return out | {"seed": seed, "private": private, "dtype": _DTYPES[config.dtype]}
+
+
+def _shards(config: Config, seed: int) -> Shards:
+    """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
+    table = dict(config.data)
+    if config.loss not in _NUMBERS:
+        shards: Shards = named.make("data", table, seed=seed)
+        return shards
+    parameters = inspect.signature(named.maker("data", str(table.get("name")))).parameters
+    if "regression" in parameters and table.get("classes", "none") == "none":
+        table["regression"] = True
+    labelled: Shards = named.make("data", table, seed=seed)
+    return labelled.numbers()
+
+
+def _need_parts(config: Config, shards: Shards) -> None:
+    """The summary takes the round from validation data and the figures from test data; paper runs use test alone."""
+    needed = ("test",) if config.protocol == "paper" else ("validation", "test")
+    for part in needed:
+        if part not in config.parts:
+            why = f"lacks {spell(part)}, which the summary is made from; add it"
+            raise ConfigError(f"parts = {spell(config.parts)} {why}.")
+        if not shards.part(part).counts().sum():
+            why = "which the summary is made from; change data.split"
+            raise ConfigError(f"no device has {part} examples, {why}.")

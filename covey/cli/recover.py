@@ -1,0 +1,97 @@
+"""What a run folder holds from before: how far each seed is, what a crash has damaged, whether it is the same run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+import covey
+from covey.cli.config import Config
+from covey.cli.folder import Folder, refused
+from covey.errors import CheckpointError, ConfigError
+from covey.runs import checkpoint
+from covey.runs.experiment import Experiment
+from covey.runs.run import Round
+
+
+def rounds_run(folder: Folder) -> int:
+    """How many rounds the checkpoint of a folder has run; 0 where there is none."""
+    if not folder.checkpoint.exists():
+        return 0
+    return int(checkpoint.read(folder.checkpoint, tensors=False).facts["round"])
+
+
+def check_seeds(config: Config, folder: Folder) -> None:
+    """An error if the folder was made for other seeds than its file says."""
+    wanted = range(config.seed, config.seed + config.seeds) if config.seeds > 1 else range(0)
+    suffixes = [path.name.removeprefix("seed-") for path in folder.path.glob("seed-*")]
+    present = [int(suffix) for suffix in suffixes if suffix.lstrip("-").isdigit()]
+    begun = any(folder.seed(seed).checkpoint.exists() for seed in present)
+    lacking = begun and set(present) != set(wanted)
+    other = bool(set(present) - set(wanted))
+    alone = config.seeds > 1 and folder.checkpoint.exists()
+    if lacking or other or alone:
+        had = f"the seeds {min(present)} to {max(present)}" if present else "one seed"
+        raise ConfigError(
+            f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, "
+            f"but the run has {had}; put back what it said, or start a new run."
+        )
+
+
+def check_rounds(config: Config, folder: Folder) -> None:
+    """An error, before anything is written, if more rounds were run already than are wanted."""
+    rounds = rounds_run(folder)
+    if rounds > config.rounds:
+        already = f"{folder.checkpoint} has run {rounds} already"
+        raise ConfigError(f"rounds = {config.rounds}, but {already}; give more rounds.")
+
+
+def finished(folder: Folder, rounds: int) -> bool:
+    """Whether a seed needs no more rounds; its checkpoint must be whole."""
+    if not folder.checkpoint.exists():
+        return False
+    return bool(checkpoint.read(folder.checkpoint).facts["round"] >= rounds)
+
+
+def history(folder: Folder, experiment: Experiment) -> list[Round]:
+    """The records of a seed whose checkpoint must be this experiment's."""
+    facts = checkpoint.read(folder.checkpoint, tensors=False).facts
+    wanted = experiment.fingerprint()
+    checkpoint.same_experiment(folder.checkpoint, facts["experiment"], wanted, data=experiment.data.name)
+    return covey.history(folder.checkpoint)
+
+
+def mend(folder: Folder, console: Console) -> None:
+    """Put the checkpoint before the last in its place if the last is damaged; what it lacks happens again, bit for bit."""
+    older = checkpoint.previous(folder.checkpoint)
+    if not folder.checkpoint.exists() or not older.exists():
+        return
+    try:
+        _check_whole(folder.checkpoint)
+    except CheckpointError as error:
+        if not _is_whole(older):
+            raise
+        round = checkpoint.read(older, tensors=False).facts["round"]
+        damaged = folder.checkpoint.with_name("checkpoint.damaged.safetensors")
+        with refused(folder.checkpoint):
+            os.replace(folder.checkpoint, damaged)
+            shutil.copy2(older, folder.checkpoint)
+        goes_on = f"It goes on from there, after round {round}; the damaged one is {damaged}."
+        console.print(f"note: {error} {goes_on}", highlight=False)
+
+
+def _check_whole(saved: Path) -> None:
+    """An error unless a checkpoint and its records can be read."""
+    checkpoint.read(saved)
+    covey.history(saved)
+
+
+def _is_whole(saved: Path) -> bool:
+    try:
+        _check_whole(saved)
+    except CheckpointError:
+        return False
+    return True

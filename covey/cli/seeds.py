@@ -1,0 +1,192 @@
+"""All rounds of every seed of one algorithm: seeds at the same round go on in one go, as many as memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+import covey
+from covey.cli import recover
+from covey.cli.assemble import Experiments
+from covey.cli.config import Config
+from covey.cli.described import Described
+from covey.cli.folder import Folder
+from covey.cli.show import progress
+from covey.cli.stop import Stop
+from covey.errors import CheckpointError, CoveyError, DivergedError
+from covey.runs.devices import to_csv
+from covey.runs.experiment import Experiment, unlike
+from covey.runs.run import Round, Runs
+
+_ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
+
+Histories = list[list[Round]]
+
+
+def folders_of(config: Config, folder: Folder) -> dict[int, Folder]:
+    """The folder of every seed."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    return {seed: folder if config.seeds == 1 else folder.seed(seed) for seed in seeds}
+
+
+@dataclass(eq=False)
+class Start:
+    """The first runs of a command, built before its folder is made: whatever is wrong with them is said by then.
+
+    They are handed out once, so that nothing holds them after their last round.
+    """
+
+    groups: list[list[int]]
+    first: Runs | None
+
+    @staticmethod
+    def of(config: Config, experiments: Experiments) -> Start:
+        """The runs of the first seeds that go in one go."""
+        seeds = list(range(config.seed, config.seed + config.seeds))
+        each = [experiments.of(config, seed) for seed in seeds]
+        groups = _groups(seeds, each)
+        return Start(groups, covey.runs(each[: len(groups[0])]))
+
+    def take(self, seeds: list[int]) -> Runs | None:
+        """The runs of these seeds, if they are the first and were not taken before."""
+        if self.groups[0] != seeds:
+            return None
+        runs = self.first
+        self.first = None
+        return runs
+
+
+@dataclass(eq=False)
+class Seeds:
+    """The seeds of one algorithm, each in a folder of its own."""
+
+    config: Config
+    folders: dict[int, Folder]
+    experiments: Experiments
+    console: Console
+    stop: Stop
+    start: Start | None = None
+
+    def run(self) -> tuple[Histories, dict[str, Any]]:
+        """The history of every seed, and how training was computed."""
+        done: dict[int, list[Round]] = {}
+        engine: dict[str, Any] = {}
+        diverged: dict[int, DivergedError] = {}
+        for seeds in self._waiting(done).values():
+            groups = self._groups(seeds)
+            while groups:
+                group = groups.pop(0)
+                try:
+                    engine = self._run(group, done)
+                except DivergedError as error:
+                    if len(group) == 1:
+                        diverged[group[0]] = error
+                    else:  # the others need not stop for the one that diverged
+                        groups = [[seed] for seed in group] + groups
+        for seed, reason in diverged.items():
+            if self.config.seeds == 1:
+                raise reason
+            raise DivergedError(f"seed {seed}: {reason}") from reason
+        return [done[seed] for seed in self.folders], engine
+
+    def _waiting(self, done: dict[int, list[Round]]) -> dict[int, list[int]]:
+        """The seeds that have rounds left, by the round they stand at; the histories of the others into `done`."""
+        waiting: dict[int, list[int]] = {}
+        for seed, folder in self.folders.items():
+            folder.make()
+            if recover.finished(folder, self.config.rounds):
+                done[seed] = recover.history(folder, self.experiments.of(self.config, seed))
+                more = f"; for more, add rounds={self.config.rounds + 10}" if self.config.seeds == 1 else ""
+                self._note(f"{self._label([seed])}all {self.config.rounds} rounds were run before{more}")
+            else:
+                waiting.setdefault(recover.rounds_run(folder), []).append(seed)
+        return waiting
+
+    def _groups(self, seeds: list[int]) -> list[list[int]]:
+        if self.start is not None:
+            return list(self.start.groups)
+        return _groups(seeds, [self.experiments.of(self.config, seed) for seed in seeds])
+
+    def _run(self, seeds: list[int], done: dict[int, list[Round]]) -> dict[str, Any]:
+        """The rounds that some seeds have left, in one go; their histories into `done`."""
+        folders = [self.folders[seed] for seed in seeds]
+        runs = self._build(seeds, folders)
+        self.console.print(f"engine: {escape(runs.engine['sentence'])}", highlight=False)
+        for note in runs.notes:
+            self._note(note)
+        for run, folder in zip(runs.seeds, folders, strict=True):
+            folder.metrics(run.history)
+            folder.write_json("data.json", Described.of(run.trained).as_dict())
+        self._rounds(runs, seeds, folders)
+        _save(runs, folders)
+        done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
+        return runs.engine
+
+    def _build(self, seeds: list[int], folders: list[Folder]) -> Runs:
+        if self.start is not None and (runs := self.start.take(seeds)):
+            return runs
+        saved = [folder.checkpoint if folder.checkpoint.exists() else None for folder in folders]
+        each = [self.experiments.of(self.config, seed) for seed in seeds]
+        return covey.runs(each, resume=saved)
+
+    def _rounds(self, runs: Runs, seeds: list[int], folders: list[Folder]) -> None:
+        """Every round, shown and written down; what stops it, but for a disk that fails, leaves the state saved."""
+        hidden = () if runs.experiment.algorithm.learns_global else ("global",)
+        rounds = self.config.rounds
+        label = self._label(seeds)
+        with progress(self.console, label=label, rounds=rounds, done=runs.round, hidden=hidden) as show:
+            try:
+                for records in runs:
+                    self.stop.check()
+                    show(records)
+                    for record, folder in zip(records, folders, strict=True):
+                        folder.append(record)
+                    self._checkpoint(runs, folders)
+            except (KeyboardInterrupt, SystemExit, CoveyError) as error:
+                # SystemExit: nobody reads the output any more.
+                if not isinstance(error, CheckpointError):
+                    _save(runs, folders)
+                raise
+
+    def _checkpoint(self, runs: Runs, folders: list[Folder]) -> None:
+        """Save every so many rounds; the last is saved with everything else."""
+        due = runs.round % self.config.checkpoint_every == 0
+        if due and runs.round < self.config.rounds:
+            for run, folder in zip(runs.seeds, folders, strict=True):
+                run.save(folder.checkpoint)
+
+    def _label(self, seeds: list[int]) -> str:
+        if self.config.seeds == 1:
+            return ""
+        if len(seeds) == 1:
+            return f"seed {seeds[0]}  "
+        return f"seeds {seeds[0]}-{seeds[-1]}  "
+
+    def _note(self, text: str) -> None:
+        self.console.print(f"note: {text}", highlight=False)
+
+
+def _groups(seeds: list[int], experiments: Sequence[Experiment]) -> list[list[int]]:
+    """The seeds that run side by side: all, as far as memory allows, or each alone if they are too unlike."""
+    first = experiments[0]
+    parameters = sum(parameter.numel() for parameter in first.model.parameters())
+    row = parameters * torch.finfo(first.dtype).bits // 8
+    size = 1
+    if len(experiments) > 1 and unlike(experiments) is None:
+        size = max(1, first.memory // (_ROWS * row * first.tree.devices))
+    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
+
+
+def _save(runs: Runs, folders: list[Folder]) -> None:
+    """The state comes last: a checkpoint of the last round says that everything else is there, an older one redoes it all."""
+    for run, folder in zip(runs.seeds, folders, strict=True):
+        if run.round == run.experiment.rounds:
+            folder.models(run)
+            folder.write("devices.csv", to_csv(run.devices()))
+        folder.metrics(run.history)
+        run.save(folder.checkpoint)

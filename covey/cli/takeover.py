@@ -1,0 +1,56 @@
+"""Another algorithm on the command line: the fields it takes over from the algorithm of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+
+from covey.cli import glossary, named
+from covey.cli.strict import spell
+from covey.errors import ConfigError
+
+
+def taken_over(section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]) -> dict[str, Any]:
+    """The fields of an algorithm that another one has too, with the same meaning; a note says which are dropped."""
+    if section != "algorithm" or not isinstance(name, str):
+        return {}
+    old_name = str(old["name"])
+    fields = {key: value for key, value in old.items() if key != "name"}
+    kept = {key: value for key, value in fields.items() if _same_field(old_name, name, key, value)}
+    changed = {change.partition("=")[0].strip() for change in changes}
+    dropped = [key for key in fields if key not in kept and f"{section}.{key}" not in changed]
+    if dropped:
+        listed = ", ".join(f"{key} = {spell(fields[key])}" for key in dropped)
+        stays = f"; kept {', '.join(kept)}" if kept else ""
+        why = f"which mean something to {old_name} alone"
+        notes.append(f"algorithm.name = {name}: dropped {listed}, {why}{stays}")
+    return kept
+
+
+def _same_field(old: str, new: str, key: str, value: Any) -> bool:
+    """Whether two algorithms have this field, by the same meaning, and the new one's may have this value."""
+    try:
+        makers = [named.maker("algorithm", name) for name in (old, new)]
+        schemas = [named.schema(build, "algorithm") for build in makers]
+    except (ConfigError, AssertionError):  # a name that is wrong is refused later, by name
+        return False
+    if any(key not in schema.model_fields for schema in schemas):
+        return False
+    both = zip((old, new), makers, strict=True)
+    meanings = {glossary.meaning(name, key, build) for name, build in both}
+    if len(meanings - {""}) > 1:
+        return False
+    return _allowed(value, schemas[1].model_fields[key].annotation)
+
+
+def _allowed(value: Any, annotation: Any) -> bool:
+    """Whether a field of this type may have this value."""
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True))
+    try:
+        adapter.validate_json(json.dumps(None if value == "none" else value))
+    except ValueError:
+        return False
+    return True

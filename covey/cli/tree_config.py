@@ -1,0 +1,90 @@
+"""The table [tree] of a file: how many edges there are, and who stands under which."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel
+
+from covey.cli.strict import STRICT, check, nearest, spell
+from covey.data import Shards, edges
+from covey.engine.similar import similar
+from covey.errors import ConfigError
+from covey.tree import Tree
+
+
+class TreeConfig(BaseModel):
+    """`edges`: how many, or how many devices each has. `children`: child counts of every node, tier by tier, for deeper trees.
+
+    `form` says who stands under which edge: consecutive devices, random ones, those whose first updates are similar, by the label
+    sets of PerMFL's Table 2 (worst, average), or as the data says, which is the default where it does.
+    """
+
+    model_config = STRICT
+    edges: int | list[int] | None = None
+    form: Literal["consecutive", "random", "similar", "worst", "average", "data"] | None = None
+    children: list[list[int]] | None = None
+    tiers: list[str] | None = None
+
+    def build(self, shards: Shards, model: torch.nn.Module, seed: int) -> tuple[Shards, Tree]:
+        """The tree, and the data with its devices in the tree's order."""
+        self._check(shards)
+        if self.children is not None:
+            return shards, Tree(tuple(map(tuple, self.children)), tuple(self.tiers or ()))
+        form = self.form or ("data" if self.edges is None and shards.edges else "consecutive")
+        if form == "data":
+            return shards, Tree.grouped(shards.edges)
+        if form in ("worst", "average"):
+            return edges.by_label(shards, edges.WORST if form == "worst" else edges.AVERAGE)
+        if self.edges is None:
+            return shards, Tree.flat(shards.devices)
+        if isinstance(self.edges, list):
+            return shards, Tree.grouped(self.edges)
+        if not 1 <= self.edges <= shards.devices:
+            raise ConfigError(f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}.")
+        if form == "similar":
+            return similar(shards, model, self.edges, seed)
+        return edges.random(shards, self.edges, seed) if form == "random" else edges.consecutive(shards, self.edges)
+
+    def _check(self, shards: Shards) -> None:
+        if self.edges is not None and self.children is not None:
+            raise ConfigError("tree.edges and tree.children are both given; keep one of them.")
+        if self.tiers is not None and self.children is None:
+            raise ConfigError("tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers.")
+        if self.form in ("random", "similar") and not isinstance(self.edges, int):
+            raise ConfigError(
+                f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, not {spell(self.edges)}."
+            )
+        if self.form in ("worst", "average", "data") and self.edges is not None:
+            raise ConfigError(f"tree.form = {spell(self.form)} decides the edges; leave out tree.edges = {spell(self.edges)}.")
+        if self.form == "data" and not shards.edges:
+            raise ConfigError(f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.')
+        if self.form is not None and self.children is not None:
+            raise ConfigError(f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children.")
+
+
+def read(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table, checked, without what it leaves to its defaults."""
+    _check_edges(table)
+    return check(TreeConfig, dict(table), "tree.").model_dump(exclude_none=True)
+
+
+def _check_edges(tree: Mapping[str, Any]) -> None:
+    """Refuse a word for `edges`: it is a number, and the word belongs to `form`."""
+    edges = tree.get("edges")
+    if not isinstance(edges, str) or edges == "none":
+        return
+    forms = typing.get_args(typing.get_args(TreeConfig.model_fields["form"].annotation)[0])
+    rule = "edges is how many there are, or how many devices each has"
+    if edges not in forms:
+        raise ConfigError(
+            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; who stands under which "
+            f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
+        )
+    form = f"tree.form = {spell(edges)}"
+    if edges in ("consecutive", "random", "similar"):
+        form += " together with their number, as in tree.edges = 4"
+    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}.")

@@ -1,0 +1,88 @@
+"""Whether experiments can run side by side: they may differ in seed and data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from covey.engine.population import block_size
+from covey.origin import FAULTS
+from covey.runs.checks import PARTS
+
+if TYPE_CHECKING:
+    from covey.runs.experiment import Experiment
+
+_MAY_DIFFER = {"seed", "data", "initial"}
+_SAME = (
+    "rounds",
+    "score_every",
+    "score_train_every",
+    "score_sample",
+    "parts",
+    "device",
+    "workers",
+    "memory",
+)
+
+
+def unlike(experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, str]] | None = None) -> str | None:
+    """What keeps experiments from running side by side; None if nothing does.
+
+    `fingerprints` are theirs, where they are known already.
+    """
+    if not experiments:
+        return "there is none"
+    if len(experiments) == 1:
+        return None
+    if fingerprints is None:
+        fingerprints = [experiment.fingerprint() for experiment in experiments]
+    for other, fingerprint in zip(experiments[1:], fingerprints[1:], strict=True):
+        reason = _fact_that_differs(fingerprints[0], fingerprint) or _difference(experiments[0], other)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _fact_that_differs(first: dict[str, str], other: dict[str, str]) -> str | None:
+    for name in (first | other).keys() - _MAY_DIFFER:
+        if first.get(name) != other.get(name):
+            return f"they differ in {name}"
+    return None
+
+
+def _difference(first: Experiment, other: Experiment) -> str | None:
+    """What differs besides the facts of the fingerprints, which decide the bits."""
+    for name in _SAME:
+        if getattr(first, name) != getattr(other, name):
+            return f"they differ in {name}"
+    same_shape = first.data.x.shape[1:] == other.data.x.shape[1:]
+    if first.data.classes != other.data.classes or not same_shape:
+        return "their data differ in shape or classes"
+    if callable(first.loss) and first.loss is not other.loss:
+        return "their losses are two functions, which may differ"
+    if not _same_outputs(first, other):
+        return "their models differ in what they compute"
+    for part in PARTS:
+        sizes = [block_size(each.protocol_data().part(part)) for each in (first, other)]
+        if sizes[0] != sizes[1]:
+            both = f"{sizes[0]} and {sizes[1]}"
+            return f"their largest {part} parts are so unlike ({both}) that the last bits would differ"
+    return None
+
+
+def _same_outputs(first: Experiment, other: Experiment) -> bool:
+    """Whether two models give the same on the same weights; a module may hold settings that its text does not show."""
+    if first.model is other.model:
+        return True
+    like = next(first.model.parameters())
+    x = first.data.x[:2].to(like)
+    weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
+    try:
+        with torch.no_grad():
+            expected = first.model(x)
+            outputs = torch.func.functional_call(other.model, weights, (x,))
+            return torch.equal(expected, outputs)
+    except FAULTS:
+        return True  # a model that cannot run at all is refused by the task, with a better message

@@ -1,0 +1,241 @@
+"""What an experiment may hold: every mistake is named with its value and the rule, before anything runs.
+
+Values that may be given in several forms, such as one pattern or a list, are put into the one that runs use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from covey.data import Shards
+from covey.engine.layout import private_default
+from covey.engine.task import resolved_loss
+from covey.errors import ConfigError, DataError, shown
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import LARGEST
+from covey.tree import Tree
+from covey.wireless import Radio
+
+if TYPE_CHECKING:
+    from covey.runs.experiment import Experiment
+
+PARTS = ("train", "validation", "test")
+
+_KINDS: tuple[tuple[str, type, str], ...] = (
+    ("algorithm", Algorithm, "an instance of an algorithm, for instance FedAvg()"),
+    ("data", Shards, "shards, for instance covey.data.digits() or covey.data.own(...)"),
+    ("model", nn.Module, "an instance of a module, for instance covey.models.mlp(64, 32, 10)"),
+    ("tree", Tree, "a tree, for instance Tree.flat(20)"),
+    ("seed", int, "a whole number"),
+)
+_LISTS = {"private": "a pattern or a list of patterns", "parts": "a list of parts"}
+_COUNTS = {
+    "rounds": 2**53,
+    "score_every": 2**53,
+    "score_train_every": 2**53,
+    "score_sample": 2**53,
+    "memory": 2**63 - 1,
+    "workers": 4096,
+}
+"""Whole numbers from 1, and the largest that is meant."""
+_MAY_BE_NONE = ("score_train_every", "score_sample", "workers")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "idle": ("skip", "train"),
+    "batches": ("uniform", "cyclic"),
+    "protocol": ("honest", "paper"),
+    "start": ("seed", "module"),
+    "dtype": (torch.float32, torch.float64),
+}
+
+
+def check(experiment: Experiment) -> None:
+    """An error for the first mistake; lists become tuples, and "auto" becomes what it stands for."""
+    _check_kinds(experiment)
+    _check_lists(experiment)
+    _check_counts(experiment)
+    _check_choices(experiment)
+    _check_values(experiment)
+    _check_algorithm(experiment)
+    _check_loss(experiment)
+    _check_tree(experiment)
+    _check_holdout(experiment)
+    _check_radio(experiment)
+    _check_device(experiment.device)
+
+
+def _check_kinds(experiment: Experiment) -> None:
+    for name, kind, example in _KINDS:
+        value = getattr(experiment, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{name} = {shown(value)}: give {example}.")
+    if not -(2**63) <= experiment.seed < 2**63:
+        raise ConfigError(f"seed = {shown(experiment.seed)}: give a whole number of 64 bits.")
+
+
+def _check_lists(experiment: Experiment) -> None:
+    """Patterns and parts as tuples; private layers that are "auto" are what the algorithm says."""
+    if isinstance(experiment.private, str) and experiment.private == "auto":
+        _set(experiment, "private", _private_default(experiment))
+    for name, rule in _LISTS.items():
+        value = getattr(experiment, name)
+        listed = isinstance(value, str | list | tuple) and all(isinstance(v, str) for v in value)
+        if not listed:
+            raise ConfigError(f"{name} = {shown(value)}: give {rule}.")
+    private = experiment.private
+    patterns = (private,) if isinstance(private, str) else tuple(private)
+    _set(experiment, "private", tuple(pattern for pattern in patterns if pattern))
+    _set(experiment, "parts", tuple(experiment.parts))
+
+
+def _private_default(experiment: Experiment) -> tuple[str, ...]:
+    if not experiment.algorithm.splits:
+        return ()
+    return private_default(experiment.model, experiment.algorithm.private_default)
+
+
+def _check_counts(experiment: Experiment) -> None:
+    for name, largest in _COUNTS.items():
+        value = getattr(experiment, name)
+        if value is None and name in _MAY_BE_NONE:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            rule = f"a whole number of 1 or more, {largest} at most"
+            raise ConfigError(f"{name} = {shown(value)} must be {rule}.")
+
+
+def _check_choices(experiment: Experiment) -> None:
+    for name, choices in _CHOICES.items():
+        value = getattr(experiment, name)
+        if not _among(value, choices):
+            listed = ", ".join(map(repr, choices))
+            raise ConfigError(f"{name} = {shown(value)}: choose one of {listed}.")
+
+
+def _among(value: Any, choices: tuple[Any, ...]) -> bool:
+    """Whether a value is one of the choices, by type too: an array would compare entry by entry."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)
+
+
+def _check_values(experiment: Experiment) -> None:
+    l2 = experiment.l2
+    number = isinstance(l2, int | float) and not isinstance(l2, bool)
+    if not number or not 0 <= l2 <= LARGEST:
+        raise ConfigError(f"l2 = {shown(l2)} must be a number of 0 or more, {LARGEST:g} at most.")
+    if not isinstance(experiment.loss, str) and not callable(experiment.loss):
+        raise ConfigError(f"loss = {shown(experiment.loss)}: give the name of a loss or a function.")
+    if not isinstance(experiment.codec, str | Mapping):
+        raise ConfigError(f"codec = {shown(experiment.codec)}: give a codec's name or a table.")
+    if not isinstance(experiment.capture, bool):
+        raise ConfigError(f"capture = {shown(experiment.capture)} must be True or False.")
+    if not experiment.parts or set(experiment.parts) - set(PARTS):
+        raise ConfigError(f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}.")
+
+
+def _check_algorithm(experiment: Experiment) -> None:
+    """Settings that not every algorithm can have."""
+    algorithm = experiment.algorithm
+    name = type(algorithm).__name__
+    if experiment.private and not algorithm.splits:
+        why = f"but {name} shares all layers, so they would be sent; leave it out"
+        raise ConfigError(f"private = {shown(experiment.private)}, {why}.")
+    if experiment.idle == "train" and not algorithm.idle_trains:
+        why = f"but {name} counts on what devices keep when they are asked; use 'skip'"
+        raise ConfigError(f"idle = 'train', {why}.")
+
+
+def _check_loss(experiment: Experiment) -> None:
+    """The loss that "auto" and "mse" mean, and labels as numbers where numbers are to be predicted."""
+    loss = resolved_loss(experiment.loss, experiment.data)
+    _set(experiment, "loss", loss)
+    if loss == "squared_error":
+        _set(experiment, "data", experiment.data.numbers())
+    data = experiment.data
+    if loss == "cross_entropy" and data.classes is None and data.y.ndim == 1:
+        raise ConfigError(
+            "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for "
+            "squared_error, or give integer labels."
+        )
+
+
+def _check_tree(experiment: Experiment) -> None:
+    data, tree = experiment.data.devices, experiment.tree.devices
+    if data != tree:
+        raise DataError(f"the data has {data} devices, the tree {tree}; they must be the same.")
+
+
+def _check_holdout(experiment: Experiment) -> None:
+    """How many devices are held out, or which: a list of different ones that leaves some to train."""
+    wanted = experiment.holdout_devices
+    devices = experiment.tree.devices
+    if isinstance(wanted, list | tuple):
+        _set(experiment, "holdout_devices", tuple(wanted))
+        count = len(wanted)
+        fits = all(_device_number(device, devices) for device in wanted) and len(set(wanted)) == count
+    else:
+        fits = isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= devices
+        count = wanted if fits else 0
+    if not fits:
+        rule = f"how many of the {devices} devices, or a list of different ones, 0 to {devices - 1}"
+        raise ConfigError(f"holdout_devices = {shown(wanted)}: give {rule}.")
+    if count == devices:
+        why = f"leaves none of the {devices} devices to train on"
+        raise ConfigError(f"holdout_devices = {shown(wanted)} {why}.")
+
+
+def _device_number(value: Any, devices: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < devices
+
+
+def _check_radio(experiment: Experiment) -> None:
+    radio = experiment.radio
+    algorithm = experiment.algorithm
+    if radio is None:
+        return
+    if not isinstance(radio, Radio):
+        raise ConfigError(f"radio = {shown(radio)}: give a covey.wireless.Radio.")
+    radio.fits(experiment.tree)
+    if radio.late == "drop" and not algorithm.idle_trains:
+        name = type(algorithm).__name__
+        raise ConfigError(f"radio: late = 'drop', but {name} counts on every answer; use 'wait'.")
+    if experiment.idle == "train" and algorithm.planned:
+        why = "but a plan gives ratios to those who are asked alone; use 'skip'"
+        raise ConfigError(f"idle = 'train', {why}.")
+
+
+def _check_device(name: Any) -> None:
+    """An error that lists the devices of this machine unless it is one of them."""
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device = {name!r} is not a device; use {_devices()}.") from error
+    count = {"cpu": 1, "cuda": _cuda_devices()}.get(device.type)
+    reason = ""
+    if count is None:
+        reason = f": covey does not run on {device.type}"
+    elif count == 0:
+        reason = ", but this machine has no CUDA device"
+    elif device.index is not None and device.index >= count:
+        reason = f", but this machine has {count} of the type {device.type}"
+    if reason:
+        raise ConfigError(f"device = {name!r}{reason}; use {_devices()}.")
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _devices() -> str:
+    """The devices of this machine, as a file would name them."""
+    count = _cuda_devices()
+    if count == 0:
+        return "'cpu'"
+    last = f" to 'cuda:{count - 1}'" if count > 1 else ""
+    return f"'cpu', 'cuda' or 'cuda:0'{last}"
+
+
+def _set(experiment: Experiment, name: str, value: Any) -> None:
+    object.__setattr__(experiment, name, value)

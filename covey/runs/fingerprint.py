@@ -1,0 +1,139 @@
+"""What decides the bits of a run, as text and hashes: a checkpoint is for one experiment only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from inspect import isfunction
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from covey.codecs import codec
+from covey.data import Shards
+from covey.engine.layout import Space
+from covey.engine.task import Loss
+from covey.installed import declared
+from covey.links.spec import Spec
+from covey.runs import source
+
+if TYPE_CHECKING:
+    from covey.runs.experiment import Experiment
+
+_PLAIN = (
+    "l2",
+    "private",
+    "seed",
+    "idle",
+    "batches",
+    "protocol",
+    "start",
+    "dtype",
+    "holdout_devices",
+)
+
+
+def of(experiment: Experiment) -> dict[str, str]:
+    """Each fact as text or a hash, simple facts first: of two experiments, the first difference is named.
+
+    The data comes before what follows from it: the model's shapes, the loss, the tree.
+    """
+    out: dict[str, str] = {}
+    for name, fact in program_fingerprint(experiment).items():
+        if name == "model":
+            out |= data_fingerprint(experiment.data)
+        out[name] = fact
+    return out
+
+
+def program_fingerprint(experiment: Experiment) -> dict[str, str]:
+    """What every node of a run must have in common: the algorithm, the model, the settings.
+
+    It says nothing of the examples, so nodes that hold different ones can compare it.
+    """
+    algorithm = type(experiment.algorithm)
+    tree = experiment.tree
+    out = {name: str(getattr(experiment, name)) for name in _PLAIN}
+    out["algorithm"] = describe(experiment.algorithm)
+    out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
+    out["model"] = _model(experiment.model, experiment.private)
+    out["initial"] = _digest(experiment.initial())
+    out["loss"] = _loss(experiment.loss)
+    out["codec"] = _codec(experiment.codec)
+    out["tree"] = f"{tree.tiers} {tree.children}"
+    if experiment.radio is not None:
+        out["radio"] = str(experiment.radio)
+    return out
+
+
+def data_fingerprint(shards: Shards) -> dict[str, str]:
+    """What a node holds: the examples in these shards, be they everybody's or those of one device."""
+    return {"data": shards.fingerprint()}
+
+
+def describe(value: Any) -> str:
+    """A dataclass by its name and all its fields."""
+    if not is_dataclass(value):
+        return _shown(value)
+    inside = ", ".join(f"{f.name}={describe(getattr(value, f.name))}" for f in fields(value))
+    return f"{type(value).__name__}({inside})"
+
+
+def _model(model: nn.Module, private: str | tuple[str, ...]) -> str:
+    """The module's layers, and what training does not change: frozen parameters and buffers.
+
+    The layers may be the same and `forward` another, so the code of every layer counts too.
+    """
+    space = Space(model, private=private)
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    layers: list[Any] = [type(module) for module in model.modules()]
+    values = [value for module in model.modules() for value in vars(module).values()]
+    functions = [value for value in values if isfunction(value)]
+    code = source.digest(layers + functions)
+    slots = [(slot.name, tuple(slot.shape)) for slot in space.slots]
+    return f"{_shown(model)} {slots} {_digest(*frozen, *model.buffers())} {code}"
+
+
+def _loss(loss: Loss) -> str:
+    """A loss by name and a hash of its code; an object also by how it shows itself."""
+    if isinstance(loss, str):
+        return loss
+    if hasattr(loss, "__qualname__"):
+        return f"{_full_name(loss)} {source.digest([loss])}"
+    kind = type(loss)
+    return f"{_full_name(kind)} {_shown(loss)} {source.digest([kind])}"
+
+
+def _codec(spec: Spec) -> str:
+    text = spec if isinstance(spec, str) else json.dumps(spec, sort_keys=True, default=str)
+    return text + _codec_code(spec)
+
+
+def _codec_code(spec: Any) -> str:
+    """A hash of the code of every codec that an installed package brings, or nothing."""
+    values = spec.values() if isinstance(spec, Mapping) else [spec]
+    names = [value for value in values if isinstance(value, str) and value in declared("codecs")]
+    code = [f" {name} {source.digest([type(codec(name))])}" for name in names]
+    inside = [_codec_code(value) for value in values if isinstance(value, Mapping)]
+    return "".join(code + inside)
+
+
+def _full_name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _digest(*tensors: torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(plain.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _shown(value: object) -> str:
+    """How a value shows itself, without addresses in memory, which no other process has."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -1,0 +1,165 @@
+"""The experiment of a command is built once: the data of a seed is loaded once, and stands in memory once."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from covey.cli import modules
+from tests.cli.command import covey
+
+SETS = '''
+"""Data that counts how often it is loaded, and an algorithm that counts the tensors of its shape."""
+
+import gc
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import covey
+
+FOLDER = Path(__file__).parent
+SHAPE = (126, 3)  # of the features of all devices
+
+
+def blobs(seed: int = 0):
+    """Points around one corner per class; every load is written down."""
+    with open(FOLDER / "loads.txt", "a") as file:
+        file.write(f"{seed}\\n")
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(42) % 2
+    pieces = [(torch.randn(42, 3, generator=g) + y[:, None], y) for _ in range(3)]
+    return covey.data.own(pieces)
+
+
+def held() -> int:
+    """How many tensors with the shape of all features are in memory."""
+    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.shape == SHAPE]
+    return len({x.untyped_storage().data_ptr() for x in tensors})
+
+
+@dataclass(frozen=True)
+class Counting(covey.Algorithm):
+    """One step of every device; each round writes down how many copies of the data are held."""
+
+    lr: float = 0.1
+
+    def server(self, me, w):
+        if len(me):
+            with open(FOLDER / "held.txt", "a") as file:
+                file.write(f"{held()}\\n")
+        return me.ask(self.device, w).mean()
+
+    def device(self, me, w):
+        return w - self.lr * me.grad(None)(w)
+'''
+
+FILE = """
+rounds = 3
+checkpoint_every = 1
+
+[algorithm]
+name = "sets:Counting"
+
+[data]
+name = "sets:blobs"
+
+[model]
+name = "linear"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a file and its own data; what is imported from there is forgotten afterwards."""
+    (tmp_path / "sets.py").write_text(SETS)
+    (tmp_path / "own.toml").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.setattr(modules, "_FILES", [], raising=False)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
+
+
+def counted(folder: Path, name: str) -> list[int]:
+    """The numbers in a file, which is then empty."""
+    path = folder / name
+    numbers = [int(line) for line in path.read_text().split()] if path.exists() else []
+    path.write_text("")
+    return numbers
+
+
+@pytest.mark.parametrize("beside", ["compare=[]", 'compare=["local", "fedavg"]'])
+def test_a_run_loads_the_data_once_and_holds_it_once(folder: Path, beside: str) -> None:
+    ended = covey("run", "own.toml", beside, "--out", "run")
+    assert ended.code == 0, ended.err
+    assert counted(folder, "loads.txt") == [0]
+    assert counted(folder, "held.txt") == [1, 1, 1]
+
+
+def test_every_seed_is_loaded_once(folder: Path) -> None:
+    ended = covey("run", "own.toml", "seeds=3", 'compare=["local"]', "--out", "run")
+    assert ended.code == 0, ended.err
+    assert sorted(counted(folder, "loads.txt")) == [0, 1, 2]
+
+
+def test_seeds_that_memory_keeps_apart_are_loaded_once(folder: Path) -> None:
+    ended = covey("run", "own.toml", "seeds=3", "memory=1", "--out", "run")
+    assert ended.code == 0, ended.err
+    assert sorted(counted(folder, "loads.txt")) == [0, 1, 2]
+    assert "seed 0  round 3/3" in ended.out
+
+
+def test_going_on_loads_every_seed_once_finished_or_not(folder: Path) -> None:
+    assert covey("run", "own.toml", "seeds=3", 'compare=["local"]', "--out", "run").code == 0
+    (folder / "run" / "seed-1" / "checkpoint.safetensors").unlink()
+    counted(folder, "loads.txt")
+    ended = covey("run", "--resume", "run")
+    assert ended.code == 0, ended.err
+    assert sorted(counted(folder, "loads.txt")) == [0, 1, 2]
+
+
+NO_LINK = 'codec={"edge-device"="bitmap"}'
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ([NO_LINK], "codec names the link 'edge-device'"),
+        (["model.outputs=1"], "the model has 1 outputs"),
+        (['compare=["hierfavg"]'], "HierFAVG"),
+        (['compare=["hierfavg", "local"]', NO_LINK], "codec names the link 'edge-device'"),
+    ],
+    ids=["link", "model", "beside", "own mistakes first"],
+)
+def test_what_is_wrong_is_said_before_a_folder_is_made(folder: Path, changes: list[str], error: str) -> None:
+    ended = covey("run", "own.toml", *changes, "--out", "run")
+    assert ended.code == 2
+    assert error in ended.err
+    assert not (folder / "run").exists()
+    assert counted(folder, "loads.txt") == [0]
+
+
+def test_a_seed_that_cannot_be_built_is_said_before_a_folder_is_made(folder: Path) -> None:
+    text = (folder / "sets.py").read_text()
+    (folder / "sets.py").write_text(text.replace("    y = torch", "    assert seed < 2\n    y = torch"))
+    ended = covey("run", "own.toml", "seeds=3", "--out", "run")
+    assert ended.code == 2
+    assert not (folder / "run").exists()
+
+
+def test_the_records_are_those_of_the_algorithm_by_itself(folder: Path) -> None:
+    """The data is shared with the algorithms beside it; none of them changes it."""
+    assert covey("run", "own.toml", "--out", "alone").code == 0
+    assert covey("run", "own.toml", 'compare=["fedavg", "local"]', "--out", "both").code == 0
+    alone, both = (json.loads((folder / name / "summary.json").read_text()) for name in ("alone", "both"))
+    assert alone["models"] == both["models"]
+    states = [(folder / name / "models" / "global.safetensors").read_bytes() for name in ("alone", "both")]
+    assert states[0] == states[1]
