@@ -90,12 +90,12 @@ class Kernel:
 
 def refusal(gradient: Gradient, start: Rows, terms: Terms) -> str | None:
     """Why the kernel cannot do what these terms ask for; None if it can."""
-    if not native.serves(start):
-        return "the native kernel does not take such rows"
     if terms.method != "gradient":
         return f"the method is {terms.method}"
     if terms.tol is not None:
         return "tol is set"
+    if not native.serves(start):
+        return "the native kernel does not take such rows"
     if isinstance(terms.lr, Tensor) and terms.lr.ndim == 2 and terms.lr.shape[1] > 1:
         return "step sizes differ from column to column"
     if terms.mask is not None and terms.mask.dtype != torch.bool:
