@@ -8,9 +8,10 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 from covey import algorithms, data, models
 from covey.cli.load import load
-from covey.engine.descend import Stepper, descend
+from covey.engine.descend import NO_DATA, Stepper, descend
 from covey.errors import CoveyError
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Range, Share, Whole, require
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Masked, Replies, exact
 from covey.runs.experiment import Experiment
@@ -21,18 +22,25 @@ from covey.types import Rows
 __version__ = "0.1.0"
 
 __all__ = [
+    "NO_DATA",
     "Algorithm",
+    "Count",
     "CoveyError",
     "Experiment",
     "Masked",
     "Nodes",
+    "NonNegative",
+    "Positive",
+    "Range",
     "Replies",
     "Round",
     "Rows",
     "Run",
     "Runs",
+    "Share",
     "Stepper",
     "Tree",
+    "Whole",
     "algorithms",
     "data",
     "descend",

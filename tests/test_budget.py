@@ -39,9 +39,11 @@ def test_the_hessian_free_method_is_the_one_whose_figures_are_printed() -> None:
         assert method.hessian == "difference"
 
 
-def test_no_algorithm_is_missing() -> None:
+def test_the_methods_are_algorithms_and_none_whose_figures_are_printed_is_missing() -> None:
+    """A new file joins the experiment when somebody chooses its grid."""
     families = {method.partition("-")[0] for method in METHODS}
-    assert families | {"nested", "centralised"} == set(ALGORITHMS)  # a yardstick is no method
+    assert families <= set(ALGORITHMS) - {"nested", "centralised"}  # a yardstick is no method
+    assert len(families) >= 26
 
 
 @pytest.mark.parametrize("idle", ["skip", "train"])

@@ -13,10 +13,11 @@ from torch.nn import functional as F
 import covey
 from covey import Experiment, Tree
 from covey.algorithms import FedAvg, Local, SFedHP
-from covey.data import synthetic
+from covey.data import Shards, synthetic
 from covey.errors import ConfigError
 from covey.models import mlp
 from covey.runs.experiment import describe
+from covey.runs.fingerprint import data_fingerprint, program_fingerprint
 
 DATA = synthetic(devices=4, sizes=[12] * 4)
 MODEL = mlp(60, 10)
@@ -43,6 +44,39 @@ def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> N
     one, two = experiment().fingerprint(), experiment(**{name: value}).fingerprint()
     also = ["initial"] if name in ("seed", "model", "dtype") else []  # the row it starts from
     assert [key for key in one if one[key] != two[key]] == [name, *also]
+
+
+KEYS = (
+    *("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices", "algorithm", "code"),
+    *("data", "model", "initial", "loss", "codec", "tree"),
+)
+"""In this order a checkpoint of another experiment is compared, so that the simplest difference is named."""
+
+
+@pytest.mark.parametrize("more", [{}, {"seed": 3}, {"dtype": torch.float64}], ids=str)
+def test_the_fingerprint_is_that_of_the_program_and_that_of_the_data(more: dict[str, Any]) -> None:
+    whole = experiment(**more)
+    program, data = program_fingerprint(whole), data_fingerprint(whole.data)
+    assert tuple(whole.fingerprint()) == KEYS
+    assert tuple(program) == tuple(key for key in KEYS if key != "data")
+    assert data == {"data": DATA.fingerprint()}
+    assert program | data == whole.fingerprint()
+
+
+def test_nodes_with_other_examples_have_the_same_program() -> None:
+    whole = experiment()
+    held = [DATA.only([0]), DATA.only([1]), Shards.none(DATA)]
+    nodes = [experiment(data=shards) for shards in held]
+    assert all(program_fingerprint(node) == program_fingerprint(whole) for node in nodes)
+    digests = [data_fingerprint(shards)["data"] for shards in (DATA, *held)]
+    assert len(set(digests)) == 4
+    assert data_fingerprint(DATA.only([1])) == data_fingerprint(held[1])
+
+
+def test_another_program_is_told_apart_without_data() -> None:
+    plain = program_fingerprint(experiment())
+    for more in ({"algorithm": FedAvg(lr=0.03)}, {"model": mlp(60, 4, 10)}, {"codec": "bitmap"}, {"l2": 0.1}):
+        assert program_fingerprint(experiment(**more)) != plain
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from covey.data import own_parts
-from covey.engine import gram
 from covey.engine.descend import descend
 from covey.engine.objective import Terms
+from covey.engine.solver import ON_DATA, solver
 from covey.engine.task import Batch, Task
 from covey.models import linear, mlp
+from tests.given import Given
 
 IDS = torch.arange(3)
 
@@ -27,11 +28,10 @@ def rows(task: Task, seed: int) -> Tensor:
 
 
 def factored(task: Task, start: Tensor, batch: Batch, terms: Terms) -> Tensor:
-    assert task._stack is not None
-    assert gram.pays(task._stack, task.space, terms, batch.y.shape[1])
-    out = task.descend(start, lambda step: batch, terms, one=batch)
-    assert out is not None
-    return out
+    loss = Given(task, one=batch)
+    chosen = solver(loss, start, terms)
+    assert chosen.name in ("factored native", "factored")
+    return chosen.run(loss, start, terms)
 
 
 @pytest.mark.parametrize("model", [mlp(30, 7, 3), mlp(30, 5, 4, 3), linear(30, 3), linear(30, 3, bias=False)], ids=str)
@@ -68,13 +68,26 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) 
         assert torch.equal(part, whole[chosen]), some
 
 
-@pytest.mark.parametrize("terms", [{"steps": 2}, {"l1": (0.1, 0.01)}, {"linear": torch.zeros(3, 1)}])
-def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(terms: dict[str, Any]) -> None:
+def refused(task: Task, terms: Terms, batch: int) -> str | None:
+    """Why torch does not factor these steps."""
+    loss = Given(task, one=task.draw(7, IDS, batch)[0])
+    [factored] = [candidate for candidate in ON_DATA if candidate.name == "factored"]
+    return factored.fits(loss, rows(task, 1), terms)
+
+
+@pytest.mark.parametrize(
+    ("terms", "reason"),
+    [
+        ({"steps": 2}, "fewer than 3 steps"),
+        ({"l1": (0.1, 0.01)}, "an l1 term"),
+        ({"linear": torch.zeros(3, 1)}, "a linear term"),
+    ],
+)
+def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(terms: dict[str, Any], reason: str) -> None:
     it = task(mlp(30, 7, 3))
-    assert it._stack is not None
-    assert gram.pays(it._stack, it.space, Terms(3, 0.1), 15)
-    assert not gram.pays(it._stack, it.space, Terms(3, 0.1), 16)
-    assert not gram.pays(it._stack, it.space, Terms(**{"steps": 5, "lr": 0.1, **terms}), 6)
+    assert refused(it, Terms(3, 0.1), 15) is None
+    assert "more than half as many examples" in str(refused(it, Terms(3, 0.1), 16))
+    assert reason in str(refused(it, Terms(**{"steps": 5, "lr": 0.1, **terms}), 6))
 
 
 def test_what_diverges_is_not_finite_and_does_not_raise() -> None:

@@ -19,13 +19,14 @@ from covey import native
 from covey.codecs import Bitmap, gaps, integers
 from covey.codecs.blocks import count, patterns
 from covey.data import Shards, own_parts
-from covey.engine import gram, smooth_l1
+from covey.engine import native_call, smooth_l1
 from covey.engine.descend import descend
-from covey.engine.native_call import takes
-from covey.engine.objective import Terms
+from covey.engine.objective import NO_DATA, Terms
+from covey.engine.solver import solver
 from covey.engine.task import Batch, Task
 from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
+from tests.given import Given, descended
 
 pytestmark = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is {native.status()}")
 SETS = [name for name in native.SETS if isinstance(native._library, native.Library) and native._library.supports(name)]
@@ -109,8 +110,7 @@ def compare(task: Task, terms: Terms, batch_of: Callable[[int], Batch] | None = 
     start = rows(task, 1)
     before = start.clone()
     batch_of = (lambda step: one) if one is not None else batch_of or fresh(task)
-    got = task.descend(start, batch_of, terms, one=one)
-    assert got is not None
+    got = descended(task, start, batch_of, terms, one=one)
     assert torch.equal(start, before)
     bound = DTYPES[task.dtype]
     torch.testing.assert_close(got, by_torch(task, start, batch_of, terms), rtol=bound, atol=bound)
@@ -202,8 +202,9 @@ def test_factored_steps_are_plain_steps(instructions: str, name: str, lam: float
     task = make(STACKS[name], dtype=dtype, l2=0.0 if lam == 1.0 else 0.1)
     prox = None if lam is None else (lam, rows(task, 2))
     batch = fresh(task)(0)
-    assert gram.pays(task._stack, task.space, Terms(5, 0.1), SIZE)  # type: ignore[arg-type]
-    compare(task, Terms(5, 0.1, prox=prox), one=batch)
+    terms = Terms(5, 0.1, prox=prox)
+    assert solver(Given(task, one=batch), rows(task, 1), terms).name == "factored native"
+    compare(task, terms, one=batch)
     compare(task, Terms(torch.tensor([0, 2, 3, 5, 9]), column(0.05, 0.1).to(dtype), prox=prox), one=batch)
 
 
@@ -222,9 +223,7 @@ def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch
     def some(chosen: list[int]) -> Tensor:
         batches = [Batch(batch.data, batch.examples[chosen]) for batch in drawn]
         terms = Terms(steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05))
-        out = task.descend(start[chosen], batches.__getitem__, terms, one=batches[0] if one else None)
-        assert out is not None
-        return out
+        return descended(task, start[chosen], batches.__getitem__, terms, one=batches[0] if one else None)
 
     whole = some([0, 1, 2, 3, 4])
     for chosen in ([0], [4], [1, 2], [4, 0, 3], []):
@@ -238,8 +237,7 @@ def test_what_diverges_is_not_finite(instructions: str, name: str, dtype: torch.
     task = make(STACKS[name], dtype=dtype)
     batch_of = fresh(task)
     terms = Terms(99, 1e6, prox=(1e6, rows(task, 2)))
-    out = task.descend(rows(task, 1), batch_of, terms, one=batch_of(0) if one else None)
-    assert out is not None
+    out = descended(task, rows(task, 1), batch_of, terms, one=batch_of(0) if one else None)
     assert not torch.isfinite(out).all(1).any()
 
 
@@ -247,8 +245,7 @@ def test_a_value_that_is_no_number_stays_in_its_row(instructions: str) -> None:
     task = make(STACKS["relu"])
     start = rows(task, 1)
     start[2, 5] = torch.nan
-    out = task.descend(start, fresh(task), Terms(2, 0.1))
-    assert out is not None
+    out = descended(task, start, fresh(task), Terms(2, 0.1))
     assert torch.isfinite(out).all(1).tolist() == [True, True, False, True, True]
 
 
@@ -256,10 +253,10 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
     task = make(linear(WIDTH, 1, bias=False), loss="squared_error")
     start = torch.zeros(DEVICES, WIDTH, dtype=torch.float64)
     start[:, :] = 0.1
-    still = task._take("train", IDS, torch.zeros(DEVICES, 1, dtype=torch.int64), None)
+    still = task.examples.take("train", IDS, torch.zeros(DEVICES, 1, dtype=torch.int64), None)
     still = Batch((torch.zeros_like(task.x), torch.zeros_like(task.y)), still.examples)
-    kernel = task._kernel
-    assert kernel is not None
+    kernel = task.native
+    assert isinstance(kernel, native_call.Kernel)
     calm = type(kernel)(kernel.stack, kernel.space, kernel.loss, kernel.table, *still.data)
     for lam in (1.0, 9.0):
         out = calm.descend(start, lambda step: still, Terms(5, 0.1, prox=(lam, start)), l2=0.0)
@@ -268,14 +265,14 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
 
 def test_what_the_kernel_is_not_asked() -> None:
     task = make(STACKS["relu"])
-    assert task._kernel is not None
     start = rows(task, 1)
-    assert takes(start, Terms(1, 0.1))
-    for other in ({"method": "adam"}, {"tol": 0.1}, {"part": slice(0, 9, 2)}, {"mask": torch.ones_like(start)}):
-        assert not takes(start, Terms(**{"steps": 1, "lr": 0.1, **other}))
+    for loss in (NO_DATA, Given(task, fresh(task))):
+        assert solver(loss, start, Terms(1, 0.1)).name == "native"
+        for other in ({"method": "adam"}, {"tol": 0.1}, {"part": slice(0, 9, 2)}, {"mask": torch.ones_like(start)}):
+            assert "native" not in solver(loss, start, Terms(**{"steps": 1, "lr": 0.1, **other})).name
     wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
     with pytest.raises(IndexError, match="an example that is not there"):
-        task.descend(start, lambda step: wrong, Terms(1, 0.1))
+        descended(task, start, lambda step: wrong, Terms(1, 0.1))
 
 
 def test_convolutions_and_own_losses_stay_with_torch() -> None:
@@ -340,10 +337,10 @@ def test_rows_on_their_side(instructions: str) -> None:
 _ALONE = """
 import sys, torch
 from covey import native
-from covey.terms import Terms
+from covey.engine.objective import Terms
 from tests.test_native import *
 task = Task(mlp(WIDTH, 21, 3), shards(3, True), dtype=torch.float64)
-out = task.descend(rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+out = descended(task, rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
 torch.save({"rows": out, "status": native.status(), "kernel": task.kernel}, sys.argv[1])
 """
 
@@ -358,7 +355,7 @@ def test_the_environment_decides(tmp_path: Any, wish: str) -> None:
     assert found["status"] == want.get(wish, wish)
     assert found["kernel"] == ("torch" if wish in ("0", "sse9") else f"native {found['status']}")
     task = make(mlp(WIDTH, 21, 3))
-    here = task.descend(rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+    here = descended(task, rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
     torch.testing.assert_close(found["rows"], here, rtol=1e-12, atol=1e-12)
 
 
@@ -389,9 +386,9 @@ def test_what_does_not_fit_is_refused_before_the_kernel_sees_it() -> None:
     task = make(STACKS["relu"])
     x, terms = rows(task, 1), Terms(3, 0.1)
     with pytest.raises(ProgramError, match="a model has"):
-        task.descend(x[:, :-1], fresh(task), terms)
+        descended(task, x[:, :-1], fresh(task), terms)
     with pytest.raises(ProgramError, match=r"5 devices meets 10 rows"):
-        task.descend(x.repeat(2, 1), fresh(task), terms)
+        descended(task, x.repeat(2, 1), fresh(task), terms)
     with pytest.raises(ProgramError, match=r"10 rows to score for 5 devices"):
         task.evaluate(x.repeat(2, 1), "train", IDS)
 
@@ -401,11 +398,9 @@ def test_a_batch_of_other_data_is_descended_on() -> None:
     drawn = fresh(task)(0)
     blank = Batch((torch.zeros_like(task.x), task.y), drawn.examples)
     x, terms = rows(task, 1), Terms(3, 0.1)
-    moved = task.descend(x, lambda step: blank, terms, one=blank)
-    assert moved is not None
+    moved = descended(task, x, lambda step: blank, terms, one=blank)
     assert torch.equal(moved, x)  # no feature, no gradient
-    usual = task.descend(x, lambda step: drawn, terms, one=drawn)
-    assert usual is not None
+    usual = descended(task, x, lambda step: drawn, terms, one=drawn)
     assert not torch.equal(usual, x)
 
 
@@ -437,7 +432,7 @@ def test_scores_are_those_of_torch(instructions: str, stack: str, loss: str, dty
     task = make(STACKS[stack], loss=loss, dtype=dtype)
     x = rows(task, 3, scale=2.0)
     got, alone = task.evaluate(x, "train", IDS), task.evaluate(x[1:2], "train", IDS[1:2])
-    task._kernel = None
+    task.native = "the test compares it with torch"
     want = task.evaluate(x, "train", IDS)
     assert torch.equal(got.count, want.count)
     assert torch.equal(got.right, want.right)

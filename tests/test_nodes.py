@@ -14,6 +14,7 @@ from covey.kernel.replies import Exact
 from covey.models import mlp
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
+from tests.peek import end
 
 
 class Nobody(Algorithm):
@@ -81,7 +82,7 @@ def test_cyclic_batches_go_on_where_the_last_call_stopped() -> None:
         if 1 in ids:
             at = ids.index(1)
             seen.append(batch.x[at, batch.weight[at] == 1, 0].tolist())
-        on._keep(me, me.ids, round)
+        end(on, me, round)
         on.store.commit()
     assert seen == [[300.0, 301.0], [302.0], [300.0, 301.0]]
     assert not on.store.get("device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0).any()
@@ -104,7 +105,7 @@ def test_memory_within_and_after_a_call() -> None:
     kept = me.keep("a", 2 * row)
     assert torch.equal(me.recall("a", default=row), kept)  # visible to the call itself
     assert nodes([1], on=on).recall("a") is None  # and to nobody else before it ends
-    on._keep(me, me.ids, 4)
+    end(on, me, 4)
     later = nodes([0, 1], round=6, on=on)
     assert later.recall("a", default=torch.zeros(2, 3)).tolist() == [[0.0] * 3, [2.0] * 3]
     assert later.recall("a", default=torch.zeros(2, 3), since=5).tolist() == [[0.0] * 3] * 2
@@ -162,3 +163,19 @@ def test_losses_of_a_batch_and_of_everything() -> None:
     batch = me.batch(4)
     assert batch is not None
     assert torch.equal(me.loss(rows, batch)[1:2], nodes([4]).loss(rows[1:2], nodes([4]).batch(4)))
+
+
+def test_rounds_go_on_for_the_nodes_that_have_more() -> None:
+    me = nodes([0, 1], tier="edge")
+    assert [(k, going.tolist()) for k, going in me.rounds(2)] == [(0, [[True], [True]]), (1, [[True], [True]])]
+    lists = [(k, going.tolist()) for k, going in me.rounds([1, 3])]
+    assert lists == [(0, [[True], [True]]), (1, [[False], [True]]), (2, [[False], [True]])]
+    swapped = [going.tolist() for _, going in nodes([1, 0], tier="edge").rounds([1, 3])]
+    assert swapped[1] == [[True], [False]]  # a node's own number, whoever stands beside it
+    nobody = nodes([], tier="edge")
+    assert [going.shape for _, going in nobody.rounds([1, 3])] == [(0, 1)] * 3  # as many for everybody, so that paths agree
+
+
+def test_rounds_of_the_wrong_number_of_nodes() -> None:
+    with pytest.raises(ConfigError, match=r"3 values for 2 nodes of tier edge"):
+        list(nodes([0], tier="edge").rounds([1, 2, 3]))

@@ -108,6 +108,10 @@ def test_gather_says_who_sent_what_to_whom() -> None:
     assert torch.equal(gathered.rows, rows)
     assert gathered.asker.tolist() == [0, 0, 2]
     assert gathered.child.tolist() == [1, 4, 0]
+    table = torch.zeros(3, 5, rows.shape[1], dtype=rows.dtype)
+    assert gathered.into(table) is table
+    assert torch.equal(table[[0, 0, 2], [1, 4, 0]], rows)
+    assert int((table != 0).any(2).sum()) == 3
     with pytest.raises(ProgramError, match="cannot be gathered"):
         Replies(rows, asker=asker, askers=3).gather()
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from covey.advice import levers
 from covey.advice.curvature import Curvature, Probe
-from covey.advice.levers import Proposal, Step
 from covey.errors import ConfigError, DivergedError
+from covey.kernel.advice import Proposal, Step
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment, describe
 from covey.runs.run import Round, Run
@@ -90,10 +90,8 @@ class Findings:
 
 def improve(experiment: Experiment, *, told: Callable[[str], None] = lambda text: None) -> Findings:
     """Advice on an experiment's steps and penalties; `told` hears what is tried next."""
-    kind = type(experiment.algorithm)
     if not levers.steps(experiment.algorithm):
-        why = levers.WITHOUT.get(kind, f"{kind.__name__} has no step size that is a number")
-        return Findings(nothing=why)
+        return Findings(nothing=levers.without(experiment.algorithm))
     return _Search(experiment, told).findings()
 
 
@@ -246,17 +244,14 @@ class _Search:
     def _steps(self, best: Trial) -> Trial:
         """Steps of the size that the curvature allows, then smaller ones as long as that is better."""
         steps = levers.steps(best.algorithm)
-        sizes = {step.field: step.safe(best.algorithm, best.curvature) for step in steps}
+        sizes = {step.field: levers.safe(step, best.curvature) for step in steps}
         tried = [best]
         for _ in range(_HALVINGS):
             trial = self._propose(best.algorithm, Proposal(sizes, {}))
             tried.append(trial)
             if trial.score < max(t.score for t in tried) - GAIN and _stable(trial):
                 break
-            sizes = {
-                step.field: min(sizes[step.field] / 2, max(sizes[step.field] / 4, step.safe(trial.algorithm, trial.curvature)))
-                for step in steps
-            }
+            sizes = {step.field: _shorter(step, sizes[step.field], trial.curvature) for step in steps}
         return _chosen(tried, steps[0])
 
     def _best_of(self, proposals: Any, best: Trial) -> Trial:
@@ -274,7 +269,7 @@ class _Search:
         values = {name: levers.neat(value) for name, value in proposal.values.items()}
         changed = _with(start.algorithm, values)
         for step in levers.steps(changed):
-            safe = levers.neat(step.safe(changed, start.curvature))
+            safe = levers.neat(levers.safe(step, start.curvature))
             if step.field not in values and getattr(changed, step.field) > safe:
                 values[step.field] = safe
         return Proposal(values, proposal.reasons)
@@ -285,7 +280,7 @@ class _Search:
         return self._try(_with(algorithm, values))
 
     def _changes(self, given: Trial, best: Trial) -> tuple[Change, ...]:
-        by_field: dict[str, Step] = {step.field: step for step in levers.steps(best.algorithm)}
+        by_field: dict[str, Step] = {step.field: step for step in levers.steps(given.algorithm)}
         out = []
         for name in vars(given.algorithm):
             old = getattr(given.algorithm, name)
@@ -317,6 +312,11 @@ def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
     return names or list(models)
 
 
+def _shorter(step: Step, size: float, L: Curvature) -> float:
+    """The next size to try: what is safe now, but between a quarter and a half of the last."""
+    return min(size / 2, max(size / 4, levers.safe(step, L)))
+
+
 def _first_round(run: Run) -> int:
     """How many gradients the first round takes; 0 if it diverges."""
     try:
@@ -329,8 +329,11 @@ def _stable(trial: Trial) -> bool:
     """Whether no step goes beyond what the curvature at the trial's own end allows."""
     if trial.diverged:
         return False
-    steps = levers.steps(trial.algorithm)
-    return all(getattr(trial.algorithm, s.field) <= 1.05 * s.safe(trial.algorithm, trial.curvature) for s in steps)
+    for step in levers.steps(trial.algorithm):
+        size = float(getattr(trial.algorithm, step.field))
+        if not size <= 1.05 * levers.safe(step, trial.curvature):
+            return False
+    return True
 
 
 def _chosen(tried: list[Trial], step: Step) -> Trial:

@@ -1,74 +1,86 @@
-"""One file per algorithm; each is its paper's Algorithm 1."""
+"""One file per algorithm; each is its paper's Algorithm 1.
 
-from covey.algorithms.al2gd import AL2GD
-from covey.algorithms.apfl import APFL
-from covey.algorithms.centralised import Centralised
-from covey.algorithms.clustered import Clustered
-from covey.algorithms.demlearn import DemLearn
-from covey.algorithms.ditto import Ditto
-from covey.algorithms.fedalt import FedAlt
-from covey.algorithms.fedamp import FedAMP
-from covey.algorithms.fedavg import FedAvg
-from covey.algorithms.fedmac import FedMac
-from covey.algorithms.fedper import FedPer
-from covey.algorithms.fedprox import FedProx
-from covey.algorithms.fedrep import FedRep
-from covey.algorithms.fedsim import FedSim
-from covey.algorithms.finetune import FineTune
-from covey.algorithms.heurfedamp import HeurFedAMP
-from covey.algorithms.hierfavg import HierFAVG
-from covey.algorithms.l2gd import L2GD
-from covey.algorithms.local import Local
-from covey.algorithms.nested import Level, Nested
-from covey.algorithms.perfedavg import PerFedAvg
-from covey.algorithms.permfl import PerMFL
-from covey.algorithms.pfedbayes import PFedBayes
-from covey.algorithms.pfedgp import PFedGP
-from covey.algorithms.pfedme import PFedMe
-from covey.algorithms.pruned import Pruned
-from covey.algorithms.scaffold import Scaffold
-from covey.algorithms.sfedhp import SFedHP
+Every module of this folder is found by itself: its classes are exported under their names, and
+its one algorithm is in `ALGORITHMS` under the name of the file.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from covey.kernel.algorithm import Algorithm
 
-__all__ = [
-    "AL2GD",
-    "ALGORITHMS",
-    "APFL",
-    "L2GD",
-    "Centralised",
-    "Clustered",
-    "DemLearn",
-    "Ditto",
-    "FedAMP",
-    "FedAlt",
-    "FedAvg",
-    "FedMac",
-    "FedPer",
-    "FedProx",
-    "FedRep",
-    "FedSim",
-    "FineTune",
-    "HeurFedAMP",
-    "HierFAVG",
-    "Level",
-    "Local",
-    "Nested",
-    "PFedBayes",
-    "PFedGP",
-    "PFedMe",
-    "PerFedAvg",
-    "PerMFL",
-    "Pruned",
-    "SFedHP",
-    "Scaffold",
-]
+if TYPE_CHECKING:  # for tools that run no code; to them, a class that is not named here is Any
+    from covey.algorithms.al2gd import AL2GD as AL2GD
+    from covey.algorithms.apfl import APFL as APFL
+    from covey.algorithms.centralised import Centralised as Centralised
+    from covey.algorithms.clustered import Clustered as Clustered
+    from covey.algorithms.demlearn import DemLearn as DemLearn
+    from covey.algorithms.ditto import Ditto as Ditto
+    from covey.algorithms.fedalt import FedAlt as FedAlt
+    from covey.algorithms.fedamp import FedAMP as FedAMP
+    from covey.algorithms.fedavg import FedAvg as FedAvg
+    from covey.algorithms.fedmac import FedMac as FedMac
+    from covey.algorithms.fedper import FedPer as FedPer
+    from covey.algorithms.fedprox import FedProx as FedProx
+    from covey.algorithms.fedrep import FedRep as FedRep
+    from covey.algorithms.fedsim import FedSim as FedSim
+    from covey.algorithms.finetune import FineTune as FineTune
+    from covey.algorithms.heurfedamp import HeurFedAMP as HeurFedAMP
+    from covey.algorithms.hierfavg import HierFAVG as HierFAVG
+    from covey.algorithms.l2gd import L2GD as L2GD
+    from covey.algorithms.local import Local as Local
+    from covey.algorithms.nested import Level as Level
+    from covey.algorithms.nested import Nested as Nested
+    from covey.algorithms.perfedavg import PerFedAvg as PerFedAvg
+    from covey.algorithms.permfl import PerMFL as PerMFL
+    from covey.algorithms.pfedbayes import PFedBayes as PFedBayes
+    from covey.algorithms.pfedgp import PFedGP as PFedGP
+    from covey.algorithms.pfedme import PFedMe as PFedMe
+    from covey.algorithms.pruned import Pruned as Pruned
+    from covey.algorithms.scaffold import Scaffold as Scaffold
+    from covey.algorithms.sfedhp import SFedHP as SFedHP
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    algorithm.__module__.rpartition(".")[2]: algorithm
-    for algorithm in (
-        Local, Centralised, FedAvg, FedProx, Scaffold, FineTune, PerFedAvg, Ditto, APFL, L2GD, FedPer, FedRep, FedAMP,
-        HeurFedAMP, Clustered, PFedMe, FedMac, PFedBayes, PFedGP, DemLearn, HierFAVG, AL2GD, PerMFL, SFedHP,
-        FedAlt, FedSim, Pruned, Nested,
-    )
-}  # fmt: skip
+
+def _classes(module: ModuleType) -> dict[str, type]:
+    """The public classes that a module defines itself."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def _algorithm(module: ModuleType) -> type[Algorithm]:
+    """The one algorithm of a module."""
+    own = [value for value in _classes(module).values() if issubclass(value, Algorithm)]
+    if len(own) != 1:
+        names = ", ".join(value.__name__ for value in own) or "none"
+        rule = "a file in covey/algorithms defines one algorithm"
+        raise ImportError(f"{module.__file__}: {rule}, but here are: {names}.")
+    return own[0]
+
+
+def _place(name: str) -> tuple[int, str]:
+    """What the others are measured against comes first in a list, then all by name."""
+    first = ("local", "centralised", "fedavg")
+    return first.index(name) if name in first else len(first), name
+
+
+_NAMES = sorted((info.name for info in pkgutil.iter_modules(__path__)), key=_place)
+_MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
+
+ALGORITHMS: dict[str, type[Algorithm]] = {name: _algorithm(module) for name, module in _MODULES.items()}
 """Every algorithm by the name of its file, which is its name in an experiment file."""
+
+for _module in _MODULES.values():
+    globals().update(_classes(_module))
+
+__all__ = ["ALGORITHMS", *sorted(name for module in _MODULES.values() for name in _classes(module))]
+
+
+def __getattr__(name: str) -> Any:
+    """Raise; to a type checker it says that there may be further classes, those of new files."""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

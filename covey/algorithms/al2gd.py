@@ -5,6 +5,7 @@ edges' means move towards the mean of all. Otherwise each edge flips its own: wi
 else they step on their losses. Each move is divided by its chance, so that on average they are a step of size `lr` on the whole.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,10 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import averaging_step, inner_step, largest, smallest
+from covey.kernel.fields import Count, NonNegative, Positive, Probability, ProbabilityPerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
 from covey.types import Rows
@@ -27,17 +31,14 @@ class AL2GD(Algorithm):
     devices take 1/p steps on f + lam/2 |x - m_j|^2.
     """
 
-    lam: float = 1.0
-    gamma: float = 1.0
-    p: float = 0.1
-    edge_p: PerNode = 0.2
-    lr: float = 0.02
-    batch: int | None = 20
+    lam: NonNegative = 1.0
+    gamma: NonNegative = 1.0
+    p: Probability = 0.1
+    edge_p: ProbabilityPerNode = 0.2
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model, to its edge only"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), gamma=(0, 1e9), p=(1e-4, 0.9999), edge_p=(1e-4, 0.9999), lr=None, batch=(1, 1e9))
 
     def above(self) -> str:
         return "edge"
@@ -81,3 +82,14 @@ class AL2GD(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        local = self.lr / (1 - self.p) / (1 - largest(self.edge_p))
+        pull = self.lr * self.lam / (1 - self.p) / smallest(self.edge_p)
+        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/((1-p)(1-edge_p))", "lam"))
+        yield from averaging_step(pull, "lr*lam/((1-p) edge_p)")
+        yield from averaging_step(self.lr * self.gamma / self.p, "lr*gamma/p")
+
+    def levers(self, L: float) -> Levers:
+        times = 1 / (1 - self.p) / (1 - largest(self.edge_p))
+        return Levers(steps=(Step("lr", times=times),))

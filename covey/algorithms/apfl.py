@@ -15,14 +15,17 @@ This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from it, s
 - Its alpha moves by `lr`, not by a step size of its own, and one batch serves w, v and alpha.
 """
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -33,18 +36,15 @@ from covey.types import Rows
 class APFL(Algorithm):
     """The global model is FedAvg's; v takes `steps` on f(alpha v + (1 - alpha) x), x being the device's model on FedAvg's way."""
 
-    alpha: float = 0.5
-    alpha_lr: float = 0.02
+    alpha: Share = 0.5
+    alpha_lr: NonNegative = 0.02
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never its own part of the mixture"
-
-    def __post_init__(self) -> None:
-        require(self, alpha=(0, 1), alpha_lr=(0, math.inf), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -68,3 +68,9 @@ class APFL(Algorithm):
             slope = (v - w) * me.grad(self.batch, "alpha")(torch.lerp(w, v, alpha))
             alpha = (alpha - self.alpha_lr * slope.sum(1, keepdim=True)).clamp(0, 1)
         return me.keep("_alpha", alpha)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr"),))

@@ -5,11 +5,15 @@ a gradient and takes their mean by numbers of examples, which is the gradient of
 times what one of FedAvg does, and a gradient tells more of a device's examples than a model after many steps.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact
 from covey.types import Rows
@@ -23,14 +27,11 @@ class Centralised(Algorithm):
     mean is unbiased, of a batch that is stratified by device. With None every step is one of plain gradient descent.
     """
 
-    steps: int = 20
-    lr: float = 0.1
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.1
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its gradient, at every single step"
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         for _ in range(self.steps):
@@ -44,3 +45,6 @@ class Centralised(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)  # as of FedAvg, on its own data
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

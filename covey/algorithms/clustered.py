@@ -9,15 +9,19 @@ A device picks by the loss of its data alone, the paper's F_i, also where the ex
 smallest weights.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Message, exact
 from covey.tree import Sample
@@ -32,19 +36,16 @@ class Clustered(Algorithm):
     is the mean of all answers; a device keeps the model it picked as "cluster" and what it made of it as "personal".
     """
 
-    clusters: int = 2
-    spread: float = 0.1
-    pick: int | None = None
+    clusters: Annotated[int, Range(1, 10_000, whole=True)] = 2
+    spread: NonNegative = 0.1
+    pick: Count | None = None
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, and which cluster it picked"
-
-    def __post_init__(self) -> None:
-        require(self, clusters=(1, 1e4), spread=(0, 1e9), pick=(1, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def above(self) -> str:
         return "clusters"
@@ -71,3 +72,6 @@ class Clustered(Algorithm):
         weight = me.weight(self.weight)
         weights = picked if weight is None else picked * weight.rows
         return me.keep("personal", theta), *(exact(column) for column in weights.t()[:, :, None])
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

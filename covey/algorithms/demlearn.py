@@ -6,6 +6,7 @@ holds all devices below it. `linkage` is the paper's "ward" or the public code's
 group's mean, of means that were multiplied already, by 1.15 in its first five rounds: `amplify` and `amplify_rounds`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
@@ -14,7 +15,10 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
+from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
 
@@ -30,21 +34,19 @@ class DemLearn(Algorithm):
     member becomes (1 - alpha) itself + alpha its group. "local" is theta before that mixing, "personal" after it.
     """
 
-    levels: int = 4
-    alpha: float = 0.6
-    mu: float = 0.002
-    steps: int = 20
-    lr: float = 0.05
-    batch: int | None = 20
+    levels: Count = 4
+    alpha: Share = 0.6
+    mu: NonNegative = 0.002
+    steps: Count = 20
+    lr: Positive = 0.05
+    batch: Count | None = 20
     linkage: Literal["ward", "average"] = "ward"
-    amplify: float = 1.0
-    amplify_rounds: int = 5
+    amplify: Positive = 1.0
+    amplify_rounds: Whole = 5
 
     sends: ClassVar[str] = "its model after the local steps"
 
     def __post_init__(self) -> None:
-        require(self, levels=(1, 1e9), alpha=(0, 1), mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
-        require(self, amplify=None, amplify_rounds=(0, 1e9))
         if self.levels > 1 and find_spec("scipy") is None:
             needs = f"levels = {self.levels} needs scipy, which makes the dendrogram"
             raise ConfigError(f"DemLearn: {needs}; pip install 'covey[demlearn]'.")
@@ -90,6 +92,14 @@ class DemLearn(Algorithm):
             if isinstance(member, list):
                 self.mix_down(member, theta, parent, factor, model)
         return model
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Where all devices have the same model, groups and mixing leave it as it is."""
+        yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        yield Round(prox_round(self.lr, self.mu, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", self.mu, "mu"),))
 
 
 def average(group: Group, theta: Rows, factor: float) -> Rows:

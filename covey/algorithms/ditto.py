@@ -4,11 +4,17 @@ The paper's w, v_k, lambda, eta_g, eta_l are `w`, `v`, `lam`, `lr`, `personal_lr
 round begins with. Its public code draws one batch for both models; here each has its own.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie, Vector
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, power
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -19,19 +25,16 @@ from covey.types import Rows
 class Ditto(Algorithm):
     """The global model is FedAvg's to the bit; a device's own v descends f + lam/2 |v - w|^2 from where it stood."""
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    personal_steps: int = 20
-    personal_lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    personal_steps: Count = 20
+    personal_lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), steps=(1, 1e9), lr=None, personal_steps=(1, 1e9), personal_lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -45,3 +48,26 @@ class Ditto(Algorithm):
         v = me.recall("personal", default=w)
         v = descend(v, me.grad(self.batch, "personal"), prox=(self.lam, w), steps=self.personal_steps, lr=self.personal_lr)
         return me.keep("personal", v)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """v goes on from where it stood, so that one step a round adds up as two would."""
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        lasting = max(self.personal_steps, 2)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, self.lam, loss, steps=lasting, names=personal)
+        yield Round(self._excess)
+
+    def _excess(self, h: Vector) -> Vector:
+        """That of the slower of the two models; v stands where the last round left it, w ignores v.
+
+        Only the sizes of the two factors matter: the root of those of twice as many steps.
+        """
+        v = power(self.personal_lr, self.lam, h, 2 * self.personal_steps)
+        w = power(self.lr, 0.0, h, 2 * self.steps)
+        slower: Vector = np.maximum(v, w)
+        excess: Vector = slower / (1 + np.sqrt(1 + slower))  # sqrt(1 + slower) - 1
+        return excess
+
+    def levers(self, L: float) -> Levers:
+        steps = (Step("lr"), Step("personal_lr", self.lam, "lam"))
+        return Levers(steps, penalties=(Tie("lam"),))

@@ -4,13 +4,17 @@ The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `perso
 v is the experiment's `private`, by default the last one. Edges average what is under them `edge_rounds` times, as in HierFAVG.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.kernel.work import Work
@@ -28,20 +32,17 @@ class FedAlt(Algorithm):
 
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 1
-    steps: int = 20
-    personal_steps: int = 20
-    lr: float = 0.01
-    personal_lr: float = 0.01
-    batch: int | None = 32
+    edge_rounds: Count = 1
+    steps: Count = 20
+    personal_steps: Count = 20
+    lr: Positive = 0.01
+    personal_lr: Positive = 0.01
+    batch: Count | None = 32
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its shared layers after the local steps, never the private ones"
     splits: ClassVar[bool] = True
     any_depth: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), personal_steps=(1, 1e9), lr=None, personal_lr=None, batch=(1, 1e9))
 
     def work(self, shared: int, private: int) -> Work:
         return Work(shared, private, steps=self.steps, personal_steps=self.personal_steps, probe_steps=0)
@@ -69,3 +70,10 @@ class FedAlt(Algorithm):
         x = descend(x, me.grad(self.batch, "personal"), part=me.private, steps=self.personal_steps, lr=self.personal_lr)
         x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Only some columns move at a time, and their curvature is at most that of all columns."""
+        above = replace(loss, exact=False)
+        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)

@@ -6,14 +6,18 @@ descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size a
 server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
+from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
 from covey.tree import Sample
@@ -30,26 +34,23 @@ class FedAMP(Algorithm):
     the global model, which nobody uses, is their mean.
     """
 
-    lam: float = 1.0
-    alpha: float = 1.0
-    sigma: float = 10.0
+    lam: NonNegative = 1.0
+    alpha: Annotated[float, Range(1e-9)] = 1.0
+    sigma: Positive = 10.0
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model; the server holds everybody's"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), alpha=(1e-9, 1e30), sigma=None, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))
         weights, tie = self.weights(models)
         u = attention.mixed(weights, models)
         each = (u.flatten(0, 1), tie.repeat_interleave(me.fan, dim=0))
-        rows, asker, child = me.ask(self.device, each=each, sample=self.sample).gather()
-        models[asker, child] = rows
+        theta = me.ask(self.device, each=each, sample=self.sample)
+        models = theta.gather().into(models)
         return me.keep("_models", models).mean(1)
 
     def weights(self, models: Tensor) -> tuple[Tensor, Rows]:
@@ -66,3 +67,12 @@ class FedAMP(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.device(me, w, torch.full_like(w[:, :1], self.lam / self.alpha))
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        tie = self.lam / self.alpha
+        yield from inner_step(self.lr, tie, loss, steps=self.steps, names=("lr", "lam/alpha"))
+        yield Round(prox_round(self.lr, tie, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        step = Step("lr", self.lam / self.alpha, "lam/alpha")
+        return Levers(steps=(step,), penalties=(Tie("lam", scale=self.alpha),))

@@ -5,11 +5,15 @@ plain mean, as in all methods here, so that they minimise one objective and redu
 their defaults (docs/decisions/0023-weights-of-a-mean.md).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -21,15 +25,12 @@ class FedAvg(Algorithm):
     """`sample` devices (S) take `steps` (R) mini-batch steps of size `lr` (eta) from the global model w; w becomes their mean."""
 
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.1
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.1
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps"
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -37,3 +38,6 @@ class FedAvg(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

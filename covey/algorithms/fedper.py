@@ -5,13 +5,17 @@ default the last one.
 Its mean weighs by samples: `weight="samples"`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -26,16 +30,13 @@ class FedPer(Algorithm):
     """
 
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared layers of its model, never the private ones"
     splits: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
@@ -49,3 +50,6 @@ class FedPer(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me, w[:, me.shared])
         return me.kept["personal"]
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -1,10 +1,14 @@
 """FedProx: FedAvg whose devices are held near the global model (Li et al., 2020)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -15,17 +19,14 @@ from covey.types import Rows
 class FedProx(Algorithm):
     """As FedAvg, each step on f(x) + mu/2 |x - w|^2."""
 
-    mu: float = 0.001
+    mu: NonNegative = 0.001
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.1
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.1
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps"
-
-    def __post_init__(self) -> None:
-        require(self, mu=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -34,3 +35,10 @@ class FedProx(Algorithm):
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         x = descend(w, me.grad(self.batch), prox=(self.mu, w), steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        yield Round(prox_round(self.lr, self.mu, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", self.mu, "mu"),))

@@ -4,13 +4,17 @@ The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of
 default the last one); its tau_h, tau, alpha are `head_steps`, `steps`, `head_lr` and `lr`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -25,18 +29,15 @@ class FedRep(Algorithm):
     """
 
     sample: Sample = None
-    head_steps: int = 20
-    head_lr: float = 0.02
-    steps: int = 5
-    lr: float = 0.02
-    batch: int | None = 20
+    head_steps: Count = 20
+    head_lr: Positive = 0.02
+    steps: Count = 5
+    lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared layers of its model, never the private ones"
     splits: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, head_steps=(1, 1e9), head_lr=None, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
@@ -54,3 +55,8 @@ class FedRep(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.fitted(me, w[:, me.shared])
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        head = ("head_lr", "lam")
+        yield from inner_step(self.head_lr, 0.0, loss, steps=self.head_steps, names=head)

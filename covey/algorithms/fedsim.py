@@ -4,13 +4,17 @@ The paper's u, v_i, tau, gamma_u, gamma_v are `u`, `v`, `steps`, `lr`, `personal
 `private`, by default the last one. Edges average what is under them `edge_rounds` times, as in HierFAVG.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.kernel.work import Work
@@ -28,19 +32,16 @@ class FedSim(Algorithm):
 
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 1
-    steps: int = 20
-    lr: float = 0.01
-    personal_lr: float = 0.01
-    batch: int | None = 32
+    edge_rounds: Count = 1
+    steps: Count = 20
+    lr: Positive = 0.01
+    personal_lr: Positive = 0.01
+    batch: Count | None = 32
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its shared layers after the local steps, never the private ones"
     splits: ClassVar[bool] = True
     any_depth: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, personal_lr=None, batch=(1, 1e9))
 
     def work(self, shared: int, private: int) -> Work:
         return Work(shared, private, steps=self.steps, personal_steps=self.steps, probe_steps=0)
@@ -66,3 +67,10 @@ class FedSim(Algorithm):
         v = me.recall("personal", default=me.initial())[:, me.private]
         x = descend(torch.cat([u, v], dim=1), me.grad(self.batch), steps=self.steps, lr=me.by_part(self.lr, self.personal_lr))
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Only some columns move at a time, and their curvature is at most that of all columns."""
+        above = replace(loss, exact=False)
+        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, above, steps=self.steps, names=personal)

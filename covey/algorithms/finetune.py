@@ -1,10 +1,14 @@
 """FedAvg, then a few local steps: the simplest personal model that uses everybody's data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -16,17 +20,14 @@ class FineTune(Algorithm):
     """The global model is FedAvg's to the bit; a device's own is the broadcast w after `tune_steps` steps of size `tune_lr`."""
 
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    tune_steps: int = 20
-    tune_lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    tune_steps: Count = 20
+    tune_lr: Positive = 0.02
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the tuned one"
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, tune_steps=(1, 1e9), tune_lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -36,3 +37,8 @@ class FineTune(Algorithm):
         x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
         me.keep("personal", descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr))
         return x, me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        tune = ("tune_lr", "lam")
+        yield from inner_step(self.tune_lr, 0.0, loss, steps=self.tune_steps, names=tune)

@@ -5,13 +5,17 @@ those of FedMac's comparison, but for lam, which is 5 there.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step, prox_round
+from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
 from covey.tree import Sample
@@ -26,24 +30,21 @@ class HeurFedAMP(Algorithm):
     uses, is their mean.
     """
 
-    self_weight: float = 0.5
-    sigma: float = 50.0
-    lam: float = 1.0
+    self_weight: Share = 0.5
+    sigma: NonNegative = 50.0
+    lam: NonNegative = 1.0
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model; the server holds everybody's"
-
-    def __post_init__(self) -> None:
-        require(self, self_weight=(0, 1), sigma=(0, 1e9), lam=(0, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))
         u = attention.mixed(self.weights(models), models)
-        rows, asker, child = me.ask(self.device, each=(u.flatten(0, 1),), sample=self.sample).gather()
-        models[asker, child] = rows
+        theta = me.ask(self.device, each=(u.flatten(0, 1),), sample=self.sample)
+        models = theta.gather().into(models)
         return me.keep("_models", models).mean(1)
 
     def weights(self, models: Tensor) -> Tensor:
@@ -55,3 +56,10 @@ class HeurFedAMP(Algorithm):
     def device(self, me: Nodes, u: Rows) -> Rows:
         theta = descend(u, me.grad(self.batch), prox=(self.lam, u), steps=self.steps, lr=self.lr)
         return me.keep("personal", theta)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield from inner_step(self.lr, self.lam, loss, steps=self.steps)
+        yield Round(prox_round(self.lr, self.lam, self.steps))
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", self.lam, "lam"),), penalties=(Tie("lam"),))

@@ -5,11 +5,15 @@ samples (`weight="samples"`): a device by its own, an edge by those of all devic
 or not. h-SGD weighs uniformly.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -22,16 +26,13 @@ class HierFAVG(Algorithm):
 
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 10
-    steps: int = 20
-    lr: float = 0.01
-    batch: int | None = 20
+    edge_rounds: Count = 10
+    steps: Count = 20
+    lr: Positive = 0.01
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, every edge round"
-
-    def __post_init__(self) -> None:
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def above(self) -> str:
         return "edge"
@@ -48,3 +49,6 @@ class HierFAVG(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -5,6 +5,7 @@ devices step on their losses, with chance p they move towards their mean. A roun
 averages, so that it talks once.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,10 @@ import torch
 
 from covey import draws
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Levers, Loss, Statement, Step
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import at_most, averaging_step, inner_step, theorem
+from covey.kernel.fields import Count, NonNegative, Positive, Probability
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
 from covey.types import Rows
@@ -26,15 +30,12 @@ class L2GD(Algorithm):
     devices take 1/p steps on f + lam/2 |x - mean|^2.
     """
 
-    lam: float = 1.0
-    p: float = 0.1
-    lr: float = 0.02
-    batch: int | None = 20
+    lam: NonNegative = 1.0
+    p: Probability = 0.1
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model"
-
-    def __post_init__(self) -> None:
-        require(self, lam=(0, 1e9), p=(1e-4, 0.9999), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         steps = draws.failures(me.uniform("coin"), self.p)
@@ -53,3 +54,16 @@ class L2GD(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr)
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Flips add up whatever a round holds, so that several local steps follow each other."""
+        local = self.lr / (1 - self.p)
+        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/(1-p)", "lam"))
+        yield from averaging_step(self.lr * self.lam / self.p, "lr*lam/p")
+        if loss.L is not None:
+            smooth = max(loss.L / (1 - self.p), self.lam / self.p, 1e-30)  # in expectation
+            condition = at_most("lr", self.lr, 0.5 / smooth)
+            yield theorem("the rate of L2GD", [condition], {"largest lr": 0.5 / smooth})
+
+    def levers(self, L: float) -> Levers:
+        return Levers(steps=(Step("lr", times=1 / (1 - self.p)),))

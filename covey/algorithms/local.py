@@ -1,10 +1,14 @@
 """Local training: every device learns alone; the yardstick of every personal model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.types import Rows
 
@@ -13,15 +17,12 @@ from covey.types import Rows
 class Local(Algorithm):
     """Each round, `steps` mini-batch steps of size `lr` from the device's own last model; nothing is ever sent."""
 
-    steps: int = 20
-    lr: float = 0.02
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "nothing"
     learns_global: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         me.ask(self.device)
@@ -34,3 +35,6 @@ class Local(Algorithm):
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me)
         return me.kept["personal"]
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

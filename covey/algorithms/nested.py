@@ -8,16 +8,25 @@ correlation.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+import numpy as np
 
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
 from covey.errors import ConfigError, TreeError, shown
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Advice, Levers, Loss, Round, Statement, Vector
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import descended, inner_step, power, smooth_l1_cycle
+from covey.kernel.fields import Count, NonNegative, Positive, check
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample, Tree
 from covey.types import Rows
+
+_ASKS = 10_000  # asks of a round up to which its factor is worked out
 
 
 @dataclass(frozen=True)
@@ -32,25 +41,32 @@ class Level:
 
     tier: str
     name: str = ""
-    lam: float = 0.0
+    lam: NonNegative = 0.0
     coupling: Literal["prox", "correlation"] = "prox"
-    steps: int = 1
-    lr: float = 1.0
-    gamma: float = 0.0
-    rho: float = 6e-5
-    ridge: float = 0.0
+    steps: Count = 1
+    lr: Positive = 1.0
+    gamma: NonNegative = 0.0
+    rho: Positive = 6e-5
+    ridge: NonNegative = 0.0
     pull: float | None = None
     warm: bool = False
     sample: Sample = None
-    batch: int | None = None
+    batch: Count | None = None
     fresh: bool = True
-    tol: float | None = None
+    tol: NonNegative | None = None
     method: Literal["gradient", "nesterov"] = "gradient"
 
     def __post_init__(self) -> None:
+        check(self)
         if self.warm and not self.name:
             raise ConfigError(f"a warm level of tier {self.tier} goes on from what it kept, so it needs a name.")
-        require(self, lam=(0, 1e9), gamma=(0, 1e9), rho=None, ridge=(0, 1e9), lr=None, steps=(1, 1e9), batch=(1, 1e9))
+
+    def advice(self, loss: Loss) -> Iterator[Advice]:
+        """What theory says of this level alone, whose loss is that of the levels below it."""
+        lam = self.ridge + (self.lam if self.coupling == "prox" else 0.0)
+        yield from inner_step(self.lr, lam, loss, steps=self.steps, curve=self.gamma / self.rho)
+        names = ("lr", "lam", "gamma")
+        yield from smooth_l1_cycle(self.lr, lam, self.gamma, self.rho, L=loss.L, names=names)
 
 
 @dataclass(frozen=True)
@@ -137,7 +153,55 @@ class Nested(Algorithm):
         return descend(x, gradient, prox=prox, linear=linear, decay=level.ridge, l1=(level.gamma, level.rho),
                        steps=level.steps, lr=level.lr, tol=level.tol, method=level.method)  # fmt: skip
 
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Every level by itself, then a round of all levels."""
+        for level, below in zip(self.levels, [*self.levels[1:], None], strict=True):
+            under = loss if below is None else _under(below.lam, loss)
+            for item in level.advice(under):
+                about = f"{level.name or level.tier}: {item.about}"
+                yield Advice(item.level, about, item.text, item.numbers)
+        last = self.levels[-1]
+        asks = math.prod(level.steps for level in self.levels[:-1])
+        if last.tol is None and last.method == "gradient" and asks <= _ASKS:
+            yield Round(lambda h: self._answer(0, np.zeros_like(h), h, {}))
+
+    def _answer(self, at: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
+        """What `solve` makes of an anchor, both relative to the start of the round.
+
+        `ends` has the rows that levels ended with.
+        """
+        level = self.levels[at]
+        x = ends.get(at, anchor) if level.warm else anchor
+        prox = level.lam if level.coupling == "prox" else 0.0
+        linear = level.lam - prox
+        if at + 1 == len(self.levels):
+            end = (level.lam * anchor + linear - h - level.ridge) / (h + level.ridge + prox)
+            x = descended(x, power(level.lr, level.ridge + prox, h, level.steps), end)
+        else:
+            pull, below = self.pull(at), self.levels[at + 1]
+            for _ in range(level.steps):
+                answer = self._answer(at + 1, x, h, ends)
+                pulled = -pull * (1 + answer)
+                if below.coupling == "prox":
+                    pulled = pull * (x - answer)
+                own = prox * (x - anchor) - linear * (1 + anchor) + level.ridge * (1 + x)
+                x = x - level.lr * (pulled + own)
+        ends[at] = x
+        return x
+
+    def levers(self, L: float) -> Levers:
+        why = "the steps of Nested are those of its levels; `--theory` checks each"
+        return Levers(without=why)
+
 
 def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
     tie = level.lam * (x - anchor) if level.coupling == "prox" else -level.lam * anchor
     return tie + level.ridge * x + (level.gamma * smooth_l1.grad(x, level.rho) if level.gamma else 0.0)
+
+
+def _under(lam: float, loss: Loss) -> Loss:
+    """An upper level's loss: an envelope of curvature lam L/(lam+L), at most lam, never exact."""
+    L = lam
+    if loss.L is not None:
+        L = lam * loss.L / (lam + loss.L) if lam + loss.L else 0.0
+    return Loss(L, None, exact=False)

@@ -5,11 +5,15 @@ batches of a device's training examples, drawn anew at every step. A device's ow
 one step of size alpha on another training batch.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import FLAT, HALFWAY, Levers, Loss, Round, Statement, Step, Upper, Vector
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import power
+from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.tree import Sample
@@ -27,20 +31,17 @@ class PerFedAvg(Algorithm):
     differentiate twice gets the difference, and the run's notes and engine say so.
     """
 
-    alpha: float = 0.03
+    alpha: NonNegative = 0.03
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.05
+    steps: Count = 20
+    lr: Positive = 0.05
     order: Literal["first", "hessian-free"] = "first"
     hessian: Literal["exact", "difference"] = "exact"
-    delta: float = 1e-3
-    batch: int | None = 20
+    delta: Positive = 1e-3
+    batch: Count | None = 20
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, alpha=(0, 1e9), steps=(1, 1e9), lr=None, delta=None, batch=(1, 1e9))
 
     @property
     def hessians(self) -> bool:
@@ -67,3 +68,16 @@ class PerFedAvg(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return me.keep("personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha))
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        yield Round(self._excess)
+
+    def _excess(self, h: Vector) -> Vector:
+        """f(x - alpha f'(x)) has curvature h (1 - alpha h)^2; without the Hessian h (1 - alpha h)."""
+        exponent = 1 if self.order == "first" else 2
+        return power(self.lr, 0.0, h * (1 - self.alpha * h) ** exponent, self.steps)
+
+    def levers(self, L: float) -> Levers:
+        best = HALFWAY / max(L, FLAT)
+        alpha = Upper("alpha", best, L, "the personal step goes alpha*L", "the minimum")
+        return Levers(steps=(Step("lr"),), uppers=(alpha,))

@@ -1,76 +1,227 @@
-"""PerMFL: a model for every tier, each held near the one above by a squared distance (Banerjee et al., 2024).
+"""PerMFL: a model per tier, held near the one above by a squared distance (Banerjee et al., 2024).
 
-The paper's x, w_i, theta_ij, T, K, L, lambda, gamma, alpha, eta, beta are `x`, `w`, `theta`, rounds, `edge_rounds`, `steps`,
-`lam`, `gamma`, `lr`, `edge_lr`, `beta`; its team is an edge.
+The paper's x, w_i, theta_ij, T, K, L, lambda, gamma, alpha, eta, beta are `x`, `w`, `theta`,
+rounds, `edge_rounds`, `steps`, `lam`, `gamma`, `lr`, `edge_lr`, `beta`; its team is an edge.
 Defaults are for newcomers; the paper's settings are in covey/papers/permfl.toml.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, Proposal, Round, Statement, Step, Upper, Vector, far, per_cent
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import at_most, at_most_of, descended, exceeds, inner_step, largest, power, same_for_all, theorem
+from covey.kernel.fields import Count, CountPerNode, Positive, PositivePerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Replies
 from covey.tree import Sample
 from covey.types import Rows
 
+_NU = 1e-3  # how far inner loops are to shrink their starting error; the paper leaves nu open
+
 
 @dataclass(frozen=True)
 class PerMFL(Algorithm):
-    """theta descends f + lam/2 |theta - w|^2, w the devices' envelopes + gamma/2 |w - x|^2, x the edges' envelopes.
+    """theta descends f + lam/2 |theta - w|^2, w envelopes of that + gamma/2 |w - x|^2, x theirs.
 
-    `lr` (alpha) and `steps` (L) may be lists with one entry per device, `edge_lr` (eta) and `edge_rounds` (K) with one per edge.
-    `sample` edges take part in a round and `device_sample` devices in each edge round. `stale="include"`: the server averages
-    the last model of every edge, as the authors' code does, not only of those asked.
+    `lr` (alpha) and `steps` (L) may be lists with one entry per device, `edge_lr` (eta) and
+    `edge_rounds` (K) with one per edge. `sample` edges take part in a round and `device_sample`
+    devices in each edge round. `stale="include"`: the server averages the last model of every edge,
+    as the authors' code does, not only of those asked.
     """
 
-    lam: float = 1.5
-    gamma: float = 1.5
-    beta: float = 0.6
-    lr: PerNode = 0.03
-    edge_lr: PerNode = 0.3
-    edge_rounds: int | Sequence[int] = 10
-    steps: int | Sequence[int] = 20
+    lam: Positive = 1.5
+    gamma: Positive = 1.5
+    beta: Positive = 0.6
+    lr: PositivePerNode = 0.03
+    edge_lr: PositivePerNode = 0.3
+    edge_rounds: CountPerNode = 10
+    steps: CountPerNode = 20
     sample: Sample = None
     device_sample: Sample = None
-    batch: int | None = 20
+    batch: Count | None = 20
     stale: Literal["exclude", "include"] = "exclude"
 
     sends: ClassVar[str] = "its personal model, to its edge only"
 
-    def __post_init__(self) -> None:
-        require(self, lam=None, gamma=None, beta=None, lr=None, edge_lr=None)
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
-
-    def above(self) -> str:
-        return "edge"
-
     def server(self, me: Nodes, x: Rows) -> Rows:
         edges = me.ask(self.edge, x, sample=self.sample)
-        mean = edges.mean() if self.stale == "exclude" else self.last_of_all(me, x, edges)
-        return x - self.beta * self.gamma * (x - mean)
+        mean = self.mean_of_edges(me, x, edges)
+        return x - self.beta * self.gamma * (x - mean)  # (13)
 
     def edge(self, me: Nodes, x: Rows) -> Rows:
-        w, eta, rounds = x, me.own(self.edge_lr), me.own(self.edge_rounds)
-        for k in range(self.edge_rounds if isinstance(self.edge_rounds, int) else max(self.edge_rounds)):
-            going = torch.as_tensor(rounds, device=w.device).expand(len(me), 1) > k
-            theta = me.ask(self.device, w, sample=self.device_sample, where=going).mean(default=w)
-            step = eta * (self.lam * (w - theta) + self.gamma * (w - x))
+        w = x
+        eta = me.own(self.edge_lr)
+        for _, going in me.rounds(self.edge_rounds):
+            devices = me.ask(self.device, w, sample=self.device_sample, where=going)
+            theta = devices.mean(default=w)
+            step = eta * (self.lam * (w - theta) + self.gamma * (w - x))  # (9)
             w = torch.where(going, w - step, w)
         return me.keep("edge", w)
 
     def device(self, me: Nodes, w: Rows) -> Rows:
-        theta = descend(w, me.grad(self.batch), prox=(self.lam, w), steps=me.own(self.steps), lr=me.own(self.lr))
+        alpha = me.own(self.lr)
+        steps = me.own(self.steps)
+        theta = descend(w, me.grad(self.batch), prox=(self.lam, w), steps=steps, lr=alpha)  # (4)
         return me.keep("personal", theta)
 
-    def last_of_all(self, me: Nodes, x: Rows, edges: Replies) -> Rows:
-        """The mean over all edges of what each sent last, x for those that never did."""
-        table: Tensor = me.recall("_edges", default=x[:, None].repeat(1, me.fan, 1))
-        rows, asker, child = edges.gather()
-        table[asker, child] = rows
-        return me.keep("_edges", table).mean(1)
+    def mean_of_edges(self, me: Nodes, x: Rows, edges: Replies) -> Rows:
+        """The mean of the edges asked or, with `stale`, of what each edge sent last, at first x."""
+        if self.stale == "exclude":
+            return edges.mean()
+        last = me.recall("_edges", default=x[:, None].repeat(1, me.fan, 1))
+        return me.keep("_edges", edges.gather().into(last)).mean(1)
+
+    def above(self) -> str:
+        return "edge"
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Of lists with one entry per node, by the largest entries."""
+        lr, eta = largest(self.lr), largest(self.edge_lr)
+        yield from inner_step(lr, self.lam, loss, steps=int(largest(self.steps)))
+        yield from self._edge_step(eta)
+        yield from self._server_step()
+        alike = same_for_all(self.lr, self.edge_lr, self.steps, self.edge_rounds)
+        yield Round(self._excess, certain=alike)
+        yield self._theorem_1(loss, lr, eta)
+        yield self._theorem_2(loss, lr, eta)
+        yield from self._loops(loss, lr, eta)
+        yield from self._nonconvex_loops(loss, lr, eta)
+
+    def _edge_step(self, eta: float) -> Iterator[Advice]:
+        lam, gamma = self.lam, self.gamma
+        tied, both = eta * gamma, eta * (lam + gamma)
+        numbers = {"edge_lr*gamma": tied, "edge_lr*(lam+gamma)": both}
+        if tied >= 2 and largest(self.edge_rounds) > 1:
+            text = (
+                f"edge_lr*gamma = {eta:g}*{gamma:g} = {tied:g} is 2 or more: every edge round "
+                f"multiplies the distance of w_i to its minimiser by {1 - tied:g} or worse; "
+                f"use edge_lr < {1 / (lam + gamma):.3g}."
+            )
+            yield Advice("warning", "edge step", text, numbers)
+        elif both >= 1:
+            losses = "for every convex loss"
+            if both >= 2:
+                losses = f"only where lam L/(lam+L) < 2/edge_lr - gamma = {2 / eta - gamma:.3g}"
+            text = f"edge_lr*(lam+gamma) = {both:g}; below 1 is sufficient, not necessary: the step is stable {losses}."
+            yield Advice("warning", "edge step", text, numbers)
+
+    def _server_step(self) -> Iterator[Advice]:
+        """x <- (1 - beta gamma) x + beta gamma mean w_i(x), and w_i(x) follows x."""
+        beta, gamma, lam = self.beta, self.gamma, self.lam
+        product = beta * gamma
+        if product <= 1:
+            return
+        worst = product * lam / (lam + gamma)
+        through = math.inf  # the curvature s at which product s/(gamma+s) is 2
+        if product > 2:
+            through = 2 * gamma / (product - 2)
+        largest_L = through * lam / (lam - through) if through < lam else math.inf
+        verdict = f"here L < {largest_L:.3g}; beta <= {1 / gamma:.3g} makes it safe for every loss."
+        if largest_L == math.inf:
+            bound = f"beta gamma lam/(lam+gamma) = {worst:.3g} is at most 2"
+            verdict = f"which every convex loss meets, as {bound}."
+        text = (
+            f"beta*gamma = {beta:g}*{gamma:g} = {product:g}, so x is multiplied by "
+            f"1 - beta*gamma = {1 - product:g}, which the mean of w_i makes up for as it follows x. "
+            "At most 1 is sufficient, not necessary: with inner loops run to the end it converges "
+            f"while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
+        )
+        numbers = {"beta*gamma": product, "server factor": 1 - product}
+        numbers |= {"beta*gamma*lam/(lam+gamma)": worst, "largest L": largest_L}
+        yield Advice("warning", "server step", text, numbers)
+
+    def _excess(self, h: Vector) -> Vector:
+        w = np.zeros_like(h)  # the distance from x, which stays where it is
+        eta = largest(self.edge_lr)
+        steps = power(largest(self.lr), self.lam, h, int(largest(self.steps)))
+        for _ in range(int(largest(self.edge_rounds))):
+            theta = descended(w, steps, (self.lam * w - h) / (h + self.lam))
+            w = w - eta * (self.lam * (w - theta) + self.gamma * w)
+        return self.beta * self.gamma * w
+
+    def _theorem_1(self, loss: Loss, lr: float, eta: float) -> Advice:
+        """With the rate of (59), the algorithm's own; the printed (1 - beta)^T renames beta."""
+        lam, gamma = self.lam, self.gamma
+        smooth = None if loss.L is None else 1 / (loss.L + lam)
+        conditions = [
+            at_most("beta", self.beta, 1 / (2 * gamma)),
+            at_most("edge_lr", eta, 0.5 / (lam + gamma)),
+            at_most_of(f"lr = {lr:g}", lr, "1/(L+lam)", smooth),
+        ]
+        numbers = {"largest beta": 1 / (2 * gamma)}
+        end = "needs mu > 0"
+        if loss.mu:
+            strong = self._strong(loss.mu)
+            rate = 1 - self.beta * strong / 2
+            numbers |= {"mu_F": strong, "rate": rate}
+            end = f"rate 1 - beta mu_F/2 = {rate:.4g} a round, mu_F = {strong:.3g}"
+        return theorem("Theorem 1 of PerMFL", conditions, numbers, end)
+
+    def _strong(self, mu: float) -> float:
+        """mu_F, the strong convexity of the envelope that the server descends."""
+        return 1 / (1 / mu + 1 / self.lam + 1 / self.gamma)
+
+    def _theorem_2(self, loss: Loss, lr: float, eta: float) -> Advice:
+        lam, gamma = self.lam, self.gamma
+        double = None if loss.L is None else 2 * loss.L
+        conditions = [
+            at_most("beta", self.beta, 1 / (4 * gamma)),
+            at_most("edge_lr", eta, 1 / (lam + gamma)),
+            at_most("lr", lr, 1 / lam),
+            (f"gamma = {gamma:g} > 2 lam = {2 * lam:g}", gamma > 2 * lam),
+            exceeds(f"lam = {lam:g}", lam, "2 L", double),
+        ]
+        numbers = {"largest beta": 1 / (4 * gamma)}
+        return theorem("Theorem 2 of PerMFL (nonconvex)", conditions, numbers)
+
+    def _loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
+        """The K and L of (58) and (61), starting errors taken as equal: only their ratios enter."""
+        lam, mu = self.lam, loss.mu or 0.0
+        edge, device = eta * (lam * mu / (lam + mu) + self.gamma) / 2, lr * (mu + lam)
+        if edge >= 1 or device >= 1:
+            return
+        K = math.ceil(math.log(_NU) / math.log1p(-edge))
+        slope = math.log1p(-edge) / math.log1p(-device)
+        numbers = {"K": K, "L": math.ceil(slope * K), "L per K": slope}
+        text = (
+            f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for "
+            f"edge_rounds K >= {K} (now {largest(self.edge_rounds):g}) and (58) for steps "
+            f"L >= {slope:.3g} K = {numbers['L']} (now {largest(self.steps):g})"
+        )
+        if mu:
+            rate = min(self.beta * self._strong(mu) / 2, 0.999)
+            numbers["K per T"] = math.log1p(-rate) / math.log1p(-edge)
+            asked = f"(61) asks for K >= {numbers['K per T']:.3g} T, up to a constant"
+            text += f"; for Theorem 1's rate over T rounds {asked}"
+        yield Advice("note", "K and L of PerMFL (convex)", f"{text}.", numbers)
+
+    def _nonconvex_loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
+        """The K and L of (85) and (88)."""
+        lam, gamma, L = self.lam, self.gamma, loss.L
+        if L is None or not gamma > lam > L or lr * (L + lam) >= 2:
+            return
+        per_k = lam**2 * eta / (2 * lr * (1 - lr * (L + lam) / 2) * (lam - L) ** 2)
+        per_t = 2 * self.beta * gamma**2 / (eta * (gamma - lam) ** 2)
+        text = (
+            f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, gaps of all levels taken as equal."
+        )
+        numbers = {"K per T": per_t, "L per K": per_k}
+        yield Advice("note", "K and L of PerMFL (nonconvex)", text, numbers)
+
+    def levers(self, L: float) -> Levers:
+        both = self.lam + self.gamma
+        moves = "an edge moves edge_lr*(lam + gamma)"
+        edge = Upper("edge_lr", HALFWAY / both, both, moves, "its minimum")
+        penalties: tuple[Proposal, ...] = ()
+        if isinstance(self.edge_lr, int | float) and far(self.lam, self.gamma):
+            share = f"lam/(lam + gamma) = {per_cent(self.lam / both)}"
+            why = f"an edge goes {share} of the way to its devices; lam = gamma: halfway"
+            penalties = (Proposal({"lam": self.gamma}, {"lam": why}),)
+        return Levers((Step("lr", self.lam, "lam"),), (edge,), penalties)

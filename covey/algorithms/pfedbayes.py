@@ -7,8 +7,9 @@ rhos travel and are kept beside them. Predictions are the mean's; with `draws`, 
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from torch.nn import functional as F
 from covey.engine import rowwise
 from covey.engine.descend import Stepper
 from covey.engine.task import Batch, Predict
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Advice, Levers, Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import Count, NonNegative, Positive, Range, Whole
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -33,24 +36,20 @@ class PFedBayes(Algorithm):
     public code; with `restart` from what was sent. Both optimisers start anew in each round.
     """
 
-    zeta: float = 1.0
+    zeta: NonNegative = 1.0
     sample: Sample = None
-    local_rounds: int = 20
-    steps: int = 5
-    lr: float = 0.003
-    personal_lr: float = 0.003
-    beta: float = 1.0
-    batch: int | None = 100
-    rho: float = -3.0
+    local_rounds: Count = 20
+    steps: Count = 5
+    lr: Positive = 0.003
+    personal_lr: Positive = 0.003
+    beta: Positive = 1.0
+    batch: Count | None = 100
+    rho: Annotated[float, Range(-700, 700)] = -3.0
     method: Literal["adam", "gradient"] = "adam"
     restart: bool = False
-    draws: int = 0
+    draws: Whole = 0
 
     sends: ClassVar[str] = "mean and rho of its local distribution, never the personal one"
-
-    def __post_init__(self) -> None:
-        require(self, zeta=(0, 1e9), lr=None, personal_lr=None, beta=None, rho=(-700, 700), draws=(0, 1e9))
-        require(self, local_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
 
     def server(self, me: Nodes, mu: Rows) -> Rows:
         rho = me.recall("_rho", default=torch.full_like(mu, self.rho))
@@ -90,6 +89,53 @@ class PFedBayes(Algorithm):
             return torch.logsumexp(torch.stack(logs), dim=0) - math.log(self.draws)
 
         return predict
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        if self.method == "gradient":
+            yield self._plain_steps(loss)
+            return
+        text = (
+            f"personal_lr = {self.personal_lr:g}: Adam's steps are about that large whatever "
+            "the curvature, so there is no condition."
+        )
+        yield Advice("note", "inner step", text, {"personal_lr": self.personal_lr})
+
+    def _plain_steps(self, loss: Loss) -> Advice:
+        """Plain steps of mean and rho on E f + zeta/n KL(q | local), whose curvatures add up.
+
+        Along a mean f has L and the KL 1/s^2; along rho, where q is the local distribution, they
+        have g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The
+        local distribution steps on the KL alone.
+        """
+        s = max(math.log1p(math.exp(self.rho)), 1e-150)
+        g = 1 / (1 + math.exp(-self.rho))
+        curve = max(1.0, g * (g + s * (1 - g))) * (loss.L or 0.0)
+        tie = self.zeta * max(1.0, 2 * g * g) / s**2
+        room = 2 / self.personal_lr - curve
+        numbers = {"s": s, "zeta/s^2": tie}
+        rule = (
+            "personal_lr*(L + zeta/(n s^2)) and lr*zeta/(n s^2) must be below 2, where n is "
+            "a device's number of training examples and "
+            f"s = softplus(rho) = {s:.3g} at the start (less s, more n)"
+        )
+        if room <= 0:
+            alone = f"L = {loss.L:g} alone is too much for personal_lr = {self.personal_lr:g}"
+            text = f"{rule}; {alone}{loss.guess}; lower it."
+            return Advice("warning", "inner step", text, numbers)
+        least = max(tie / room, tie * self.lr / 2)
+        numbers["least n"] = least
+        text = f"{rule}: zeta = {self.zeta:g} takes n > {least:.3g}"
+        if loss.L is not None:
+            text = f"{text} with L = {loss.L:g}"
+        if loss.examples is not None and loss.examples <= least:
+            fix = "lower personal_lr, lr or zeta"
+            text = f"{text}, but a device has {loss.examples}; {fix}."
+            return Advice("warning", "inner step", text, numbers)
+        return Advice("note", "inner step", f"{text}.", numbers)
+
+    def levers(self, L: float) -> Levers:
+        why = "its steps are Adam's, whose size does not depend on the curvature"
+        return Levers(without=why)
 
 
 def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:

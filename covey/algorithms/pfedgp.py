@@ -9,15 +9,18 @@ expectations, and `batch` examples are drawn for a step and up to `support` take
 optimiser starts anew in every round, and there is one step.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.engine.task import Batch, Predict
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Advice, Levers, Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import LARGEST_COUNT, Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact
 from covey.maths import gp
@@ -36,25 +39,21 @@ class PFedGP(Algorithm):
     """
 
     sample: Sample = None
-    steps: int = 1
-    lr: float = 0.05
-    weight_decay: float = 0.001
-    clip: float = 50.0
-    batch: int = 64
-    support: int = 200
-    scale: float = 8.0
-    length: float = 1.0
-    gibbs_steps: int = 5
-    draws: int = 20
-    predict_draws: int = 30
+    steps: Count = 1
+    lr: Positive = 0.05
+    weight_decay: NonNegative = 0.001
+    clip: Positive = 50.0
+    batch: Annotated[int, Range(2, LARGEST_COUNT, whole=True)] = 64
+    support: Count = 200
+    scale: Positive = 8.0
+    length: Positive = 1.0
+    gibbs_steps: Count = 5
+    draws: Count = 20
+    predict_draws: Count = 30
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its network of features; the classifier never leaves it"
     eager: ClassVar[str | None] = "CUDA cannot capture Cholesky factors and triangular solves"
-
-    def __post_init__(self) -> None:
-        require(self, lr=None, clip=None, scale=None, length=None, weight_decay=(0, 1e9), steps=(1, 1e9), batch=(2, 1e9))
-        require(self, support=(1, 1e9), gibbs_steps=(1, 1e9), draws=(1, 1e9), predict_draws=(1, 1e9))
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)
@@ -97,3 +96,13 @@ class PFedGP(Algorithm):
         """The device's own classifier on the features of these examples."""
         return gp.classifier(gp.Kernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,
                              steps=self.gibbs_steps, draws=draws, source=me, stream=stream)  # fmt: skip
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        text = (
+            f"lr = {self.lr:g}: the loss is a Gaussian process's, "
+            f"its gradients are clipped at {self.clip:g}; no condition is known."
+        )
+        yield Advice("note", "inner step", text, {"lr": self.lr, "clip": self.clip})
+
+    def levers(self, L: float) -> Levers:
+        return Levers(without="its loss is a Gaussian process's, and its gradients are clipped")

@@ -1,21 +1,27 @@
-"""Partial pruning and personalization: devices keep some layers, and prune of the shared ones what matters least to them.
+"""Partial pruning and personalization: devices keep some layers to themselves and prune the others.
 
-Liu and Ratnarajah, 2023, Algorithm 1. The paper's u, v_k, m_k, rho_k, tau_u, tau-hat_u, tau_v, eta_u, eta_v are `u`, `v`, `mask`,
-`ratio`, `steps`, `probe_steps`, `personal_steps`, `lr`, `personal_lr`; K_j, the devices that kept weight j, is a reply's `cover`.
-Which layers are v is the experiment's `private`: by default "conv*" as in the paper, and where no layer convolves the last one;
-"" for pruning alone (its reference 14). A weight that nobody kept stays as it was, where (15) would divide by zero. Masks save
-bytes with the codec "bitmap".
+Liu and Ratnarajah, 2023, Algorithm 1. The paper's u, v_k, m_k, rho_k are `u`, `v`, `mask`, `ratio`;
+its tau_u, tau-hat_u, tau_v, eta_u, eta_v are `steps`, `probe_steps`, `personal_steps`, `lr`,
+`personal_lr`; K_j, the devices that kept weight j, is a reply's `cover`. Which layers are v is the
+experiment's `private`: by default "conv*" as in the paper, and where no layer convolves the last
+one; "" for pruning alone (its reference 14). A weight that nobody kept stays as it was, where (15)
+would divide by zero. Masks save bytes with the codec "bitmap".
 Defaults are for newcomers; the paper's settings are in covey/papers/wireless.toml.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.kernel.algorithm import Algorithm, PerNode, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive, SharePerNode
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact, Masked, Replies
 from covey.kernel.work import Work
@@ -26,38 +32,118 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Pruned(Algorithm):
-    """v learns; probe steps on u say which weights move; u restarts without the `ratio` that moved least, learns, is averaged.
+    """v learns; a probe shows which weights of u move; u restarts with those, learns, is averaged.
 
-    One ranking goes over all shared weights, biases too. `ratio` may be a list with one entry per device, or "plan": what the
-    experiment's radio allows each device in each round. With
-    `order="together"` u and v learn at once after the probe, `steps` long (FedSim), else v before it (FedAlt). Every edge
-    averages its devices per weight, `edge_rounds` times, and passes on the weights that any of them kept. `sample` says how many
-    the server asks, `device_sample` how many an edge does. A round's notes are the share of u that each device has "kept" and
-    its "error" |u - u m|^2 / rho (Assumption 2); and, of whoever averages, how many kept its least "cover"ed weight (kappa*) and
-    the share of weights "uncovered".
+    One ranking goes over all shared weights, biases too. `ratio` may be a list with one entry per
+    device, or "plan": what the experiment's radio allows each device in each round. With
+    `order="together"` u and v learn at once after the probe, `steps` long (FedSim), else v before
+    it (FedAlt). Every edge averages its devices per weight, `edge_rounds` times, and passes on the
+    weights that any of them kept. `sample` says how many the server asks, `device_sample` how many
+    an edge does. A round's notes are the share of u that each device has "kept" and its "error"
+    |u - u m|^2 / rho (Assumption 2); and, of whoever averages, how many kept its least "cover"ed
+    weight (kappa*) and the share of weights "uncovered".
     """
 
-    ratio: PerNode | Literal["plan"] = 0.5
+    ratio: SharePerNode | Literal["plan"] = 0.5
     order: Literal["alternate", "together"] = "alternate"
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 1
-    steps: int = 20
-    probe_steps: int = 1
-    personal_steps: int = 20
-    lr: float = 0.02
-    personal_lr: float = 0.02
-    batch: int | None = 128
+    edge_rounds: Count = 1
+    steps: Count = 20
+    probe_steps: Count = 1
+    personal_steps: Count = 20
+    lr: Positive = 0.02
+    personal_lr: Positive = 0.02
+    batch: Count | None = 128
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "the shared weights it kept and which they are, never the private layers"
     splits: ClassVar[bool] = True
-    private_default: ClassVar[tuple[str, ...]] = ("conv*", "head")  # the paper's, and a last layer where no layer convolves
+    private_default: ClassVar[tuple[str, ...]] = ("conv*", "head")
     any_depth: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        require(self, lr=None, personal_lr=None, batch=(1, 1e9), **({} if self.planned else {"ratio": (0, 1)}))
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), probe_steps=(1, 1e9), personal_steps=(1, 1e9))
+    def server(self, me: Nodes, w: Rows) -> Rows:
+        u = self.shared_part(me, w)
+        replies, samples = me.ask(self.below, u, sample=self.sample)
+        u = self.merged(me, u, replies, samples)  # (15)
+        return torch.cat([u, w[:, me.private]], dim=1)
+
+    def edge(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
+        covered = torch.zeros_like(u, dtype=torch.bool)
+        for _ in range(self.edge_rounds):
+            replies, samples = me.ask(self.below, u, sample=self.device_sample)
+            u = self.merged(me, u, replies, samples)  # (15)
+            covered = covered | (replies.cover > 0)
+        me.keep(me.tier, torch.cat([u, me.initial()[:, me.private]], dim=1))
+        return Masked(u, covered), me.weight(self.weight)
+
+    def device(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
+        v = me.recall("personal", default=me.initial())[:, me.private]
+        x = torch.cat([u, v], dim=1)
+        x = descend(x, me.grad(self.batch, "personal"), part=me.private,
+                    steps=self.personal_steps, lr=self.personal_lr)  # (8)  # fmt: skip
+        mask = self.mask(me, x)  # line 7, by (6)
+        x = torch.cat([u * mask, x[:, me.private]], dim=1)  # (9)
+        moving = torch.cat([mask, torch.zeros_like(v, dtype=torch.bool)], dim=1)
+        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps, lr=self.lr)  # (10)
+        return self.answer(me, u, x, mask)
+
+    def together(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
+        """FedSim's order, in the place of `device`: u and v learn at once after the probe."""
+        v = me.recall("personal", default=me.initial())[:, me.private]
+        mask = self.mask(me, torch.cat([u, v], dim=1))
+        x = torch.cat([u * mask, v], dim=1)
+        moving = torch.cat([mask, torch.ones_like(v, dtype=torch.bool)], dim=1)
+        lr = me.by_part(self.lr, self.personal_lr)
+        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps, lr=lr)
+        return self.answer(me, u, x, mask)
+
+    def below(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
+        """The program of whoever is asked: an edge, or a device in its order."""
+        if not me.leaf:
+            return self.edge(me, u)
+        return self.together(me, u) if self.order == "together" else self.device(me, u)
+
+    def shared_part(self, me: Nodes, w: Rows) -> Rows:
+        """The columns of w that are shared; an error where there are none to prune."""
+        if me.shared.stop == 0:
+            problem = "Pruned prunes the shared layers, but all are private"
+            raise ConfigError(f"{problem}; leave some out of `private`.")
+        return w[:, me.shared]
+
+    def mask(self, me: Nodes, x: Rows) -> Tensor:
+        """The shared weights to keep: all but the `ratio` that the probe moves least."""
+        probe = descend(x, me.grad(self.batch, "probe"), part=me.shared,
+                        steps=self.probe_steps, lr=self.lr)  # fmt: skip
+        importance = prune.change(probe, x)[:, me.shared]
+        return prune.mask(importance, self.ratio_of(me))
+
+    def ratio_of(self, me: Nodes) -> float | Tensor:
+        """Each device's ratio, as the radio plans it or as it is given."""
+        return me.planned if self.ratio == "plan" else me.own(self.ratio)
+
+    def merged(self, me: Nodes, u: Rows, replies: Replies, samples: Replies) -> Rows:
+        """The mean of each weight over those who kept it, the last value where nobody did."""
+        mean = replies.mean(weight=samples, default=u)
+        me.note("cover", replies.cover.amin(dim=1))
+        me.note("uncovered", (replies.cover == 0).to(u).mean(dim=1))
+        return mean
+
+    def answer(self, me: Nodes, u: Rows, x: Rows, mask: Tensor) -> tuple[Masked, Exact | None]:
+        """What a device sends of its model x, which it keeps; u is what it was sent."""
+        error = (u * ~mask).square().sum(dim=1, keepdim=True)
+        me.note("kept", mask.to(u).mean(dim=1))
+        lossless = (error == 0).to(u)  # so that the error is 0 there, also at a ratio of 0
+        me.note("error", error / (self.ratio_of(me) + lossless))
+        return Masked(me.keep("personal", x)[:, me.shared], mask), me.weight(self.weight)
+
+    def adapt(self, me: Nodes, w: Rows) -> Rows:
+        alone = replace(self, ratio=0.0) if self.planned else self  # nobody plans for a newcomer
+        alone.below(me, w[:, me.shared])
+        return me.kept["personal"]
+
+    def above(self) -> str:
+        return "edge"
 
     @property
     def planned(self) -> bool:
@@ -67,54 +153,13 @@ class Pruned(Algorithm):
         if not self.planned:
             return None
         personal = self.steps if self.order == "together" else self.personal_steps
-        return Work(shared, private, steps=self.steps, personal_steps=personal, probe_steps=self.probe_steps,
-                    numbers=int(self.weight == "samples"))  # fmt: skip
+        numbers = int(self.weight == "samples")
+        return Work(shared, private, steps=self.steps, personal_steps=personal,
+                    probe_steps=self.probe_steps, numbers=numbers)  # fmt: skip
 
-    def above(self) -> str:
-        return "edge"
-
-    def adapt(self, me: Nodes, w: Rows) -> Rows:
-        alone = replace(self, ratio=0.0) if self.planned else self  # nobody plans for a newcomer
-        return Algorithm.adapt(alone, me, w)
-
-    def server(self, me: Nodes, w: Rows) -> Rows:
-        if me.shared.stop == 0:
-            raise ConfigError("Pruned prunes the shared layers, but all are private; leave some out of `private`.")
-        u = w[:, me.shared]
-        return torch.cat([self.merged(me, u, *me.ask(self.below, u, sample=self.sample)), w[:, me.private]], dim=1)
-
-    def below(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        return self.device(me, u) if me.leaf else self.edge(me, u)
-
-    def edge(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        covered = torch.zeros_like(u, dtype=torch.bool)
-        for _ in range(self.edge_rounds):
-            replies, samples = me.ask(self.below, u, sample=self.device_sample)
-            u, covered = self.merged(me, u, replies, samples), covered | (replies.cover > 0)
-        me.keep(me.tier, torch.cat([u, me.initial()[:, me.private]], dim=1))
-        return Masked(u, covered), me.weight(self.weight)
-
-    def merged(self, me: Nodes, u: Rows, replies: Replies, samples: Replies) -> Rows:
-        """(15): the mean of each weight over those who kept it, the last value where nobody did."""
-        me.note("cover", replies.cover.amin(dim=1))
-        me.note("uncovered", (replies.cover == 0).to(u).mean(dim=1))
-        return replies.mean(weight=samples, default=u)
-
-    def device(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        together, ratio = self.order == "together", me.planned if self.ratio == "plan" else me.own(self.ratio)
-        v = me.recall("personal", default=me.initial())[:, me.private]
-        x = torch.cat([u, v], dim=1)
-        if not together:
-            x = descend(
-                x, me.grad(self.batch, "personal"), part=me.private, steps=self.personal_steps, lr=self.personal_lr
-            )  # (8)
-        probe = descend(x, me.grad(self.batch, "probe"), part=me.shared, steps=self.probe_steps, lr=self.lr)
-        mask = prune.mask(prune.change(probe, x)[:, me.shared], ratio)
-        x = torch.cat([u * mask, x[:, me.private]], dim=1)  # (9): the probe is forgotten
-        moving = torch.cat([mask, torch.full_like(v, together, dtype=torch.bool)], dim=1)
-        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps,
-                    lr=me.by_part(self.lr, self.personal_lr) if together else self.lr)  # (10)  # fmt: skip
-        error = (u * ~mask).square().sum(dim=1, keepdim=True)
-        me.note("kept", mask.to(u).mean(dim=1))
-        me.note("error", error / (ratio + (error == 0).to(u)))  # 0 where nothing was lost, also at a ratio of 0
-        return Masked(me.keep("personal", x)[:, me.shared], mask), me.weight(self.weight)
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """Only some columns move at a time, and their curvature is at most that of all columns."""
+        above = replace(loss, exact=False)
+        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
+        personal = ("personal_lr", "lam")
+        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)

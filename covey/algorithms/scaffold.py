@@ -4,13 +4,17 @@ The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`
 option II. Models and controls both travel, so that every message is twice as long.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.kernel.advice import Loss, Statement
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import inner_step
+from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
@@ -21,16 +25,13 @@ class Scaffold(Algorithm):
     """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient on the way, and c the mean of all c_i."""
 
     sample: Sample = None
-    steps: int = 20
-    lr: float = 0.02
-    server_lr: float = 1.0
-    batch: int | None = 20
+    steps: Count = 20
+    lr: Positive = 0.02
+    server_lr: Positive = 1.0
+    batch: Count | None = 20
 
     sends: ClassVar[str] = "its model after the local steps, and by how much its control changed"
     idle_trains: ClassVar[bool] = False  # c would no longer be the mean of all c_i
-
-    def __post_init__(self) -> None:
-        require(self, steps=(1, 1e9), lr=None, server_lr=None, batch=(1, 1e9))
 
     def server(self, me: Nodes, x: Rows) -> Rows:
         c = me.recall("_control", default=torch.zeros_like(x))
@@ -49,3 +50,6 @@ class Scaffold(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.device(me, w, torch.zeros_like(w))[0]
+
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

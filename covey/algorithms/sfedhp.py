@@ -1,19 +1,38 @@
-"""sFedHP: sparse personalized learning on a tree, with a personal model, an edge model and a global one (Liu et al., 2023).
+"""sFedHP: a sparse personal, edge and global model, each tied to the one above (Liu et al., 2023).
 
-The paper's w, phi_i, theta_ij, S, R, K, |D|, lambda1, lambda2, gamma1, gamma2, eta1 (of w_i), eta2 (of theta), beta, rho are
-`w`, `phi`, `theta`, `sample`, `edge_rounds`, `steps`, `batch`, `lam1`, `lam2`, `gamma1`, `gamma2`, `lr1`, `lr2`, `beta`, `rho`.
+The paper's w, phi_i, theta_ij, S, R, K, |D| are `w`, `phi`, `theta`, `sample`, `edge_rounds`,
+`steps`, `batch`. Its lambda1, lambda2, gamma1, gamma2, rho, eta1 (of w_i), eta2 (of theta), beta
+are `lam1`, `lam2`, `gamma1`, `gamma2`, `rho`, `lr1`, `lr2`, `beta`. nu of (9) is `tol` squared.
 Defaults are for newcomers; the paper's settings are in covey/papers/sfedhp.toml.
 """
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
-from covey.engine import smooth_l1
-from covey.engine.descend import descend
-from covey.kernel.algorithm import Algorithm, require
+from covey.engine.descend import NO_DATA, descend
+from covey.kernel.advice import HALFWAY, Levers, Loss, Round, Statement, Step, Tie, Upper, Vector, envelope
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.conditions import (
+    at_least_of,
+    at_most,
+    descended,
+    envelope_bound,
+    exceeds,
+    inner_step,
+    outer_step,
+    power,
+    server_step,
+    smooth_l1_cycle,
+    theorem,
+)
+from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes
+from covey.maths.penalty import L1
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -22,56 +41,75 @@ from covey.types import Rows
 class SFedHP(Algorithm):
     """theta descends f + gamma1 phi_rho + lam1/2 |theta - phi|^2; phi is (10); w_i follows (11).
 
-    `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. `floor`: a device whose share of non-zeros is
-    below it trains with `gamma_low`; `gamma2` is off from round `gamma2_until` on, and `cut_after` says whether w and phi are
-    still cut when they travel then. "keep" holds the sparsity that gamma2 has made; "off" lets it go.
+    `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. `floor`: a device whose
+    share of non-zeros is below it trains with `gamma_low`. `gamma2` is off from round
+    `gamma2_until` on, and `cut_after` says whether w and phi are still cut when they travel then:
+    "keep" holds the sparsity that gamma2 has made, "off" lets it go. theta takes `steps` steps by
+    `method`, or fewer once the norm of its gradient is at most `tol`; 0 takes them all.
     """
 
-    lam1: float = 1.0
-    lam2: float = 1.0
-    gamma1: float = 0.0
-    gamma2: float = 0.0
-    rho: float = 6e-5
+    lam1: Positive = 1.0
+    lam2: Positive = 1.0
+    gamma1: NonNegative = 0.0
+    gamma2: NonNegative = 0.0
+    rho: Positive = 6e-5
     sample: Sample = None
     device_sample: Sample = None
-    edge_rounds: int = 20
-    steps: int = 5
-    lr1: float = 0.4
-    lr2: float = 0.03
-    beta: float = 1.0
-    batch: int | None = 20
+    edge_rounds: Count = 20
+    steps: Count = 5
+    lr1: Positive = 0.4
+    lr2: Positive = 0.03
+    beta: Positive = 1.0
+    batch: Count | None = 20
     l1: Literal["smooth", "prox"] = "smooth"
-    floor: float | None = None
-    gamma_low: float = 0.0
-    gamma2_until: int | None = 100
+    floor: Share | None = None
+    gamma_low: NonNegative = 0.0
+    gamma2_until: Whole | None = 100
     cut_after: Literal["keep", "off"] = "keep"
+    tol: NonNegative = 0.0
+    method: Literal["gradient", "nesterov"] = "gradient"
 
     sends: ClassVar[str] = "its personal model, cut to zeros, to its edge only"
 
-    def __post_init__(self) -> None:
-        require(self, lam1=None, lam2=None, lr1=None, lr2=None, beta=None, rho=None, floor=(0, 1))
-        require(self, gamma1=(0, 1e9), gamma2=(0, 1e9), gamma_low=(0, 1e9), gamma2_until=(0, 1e9))
-        require(self, edge_rounds=(1, 1e9), steps=(1, 1e9), batch=(1, 1e9))
-
     def server(self, me: Nodes, w: Rows) -> Rows:
-        edges = me.ask(self.edge, w, sample=self.sample)
-        return torch.lerp(w, edges.mean(), self.beta)
+        w_i = me.ask(self.edge, w, sample=self.sample)
+        return torch.lerp(w, w_i.mean(), self.beta)
 
     def edge(self, me: Nodes, w: Rows) -> Rows:
         phi = w
-        gamma2 = self.upper(me.round)
+        l1 = self.l1_of_w.term(me.round)
         for _ in range(self.edge_rounds):
-            theta = me.ask(self.device, phi, sample=self.device_sample).mean()
-            phi = torch.lerp(w, theta, self.lam1 / (self.lam1 + self.lam2))  # the mean of both, weighted by lam2 and lam1
-            w = descend(w, torch.zeros_like, prox=(self.lam2, phi), l1=(gamma2, self.width), steps=1, lr=self.lr1)
+            theta = me.ask(self.device, phi, sample=self.device_sample)
+            phi = torch.lerp(w, theta.mean(), self.lam1 / (self.lam1 + self.lam2))  # (10)
+            w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=l1,
+                        steps=1, lr=self.lr1)  # (11)  # fmt: skip
         me.keep("edge", phi)
         return me.keep("edge_global", w)
 
     def device(self, me: Nodes, phi: Rows) -> Rows:
-        start = me.recall("personal", default=phi, since=me.round)  # warm within a round
-        theta = descend(start, me.grad(me.batch(self.batch)), prox=(self.lam1, phi), l1=(self.sparsity(me, phi), self.width),
-                        steps=self.steps, lr=self.lr2)  # fmt: skip
+        theta = me.recall("personal", default=phi, since=me.round)  # warm within a round
+        gradient = me.grad(me.batch(self.batch))  # (7)
+        l1 = self.l1_of_theta.term_of(me, phi, kept="_gamma1")
+        theta = descend(theta, gradient, prox=(self.lam1, phi), l1=l1, steps=self.steps,
+                        lr=self.lr2, tol=self.tol or None, method=self.method)  # (8)  # fmt: skip
         return me.keep("personal", theta)
+
+    @property
+    def l1_of_theta(self) -> L1:
+        """The penalty of a device's personal model."""
+        return L1(self.gamma1, self.rho, lr=self.lr2, lam=self.lam1, kind=self.l1,
+                  floor=self.floor, low=self.gamma_low)  # fmt: skip
+
+    @property
+    def l1_of_w(self) -> L1:
+        """The penalty of an edge's w_i, whose ties have the curvature lam by (10) and (11)."""
+        lam = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
+        return L1(self.gamma2, self.rho, lr=self.lr1, lam=lam, kind=self.l1,
+                  until=self.gamma2_until, cut_after=self.cut_after)  # fmt: skip
+
+    def cut(self, tier: str, round: int = 0) -> float | None:
+        l1 = self.l1_of_theta if tier == "device" else self.l1_of_w
+        return l1.cut(round)
 
     def above(self) -> str:
         return "edge"
@@ -81,27 +119,73 @@ class SFedHP(Algorithm):
             theta = self.device(me, w)
         return theta
 
-    def sparsity(self, me: Nodes, phi: Rows) -> float | Rows:
-        """gamma1 of each device, decided at its first step of a round: low while its last personal model is below the floor."""
-        if self.floor is None:
-            return self.gamma1
-        last, cut = me.recall("personal", default=phi), self.cut("device")
-        now = smooth_l1.floored(self.gamma1, last, threshold=cut, floor=self.floor, low=self.gamma_low)
-        return me.keep("_gamma1", me.recall("_gamma1", default=now, since=me.round))
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
+        curve1, curve2 = self._curves()
+        total = self.steps * self.edge_rounds
+        yield from inner_step(
+            self.lr2, self.lam1, loss,
+            steps=self.steps, total=total, curve=curve1, names=("lr2", "lam1"),
+        )  # fmt: skip
+        if self.l1 == "smooth":
+            names = ("lr2", "lam1", "gamma1")
+            yield from smooth_l1_cycle(self.lr2, self.lam1, self.gamma1, self.rho, L=loss.L, names=names)
+            names = ("lr1", "lam_bar", "gamma2")
+            yield from smooth_l1_cycle(self.lr1, both, self.gamma2, self.rho, names=names)
+        largest = envelope_bound(self.lr1 * both, both)
+        why = "L < 2 lam_bar/(lr1 lam_bar - 2)"
+        yield from outer_step(self.lr1, both, names=("lr1", "lam_bar"), largest=largest, why=why)
+        moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
+        yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
+        yield Round(self._excess)
+        yield from self._theorems(loss, curve1, self.lam2 + curve2)
 
-    def upper(self, round: int) -> float:
-        """gamma2, which ends with its rounds."""
-        return 0.0 if self.gamma2_until is not None and round >= self.gamma2_until else self.gamma2
+    def _curves(self) -> tuple[float, float]:
+        """What the smooth l1 of theta and of w adds to the curvature near zero."""
+        if self.l1 == "smooth":
+            return self.gamma1 / self.rho, self.gamma2 / self.rho
+        return 0.0, 0.0
 
-    @property
-    def width(self) -> float:
-        """The rho of `descend`, where 0 means a soft threshold."""
-        return self.rho if self.l1 == "smooth" else 0.0
+    def _excess(self, h: Vector) -> Vector:
+        w = phi = theta = np.zeros_like(h)
+        steps = power(self.lr2, self.lam1, h, self.steps)
+        for _ in range(self.edge_rounds):
+            theta = descended(theta, steps, (self.lam1 * phi - h) / (h + self.lam1))
+            phi = (self.lam1 * theta + self.lam2 * w) / (self.lam1 + self.lam2)
+            w = w - self.lr1 * self.lam2 * (w - phi)
+        return self.beta * w
 
-    def cut(self, tier: str, round: int = 0) -> float | None:
-        if tier == "device":
-            return smooth_l1.threshold(rho=self.rho, lr=self.lr2, gamma=self.gamma1, lam=self.lam1)
-        if self.cut_after == "off" and self.upper(round) == 0:
-            return None
-        lam = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
-        return smooth_l1.threshold(rho=self.rho, lr=self.lr1, gamma=self.gamma2, lam=lam)
+    def _theorems(self, loss: Loss, curve1: float, smooth: float) -> Iterator[Statement]:
+        """Theorem 1 with both links of its chain; Theorem 3 with lam at least the root."""
+        lam1, lam2 = self.lam1, self.lam2
+        double = least = None
+        if loss.L is not None:
+            double = 2 * (loss.L + curve1)
+            least = math.sqrt(16 * (loss.L + curve1) ** 2 + 1)
+        first = exceeds(f"lam1 = {lam1:g}", lam1, "2 (L + gamma1/rho)", double)
+        second = (f"lam2 = {lam2:g} > 2 lam1 = {2 * lam1:g}", lam2 > 2 * lam1)
+        numbers = {"gamma1/rho": curve1, "L_F": smooth}
+        yield theorem("Theorem 1 of sFedHP", [first, second], numbers, "a convex loss needs neither")
+        lam, scale = lam1 * lam2 / math.hypot(lam1, lam2), self.beta * self.edge_rounds
+        bound = min(1 / (588 * smooth * lam**2), self.beta / (2 * smooth)) / scale
+        wide = at_least_of(f"lam = {lam:.4g}", lam, "sqrt(16 (L + gamma1/rho)^2 + 1)", least)
+        numbers = {"lam": lam, "largest lr1": bound}
+        yield theorem("Theorem 3 of sFedHP", [wide, at_most("lr1", self.lr1, bound)], numbers)
+        if loss.mu:
+            strong = 1 / (1 / loss.mu + 1 / lam1 + 1 / lam2)
+            ratio = smooth / (strong * self.beta)
+            bound = min(1 / strong, 1 / (3 * smooth * (3 + 128 * ratio))) / scale
+            numbers = {"largest lr1": bound, "mu_F": strong}
+            yield theorem("Theorem 2 of sFedHP", [at_most("lr1", self.lr1, bound)], numbers)
+
+    def levers(self, L: float) -> Levers:
+        both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
+        through = envelope(self.lam1, self.lam2, L)
+        best = HALFWAY * min(1 / through, 1 / envelope(self.lam1, self.lam2))
+        moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
+        halfway = "as lam1: an edge stands halfway between its devices and the server"
+        return Levers(
+            steps=(Step("lr2", self.lam1, "lam1"),),
+            uppers=(Upper("lr1", best, both, moves, "its devices"),),
+            penalties=(Tie("lam1", alike={"lam2": halfway}),),
+        )

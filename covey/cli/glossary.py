@@ -27,12 +27,14 @@ SHARED = {
     "lam": "pull of the personal model towards the model above it (lambda)",
     "local_rounds": "times that a device updates personal and local model in one round",
     "lr": "step size of the local steps",
+    "method": "how the inner steps are taken: by gradient descent, or with Nesterov's momentum",
     "personal_lr": "step size of the personal model",
     "personal_steps": "gradient steps of the personal model or layers in one round",
     "rho": "width of the smoothed l1 norm around zero",
     "sample": 'how many children the server asks; a fraction is a share of them, "none" all',
     "sigma": "how sharply weights fall with the distance of models",
     "steps": "gradient steps of a device in one round",
+    "tol": "norm of the gradient at which a device ends its inner steps early; 0 takes them all",
     "weight": "whether answers count alike, or by their number of training examples",
     "weight_decay": "factor of the weights themselves in every gradient",
 }
@@ -217,7 +219,7 @@ def kind_of(annotation: Any) -> str:
 
 
 _FOR_TOOLS = ("fmt:", "noqa", "type:", "pragma:")
-_FIELD = re.compile(r"^ {4}(\w+)\s*:[^#]*#\s*(.+)$", re.M)
+_FIELD = re.compile(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+)$", re.M)
 
 
 def _comments(make: object) -> dict[str, str]:

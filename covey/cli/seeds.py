@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 import covey
 from covey.cli import recover
@@ -115,6 +116,7 @@ class Seeds:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
         folders = [self.folders[seed] for seed in seeds]
         runs = self._build(seeds, folders)
+        self.console.print(f"engine: {escape(runs.engine['sentence'])}", highlight=False)
         for note in runs.notes:
             self._note(note)
         for run, folder in zip(runs.seeds, folders, strict=True):

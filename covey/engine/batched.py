@@ -35,8 +35,10 @@ class Known:
     folded: bool | None = None
 
 
-def chain(space: Space, axes: int, *, alone: bool) -> Step | None:
-    """The pass through nested Sequentials of known layers for examples of so many axes, or None if it is anything else.
+def chain(space: Space, axes: int, *, alone: bool) -> Step | str:
+    """The pass through nested Sequentials of known layers for examples of so many axes.
+
+    For any other module, the reason why there is no such pass.
 
     With `alone`, rows will come one at a time, so that nothing need be done to keep their bits apart.
     """
@@ -47,7 +49,7 @@ def chain(space: Space, axes: int, *, alone: bool) -> Step | None:
         own = {key: slots.get(f"{name}{key}", -1) for key, _ in layer.named_parameters(recurse=False)}
         known = None if -1 in own.values() else _known(layer, own, axes, alone)
         if known is None:
-            return None
+            return _unknown(name, layer)
         swaps = folded and before is nn.ReLU and type(layer) in _MAX_POOLS
         if known.folded not in (None, folded):
             steps += [_unfold] if folded else [_fold, _channels_last] if alone else [_fold]
@@ -67,6 +69,16 @@ def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
             pair for name, child in module._modules.items() if child is not None for pair in layers(child, f"{prefix}{name}.")
         ]
     return [(prefix, module)]
+
+
+def _unknown(name: str, layer: nn.Module) -> str:
+    """Why a layer has no step; only the whole model has no name."""
+    kind = type(layer).__name__
+    if not name:
+        return f"{kind} is not an nn.Sequential of known layers"
+    if type(layer) in (*_NOTHING, *_ELEMENTWISE, *_BUILDERS):
+        return f"{kind} is used in a way that is not known"
+    return f"{kind} is not a known layer"
 
 
 def _run(steps: list[Step]) -> Step:

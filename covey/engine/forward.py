@@ -24,6 +24,7 @@ class Forward:
 
     path: str
     apply: Step
+    unknown: str | None = None  # why the model is not made of known layers
 
     def __call__(self, parameters: list[Tensor], x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]; `parameters` are the slots' views, in the order of the space."""
@@ -37,9 +38,13 @@ def forward(space: Space, example: torch.Size, device: str = "cpu") -> Forward:
     """The fastest pass that is exact for this module on examples of this shape, on this type of device."""
     each = device == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in space.module.modules())
     steps = chain(space, len(example), alone=each)
+    unknown = steps if isinstance(steps, str) else None
     if each:
-        return Forward("each", _each(_alone(space) if steps is None else steps))
-    return Forward("vmap", _vmapped(space)) if steps is None else Forward("batched", steps)
+        one = _alone(space) if isinstance(steps, str) else steps
+        return Forward("each", _each(one), unknown)
+    if isinstance(steps, str):
+        return Forward("vmap", _vmapped(space), unknown)
+    return Forward("batched", steps)
 
 
 def _each(one: Step) -> Step:

@@ -10,25 +10,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from covey.engine import rowwise
+from covey.engine import in_place, rowwise
 from covey.engine.layout import Space
-from covey.engine.objective import Terms
+from covey.engine.objective import DataLoss, Terms
 from covey.engine.stack import Stack
 from covey.types import Rows
 
 LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
 
 
-def fits(stack: Stack, space: Space, terms: Terms, batch: int) -> bool:
-    """Whether steps on such a batch can be factored, and the batch is small enough for it."""
-    inputs = space.slots[stack.layers[0].weight].shape[1]
-    quadratic = terms.l1 is None and terms.linear is None and terms.mask is None and terms.part is None
-    return quadratic and 2 * batch <= inputs
+def unfit(loss: DataLoss, terms: Terms) -> str | None:
+    """Why steps on this loss cannot be factored, whoever computes them; None if they can."""
+    task = loss.task
+    if isinstance(task.stack, str):
+        return task.stack
+    if loss.one is None:
+        return "not all steps have the same batch"
+    if terms.l1 is not None:
+        return "an l1 term is set"
+    if terms.linear is not None:
+        return "a linear term is set"
+    if terms.mask is not None:
+        return "a mask is set"
+    if terms.part is not None:
+        return "only a part of the columns moves"
+    inputs = task.space.slots[task.stack.layers[0].weight].shape[1]
+    if 2 * loss.one.examples.shape[1] > inputs:
+        return "the batch has more than half as many examples as the model has inputs"
+    return None
 
 
-def pays(stack: Stack, space: Space, terms: Terms, batch: int) -> bool:
-    """Whether these steps can be factored, and whether it is worth it."""
-    return fits(stack, space, terms, batch) and terms.longest >= LEAST_STEPS
+def refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+    """Why these steps are not factored here; None if they can be and it is worth it."""
+    reason = unfit(loss, terms) or in_place.refusal(loss, start, terms)
+    if reason is None and terms.longest < LEAST_STEPS:
+        return f"a batch has fewer than {LEAST_STEPS} steps"
+    return reason
+
+
+def run(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+    """The rows after `terms.steps` plain steps on one batch."""
+    task, one = loss.task, loss.one
+    assert one is not None
+    assert not isinstance(task.stack, str)
+    assert not isinstance(terms.lr, Tensor)
+    return descend(task.stack, task.space, start, one.x, one.y, one.weight, terms=terms, lr=terms.lr, l2=task.l2)
 
 
 def descend(

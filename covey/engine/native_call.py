@@ -12,13 +12,13 @@ from torch import Tensor
 from covey import native
 from covey.engine import gram
 from covey.engine.layout import Space
-from covey.engine.objective import Terms
+from covey.engine.objective import DataLoss, Gradient, Terms
 from covey.engine.stack import Stack
 from covey.errors import ProgramError
 from covey.types import Rows
 
 if TYPE_CHECKING:
-    from covey.engine.task import Batch
+    from covey.engine.batches import Batch
 
 _SCORED = 48  # examples that meet a model together when it is scored
 _AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
@@ -36,9 +36,19 @@ class Kernel:
     y: Tensor
 
     def descend(
-        self, start: Rows, batch_of: Callable[[int], Batch], terms: Terms, *, l2: float, one: Batch | None = None
+        self,
+        start: Rows,
+        batch_of: Callable[[int], Batch],
+        terms: Terms,
+        *,
+        l2: float,
+        one: Batch | None = None,
+        factored: bool = False,
     ) -> Rows:
-        """Plain steps on mini-batches, all of them on `one` if that is given; then they are factored where that pays."""
+        """Plain steps on mini-batches, all of them on `one` if that is given.
+
+        Then they may be `factored`, for each row that takes enough steps.
+        """
         self._check(start)
         rows = torch.empty_like(start, memory_format=torch.contiguous_format)
         steps = _each(terms.steps, len(start), torch.int64)
@@ -48,7 +58,6 @@ class Kernel:
         work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
         work.loss = native.LOSSES.index(self.loss)
         if one is not None:
-            factored = gram.fits(self.stack, self.space, terms, one.examples.shape[1])
             work.factored = gram.LEAST_STEPS if factored else 0
             _run(work, [one], steps, start.dtype)
             return rows
@@ -79,19 +88,61 @@ class Kernel:
             )
 
 
-def takes(start: Rows, terms: Terms) -> bool:
-    """Whether the kernel is there and does what these terms ask for."""
-    plain = native.serves(start) and terms.method == "gradient" and terms.tol is None
-    mask, part = terms.mask, terms.part
-    if isinstance(terms.lr, Tensor) and terms.lr.ndim == 2 and terms.lr.shape[1] > 1:  # it knows step sizes by row alone
-        return False
-    return plain and (mask is None or mask.dtype == torch.bool) and (part is None or part.step in (None, 1))
+def refusal(gradient: Gradient, start: Rows, terms: Terms) -> str | None:
+    """Why the kernel cannot do what these terms ask for; None if it can."""
+    if not native.serves(start):
+        return "the native kernel does not take such rows"
+    if terms.method != "gradient":
+        return f"the method is {terms.method}"
+    if terms.tol is not None:
+        return "tol is set"
+    if isinstance(terms.lr, Tensor) and terms.lr.ndim == 2 and terms.lr.shape[1] > 1:
+        return "step sizes differ from column to column"
+    if terms.mask is not None and terms.mask.dtype != torch.bool:
+        return "the mask is not boolean"
+    if terms.part is not None and terms.part.step not in (None, 1):
+        return "the part that moves leaves out columns in between"
+    return None
 
 
-def without_data(start: Rows, terms: Terms) -> Rows:
+def data_refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+    """As `refusal`, for steps on mini-batches."""
+    task, one = loss.task, loss.one
+    if isinstance(task.native, str):
+        return task.native
+    if loss.all_examples:
+        return "each step takes the gradient of all examples"
+    if one is not None and (one.data[0] is not task.x or one.data[1] is not task.y):
+        return "the batch is of other examples than the task's"
+    if start.dtype != task.dtype:
+        return f"rows are {start.dtype}, but the examples {task.dtype}"
+    return refusal(loss, start, terms)
+
+
+def factored_refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+    """As `data_refusal`, for factored steps."""
+    return gram.unfit(loss, terms) or data_refusal(loss, start, terms)
+
+
+def on_batches(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+    """Plain steps on mini-batches."""
+    task = loss.task
+    assert isinstance(task.native, Kernel)
+    return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one)
+
+
+def factored(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+    """Plain steps on one batch, factored for each row that takes enough of them."""
+    task = loss.task
+    assert isinstance(task.native, Kernel)
+    return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one, factored=True)
+
+
+def without_data(gradient: Gradient, start: Rows, terms: Terms) -> Rows:
     """Plain steps on all terms but a data loss: one pass over the rows per step."""
     rows = torch.empty_like(start, memory_format=torch.contiguous_format)
-    arrays, steps = _arrays(start, terms), _each(terms.steps, len(start), torch.int64)
+    arrays = _arrays(start, terms)
+    steps = _each(terms.steps, len(start), torch.int64)
     work = _work(start, terms, arrays, 0.0)
     work.rows, work.steps, work.batches = rows.data_ptr(), steps.data_ptr(), 1
     native.descend(work, start.dtype)
@@ -121,12 +172,26 @@ def _work(start: Rows, terms: Terms, arrays: dict[str, Tensor], l2: float) -> na
     )  # fmt: skip
 
 
-def kernel(stack: Stack | None, space: Space, loss: object, x: Tensor, y: Tensor) -> Kernel | None:
-    """The kernel for a stack, where it is loaded and takes it."""
-    if stack is None or not isinstance(loss, str) or not native.serves(x) or len(stack.layers) > native.MOST_LAYERS:
-        return None
+def _absence(rows: Tensor) -> str:
+    """Why the kernel does not serve such rows."""
+    if not native.loaded():
+        return f"the native kernel is {native.status()}"
+    if rows.device.type != "cpu":
+        return f"the native kernel runs on a CPU, not on {rows.device.type}"
+    return f"the native kernel has no {str(rows.dtype).removeprefix('torch.')}"
+
+
+def kernel(stack: Stack | str, space: Space, loss: object, x: Tensor, y: Tensor) -> Kernel | str:
+    """The kernel for a stack, or the reason why there is none."""
+    if isinstance(stack, str):
+        return stack
+    assert isinstance(loss, str)
+    if not native.serves(x):
+        return _absence(x)
+    if len(stack.layers) > native.MOST_LAYERS:
+        return f"the model has more than {native.MOST_LAYERS} layers"
     if any(0 in space.slots[layer.weight].shape for layer in stack.layers):
-        return None
+        return "the model has a layer without units"
     table = []
     for layer in stack.layers:
         out, inputs = space.slots[layer.weight].shape

@@ -1,9 +1,10 @@
-"""What is added to the data loss in a descent."""
+"""What a descent minimises: a data loss, known by its gradient, and the terms added to it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -11,9 +12,57 @@ from torch import Tensor
 from covey.engine import smooth_l1
 from covey.types import Rows
 
+if TYPE_CHECKING:
+    from covey.engine.batches import Batch
+    from covey.engine.task import Task
+
+Gradient = Callable[[Rows], Rows]
 Coefficient = float | Tensor
-"""One number for all rows, or a column [n, 1]; a step size may also be a row [1, P], one for each parameter."""
+"""One number for all rows, or a column [n, 1]; a step size may also be a row [1, P]."""
 Method = Literal["gradient", "nesterov", "adam"]
+
+
+class NoData:
+    """The gradient where there is no data loss, as at an edge: zeros."""
+
+    def __call__(self, x: Rows) -> Rows:
+        return torch.zeros_like(x)
+
+    def __repr__(self) -> str:
+        return "NO_DATA"
+
+
+NO_DATA = NoData()
+"""Given to `descend` as the gradient, it moves the rows by the other terms alone."""
+
+
+class DataLoss:
+    """The gradient of a data loss whose examples the engine knows, for whole descents at once.
+
+    An interface; `me.grad` gives the one that programs use.
+    """
+
+    task: Task
+    all_examples: bool
+    """Whether every step takes the gradient of all examples, so that there are no batches."""
+    one: Batch | None
+    """The batch of every step, where they all have the same."""
+
+    def __call__(self, x: Rows) -> Rows:
+        """The gradient at x; the next call is of the next step."""
+        raise NotImplementedError
+
+    def begin(self, start: Rows, terms: Terms) -> None:
+        """Called before a descent from `start`."""
+        raise NotImplementedError
+
+    def batch_of(self, step: int) -> Batch:
+        """The batch of a step of the descent that has begun."""
+        raise NotImplementedError
+
+    def skip(self, steps: int) -> None:
+        """Called after a descent that took its steps without calling the gradient."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +100,9 @@ class Terms:
         if self.l1 is None or self.l1[1] > 0:
             return x
         soft = smooth_l1.soft(x, lr * self.l1[0])
-        return x + self._restrict(soft - x) if self.part is not None or self.mask is not None else soft
+        if self.part is None and self.mask is None:
+            return soft
+        return x + self._restrict(soft - x)
 
     def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
         """Which rows still move, [n, 1], of those that moved until now; None when all do."""
@@ -66,7 +117,9 @@ class Terms:
     @property
     def longest(self) -> int:
         """The most steps any row takes."""
-        return self.steps if isinstance(self.steps, int) else int(self.steps.max()) if self.steps.numel() else 0
+        if isinstance(self.steps, int):
+            return self.steps
+        return int(self.steps.max()) if self.steps.numel() else 0
 
     def moving(self, rows: Rows) -> Tensor | float:
         """How many weights move in all steps together, [n] or the same for all; with `tol`, at most."""
@@ -75,8 +128,9 @@ class Terms:
             weights = self.mask.expand(rows.shape)[:, self.part or slice(None)].sum(dim=1).double()
         elif self.part is not None:
             weights = float(len(range(*self.part.indices(rows.shape[1]))))
-        steps = self.steps.reshape(-1).to(rows.device).double() if isinstance(self.steps, Tensor) else self.steps
-        return weights * steps
+        if isinstance(self.steps, Tensor):
+            return weights * self.steps.reshape(-1).to(rows.device).double()
+        return weights * self.steps
 
     def _restrict(self, total: Rows) -> Rows:
         if self.mask is not None:

@@ -10,7 +10,9 @@ from torch import Tensor
 from covey.data import Part, Shards
 from covey.data.shards import SPLITS
 
-BLOCK, _BLOCK_STEP = 256, 32  # full passes go through blocks of at most so many examples, and of a multiple of so many
+BLOCK = 256
+"""Full passes go through blocks of at most so many examples."""
+_BLOCK_STEP = 32  # and of a multiple of so many
 
 
 def block_size(part: Part) -> int:
@@ -20,7 +22,9 @@ def block_size(part: Part) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Facts of all devices that bits of one device's results depend on; a node without their data is told them.
+    """Facts of all devices on which the bits of one device's results depend.
+
+    A node that does not hold everybody's examples is told them.
 
     `blocks` is how many examples of a part go through a model at once, `most_labels` the most
     classes that one device has. `offset` says by differences how many examples of a part each

@@ -92,25 +92,62 @@ class Stack:
                 bias.add_(total, alpha=scale) if keep else bias.copy_(total).mul_(scale)
 
 
-def stack(space: Space, loss: object, example: torch.Size) -> Stack | None:
-    """The stack of a module on examples of this shape, or None if it is anything else or its loss is the user's own."""
-    derivative = _DERIVATIVES.get(loss) if isinstance(loss, str) else None
-    names = {slot.name: i for i, slot in enumerate(space.slots)}
-    found: list[Layer] = []
+def stack(space: Space, loss: object, example: torch.Size) -> Stack | str:
+    """The stack of a module on examples of this shape, or the reason why it is none."""
+    if not isinstance(loss, str):
+        return "the loss is a function of your own"
+    chain = _chain(space, example)
+    if isinstance(chain, str):
+        return chain
+    if not chain or chain[-1].activation is not None:
+        return "the last layer is not Linear"
+    owned = {i for layer in chain for i in (layer.weight, layer.bias) if i is not None}
+    if len(owned) < len(space.slots):
+        return "the model has parameters outside its layers"
+    return Stack(tuple(chain), _DERIVATIVES[loss])
+
+
+def _chain(space: Space, example: torch.Size) -> list[Layer] | str:
+    """The linear layers in the order they run, or why the model is not made of these alone."""
+    slots = {slot.name: i for i, slot in enumerate(space.slots)}
+    chain: list[Layer] = []
     flat = len(example) == 1
     for name, module in layers(space.module):
-        if type(module) is nn.Linear and flat and f"{name}weight" in names and (module.bias is None or f"{name}bias" in names):
-            found.append(Layer(names[f"{name}weight"], names.get(f"{name}bias"), None))
-        elif type(module) in _ACTIVATIONS and found and found[-1].activation is None:
-            found[-1] = Layer(found[-1].weight, found[-1].bias, _ACTIVATIONS[type(module)])
-        elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1) and not found:
+        kind = type(module)
+        if type(module) is nn.Linear:
+            if not flat:
+                return f"Linear takes examples of shape {tuple(example)}, which are not flattened"
+            if not _owns(name, module, slots):
+                return "a Linear layer is frozen or stands twice"
+            chain.append(Layer(slots[f"{name}weight"], slots.get(f"{name}bias"), None))
+        elif kind in _ACTIVATIONS and chain and chain[-1].activation is None:
+            chain[-1] = Layer(chain[-1].weight, chain[-1].bias, _ACTIVATIONS[kind])
+        elif kind in _ACTIVATIONS:
+            return f"{kind.__name__} does not follow a Linear layer"
+        elif _flattens(module) and not chain:
             flat = True
         else:
-            return None
-    owned = {i for layer in found for i in (layer.weight, layer.bias) if i is not None}
-    if not derivative or not found or found[-1].activation is not None or len(owned) < len(space.slots):
-        return None
-    return Stack(tuple(found), derivative)
+            return _unknown(name, module)
+    return chain
+
+
+def _owns(name: str, module: nn.Linear, slots: dict[str, int]) -> bool:
+    """Whether weight and bias of a layer have slots under its own name."""
+    if f"{name}weight" not in slots:
+        return False
+    return module.bias is None or f"{name}bias" in slots
+
+
+def _flattens(module: nn.Module) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+
+
+def _unknown(name: str, module: nn.Module) -> str:
+    """Why a module is no layer of a stack; only the whole model has no name."""
+    kind = type(module).__name__
+    if not name:
+        return f"{kind} is not an nn.Sequential of Linear layers and activations"
+    return f"{kind} is a layer other than Linear and ReLU, Tanh or Sigmoid"
 
 
 def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:

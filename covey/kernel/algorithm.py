@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from covey.errors import ConfigError, ProgramError, TreeError, shown
+from covey.errors import ProgramError, TreeError
+from covey.kernel.advice import Levers, Loss, Statement, by_name, unstated
+from covey.kernel.fields import PerNode as PerNode
+from covey.kernel.fields import check, checked_first
+from covey.kernel.fields import require as require
 from covey.tree import Tree
 from covey.types import Rows
 
@@ -23,14 +24,12 @@ if TYPE_CHECKING:
 Program = Callable[..., Any]
 """A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers rows."""
 
-PerNode = float | Sequence[float]
-"""One number for all nodes of a tier, or a list with one for each."""
-
 
 class Algorithm(ABC):
     """The base of every algorithm file: a frozen dataclass with `server`, `device` and perhaps `edge` programs.
 
     `server(me, w)` receives the global rows and returns the new ones; the other programs run when they are asked for.
+    A field is checked against its annotation, such as `lr: Positive` (covey/kernel/fields.py).
     """
 
     sends: ClassVar[str]
@@ -47,6 +46,15 @@ class Algorithm(ABC):
     """Why its device programs run kernel by kernel on a GPU; None: captured where possible."""
     any_depth: ClassVar[bool] = False
     """Whether it runs on every tree, with as many tiers of edges as that has, or none."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__post_init__" in cls.__dict__:
+            setattr(cls, "__post_init__", checked_first(cls.__dict__["__post_init__"]))  # noqa: B010
+
+    def __post_init__(self) -> None:
+        """Check the fields; a subclass may add checks of its own, which come after these."""
+        check(self)
 
     @abstractmethod
     def server(self, me: Nodes, w: Rows) -> Rows:
@@ -102,6 +110,20 @@ class Algorithm(ABC):
         """
         return None
 
+    def advice(self, loss: Loss) -> Iterator[Statement]:
+        """What theory says of its steps and penalties on such losses; by default that nothing is stated.
+
+        See `covey.kernel.advice` and `covey.kernel.conditions` for the words. A subclass states its own.
+        """
+        yield unstated(type(self).__name__)
+
+    def levers(self, L: float) -> Levers:
+        """Which fields are steps and penalties, where the median device's loss has curvature `L`.
+
+        By default the fields called lr or something_lr are steps. A subclass states its own.
+        """
+        return by_name(self)
+
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""
         name, want = type(self).__name__, self.tiers()
@@ -117,59 +139,3 @@ class Algorithm(ABC):
         else:
             fix = "use a tree with these tiers, or `Nested`, which takes any depth"
         raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
-
-
-LARGEST = 1e30
-"""The largest size of a field's number, which a float32 still holds."""
-
-
-def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
-    """Raise unless all fields are of their types, finite and, where named, in [low, high].
-
-    None is above 0. Of a list, every entry has to be. Called from `__post_init__`, so that a wrong number is refused
-    where it is written.
-    """
-    hints = typing.get_type_hints(type(algorithm))
-    for field in fields(algorithm):
-        if not _fits(getattr(algorithm, field.name), hints[field.name]):
-            value, hint = getattr(algorithm, field.name), hints[field.name]
-            kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "").replace("collections.abc.", "")
-            owner = type(algorithm).__name__
-            raise ConfigError(f"{owner}: {field.name} = {shown(value)} must be {kind}.")
-        _check_numbers(f"{type(algorithm).__name__}: {field.name}", getattr(algorithm, field.name))
-    for name, bound in bounds.items():
-        value = getattr(algorithm, name)
-        for number in value if isinstance(value, list | tuple) else [value]:
-            low, high = bound if bound is not None else (0.0, float("inf"))
-            if number is None or (low <= number <= high and (bound is not None or number > 0)):
-                continue
-            rule = "above 0" if bound is None else f"between {low:g} and {high:g}"
-            owner = type(algorithm).__name__
-            raise ConfigError(f"{owner}: {name} = {shown(value)} must be {rule}.")
-
-
-def _check_numbers(name: str, value: Any) -> None:
-    """Raise if a number, or one in a list, cannot be computed with, or if a list is empty."""
-    if isinstance(value, list | tuple):
-        if not value:
-            raise ConfigError(f"{name} = [] is empty; give one value for all nodes, or one for each.")
-        for item in value:
-            _check_numbers(name, item)
-    # So written that NaN is refused, and that a whole number of any length can be compared.
-    elif isinstance(value, int | float) and not abs(value) <= LARGEST:
-        rule = f"must be a finite number, of size {LARGEST:g} at most"
-        raise ConfigError(f"{name} = {shown(value)} {rule}.")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of the plain type a field is annotated with; a whole number may stand for a float."""
-    inside = typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inside)
-    if typing.get_origin(hint) is typing.Literal:
-        return value in inside
-    if typing.get_origin(hint) is not None:  # Sequence, tuple
-        return isinstance(value, list | tuple) and all(_fits(item, inside[0]) for item in value)
-    if hint in (int, float):
-        return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint)

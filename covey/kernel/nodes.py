@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, Protocol, overload
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.engine.objective import Terms
+from covey.engine.objective import DataLoss, Terms
 from covey.engine.task import Batch, Batches, Predict, Tally, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
@@ -238,6 +238,17 @@ class Nodes:
             raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
         return task.constant(value)[self.local][:, None]
 
+    def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """The numbers k = 0, 1, ... of an inner loop, each with the nodes [n, 1] that still take part.
+
+        `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
+        The loop is as long as the longest; `ask(..., where=going)` lets only those ask who go on.
+        """
+        own = torch.as_tensor(self.own(count), device=self._runtime.task.device)
+        longest = count if isinstance(count, int) else max(count)
+        for k in range(longest):
+            yield k, own.expand(len(self), 1) > k
+
     @property
     def planned(self) -> Tensor:
         """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
@@ -406,62 +417,75 @@ class Nodes:
 
 
 _AHEAD = 64  # steps whose batches are drawn together at most; their examples are gathered one step at a time
+_OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
-class DataGradient:
-    """The gradient of the nodes' data loss, Rows -> Rows; `descend` hands it whole loops."""
+class DataGradient(DataLoss):
+    """The gradient of the nodes' data loss, Rows -> Rows; `descend` computes whole loops of it."""
 
     def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
-        self._me, self._batch, self._stream, self._call = me, batch, stream, call
+        self.task = me._runtime.task
+        self.all_examples = batch is None
+        self.one = batch if isinstance(batch, Batch) else None
+        self._me = me
+        self._batch = batch
+        self._stream = stream
+        self._call = call
         self._step = 0
         self._ahead: dict[int, Batch] = {}
         self._until = 0  # the step before which all are sure to be wanted
         self._counted = 0  # steps to come that are reckoned already
-        self._task = me._runtime.task
 
     def __call__(self, x: Rows) -> Rows:
-        if self._batch is None:
-            data = self._task.full_gradient(x, self._me.ids)
-        else:
-            data = self._task.gradient(x, self.batch(self._step))
+        data = self._data(x)
         self._step += 1
         if self._counted:
             self._counted -= 1
         else:
             self._me.worked(1, x.shape[1])
-        return data + self._task.l2 * x if self._task.l2 else data
+            self.task.solvers.setdefault("step by step", _OWN_STEPS)
+        return data + self.task.l2 * x if self.task.l2 else data
+
+    def _data(self, x: Rows) -> Rows:
+        if self.all_examples:
+            return self.task.full_gradient(x, self._me.ids)
+        return self.task.gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
         if self._batch is None:
-            product = self._task.full_hessian_product(x, self._me.ids, v)
+            product = self.task.full_hessian_product(x, self._me.ids, v)
         else:
-            product = self._task.hessian_product(x, self.batch(self._step), v)
+            product = self.task.hessian_product(x, self.batch(self._step), v)
         self._step += 1
         self._me.worked(2, 2 * x.shape[1])
-        return product + self._task.l2 * v if self._task.l2 else product
+        return product + self.task.l2 * v if self.task.l2 else product
 
-    def descend(self, start: Rows, terms: Terms) -> Rows | None:
-        """The whole loop in the engine, where it can."""
+    def begin(self, start: Rows, terms: Terms) -> None:
+        """Count the work of a descent, and refuse what batches in a cycle cannot do."""
         steps = terms.steps.reshape(-1) if isinstance(terms.steps, Tensor) else terms.steps
-        self._me.worked(steps, terms.moving(start) if self._me._runtime.counts_moved else 0.0)
+        moved = terms.moving(start) if self._me._runtime.counts_moved else 0.0
+        self._me.worked(steps, moved)
         self._counted = terms.longest
-        if self._batch is None:
-            return None
+        if self.all_examples:
+            return
         uneven = isinstance(terms.steps, Tensor) or terms.tol is not None
         if uneven and isinstance(self._batch, int) and self._me._runtime.batches == "cyclic":
             raise ConfigError(
                 'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
             )
-        if isinstance(terms.steps, Tensor):
+        if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
-        first, self._until = self._step, self._step + terms.longest
-        one = self._batch if isinstance(self._batch, Batch) else None
-        rows = self._task.descend(start, lambda step: self.batch(first + step), terms, one=one)
-        if rows is not None:
-            self._step += terms.longest
-            self._counted = 0
-        return rows
+        self._until = self._step + terms.longest
+
+    def batch_of(self, step: int) -> Batch:
+        """The batch of a step of the descent that has begun."""
+        return self.batch(self._step + step)
+
+    def skip(self, steps: int) -> None:
+        """The steps of the descent are taken, and were counted when it began."""
+        self._step += steps
+        self._counted = 0
 
     def batch(self, step: int) -> Batch:
         """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be asked for."""
@@ -474,6 +498,6 @@ class DataGradient:
         if step not in self._ahead:
             steps = range(step, max(step + 1, min(step + _AHEAD, self._until)))
             address = me.address(self._stream, self._call)
-            found = self._task.draw(address, me.there, self._batch, steps, local=me.local)
+            found = self.task.draw(address, me.there, self._batch, steps, local=me.local)
             self._ahead = dict(zip(steps, found, strict=True))
         return self._ahead[step]

@@ -1,4 +1,4 @@
-"""What came back from an `ask`: rows of many children, reduced per asker only once the weights are known."""
+"""What came back from an `ask`: rows of many children, reduced per asker once weights are known."""
 
 from __future__ import annotations
 
@@ -24,25 +24,30 @@ class Masked:
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """Rows that no codec and no cut may change: counts, scores, coins; float32 or float64, metered as such."""
+    """Rows that no codec and no cut may change: counts, scores, coins; float32 or float64."""
 
     rows: Rows
 
 
 Message = Rows | Masked | Exact | None
-"""What a program sends or answers: rows, some coordinates of rows, rows that must arrive unchanged, or nothing."""
+"""What a program sends: rows, some of their coordinates, rows that arrive unchanged, or nothing."""
 
 
 class Gathered(NamedTuple):
-    """Every answer on its own: its rows, the position of its asker, and the child's number among that asker's children."""
+    """Every answer on its own: its rows, its asker's position, and the number of the child there."""
 
     rows: Rows
     asker: Tensor
     child: Tensor
 
+    def into(self, table: Tensor) -> Tensor:
+        """A table [n, children, P] of every child's last answer, these now among them; changed in place."""
+        table[self.asker, self.child] = self.rows
+        return table
+
 
 def exact(rows: Rows) -> Exact:
-    """Rows that travel as they are: 4 bytes a number in float32, 8 in float64; links carry no other type."""
+    """Rows that travel as they are: 4 bytes a number in float32, 8 in float64."""
     return Exact(rows)
 
 
@@ -50,14 +55,15 @@ def exact(rows: Rows) -> Exact:
 class Deferred:
     """Answers of some children that still lie elsewhere, as bytes or on a disk; `read` gives them.
 
-    Every reduction reads them once, one part after the other. `masked` says whether they have masks.
+    Every reduction reads them once, one part after the other. `masked` says whether they have
+    masks.
     """
 
     read: Callable[[], Message]
     masked: bool = False
 
 
-_MIXED = "some of the answers have masks and others have none; answer with or without one everywhere."
+_MIXED = "some of the answers have masks and others have none; give all of them one, or none."
 
 
 class _Part(NamedTuple):
@@ -76,7 +82,8 @@ class Replies:
     `sums`, `mean` and `total` need a number or a sum per asker, and only `gather` needs the answers
     themselves: these are the only points at which nodes on several machines communicate.
 
-    >>> replies = Replies(torch.tensor([[1.0], [3.0], [10.0]]), asker=torch.tensor([0, 0, 1]), askers=2)
+    >>> rows, asker = torch.tensor([[1.0], [3.0], [10.0]]), torch.tensor([0, 0, 1])
+    >>> replies = Replies(rows, asker=asker, askers=2)
     >>> replies.mean().tolist()
     [[2.0], [10.0]]
     """
@@ -119,7 +126,7 @@ class Replies:
 
     @cached_property
     def _even(self) -> int:
-        """How many answered each asker, where all got the same number and more than none; else 0."""
+        """How many answered each asker if all got the same number, else 0."""
         least = int(self.count.min()) if self._askers else 0
         return least if least > 0 and least == int(self.count.max()) else 0
 
@@ -150,7 +157,10 @@ class Replies:
         return total, scale
 
     def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
-        """The mean of the answers per asker; `default` where nobody (or, with masks, nobody for a coordinate) answered."""
+        """The mean of the answers per asker; `default` where nobody answered.
+
+        With masks, also where nobody sent a coordinate.
+        """
         if weight is not None and not weight._parts:
             weight = None
         if not self._masked and weight is None:
@@ -158,7 +168,8 @@ class Replies:
         total, scale = self.sums(weight)
         if default is None:
             if bool((scale == 0).any()):
-                raise ProgramError("the mean of no answers: nobody was asked, or nobody sent a coordinate; give default=.")
+                reason = "nobody was asked, or nobody sent a coordinate"
+                raise ProgramError(f"the mean of no answers: {reason}; give default=.")
             return total / scale
         return torch.where(scale == 0, default, total / torch.where(scale == 0, 1, scale))
 
@@ -178,12 +189,14 @@ class Replies:
     def gather(self) -> Gathered:
         """All answers, unreduced; for attention, medians, clustering."""
         if self._child is None:
-            raise ProgramError("these replies do not say which child sent them, so they cannot be gathered.")
+            reason = "these replies do not say which child sent them"
+            raise ProgramError(f"{reason}, so they cannot be gathered.")
         return Gathered(self._all_rows(), self._asker, self._child)
 
     def _check_answers(self) -> None:
         if not self._parts:
-            raise ProgramError("the program that was asked answers None, so there is nothing to reduce.")
+            reason = "the program that was asked answers None"
+            raise ProgramError(f"{reason}, so there is nothing to reduce.")
 
     def _all_rows(self) -> Rows:
         """All answers in one tensor, which is held from now on."""
@@ -202,8 +215,8 @@ class Replies:
         """One number for each of `count` answers, [count, 1]."""
         rows = self._all_rows()
         if rows.shape[1:] != (1,) or len(rows) != count:
-            shape = tuple(rows.shape)
-            raise ProgramError(f"weights of shape {shape} for {count} answers; answer one number per node, [n, 1].")
+            have = f"weights of shape {tuple(rows.shape)} for {count} answers"
+            raise ProgramError(f"{have}; answer one number per node, [n, 1].")
         return rows
 
     def _read_parts(self) -> Iterator[_Part]:
@@ -220,7 +233,8 @@ class Replies:
             start = where.stop
             del rows, mask  # before the next one is read
         if where.stop != len(self._asker):
-            raise ProgramError(f"{where.stop} answers came, or more, but {len(self._asker)} children were asked.")
+            asked = len(self._asker)
+            raise ProgramError(f"at least {where.stop} answers, but {asked} children were asked.")
 
     def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
         """Sums of what `terms` makes of each part.

@@ -22,9 +22,10 @@ from covey.types import Rows
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Where a message goes: the link's name, direction and lane, and for each row its number of receivers and its tree.
+    """Where a message goes: the link's name, direction and lane.
 
-    `heard` is told how long the message of every row is, in bytes; it waits for a GPU.
+    Each row has its number of receivers, `copies`, and the number of its tree. `heard` is told how
+    long the message of every row is, in bytes; it waits for a GPU.
     """
 
     key: Key
@@ -35,7 +36,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """One message per row: how many values were sent of how many, and how long that is, where the values decide it."""
+    """One message per row: how many values it sends, and its length if only the values decide it."""
 
     route: Route
     codec: Codec
@@ -49,13 +50,15 @@ class _Entry:
     @property
     def kind(self) -> tuple[object, ...]:
         """What messages that are counted together have in common."""
-        return (self.route.key, id(self.codec), self.width, self.size, self.masked, self.exact, self.lengths is None)
+        facts = (self.width, self.size, self.masked, self.exact, self.lengths is None)
+        return (self.route.key, id(self.codec), *facts)
 
 
 class Ledger:
     """What has crossed links and is not yet in the meters, one for each tree of a run.
 
-    The counts stay on the device that made them until `settle` reads all at once: a GPU that is asked after every message waits.
+    The counts stay on the device that made them until `settle` reads all at once: a GPU that is
+    asked after every message waits.
     """
 
     def __init__(self, meters: Sequence[Meter]) -> None:
@@ -66,8 +69,9 @@ class Ledger:
         """Messages that have crossed."""
         self._entries.append(entry)
         if entry.route.heard is not None:
-            facts = entry.width, entry.size, entry.masked
-            lengths = _lengths(entry.codec, entry.sent, *facts) if entry.lengths is None else entry.lengths
+            lengths = entry.lengths
+            if lengths is None:
+                lengths = _lengths(entry.codec, entry.sent, entry.width, entry.size, entry.masked)
             entry.route.heard(lengths.cpu())
 
     def clear(self) -> None:
@@ -77,7 +81,8 @@ class Ledger:
     def settle(self) -> None:
         """Everything into the meters, messages of one kind together."""
         sent = _read([entry.sent for entry in self._entries])
-        lengths = iter(_read([entry.lengths for entry in self._entries if entry.lengths is not None]))
+        measured = [entry.lengths for entry in self._entries if entry.lengths is not None]
+        lengths = iter(_read(measured))
         groups: dict[tuple[object, ...], list[tuple[_Entry, Tensor, Tensor | None]]] = {}
         for entry, counts in zip(self._entries, sent, strict=True):
             known = None if entry.lengths is None else next(lengths)
@@ -88,14 +93,18 @@ class Ledger:
 
     def _count(self, group: list[tuple[_Entry, Tensor, Tensor | None]]) -> None:
         entry = group[0][0]
-        copies, tree = (torch.cat([getattr(e.route, name) for e, _, _ in group]) for name in ("copies", "tree"))
+        copies = torch.cat([each.route.copies for each, _, _ in group])
+        tree = torch.cat([each.route.tree for each, _, _ in group])
         sent = torch.cat([counts for _, counts, _ in group])
         known = [lengths for _, _, lengths in group if lengths is not None]
         facts = entry.width, entry.size, entry.masked
         lengths = torch.cat(known) if known else _lengths(entry.codec, sent, *facts)
-        numbers = torch.stack([lengths, _lengths(CODECS["dense"], sent, *facts), sent, torch.ones_like(sent)]) * copies
-        totals = torch.zeros(len(self._meters), 4, dtype=torch.int64).index_add_(0, tree, numbers.t())
-        for meter, (length, dense, nonzeros, messages) in zip(self._meters, totals.tolist(), strict=True):
+        dense_lengths = _lengths(CODECS["dense"], sent, *facts)
+        numbers = torch.stack([lengths, dense_lengths, sent, torch.ones_like(sent)]) * copies
+        totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
+        totals.index_add_(0, tree, numbers.t())
+        for meter, total in zip(self._meters, totals.tolist(), strict=True):
+            length, dense, nonzeros, messages = total
             if messages:
                 values = 0 if entry.exact else entry.width * messages
                 meter.count(*entry.route.key, Traffic(length, messages, values, nonzeros, dense))
@@ -121,7 +130,7 @@ _NOTHING = torch.zeros(0, dtype=torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """What the senders of some rows lost in earlier messages of this kind, and where they remember it."""
+    """The residual: what the senders lost in earlier messages of this kind, and where they keep it."""
 
     recall: Callable[[Rows], Rows]  # what is left over, given zeros where nothing is
     keep: Callable[[Rows], None]
@@ -141,7 +150,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a link: what it does to model rows, and the ledger that counts what is really encoded.
+    """One direction of a link: what it does to model rows, and the ledger that counts their bytes.
 
     A simulator calls `send`, which makes no bytes. Nodes that share no memory call `pack`, `count`
     and, on the other side, `unpack`: together they do the same to the bit.
@@ -160,7 +169,10 @@ class Link:
         keys: Callable[[], Tensor] | None = None,
         memory: Memory | None = None,
     ) -> Message:
-        """What the receivers get. `reference` is what came down to those who send now, `keys` the addresses of their draws."""
+        """What the receivers get.
+
+        `reference` is what came down to those who send now, `keys` the addresses of their draws.
+        """
         if message is None:
             return None
         if isinstance(message, Exact):
@@ -179,7 +191,7 @@ class Link:
         keys: Callable[[], Tensor] | None = None,
         memory: Memory | None = None,
     ) -> Packed:
-        """The bytes that the senders of some rows put on the link; the arguments are those of `send`."""
+        """The bytes that the senders of rows put on the link; the arguments are those of `send`."""
         if message is None:
             return Packed(NOTHING, ())
         check_rows(message if isinstance(message, Tensor) else message.rows, None, ndim=2)
@@ -235,7 +247,7 @@ class Link:
         keys: Callable[[], Tensor] | None,
         memory: Memory | None,
     ) -> _Sent:
-        """What the sender does to model rows: cut, difference, what was lost before, the largest, the codec."""
+        """What the sender does: cut, difference, residual, the largest entries, the codec."""
         wire, mask = self.wire, None
         rows = message
         if isinstance(message, Masked):
@@ -263,7 +275,7 @@ class Link:
         return _Sent(chosen, mask, addresses, arriving, count, added)
 
     def _entry(self, route: Route, sent: _Sent) -> _Entry:
-        """What the ledger counts of model rows; their length only where the number of values does not decide it."""
+        """What the ledger counts of model rows; their lengths only if counts do not decide them."""
         codec, rows, masked = self.wire.codec, sent.arriving, sent.mask is not None
         width, size = rows.shape[1], rows.element_size()
         lengths = None
@@ -279,7 +291,7 @@ class Link:
 
 
 _EXACT = CODECS["dense"]
-"""How rows travel that no codec may change: a header, and little-endian numbers of their own type."""
+"""How rows travel that no codec may change: a header, then little-endian numbers."""
 
 
 def _lost(lost: Rows, mask: Tensor | None, memory: Memory) -> Rows:

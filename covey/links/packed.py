@@ -33,9 +33,10 @@ class Schema:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise DecodeError(f"a message of kind {self.kind!r}, expected one of {', '.join(KINDS)}.")
+            kinds = ", ".join(KINDS)
+            raise DecodeError(f"a message of kind {self.kind!r}, expected one of {kinds}.")
         if self.dtype not in TYPES:
-            raise DecodeError(f"a message of {self.dtype}, but links carry float32 and float64 only.")
+            raise DecodeError(f"a message of {self.dtype}, but links carry float32 and float64.")
         if type(self.width) is not int or not 0 <= self.width <= WIDEST:
             raise DecodeError(f"a message of rows {self.width!r} wide, expected 0 to {WIDEST}.")
 

@@ -15,7 +15,8 @@ from covey.data import Shards
 from covey.engine.layout import private_default
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
-from covey.kernel.algorithm import LARGEST, Algorithm
+from covey.kernel.algorithm import Algorithm
+from covey.kernel.fields import LARGEST
 from covey.tree import Tree
 from covey.wireless import Radio
 

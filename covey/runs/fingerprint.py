@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from covey.codecs import codec
+from covey.data import Shards
 from covey.engine.layout import Space
 from covey.engine.task import Loss
 from covey.installed import declared
@@ -41,12 +42,24 @@ def of(experiment: Experiment) -> dict[str, str]:
 
     The data comes before what follows from it: the model's shapes, the loss, the tree.
     """
+    out: dict[str, str] = {}
+    for name, fact in program_fingerprint(experiment).items():
+        if name == "model":
+            out |= data_fingerprint(experiment.data)
+        out[name] = fact
+    return out
+
+
+def program_fingerprint(experiment: Experiment) -> dict[str, str]:
+    """What every node of a run must have in common: the algorithm, the model, the settings.
+
+    It says nothing of the examples, so nodes that hold different ones can compare it.
+    """
     algorithm = type(experiment.algorithm)
     tree = experiment.tree
     out = {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
-    out["data"] = experiment.data.fingerprint()
     out["model"] = _model(experiment.model, experiment.private)
     out["initial"] = _digest(experiment.initial())
     out["loss"] = _loss(experiment.loss)
@@ -55,6 +68,11 @@ def of(experiment: Experiment) -> dict[str, str]:
     if experiment.radio is not None:
         out["radio"] = str(experiment.radio)
     return out
+
+
+def data_fingerprint(shards: Shards) -> dict[str, str]:
+    """What a node holds: the examples in these shards, be they everybody's or those of one device."""
+    return {"data": shards.fingerprint()}
 
 
 def describe(value: Any) -> str:

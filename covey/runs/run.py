@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from covey.engine.sentence import sentence, solvers
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
@@ -145,6 +146,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             "parameters": task.space.width,
             "device": str(task.device),
             **self.runtime.report(),
+            "sentence": sentence(task),
+            **solvers(task),
         }
         if self.experiment.algorithm.hessians:
             out["hessian"] = "exact, by autograd"

@@ -14,15 +14,13 @@ point of slack. A new file in `covey/algorithms` is held to all of it without an
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import covey
-from covey import Algorithm, Experiment, Tree, algorithms, data, models
-from covey.algorithms import FedAvg, FineTune
+from covey import Algorithm, Experiment, Tree, data, models
+from covey.algorithms import ALGORITHMS, FedAvg, FineTune
 
 ROUNDS = 60
 ONE_MODEL = ("FedAvg", "FedProx", "Scaffold", "HierFAVG")
@@ -73,11 +71,8 @@ WORLDS = {
 
 
 def found() -> Iterator[type[Algorithm]]:
-    """Every algorithm defined in a module of `covey.algorithms`."""
-    for info in pkgutil.iter_modules(algorithms.__path__, "covey.algorithms."):
-        for value in vars(importlib.import_module(info.name)).values():
-            if isinstance(value, type) and issubclass(value, Algorithm) and value.__module__ == info.name:
-                yield value
+    """Every algorithm of covey, in the order of their files."""
+    yield from ALGORITHMS.values()
 
 
 def scores(algorithm: Algorithm, world: World, seed: int, rounds: int = ROUNDS, **changes: Any) -> Scores:

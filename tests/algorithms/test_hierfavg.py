@@ -6,6 +6,7 @@ from quadratics import EXACT, SMALL, Device, W, both, deviation, kept, mean, pla
 
 from covey import Tree
 from covey.algorithms import HierFAVG
+from tests.peek import Asks
 
 TREE = Tree.grouped([1, 3])
 
@@ -33,9 +34,10 @@ def test_one_edge_and_one_of_its_devices_a_round_by_hand() -> None:
     tree, w = Tree.grouped([2, 2]), W
     algorithm = HierFAVG(sample=1, device_sample=1, edge_rounds=2, steps=1, lr=0.1, batch=None, weight="samples")
     run, edges, both = start(algorithm, SMALL, tree, w=W, rounds=6), {}, set()
+    asks = Asks(run)
     for record in run:
         (edge,) = record.cohorts["edge"]
-        for (device,) in (ids.tolist() for ids in run.runtime.cohorts["device"]):  # drawn anew each edge round
+        for (device,) in asks.of("device"):  # drawn anew each edge round
             w = w - 0.1 * SMALL[device].grad(w)
             assert device // 2 == edge
         edges[edge] = w

@@ -26,6 +26,7 @@ from quadratics import (
 
 from covey import Tree
 from covey.algorithms import HierFAVG, PerMFL
+from tests.peek import Asks
 
 LAM, GAMMA, BETA = 0.8, 1.2, 0.5
 GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
@@ -75,16 +76,17 @@ def test_sampled_teams_and_devices_by_hand() -> None:
     algorithm = PerMFL(lam=LAM, gamma=GAMMA, beta=BETA, lr=0.1, steps=2, edge_lr=0.2, edge_rounds=3, batch=None,
                        sample=1, device_sample=2)  # fmt: skip
     run, x, edges, theta, teams = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=4), W, {}, {}, set()
+    asks = Asks(run)
     for record in run:
         (i,), w = record.cohorts["edge"], x
-        asks = [ids.tolist() for ids in run.runtime.cohorts["device"]]
-        for asked in asks:
+        asked_devices = asks.of("device")
+        for asked in asked_devices:
             theta |= {j: device(devices[j], w, alpha=0.1, L=2) for j in asked}
             w = team(w, x, [theta[j] for j in asked], eta=0.2)
         edges[i] = w
         x = server(x, [w])
         teams.add(i)
-        assert [len(asked) for asked in asks] == [2, 2, 2]
+        assert [len(asked) for asked in asked_devices] == [2, 2, 2]
         assert deviation(run, x, edge=edges, personal=theta) <= EXACT
     assert teams == {0, 1}
 

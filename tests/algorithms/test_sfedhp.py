@@ -9,6 +9,7 @@ from quadratics import EXACT, SMALL, Device, Vector, W, affine, both, cut, devia
 
 from covey import Tree
 from covey.algorithms import SFedHP
+from tests.peek import Asks
 
 RHO, LAM1, LAM2, LR1, LR2 = 0.05, 1.5, 2.5, 0.3, 0.1
 STEPS = {"lam1": LAM1, "lam2": LAM2, "rho": RHO, "lr1": LR1, "lr2": LR2, "batch": None}
@@ -82,10 +83,11 @@ def test_sampled_edges_and_devices_by_hand() -> None:
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = SFedHP(**STEPS, sample=1, device_sample=2, edge_rounds=4, steps=2)
     run, w, phis, ws, theta = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=3), W, {}, {}, {}
+    asks = Asks(run)
     for record in run:
         (i,), warm = record.cohorts["edge"], {}
         phi = w_i = w
-        for asked in (ids.tolist() for ids in run.runtime.cohorts["device"]):
+        for asked in asks.of("device"):
             warm |= {j: device(devices[j], warm.get(j, phi), phi, gamma=0.0, K=2, prox=False) for j in asked}
             phi = (LAM1 * mean([warm[j] for j in asked]) + LAM2 * w_i) / (LAM1 + LAM2)
             w_i = upper(w_i, phi, gamma=0.0, prox=False)

@@ -229,7 +229,7 @@ def test_no_meaning_is_left_over() -> None:
         assert fields.keys() <= explain("algorithms", name).keys(), name
         assert all(SHARED.get(field) != text for field, text in fields.items())
     used = {key for name in ALGORITHMS for key in explain("algorithms", name) if key not in OWN.get(name, {})}
-    assert used == SHARED.keys()
+    assert SHARED.keys() <= used
 
 
 def test_an_algorithm_of_ones_own_explains_its_fields_by_comments() -> None:
@@ -239,7 +239,7 @@ def test_an_algorithm_of_ones_own_explains_its_fields_by_comments() -> None:
         lr: float = 0.1
 
         def server(self, me: Any, w: Any) -> Any:
-            return w
+            return w  # which explains no field
 
     assert meaning("mine:Mine", "mix", Mine) == "share of the global model"
     assert meaning("mine:Mine", "lr", Mine) == ""

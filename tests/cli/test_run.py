@@ -102,11 +102,12 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, 
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
-    seen = [process.stdout.readline() for _ in range(3)]
+    seen = [process.stdout.readline() for _ in range(4)]
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 130, err
-    assert seen[2].startswith("round 3/60 ")
+    assert seen[0].startswith("engine: ")
+    assert seen[3].startswith("round 3/60 ")
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
     assert err == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
     assert "\x1b" not in out
@@ -114,7 +115,7 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, 
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
-    assert ended.out.startswith(f"round {rounds + 1}/60 ")
+    assert ended.out.splitlines()[1].startswith(f"round {rounds + 1}/60 ")
     assert difference(long, folder) is None
 
 
@@ -123,7 +124,7 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
-    for _ in range(3):
+    for _ in range(4):  # the engine and three rounds
         process.stdout.readline()
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -260,7 +261,7 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
     assert not (halted / "summary.json").exists()
     ended = covey("run", "--resume", halted)
     assert ended.code == 0
-    assert ended.out.startswith("seeds 0-1  round 4/4 ")
+    assert ended.out.splitlines()[1].startswith("seeds 0-1  round 4/4 ")
     assert _without_seconds(halted) == _without_seconds(both)
     for name in ("seed-0", "seed-1"):
         for folder in (both, halted):
@@ -372,6 +373,16 @@ def test_list_says_what_leaves_the_device() -> None:
     assert rows["nested"]["tiers"] == rows["fedalt"]["tiers"] == "any"
 
 
+def test_the_first_line_of_a_run_names_the_engine(tmp_path: Path) -> None:
+    first = covey("run", *SMALL, "--out", str(tmp_path / "a")).out.splitlines()[0]
+    sentence = json.loads((tmp_path / "a" / "environment.json").read_text())["engine"]["sentence"]
+    assert first == f"engine: {sentence}"
+    assert sentence.startswith("fused layers")
+    model = ["model.name=cnn", "model.channels=[2]", "model.hidden=4", "model.kernel=3"]
+    first = covey("run", *SMALL, *model, "--out", str(tmp_path / "b")).out.splitlines()[0]
+    assert first.startswith("engine: one device after the other in torch, because ")
+
+
 def test_doctor() -> None:
     facts = json.loads(covey("doctor", *SMALL, "--json").out)
     assert facts["engine"]["parameters"] == 650
@@ -380,6 +391,7 @@ def test_doctor() -> None:
     plain = covey("doctor", *SMALL)
     assert plain.code == 0
     assert "parameters 650" in plain.out
+    assert facts["engine"]["sentence"] in " ".join(plain.out.split())
 
 
 def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -44,12 +46,13 @@ def fedprox(batch: int | None) -> Pair:
     return Pair(FedProx(mu=LAM, steps=4, lr=LR, batch=batch), levels, models=())
 
 
-def pfedme(batch: int | None, gamma: float = 0.0) -> Pair:
-    algorithm = PFedMe(lam=LAM, local_rounds=3, steps=4, lr=0.5, personal_lr=LR, beta=1.5, batch=batch, gamma=gamma, rho=RHO)
+def pfedme(batch: int | None, gamma: float = 0.0, **inner: Any) -> Pair:
+    algorithm = PFedMe(lam=LAM, local_rounds=3, steps=4, lr=0.5, personal_lr=LR, beta=1.5, batch=batch, gamma=gamma, rho=RHO,
+                       **inner)  # fmt: skip
     levels = (
         Level("server", pull=1.0, lr=1.5),
         Level("device", "local", steps=3, lr=0.5),
-        Level("device", "personal", lam=LAM, steps=4, lr=LR, gamma=gamma, rho=RHO, warm=True, batch=batch, fresh=False),
+        Level("device", "personal", lam=LAM, steps=4, lr=LR, gamma=gamma, rho=RHO, warm=True, batch=batch, fresh=False, **inner),
     )
     return Pair(algorithm, levels, models=("local", "personal"))
 
@@ -58,15 +61,14 @@ def sparse_pfedme(batch: int | None) -> Pair:
     return pfedme(batch, gamma=0.02)
 
 
-def fedmac(batch: int | None, gamma: float = 0.0) -> Pair:
-    algorithm = FedMac(
-        lam=0.05, local_rounds=4, steps=2, lr=6.0, personal_lr=LR, batch=batch, gamma=gamma, gamma_w=gamma / 10, rho=RHO
-    )
+def fedmac(batch: int | None, gamma: float = 0.0, steps: int = 2, **inner: Any) -> Pair:
+    algorithm = FedMac(lam=0.05, local_rounds=4, steps=steps, lr=6.0, personal_lr=LR, batch=batch, gamma=gamma,
+                       gamma_w=gamma / 10, rho=RHO, **inner)  # fmt: skip
     levels = (
         FOLLOW,
         Level("device", "local", steps=4, lr=6.0, ridge=0.05, gamma=gamma / 10, rho=RHO),
-        Level("device", "personal", lam=0.05, coupling="correlation", steps=2, lr=LR, gamma=gamma, rho=RHO, warm=True,
-              batch=batch, fresh=False),
+        Level("device", "personal", lam=0.05, coupling="correlation", steps=steps, lr=LR, gamma=gamma, rho=RHO, warm=True,
+              batch=batch, fresh=False, **inner),
     )  # fmt: skip
     return Pair(algorithm, levels, models=("local", "personal"))
 
@@ -95,15 +97,15 @@ def permfl(batch: int | None) -> Pair:
     return Pair(algorithm, levels, UNEQUAL, models=("edge", "personal"))
 
 
-def sfedhp(batch: int | None, gamma: float = 0.0) -> Pair:
+def sfedhp(batch: int | None, gamma: float = 0.0, **inner: Any) -> Pair:
     lam2 = 1.9
     algorithm = SFedHP(lam1=LAM, lam2=lam2, gamma1=gamma, gamma2=gamma, rho=RHO, sample=3, edge_rounds=3, steps=4, lr1=0.4,
-                       lr2=LR, beta=0.8, batch=batch)  # fmt: skip
+                       lr2=LR, beta=0.8, batch=batch, **inner)  # fmt: skip
     levels = (
         Level("server", pull=1.0, lr=0.8, sample=3),
         Level("edge", "edge_global", steps=3, lr=0.4, gamma=gamma, rho=RHO),
         Level("edge", "edge", lam=lam2, lr=1 / (LAM + lam2), warm=True),
-        Level("device", "personal", lam=LAM, steps=4, lr=LR, gamma=gamma, rho=RHO, warm=True, batch=batch, fresh=False),
+        Level("device", "personal", lam=LAM, steps=4, lr=LR, gamma=gamma, rho=RHO, warm=True, batch=batch, fresh=False, **inner),
     )
     return Pair(algorithm, levels, UNEQUAL, models=("edge_global", "edge", "personal"))
 
@@ -128,6 +130,23 @@ def test_the_right_levels_are_the_hand_written_algorithm(
     for model in here.models:
         assert deviation(run.rows(model)[1], oracle.rows(model)[1]) < 1e-12
     assert run.meter.totals.keys() == oracle.meter.totals.keys()
+
+
+@pytest.mark.parametrize("inner", [{"tol": 0.3}, {"method": "nesterov"}, {"tol": 0.2, "method": "nesterov"}], ids=str)
+@pytest.mark.parametrize("gamma", [0.0, 0.02], ids=["plain", "sparse"])
+@pytest.mark.parametrize("pair", [pfedme, partial(fedmac, steps=4), sfedhp], ids=["pfedme", "fedmac", "sfedhp"])
+def test_the_inner_solver_of_the_last_level_is_that_of_the_algorithm(
+    pair: Callable[..., Pair], gamma: float, inner: dict[str, Any]
+) -> None:
+    """In the world of least squares, where the fixed steps of gradient descent lead elsewhere."""
+    here: Pair = pair(6, gamma, **inner)
+    by_hand, run = trajectory(here.algorithm, "least squares", here.tree)
+    by_levels, oracle = trajectory(CutLike(here.levels, here.algorithm), "least squares", here.tree)
+    assert deviation(by_hand, by_levels) < 1e-12
+    for model in here.models:
+        assert deviation(run.rows(model)[1], oracle.rows(model)[1]) < 1e-12
+    plain, _ = trajectory(pair(6, gamma).algorithm, "least squares", here.tree)
+    assert deviation(by_hand, plain) > 1e-6
 
 
 def test_more_tiers_that_only_pass_on_are_fedavg_with_the_same_mini_batches() -> None:

@@ -1,14 +1,14 @@
 """Every algorithm in the folder, small and with large steps, and the experiment a law runs it in.
 
-A new file in `covey/algorithms` is found by itself and runs with its defaults; give it an entry in `SMALL` to make it quick,
-and in `VARIANTS` for the settings that take another way through its programs.
+A new file in `covey/algorithms` is found by itself and runs with its defaults, its steps doubled until one round moves the
+model. Give it an entry in `SMALL` to make it quick, and in `VARIANTS` for the settings that take another way through its
+programs.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,8 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import covey
-from covey import Algorithm, Experiment, Run, Tree, algorithms, data, models
+from covey import Algorithm, Experiment, Run, Tree, data, models
+from covey.advice import levers
+from covey.algorithms import ALGORITHMS
 from covey.algorithms.nested import Level, Nested
+from covey.errors import DivergedError
 from covey.runs.run import Seed
 from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 
@@ -105,6 +108,7 @@ ALONE = replace(  # so is device 3 of all, and its edge has nobody else
     TIGHT, devices=replace(AIR.devices, distance=torch.where(torch.arange(8) == 3, 5000.0, AIR.devices.distance))
 )
 
+DOUBLINGS = 10  # of a new file's steps: by a factor of a thousand
 RATIOS = [0.1, 0.9, 0.5, 0.0, 1.0, 0.3, 0.8, 0.7]
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -170,6 +174,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sparse-bitmap": {"gamma": 0.02, "rho": 1e-3, "@codec": "bitmap", "!l1": True},
         "full-l2": {"batch": None, "@l2": 0.01},
         "cyclic": {"@batches": "cyclic", "@idle": "train", "sample": 3, "!idle": False},
+        "tol": {"steps": 6, "tol": 0.2},
+        "nesterov": {"method": "nesterov", "weight_decay": 0.01, "sample": 3},
     },
     "FedMac": {
         "sparse-bitmap": {**SPARSE_MAC, "@codec": "bitmap", "!l1": True},
@@ -177,6 +183,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "floor": {**SPARSE_MAC, "floor": 0.9, "gamma_low": 0.001, "sample": 3, "!l1": True, "!idle": False},
         "prox": {**SPARSE_MAC, "l1": "prox", "gamma_w_until": 2, "batch": None, "!l1": True},
         "samples": {"weight": "samples", "sample": 0.5},
+        "tol": {"steps": 12, "tol": 0.2},
+        "nesterov": {"steps": 4, "method": "nesterov", "batch": None},
     },
     "PerMFL": {
         "lists": {**LISTS, "edge_lr": [0.4, 0.2, 0.3], "edge_rounds": [3, 1, 2]},
@@ -190,6 +198,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "prox": {**SPARSE_HP, "l1": "prox", "!l1": True},
         "sample": {"sample": 2, "batch": None},
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
+        "tol": {"steps": 6, "tol": 0.2, "batch": None},
+        "sparse-tol-nesterov": {**SPARSE_HP, "steps": 6, "tol": 0.1, "method": "nesterov", "!l1": True},
     },
     "DemLearn": {
         "average-amplify": {"linkage": "average", "amplify": 1.15, "amplify_rounds": 2, "!noisy": True},
@@ -210,14 +220,6 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def found() -> Iterator[type[Algorithm]]:
-    """Every algorithm defined in a module of `covey.algorithms`."""
-    for info in pkgutil.iter_modules(algorithms.__path__, "covey.algorithms."):
-        for value in vars(importlib.import_module(info.name)).values():
-            if isinstance(value, type) and issubclass(value, Algorithm) and value.__module__ == info.name:
-                yield value
-
-
 def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
     """The case of an algorithm with some changes: "@name" is a field of the experiment, "!name" one of the case."""
     kinds: dict[str, dict[str, Any]] = {"@": {}, "!": {}, "": {}}
@@ -225,24 +227,43 @@ def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
         mark = key[0] if key[0] in "@!" else ""
         kinds[mark][key.removeprefix(mark)] = value
     name = f"{cls.__name__}-{label}" if label else cls.__name__
-    return Case(name, cls(**kinds[""]), kinds["@"], **kinds["!"])
+    case = Case(name, cls(**kinds[""]), kinds["@"], **kinds["!"])
+    if cls.__name__ in SMALL:
+        return case
+    return moving(case)
+
+
+def moving(case: Case) -> Case:
+    """The case with its steps doubled until one round moves a model by a tenth of its norm."""
+    for _ in range(DOUBLINGS):
+        if moved_in_one_round(case) > 0.1:
+            break
+        steps = {step.field: 2 * getattr(case.algorithm, step.field) for step in levers.steps(case.algorithm)}
+        longer = replace(case, algorithm=replace(case.algorithm, **steps))
+        if not steps or moved_in_one_round(longer) == math.inf:
+            break
+        case = longer
+    return case
+
+
+def moved_in_one_round(case: Case) -> float:
+    """How far the furthest model moves, in parts of its norm; infinite where training diverges."""
+    run = covey.run(experiment(case))
+    try:
+        next(run)
+    except DivergedError:
+        return math.inf
+    return moved(run)
 
 
 def cases() -> Iterator[Case]:
-    for cls in found():
+    for cls in ALGORITHMS.values():
         for label, changes in {"": {}, **VARIANTS.get(cls.__name__, {})}.items():
             yield build(cls, label, changes)
 
 
-CASES = {case.name: case for case in cases()}
-PLAIN = {cls.__name__: CASES[cls.__name__] for cls in found()}
-
-
 def every(some: dict[str, Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", some.values(), ids=some.keys())
-
-
-every_case, every_algorithm = every(CASES), every(PLAIN)
 
 
 def shards(dtype: torch.dtype = torch.float32, seed: int = 5) -> data.Shards:
@@ -305,11 +326,16 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
 
 def assert_moved(run: Run, least: float = 0.05) -> None:
     """The global model or a kept one is far from where it began."""
+    far = moved(run)
+    assert far > least, f"the furthest model moved by {far:.1e} of its norm"
+
+
+def moved(run: Run) -> float:
+    """How far the global model, or a kept one, is from where it began, in parts of its norm."""
     begin = run.runtime.start[0]
     kept = [(name, rows) for _, name, *_, rows in run.runtime.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
     models = [rows for name, rows in kept if not name.startswith("_")]
-    far = max((rows - begin).norm(dim=1).max() / begin.norm() for rows in [run.w, *models])
-    assert far > least, f"the furthest model moved by {far:.1e} of its norm"
+    return max(float((rows - begin).norm(dim=1).max() / begin.norm()) for rows in [run.w, *models])
 
 
 def with_fields(algorithm: Any, **changes: Any) -> Any:
@@ -344,3 +370,8 @@ class Conv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.out(torch.relu(self.conv(x.flatten(1)[:, None])).flatten(1))
         return out
+
+
+CASES = {case.name: case for case in cases()}
+PLAIN = {cls.__name__: CASES[cls.__name__] for cls in ALGORITHMS.values()}
+every_case, every_algorithm = every(CASES), every(PLAIN)

@@ -18,7 +18,7 @@ def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None
 @every_case
 def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Case) -> None:
     run = covey.run(experiment(case))
-    answer = run.runtime.play(case.algorithm.server, run.w[:0], round=0)
+    answer = run.runtime.play(case.algorithm.server, run.w[:0], round=0).answer
     assert answer.shape == (0, run.runtime.task.space.width)
     assert answer.dtype == run.w.dtype
     assert run.meter.bytes(lane=None) == 0
@@ -28,4 +28,4 @@ def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Ca
 def test_no_rows_of_a_module_that_runs_through_vmap(case: Case) -> None:
     run = covey.run(experiment(case, model=Odd()))
     assert run.runtime.task.forward.path == "vmap"
-    assert run.runtime.play(case.algorithm.server, run.w[:0], round=0).shape == (0, run.w.shape[1])
+    assert run.runtime.play(case.algorithm.server, run.w[:0], round=0).answer.shape == (0, run.w.shape[1])

@@ -1,0 +1,182 @@
+"""An algorithm's steps and penalties held against the theorems it states, before a run starts.
+
+An error is given only where divergence is certain. One round is worked out along a direction in
+which all losses have curvature h: it multiplies the distance to the optimum by a factor, and
+divergence is certain only if that factor exceeds 1 in size at every h > 0, or at every h in (0, L]
+where L is known exactly. Anything less is a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from covey.advice.own import stated_by
+from covey.errors import ConfigError
+from covey.kernel.advice import Advice, Excess, Loss, Round, Vector
+from covey.kernel.algorithm import Algorithm
+
+_FLATTEST = 1e-100  # stands for the limit of no curvature
+_CURVATURES = np.concatenate([[_FLATTEST], np.logspace(-9, 9, 1801)])
+_ZOOMS = 4  # how often the grid is refined where a round comes closest to converging
+_VALLEYS = 8  # places where it is refined
+
+
+def advise(
+    algorithm: Algorithm,
+    *,
+    smoothness: float | None = None,
+    strong: float | None = None,
+    exact: bool = False,
+    examples: int | None = None,
+) -> list[Advice]:
+    """Everything there is to say about an algorithm's steps and penalties, the most serious first.
+
+    `smoothness` is the L of every device's loss and `strong` its mu, l2 included; `exact` says that
+    L is known, as on quadratics, and not estimated: then only curvatures up to L count. `examples` is
+    the size of the smallest training set.
+
+    >>> from covey.algorithms import PFedMe
+    >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])
+    note: inner step: personal_lr*lam = 0.05*30 = 1.5: stable only for L < 2/personal_lr - lam = 10.
+    """
+    for name, value in (("smoothness", smoothness), ("strong", strong)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError(f"{name} = {value!r} must be a number of 0 or more.")
+    if smoothness is not None and strong is not None and strong > smoothness:
+        rule = f"strong = {strong!r} exceeds smoothness = {smoothness!r}"
+        raise ConfigError(f"{rule}; no curvature can be both.")
+    try:
+        items = list(_findings(algorithm, Loss(smoothness, strong, exact, examples)))
+    except (OverflowError, ZeroDivisionError) as error:
+        name = type(algorithm).__name__
+        rule = "its fields are so large or so small that a round's factor is no number"
+        raise ConfigError(f"{name}: {rule}; choose others.") from error
+    return sorted(items, key=lambda item: ("error", "warning", "note").index(item.level))
+
+
+def _findings(algorithm: Algorithm, loss: Loss) -> Iterator[Advice]:
+    """What the algorithm states, its rounds checked."""
+    for statement in stated_by(algorithm).advice(algorithm, loss):
+        if isinstance(statement, Round):
+            yield from _checked(statement, loss)
+        else:
+            yield statement
+
+
+def _checked(stated: Round, loss: Loss) -> Iterator[Advice]:
+    """A whole round on quadratics: certain divergence, or the curvatures at which it converges."""
+    excess = stated.excess
+    up_to = loss.L if loss.exact and loss.L else math.inf
+    if _always_diverges(excess, up_to):
+        yield _hopeless(excess, up_to, stated.certain)
+        return
+    low, high = _stretch(excess)
+    where = _words(low, high)
+    numbers = {"lowest curvature": low, "highest curvature": high}
+    if loss.L is None:
+        yield Advice("note", "one round", f"on quadratics it converges at {where}.", numbers)
+        return
+    change = _evaluate(excess, np.array([loss.L]))
+    factor = 1 + float(change[0])
+    numbers["factor at L"] = factor
+    if not bool(_margin(change)[0] > 0):
+        text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}."
+        yield Advice("note", "one round", text, numbers)
+        return
+    text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}{loss.guess}; it converges at {where}."
+    yield Advice("warning", "one round", text, numbers)
+
+
+def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
+    """Of a round that diverges at every curvature up to one, the error."""
+    highest = min(up_to, 1e3)
+    usual = np.geomspace(1e-6 * highest, highest, 601)
+    median = float(np.median(np.abs(1 + _evaluate(excess, usual))))
+    every = "every curvature" if up_to == math.inf else f"every curvature up to L = {up_to:g}"
+    start = "one round" if certain else "with the largest entry of every list, one round"
+    text = (
+        f"{start} multiplies the distance to the optimum by more than 1 at {every} "
+        f"(median {median:.3g}): this diverges whatever the loss; lower the step sizes or the penalties."
+    )
+    numbers = {"median factor": median}
+    if up_to < math.inf:
+        numbers["factor at L"] = 1 + float(_evaluate(excess, np.array([up_to]))[0])
+    return Advice("error" if certain else "warning", "one round", text, numbers)
+
+
+def _evaluate(excess: Excess, curvatures: Vector) -> Vector:
+    """Factors too large for a float are infinite, as are differences of two such."""
+    with np.errstate(all="ignore"):
+        return np.nan_to_num(excess(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def _margin(change: Vector) -> Vector:
+    """By how much the factor 1 + change exceeds 1 in size: above 0 where a round diverges."""
+    margin: Vector = np.maximum(change, -2 - change)
+    return margin
+
+
+def _always_diverges(excess: Excess, up_to: float) -> bool:
+    """Whether a round diverges at every curvature in (0, up_to].
+
+    On a grid, which is refined where the round comes closest to converging.
+    """
+    grid = _CURVATURES
+    if up_to < math.inf:
+        grid = np.append(grid[grid < up_to], up_to)
+    for _ in range(_ZOOMS):
+        margin = _margin(_evaluate(excess, grid))
+        if not bool((margin > 0).all()):
+            return False
+        grid = _around_valleys(grid, margin)
+    return True
+
+
+def _around_valleys(grid: Vector, margin: Vector) -> Vector:
+    """A finer grid between the neighbours of the lowest local minima."""
+    before = np.concatenate([[math.inf], margin[:-1]])
+    after = np.concatenate([margin[1:], [math.inf]])
+    (valleys,) = np.nonzero((margin <= before) & (margin <= after))
+    lowest = valleys[np.argsort(margin[valleys], kind="stable")[:_VALLEYS]]
+    left = grid[np.maximum(lowest - 1, 0)]
+    right = grid[np.minimum(lowest + 1, len(grid) - 1)]
+    return np.unique(np.geomspace(left, right, 65))
+
+
+def _stretch(excess: Excess) -> tuple[float, float]:
+    """The lowest stretch of curvatures at which a round converges.
+
+    0 and infinity where it reaches an end of the grid.
+    """
+    stable = _margin(_evaluate(excess, _CURVATURES)) <= 0
+    if not bool(stable.any()):  # only between the points of the grid
+        return math.nan, math.nan
+    first = int(stable.argmax())
+    end = first + int((~stable[first:]).argmax())  # the next unstable one, or `first` if there is none
+    low, high = 0.0, math.inf
+    if first > 0:
+        low = _edge(excess, float(_CURVATURES[first]), float(_CURVATURES[first - 1]))
+    if end > first:
+        high = _edge(excess, float(_CURVATURES[end - 1]), float(_CURVATURES[end]))
+    return low, high
+
+
+def _edge(excess: Excess, stable: float, unstable: float) -> float:
+    """The curvature between these two at which a round begins to diverge."""
+    for _ in range(60):
+        middle = math.sqrt(stable) * math.sqrt(unstable)
+        if bool(_margin(_evaluate(excess, np.array([middle])))[0] > 0):
+            unstable = middle
+        else:
+            stable = middle
+    return stable
+
+
+def _words(low: float, high: float) -> str:
+    if math.isnan(low):
+        return "few curvatures"
+    below = f"curvatures up to {high:.4g}" if high < math.inf else "any curvature"
+    return below if low == 0 else f"curvatures from {low:.4g}" + (f" to {high:.4g}" if high < math.inf else "")

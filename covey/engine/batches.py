@@ -1,0 +1,207 @@
+"""Everybody's examples, and the batches of them that devices take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey import draws
+from covey.data import Shards
+from covey.data.shards import SPLITS
+from covey.engine.population import BLOCK, Population, block_size, most_labels
+from covey.errors import ConfigError, DataError
+from covey.types import Ids
+
+Batches = Literal["uniform", "cyclic"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Which examples n devices take, [n, B], of all of `data` (x and y).
+
+    `weight` [n, B] is 0 where a device had none left.
+    """
+
+    data: tuple[Tensor, Tensor]
+    examples: Tensor
+    weight: Tensor | None = None
+
+    @cached_property
+    def x(self) -> Tensor:
+        """[n, B, ...], gathered when first asked for."""
+        return self.data[0][self.examples]
+
+    @cached_property
+    def y(self) -> Tensor:
+        """[n, B, ...]."""
+        return self.data[1][self.examples]
+
+    def row(self, i: int) -> Batch:
+        """The batch of one device, with n = 1."""
+        row = slice(i, i + 1)
+        weight = None if self.weight is None else self.weight[row]
+        return Batch(self.data, self.examples[row], weight)
+
+
+class Examples:
+    """The examples of all devices, or of those in the shards, and who holds which.
+
+    `population` tells what cannot be seen in the shards; None where they are whole.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        device: torch.device,
+        dtype: torch.dtype,
+        population: Population | None = None,
+    ) -> None:
+        self.shards = shards
+        self.population = population
+        self.device = device
+        self.dtype = dtype
+        self.x = shards.x.to(device, dtype)
+        y_dtype = shards.y.dtype if shards.classes is not None else dtype
+        self.y = shards.y.to(device, y_dtype)
+        self.index = {split: shards.part(split).index.to(device) for split in SPLITS}
+        self.offset = {split: shards.part(split).offset for split in SPLITS}
+        self._totals = self._told_offset()
+        self._offset_there = {split: self.offset[split].to(device) for split in SPLITS}
+
+    @property
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Two examples at most, to try the model on; zeros where there are none."""
+        if len(self.x):
+            return self.x[:2], self.y[:2]
+        return self.x.new_zeros(2, *self.x.shape[1:]), self.y.new_zeros(2, *self.y.shape[1:])
+
+    def counts(self, split: str, ids: Ids) -> Tensor:
+        """How many examples of a part each device holds, [n], where `ids` are."""
+        self._check_present(ids)
+        offset = self.offset[split] if ids.device.type == "cpu" else self._offset_there[split]
+        return offset[ids + 1] - offset[ids]
+
+    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+        """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
+        return self._totals[split][stop] - self._totals[split][first]
+
+    def draw(
+        self,
+        address: draws.Address,
+        ids: Ids,
+        size: int,
+        steps: range = range(1),
+        *,
+        local: Ids | None = None,
+    ) -> list[Batch]:
+        """For each step, `size` training examples of each device's own: uniform with replacement.
+
+        Step s has the slots from s * size on, so that many steps are drawn at the price of one and
+        none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
+        """
+        ids = ids.to(self.device)
+        width = size * len(steps)
+        below = self.counts("train", ids)
+        drawn_by = ids if local is None else local
+        chosen = draws.integers(address, drawn_by, width, below=below, start=size * steps.start)
+        whole = self.take("train", ids, chosen, None)
+        by_step = torch.split(whole.examples, size, dim=1)
+        return [Batch(whole.data, examples) for examples in by_step]
+
+    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+        """Batch number `turn` [n] of an endless walk over each device's examples in order.
+
+        The last batch of a lap is short.
+        """
+        counts = self.counts("train", ids)
+        laps = (counts + size - 1) // size
+        slots = (turn % laps)[:, None] * size + torch.arange(size)
+        inside = slots < counts[:, None]
+        slots = torch.where(inside, slots, 0).to(self.device)
+        return self.take("train", ids, slots, inside.to(self.device, self.dtype))
+
+    def spread(self, ids: Ids, size: int) -> Batch:
+        """Up to `size` training examples of each device: all, or else evenly spaced ones."""
+        if self.block("train") != BLOCK:
+            size = min(size, self.block("train"))  # no device has more
+        counts = self.counts("train", ids.to(self.device))[:, None]
+        slots = torch.arange(size, device=self.device)[None, :]
+        inside = slots < counts
+        spaced = slots * counts // size
+        slots = torch.where(counts > size, spaced, torch.where(inside, slots, 0))
+        return self.take("train", ids, slots, inside.to(self.dtype))
+
+    def block(self, split: str) -> int:
+        """How many examples of a part go through the model at once."""
+        if self.population is not None:
+            return self.population.blocks[split]
+        return block_size(self.shards.part(split))
+
+    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+        """All examples of a part in blocks of one fixed size.
+
+        Gives (which rows have any left, None for all; the block). The size does not depend on who
+        is in `ids`, so neither do the bits of a row.
+        """
+        counts = self.counts(split, ids)
+        size = self.block(split)
+        longest = int(counts.max()) if len(counts) else 0
+        for start in range(0, max(longest, 1), size):
+            rows = (counts > start).nonzero()[:, 0]
+            some = None if len(rows) == len(ids) else rows
+            slots = torch.arange(start, start + size)[None, :]
+            inside = slots < counts[rows, None]
+            slots = torch.where(inside, slots, 0).to(self.device)
+            yield some, self.take(split, ids[rows], slots, inside.to(self.device, self.dtype))
+
+    def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
+        """The examples in these slots [n, B] of each device's part."""
+        start = self._offset_there[split][ids.to(self.device)]
+        index = self.index[split]
+        chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0))
+        return Batch((self.x, self.y), index[chosen] if len(index) else chosen, weight)
+
+    def labels(self, ids: Ids) -> Tensor:
+        """Which classes each device has training examples of, bool [n, classes]."""
+        if self.shards.classes is None:
+            fault = "these targets are numbers, but the algorithm needs classes"
+            raise ConfigError(f"{fault}; give integer labels.")
+        self._check_present(ids)
+        return self._labels[ids.to(self.device)]
+
+    @cached_property
+    def most_labels(self) -> int:
+        """The most classes that one device has."""
+        if self.population is not None:
+            return self.population.most_labels
+        return most_labels(self.shards)
+
+    @cached_property
+    def _labels(self) -> Tensor:
+        return torch.from_numpy(self.shards.labels() > 0).to(self.device)
+
+    def _told_offset(self) -> Mapping[str, Tensor]:
+        """How many examples all devices hold, by differences: as told, else as seen."""
+        if self.population is None or self.population.offset is None:
+            return self.offset
+        for split, offset in self.population.offset.items():
+            held = self.shards.part(split).counts()
+            wrong = (held != offset.diff()) & self.shards.present
+            if bool(wrong.any()):
+                device = int(wrong.nonzero()[0])
+                told = int(offset.diff()[device])
+                raise DataError(
+                    f"device {device} holds {int(held[device])} {split} examples, but the "
+                    f"population says {told}; make both from the same shards."
+                )
+        return self.population.offset
+
+    def _check_present(self, ids: Ids) -> None:
+        """Refuse to read the examples of a device that are not in these shards."""
+        if self.shards.partial:
+            self.shards.check_present(ids.cpu())

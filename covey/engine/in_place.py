@@ -1,0 +1,99 @@
+"""Plain steps in torch, in place on one buffer of rows."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from covey.engine import smooth_l1
+from covey.engine.objective import DataLoss, Gradient, Terms
+from covey.types import Rows
+
+
+def refusal(gradient: Gradient, start: Rows, terms: Terms) -> str | None:
+    """Why steps in place cannot do what these terms ask for; None if they can."""
+    if terms.method != "gradient":
+        return f"the method is {terms.method}"
+    if terms.tol is not None:
+        return "tol is set"
+    if terms.mask is not None:
+        return "a mask is set"
+    if terms.part is not None:
+        return "only a part of the columns moves"
+    if isinstance(terms.steps, Tensor):
+        return "steps differ from row to row"
+    if isinstance(terms.lr, Tensor):
+        return "step sizes differ from row to row or from column to column"
+    if terms.prox is not None and isinstance(terms.prox[0], Tensor):
+        return "the weight of the prox term differs from row to row"
+    return None
+
+
+def data_refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+    """As `refusal`, for steps on mini-batches."""
+    if loss.all_examples:
+        return "each step takes the gradient of all examples"
+    return refusal(loss, start, terms)
+
+
+def without_data(gradient: Gradient, start: Rows, terms: Terms) -> Rows:
+    """The rows after steps on all terms but a data loss."""
+    assert isinstance(terms.steps, int)
+    assert not isinstance(terms.lr, Tensor)
+    x = start.clone()
+    for _ in range(terms.steps):
+        step_without_data(x, terms, terms.lr)
+        if terms.l1 is not None and terms.l1[1] == 0:
+            x = smooth_l1.soft(x, terms.lr * terms.l1[0])
+    return x
+
+
+def on_batches(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+    """The rows after steps on mini-batches: of stacks by hand, of other models by autograd."""
+    assert isinstance(terms.steps, int)
+    assert not isinstance(terms.lr, Tensor)
+    x = start.clone()
+    views = loss.task.gradients.views(x)
+    for step in range(terms.steps):
+        _step(loss, x, views, step, terms, terms.lr)
+        if terms.l1 is not None and terms.l1[1] == 0:
+            x.copy_(smooth_l1.soft(x, terms.lr * terms.l1[0]))
+    return x
+
+
+def _step(loss: DataLoss, x: Rows, views: list[Tensor], step: int, terms: Terms, lr: float) -> None:
+    """One step in place: every term, the data's too, is evaluated at the x that comes in."""
+    task = loss.task
+    batch = loss.batch_of(step)
+    if isinstance(task.stack, str):
+        gradients = task.gradients.by_autograd(x, batch)
+        step_without_data(x, terms, lr, task.l2)
+        for view, g in zip(views, gradients, strict=True):
+            view.add_(g, alpha=-lr)
+        return
+    factors = task.stack.factors(views, batch.x, batch.y, batch.weight)
+    step_without_data(x, terms, lr, task.l2)
+    task.stack.add(views, factors, scale=-lr)
+
+
+def step_without_data(x: Rows, terms: Terms, lr: float, l2: float = 0.0) -> None:
+    """One step in place on everything but the data loss, each term at the x that comes in."""
+    decay = terms.decay + l2
+    sign = None
+    if terms.l1 is not None and terms.l1[1] > 0:
+        sign = smooth_l1.grad(x, terms.l1[1])
+    if terms.prox is not None and not decay:
+        x.lerp_(terms.prox[1], lr * terms.prox[0])
+    elif terms.prox is not None:
+        lam, anchor = terms.prox
+        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
+    elif decay:
+        x.mul_(1 - lr * decay)
+    if terms.linear is not None:
+        x.add_(terms.linear, alpha=-lr)
+    if sign is None or terms.l1 is None:
+        return
+    gamma = terms.l1[0]
+    if isinstance(gamma, Tensor):
+        x.sub_(sign.mul_(lr * gamma))
+    else:
+        x.sub_(sign, alpha=lr * gamma)

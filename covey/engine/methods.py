@@ -1,0 +1,124 @@
+"""Descents step by step, for any gradient and all terms: plain, Nesterov's and Adam's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covey.engine.objective import Coefficient, Gradient, Terms
+from covey.types import Rows
+
+
+class Stepper:
+    """Single steps, "gradient" or "adam", on rows whose objective changes from step to step.
+
+    >>> stepper = Stepper("adam", lr=0.1)
+    >>> [x] = stepper.step((torch.ones(1, 2),), (torch.tensor([[5.0, -3.0]]),))
+    >>> [round(value, 4) for value in x[0].tolist()]
+    [0.9, 1.1]
+    """
+
+    def __init__(
+        self,
+        method: Literal["gradient", "adam"],
+        lr: Coefficient,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+    ) -> None:
+        self._method = method
+        self._lr = lr
+        self._betas = (beta1, beta2)
+        self._moments: list[tuple[Rows, Rows]] = []
+        self._taken = 0
+
+    def step(self, rows: tuple[Rows, ...], gradients: tuple[Rows, ...]) -> tuple[Rows, ...]:
+        """The rows after a step along each one's gradient; nothing is changed in place."""
+        if self._method == "gradient":
+            return tuple(x - self._lr * g for x, g in zip(rows, gradients, strict=True))
+        if not self._moments:
+            self._moments = [(torch.zeros_like(x), torch.zeros_like(x)) for x in rows]
+        beta1, beta2 = self._betas
+        self._taken += 1
+        out = []
+        for number, (x, g) in enumerate(zip(rows, gradients, strict=True)):
+            mean, square = self._moments[number]
+            mean = beta1 * mean + (1 - beta1) * g
+            square = beta2 * square + (1 - beta2) * g * g
+            self._moments[number] = mean, square
+            size = (square / (1 - beta2**self._taken)).sqrt() + 1e-8
+            out.append(x - self._lr * mean / (1 - beta1**self._taken) / size)
+        return tuple(out)
+
+
+def plain(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+    """Steps along the negative gradient."""
+    active = None
+    for step in range(terms.longest):
+        total = terms.gradient(x, gradient(x))
+        moved = terms.shrink(x - terms.lr * total, terms.lr)
+        active = terms.active(step, total, active)
+        x, done = _settle(x, moved, active)
+        if done:
+            break
+    return x
+
+
+def nesterov(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+    """Accelerated steps.
+
+    The momentum uses the strong convexity that prox and decay give, else Nesterov's own sequence.
+    """
+    ahead = x
+    active = None
+    strong = terms.lr * ((terms.prox[0] if terms.prox else 0.0) + terms.decay)
+    for step in range(terms.longest):
+        total = terms.gradient(ahead, gradient(ahead))
+        moved = terms.shrink(ahead - terms.lr * total, terms.lr)
+        active = terms.active(step, total, active)
+        kept, done = _settle(x, moved, active)
+        ahead = _settle(ahead, moved + _momentum(strong, step) * (moved - x), active)[0]
+        x = kept
+        if done:
+            break
+    return x
+
+
+def _momentum(strong: Coefficient, step: int) -> Coefficient:
+    if isinstance(strong, Tensor):
+        root = strong.clamp(min=0).sqrt()
+        return torch.where(root > 0, (1 - root) / (1 + root), step / (step + 3))
+    rate: float = max(strong, 0.0) ** 0.5
+    if rate > 0:
+        return (1 - rate) / (1 + rate)
+    return step / (step + 3)
+
+
+def adam(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+    """Adam's steps."""
+    stepper = Stepper("adam", terms.lr)
+    active = None
+    for step in range(terms.longest):
+        total = terms.gradient(x, gradient(x))
+        moved = terms.shrink(stepper.step((x,), (total,))[0], terms.lr)
+        active = terms.active(step, total, active)
+        x, done = _settle(x, moved, active)
+        if done:
+            break
+    return x
+
+
+def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
+    """Rows that are done stay where they are; True when all are."""
+    if active is None:
+        return moved, False
+    return torch.where(active, moved, x), not bool(active.any())
+
+
+METHODS: dict[str, Callable[[Rows, Gradient, Terms], Rows]] = {
+    "gradient": plain,
+    "nesterov": nesterov,
+    "adam": adam,
+}

@@ -1,0 +1,71 @@
+"""How a task is computed, in one plain sentence: the path, and why it is not a faster one."""
+
+from __future__ import annotations
+
+from covey import native
+from covey.engine.task import Task
+
+_INSTRUCTIONS = {"plain": "plain C", "avx2": "AVX2", "avx512": "AVX-512"}
+_TORCH = {
+    "batched": "batched layers in torch",
+    "each": "one device after the other in torch",
+    "vmap": "vmap",
+}
+_VMAP = "on a CPU 3 to 25 times slower than fused layers"
+"""Five plain steps of 10 to 20 models of 263 to 100,867 parameters, against the native kernel."""
+
+
+def sentence(task: Task) -> str:
+    """How the training steps of a task have been computed until now.
+
+    Which solver takes them is known when the programs have run; a rehearsal on no rows is enough.
+    Where no step was seen, the sentence says what `descend` would use.
+    """
+    if task.path != "fused":
+        return _other_layers(task)
+    reason = _slow_steps(task)
+    if isinstance(task.native, str):
+        return f"fused layers in torch, because {task.native}"
+    if reason is not None and not any("native" in name for name in task.solvers):
+        return f"fused layers in torch, because {reason}"
+    text = f"fused layers, native {_INSTRUCTIONS[native.status()]} kernel"
+    if reason is not None:
+        text += f"; some steps in torch, because {reason}"
+    return text
+
+
+def solvers(task: Task) -> dict[str, str]:
+    """The solvers of the training steps until now, and why no faster one was chosen."""
+    if not task.solvers:
+        return {}
+    out = {"solver": " and ".join(task.solvers)}
+    reasons = [f"{name}: {reason}" for name, reason in _refusals(task).items()]
+    if reasons:
+        out["why not faster"] = "; ".join(reasons)
+    return out
+
+
+def _refusals(task: Task) -> dict[str, str]:
+    """Of the solvers that no step was taken by, the first reason why they did not fit."""
+    out: dict[str, str] = {}
+    for refusals in task.solvers.values():
+        for name, reason in refusals.items():
+            if name not in task.solvers:
+                out.setdefault(name, reason)
+    return out
+
+
+def _slow_steps(task: Task) -> str | None:
+    """Why some steps were not taken by the native kernel; None if all were."""
+    for name, refusals in task.solvers.items():
+        if "native" not in name:
+            return refusals.get("native") or refusals["in place"]
+    return None
+
+
+def _other_layers(task: Task) -> str:
+    assert isinstance(task.stack, str)
+    text = f"{_TORCH[task.path]}, because {task.forward.unknown or task.stack}"
+    if task.path == "vmap" and task.device.type == "cpu":
+        text += f" ({_VMAP})"
+    return text

@@ -1,0 +1,128 @@
+"""How rows do on a part of the data: right answers, losses and errors, as sums per device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from covey import native
+from covey.engine import calibration
+from covey.engine.batches import Batch
+from covey.types import Ids, Rows
+
+if TYPE_CHECKING:
+    from covey.engine.task import Task
+
+Predict = Callable[[Batch, Tensor], Tensor]
+"""Outputs [m, B, ...] for a batch of m devices, given which of the rows they are, [m].
+
+For classes, as good as logits.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """What a pass over one part of the data adds up to per device, float64 [n] each."""
+
+    right: Tensor
+    loss: Tensor
+    count: Tensor
+    honesty: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibration`
+    errors: Tensor | None = None  # [n, 3 + outputs], for numbers: the sums of `error_sums`
+
+
+def evaluate(
+    task: Task,
+    x: Rows,
+    split: str,
+    ids: Ids,
+    *,
+    predict: Predict | None = None,
+    bins: int = 0,
+    errors: bool = False,
+) -> Tally:
+    """The tally of each row on its device's part; see `Task.evaluate`."""
+    errors = errors and task.targets > 0
+    if predict is None and not bins and not isinstance(task.native, str):
+        by_label = task.classifies and task.native.loss == "squared_error"
+        if x.dtype == task.dtype and native.serves(x) and not by_label:
+            return _by_kernel(task, x, split, ids, errors=errors)
+    return _by_torch(task, x, split, ids, predict=predict, bins=bins, errors=errors)
+
+
+def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Of each row, float64 [n, 3 + outputs]: the sums of |error|, error^2, y^2, and of y by output.
+
+    They are all that RMSE, MAE and R2 need, whoever adds them up.
+    """
+    targets = y.double().flatten(2) if y.ndim > 2 else y.double()[..., None]
+    error = (outputs.double().reshape(targets.shape) - targets) * weight[..., None]
+    targets = targets * weight[..., None]
+    absolute = error.abs().sum((1, 2))
+    squared = error.square().sum((1, 2))
+    target_squared = targets.square().sum((1, 2))
+    totals = torch.stack([absolute, squared, target_squared], dim=1)
+    return torch.cat([totals, targets.sum(1)], dim=1)
+
+
+def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> Tally:
+    assert not isinstance(task.native, str)
+    examples = task.examples
+    counts = examples.counts(split, ids)
+    starts = examples.offset[split][ids]
+    right, loss = task.native.score(x, examples.index[split], starts, counts)
+    sums = None
+    if errors:  # the kernel knows the loss alone
+        sums = _errors(task, x, split, ids)
+    return Tally(right, loss, counts.double(), errors=sums)
+
+
+def _by_torch(
+    task: Task,
+    x: Rows,
+    split: str,
+    ids: Ids,
+    *,
+    predict: Predict | None,
+    bins: int,
+    errors: bool,
+) -> Tally:
+    if predict is None:
+
+        def predict(batch: Batch, where: Tensor) -> Tensor:
+            return task.outputs(x if len(where) == len(x) else x[where], batch)
+
+    right = torch.zeros(len(ids), dtype=torch.float64, device=task.device)
+    loss = torch.zeros_like(right)
+    honesty = right.new_zeros(len(ids), 3 * bins + 2) if bins else None
+    sums = right.new_zeros(len(ids), 3 + task.targets) if errors else None
+    for rows, batch in task.examples.blocks(split, ids):
+        assert batch.weight is not None
+        where = torch.arange(len(ids)) if rows is None else rows
+        where = where.to(task.device)
+        outputs = predict(batch, where)
+        losses = task.losses(outputs, batch.y) * batch.weight
+        loss[where] += losses.double().sum(1)
+        if task.classifies:
+            right[where] += ((outputs.argmax(-1) == batch.y) * batch.weight).double().sum(1)
+        if honesty is not None:
+            honesty[where] += calibration.sums(outputs, batch.y, batch.weight, bins)
+        if sums is not None:
+            sums[where] += error_sums(outputs, batch.y, batch.weight)
+    counts = task.counts(split, ids).double().to(task.device)
+    return Tally(right, loss, counts, honesty, sums)
+
+
+def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
+    """The sums of errors of each row on its device's part, [n, 3 + outputs]."""
+    shape = (len(ids), 3 + task.targets)
+    sums = torch.zeros(shape, dtype=torch.float64, device=task.device)
+    for rows, batch in task.examples.blocks(split, ids):
+        assert batch.weight is not None
+        where = slice(None) if rows is None else rows.to(task.device)
+        sums[where] += error_sums(task.outputs(x[where], batch), batch.y, batch.weight)
+    return sums

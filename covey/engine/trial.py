@@ -1,0 +1,94 @@
+"""Two examples through a task's model and loss, so that what cannot work fails before training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from covey.data import Shards
+from covey.data.shards import some
+from covey.engine.generator import Drawn, NoDraws
+from covey.engine.losses import cross_entropy
+from covey.errors import ConfigError, DataError, ModelError
+from covey.origin import FAULTS, told
+from covey.types import Rows
+
+if TYPE_CHECKING:
+    from covey.engine.task import Task
+
+_RANDOM = (
+    "the model's forward draws at random, which no address decides: two passes of the same "
+    "examples through the same weights must give the same; leave out dropout."
+)
+
+
+def targets(task: Task) -> int:
+    """How many numbers are predicted per example; an error if model, loss and data do not fit.
+
+    0 for classes, and where outputs are not compared with targets.
+    """
+    x, y = task.examples.sample
+    row = task.space.initial(0).to(task.device, task.dtype)[None]
+    outputs = _outputs(task, row)
+    if not _same(outputs, _outputs(task, row)):
+        raise ModelError(_RANDOM)
+    if task.shards.classes is not None and outputs.shape[-1] < task.shards.classes:
+        raise ModelError(_too_few(outputs.shape[-1], task.shards))
+    try:
+        losses = task.losses(outputs, y[None])
+    except FAULTS as error:
+        shape = tuple(outputs.shape[2:])
+        fault = f"the loss does not take outputs {shape} and these targets"
+        raise DataError(f"{fault}: {told(error)}") from error
+    if losses.shape != (1, len(x)):
+        fault = "the loss must return one number per example, not their mean"
+        raise ConfigError(f"{fault}; use reduction='none'.")
+    # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
+    same_size = outputs[0].numel() == y.numel()
+    comparable = task.gradients.loss is not cross_entropy and same_size
+    if task.classifies or not comparable:
+        return 0
+    return y[:1].numel()
+
+
+def _outputs(task: Task, row: Rows) -> Tensor:
+    """The outputs for two examples; an error if the model fails on them or draws at random."""
+    name = type(task.space.module).__name__
+    try:
+        with torch.no_grad(), NoDraws():
+            outputs: object = task.forward(task.gradients.views(row), task.examples.sample[0][None])
+    except Drawn as error:
+        raise ModelError(f"{_RANDOM} It draws by {error}.") from error
+    except FAULTS as error:
+        if "random" in str(error):  # vmap refuses such a model by itself
+            raise ModelError(_RANDOM) from error
+        fault = f"the model {name} does not take examples of shape {tuple(task.x.shape[1:])}"
+        raise ModelError(f"{fault}: {told(error)}") from error
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        raise ModelError(f"the model {name} returns {kind}; return one tensor.")
+    return outputs
+
+
+def _same(outputs: Tensor, again: Tensor) -> bool:
+    """Whether they are equal; on a GPU, which may sum in any order, but for the last digits."""
+    if outputs.shape != again.shape:
+        return False
+    rtol, atol = (0.0, 0.0) if outputs.device.type == "cpu" else (1e-3, 1e-5)
+    return torch.allclose(outputs, again, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _too_few(outputs: int, shards: Shards) -> str:
+    """Why a model has too few outputs; labels that skip numbers are the usual reason."""
+    classes = shards.classes or 0
+    text = f"the model has {outputs} outputs, but the labels need {classes}"
+    absent = (shards.y.bincount(minlength=classes) == 0).nonzero().flatten().tolist()
+    if not absent or shards.names.classes:
+        return f"{text}."
+    return (
+        f"{text}: classes are numbered from 0, so labels up to {classes - 1} mean {classes} of "
+        f"them; no example has the label {some(absent)}. Number the {classes - len(absent)} labels "
+        f"that occur from 0 to {classes - len(absent) - 1}, or give the model {classes} outputs."
+    )

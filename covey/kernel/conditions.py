@@ -1,0 +1,258 @@
+"""Conditions on steps and penalties that algorithms share, and factors of loops on quadratics.
+
+The theorems' conditions are those corrected for misprints; they are sufficient, and mostly far
+below what the papers ran. A loop with lr lam >= 2 leaves its own minimiser, yet after an odd number
+of steps it ends on the far side of it, and the round may converge for flat losses: hence warnings,
+not errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from covey.kernel.advice import Advice, Excess, Loss, Vector
+from covey.kernel.algorithm import PerNode
+
+Condition = tuple[str, bool | None]
+"""In words, and whether it holds; None where it takes an L that is not known."""
+
+
+def inner_step(
+    lr: float,
+    lam: float,
+    loss: Loss,
+    *,
+    steps: int,
+    total: int = 0,
+    curve: float = 0.0,
+    names: tuple[str, str] = ("lr", "lam"),
+) -> Iterator[Advice]:
+    """`steps` gradient steps of size lr on a loss + lam/2 |x - anchor|^2.
+
+    After `total` of them x is set back to its anchor. `curve` is what the smooth l1 adds near zero;
+    its cycle is bounded, so that it is left to `smooth_l1_cycle`. `names` are those of lr and lam in
+    the text.
+    """
+    step, tie = names
+    product = f"{step} = {lr:g}"
+    numbers = {step: lr}
+    bound = f"2/{step}"
+    if lam:
+        product = f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g}"
+        numbers = {f"{step}*{tie}": lr * lam}
+        bound = f"2/{step} - {tie}"
+    room = 2 / lr - lam
+    if room <= 0:
+        yield _too_long(product, numbers, 1 - lr * lam, steps, max(total, steps), names)
+        return
+    numbers["largest L"] = room
+    if loss.L is None:
+        yield _room(product, numbers, bound, room, curve)
+        return
+    yield _against(loss, lr, lam, names, numbers)
+
+
+def _room(product: str, numbers: dict[str, float], bound: str, room: float, curve: float) -> Advice:
+    """The largest L at which a step is stable."""
+    near = ""
+    if 0 < curve < room:
+        near = f", and near zero for L < {room - curve:g}"
+    if curve:
+        numbers["largest L near zero"] = room - curve
+    text = f"{product}: stable only for L < {bound} = {room:g}{near}."
+    return Advice("note", "inner step", text, numbers)
+
+
+def _against(loss: Loss, lr: float, lam: float, names: tuple[str, str], numbers: dict[str, float]) -> Advice:
+    """A step held against the L of the losses."""
+    assert loss.L is not None
+    step, tie = names
+    curvature = lr * (lam + loss.L)
+    numbers["lr*(lam+L)"] = curvature
+    shown = f"{step}*L = {curvature:g}"
+    if lam:
+        shown = f"{step}*({tie}+L) = {curvature:g}"
+    if curvature < 2:
+        return Advice("note", "inner step", f"{shown} is below 2: the step is stable.", numbers)
+    limit = f"{step} < {2 / (lam + loss.L):.3g} is stable"
+    text = f"{shown} is 2 or more: each step overshoots{loss.guess}; {limit}."
+    return Advice("warning", "inner step", text, numbers)
+
+
+def _too_long(
+    product: str,
+    numbers: dict[str, float],
+    factor: float,
+    steps: int,
+    total: int,
+    names: tuple[str, str],
+) -> Advice:
+    """A step that overshoots by its penalty alone."""
+    step, tie = names
+    fix = f"lower {step} or {tie}"
+    numbers["factor"] = factor
+    if steps > 1:
+        worse = f"every step multiplies the distance to its minimiser by {factor:g} or worse"
+        return Advice("warning", "inner step", f"{product} is 2 or more: {worse}; {fix}.", numbers)
+    if total > 1:
+        worse = "the model overshoots its anchor, which only moving the anchor can make up for"
+        return Advice("warning", "inner step", f"{product} is 2 or more: {worse}; {fix}.", numbers)
+    text = f"{product}, but a single step starts at its anchor and does not feel {tie}; with more steps it would diverge."
+    return Advice("note", "inner step", text, numbers)
+
+
+def smooth_l1_cycle(
+    lr: float,
+    lam: float,
+    gamma: float,
+    rho: float,
+    *,
+    L: float | None = None,
+    names: tuple[str, str, str],
+) -> Iterator[Advice]:
+    """The curvature gamma/rho at zero: past the edge a weight does not settle, but alternates.
+
+    Its two-cycle +-a solves a = lr gamma tanh(a/rho)/(2 - lr lam), with lam + L for lam where the
+    loss curves: less than the same without tanh, and close to it once a is a few rho.
+    """
+    tied = lr * (lam + (L or 0.0))
+    curvature = tied + lr * gamma / rho
+    if gamma == 0 or curvature <= 2 or tied >= 2:
+        return
+    step, tie, penalty = names
+    amplitude = lr * gamma / (2 - tied)
+    cut = max(3 * rho, 2 * lr * gamma / (2 - lr * lam))
+    ties = [name for name, value in ((tie, lam), ("L", L)) if value]
+    terms = "+".join([*ties, f"{penalty}/rho"])
+    hidden = "hides it" if amplitude <= cut else "does not hide it"
+    formula = f"{step}*{penalty}/{_divisor(step, ties)}"
+    text = (
+        f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but "
+        f"alternate in sign with an amplitude of up to {formula} = {amplitude:.2g}. "
+        f'The cut at {cut:.2g} {hidden}; l1="prox", where there is one, reaches exact zeros, '
+        f"and {step} < {2 / (curvature / lr):.2g} would settle."
+    )
+    numbers = {f"{step}*({terms})": curvature, "largest amplitude": amplitude, "cut": cut}
+    yield Advice("warning", "smooth l1", text, numbers)
+
+
+def _divisor(step: str, ties: list[str]) -> str:
+    """2 - step*ties, in words."""
+    if not ties:
+        return "2"
+    if len(ties) == 1:
+        return f"(2 - {step}*{ties[0]})"
+    return f"(2 - {step}*({'+'.join(ties)}))"
+
+
+def outer_step(lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str) -> Iterator[Advice]:
+    """The step of w_i towards theta, which itself follows w_i.
+
+    `largest` is the L up to which the two converge together.
+    """
+    if lr * lam < 2:
+        return
+    step, tie = names
+    text = (
+        f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g} is 2 or more: "
+        "w_i overshoots theta by more than their distance; "
+        f"with theta at its minimiser it converges only for {why} = {largest:.4g}; lower {step}."
+    )
+    yield Advice("warning", "outer step", text, {f"{step}*{tie}": lr * lam, "largest L": largest})
+
+
+def server_step(beta: float, moved: float, formula: str) -> Iterator[Advice]:
+    """pFedMe's server: w_i has gone `moved` of the way to theta, and w goes beta times as far."""
+    factor = 1 - beta * moved
+    if abs(factor) < 1:
+        return
+    text = f"{formula} = {factor:.3g} is not below 1 in size: the server overshoots (a heuristic); lower beta = {beta:g}."
+    yield Advice("warning", "server step", text, {"server factor": factor, "beta": beta})
+
+
+def averaging_step(step: float, name: str) -> Iterator[Advice]:
+    """A move towards a mean by `step` times the distance."""
+    if step >= 2:
+        text = f"{name} = {step:g} is 2 or more: models overshoot their mean by more than their distance; lower lr."
+        yield Advice("warning", "averaging step", text, {name: step})
+
+
+def envelope_bound(product: float, lam: float) -> float:
+    """The L at which product * L/(lam+L) reaches 2; at a product of 2 no L does."""
+    return 2 * lam / (product - 2) if product > 2 else math.inf
+
+
+def theorem(about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = "") -> Advice:
+    """A note on which conditions of a theorem hold.
+
+    >>> print(theorem("Theorem 1", [at_most("lr", 0.1, 0.05)], {}))
+    note: Theorem 1: lr = 0.1 <= 0.05: fails.
+    """
+    words = {True: "holds", False: "fails", None: "takes an L that is not given"}
+    parts = [f"{condition}: {words[holds]}" for condition, holds in conditions]
+    if end:
+        parts.append(end)
+    return Advice("note", about, "; ".join(parts) + ".", numbers)
+
+
+def at_most(name: str, value: float, bound: float) -> Condition:
+    """Whether a value is at most a bound."""
+    return f"{name} = {value:g} <= {bound:.3g}", value <= bound
+
+
+def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+    """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
+    return f"{shown} <= {formula}{_equals(bound)}", None if bound is None else value <= bound
+
+
+def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+    """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
+    return f"{shown} >= {formula}{_equals(bound)}", None if bound is None else value >= bound
+
+
+def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+    """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
+    return f"{shown} > {formula}{_equals(bound)}", None if bound is None else value > bound
+
+
+def _equals(bound: float | None) -> str:
+    return "" if bound is None else f" = {bound:.4g}"
+
+
+def largest(value: PerNode) -> float:
+    """The largest of a list with one entry per node, which is the first to diverge."""
+    return float(max(value)) if isinstance(value, Sequence) else float(value)
+
+
+def smallest(value: PerNode) -> float:
+    """The smallest of a list with one entry per node."""
+    return float(min(value)) if isinstance(value, Sequence) else float(value)
+
+
+def same_for_all(*values: PerNode) -> bool:
+    """Whether all nodes have the same values."""
+    return all(not isinstance(value, Sequence) or len(set(value)) <= 1 for value in values)
+
+
+def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
+    """(1 - lr (lam + h))^steps - 1, to the last digits, also where the power is near 1 or -1."""
+    speed = lr * (lam + h)
+    beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots
+    short = np.expm1(steps * np.log1p(-np.minimum(speed, 1)))
+    long = np.expm1(steps * np.log1p(np.maximum(beyond, -1)))
+    overshot = long if steps % 2 == 0 else -2 - long
+    result: Vector = np.where(speed <= 1, short, overshot)
+    return result
+
+
+def descended(start: Vector, power: Vector, end: Vector) -> Vector:
+    """x after steps of this `power` towards `end`; all are relative to the start of the round."""
+    return start + power * (start - end)
+
+
+def prox_round(lr: float, lam: float, steps: int) -> Excess:
+    """FedProx and its like: the anchor becomes x after `steps` on loss + lam/2 |x - anchor|^2."""
+    return lambda h: h / (h + lam) * power(lr, lam, h, steps)
