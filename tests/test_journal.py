@@ -92,10 +92,10 @@ def test_a_run_is_for_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_
     inside, leave = threading.Event(), threading.Event()
     real = Runs._play
 
-    def slow(self: Runs, meters: Any) -> None:
+    def slow(self: Runs) -> None:
         inside.set()
         leave.wait(10)
-        real(self, meters)
+        real(self)
 
     monkeypatch.setattr(Runs, "_play", slow)
     other = threading.Thread(target=next, args=(run,))

@@ -1,4 +1,7 @@
-"""From a file to experiments: data, model and tree of a seed are made once, for all algorithms that run on them."""
+"""From a file to experiments.
+
+The data, the model and the tree of a seed are made once, for all algorithms that run on them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _NUMBERS = ("squared_error", "mse")
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What the algorithms of one file have in common for one seed: the data, the model, the tree."""
+    """The data, the model and the tree of one seed: what the algorithms of one file share."""
 
     data: Shards
     model: nn.Module
@@ -43,9 +46,9 @@ class World:
 
 
 class Experiments:
-    """The experiments of a file and of the algorithms compared with it, which differ in [algorithm] alone.
+    """The experiments of a file and of the algorithms compared with it.
 
-    The world of a seed is made when it is first asked for, and only then.
+    They differ in [algorithm] alone. The world of a seed is made when it is first asked for, and only then.
     """
 
     def __init__(self) -> None:
@@ -112,7 +115,10 @@ def _shards(config: Config, seed: int) -> Shards:
 
 
 def _need_parts(config: Config, shards: Shards) -> None:
-    """The summary takes the round from validation data and the figures from test data; paper runs use test alone."""
+    """An error if a part is missing that the summary is made from.
+
+    It takes the round from validation data and the figures from test data. Paper runs use test alone.
+    """
     needed = ("test",) if config.protocol == "paper" else ("validation", "test")
     for part in needed:
         if part not in config.parts:

@@ -1,10 +1,12 @@
-"""An experiment as a TOML file: strict, every mistake named with its place, its value, the rule and a fix.
+"""An experiment as a TOML file.
 
-TOML has no null: a value that may be None is written "none" (batch = "none" takes all of a device's data
-at every step). A model, an algorithm or data may be the user's own, named package.module:Class; its
-parameters are then the keys of the table. Inputs, outputs, classes and shape of a model come from the data
-where the file does not give them. Paths are relative to the file that names them, in a change on the command
-line to the current folder. `compare` lists other algorithms to run beside this one.
+It is strict: every mistake is named with its place, its value, the rule and a fix. TOML has no
+null: a value that may be None is written "none" (batch = "none" takes all of a device's data at
+every step). A model, an algorithm or data may be the user's own, named package.module:Class; its
+parameters are then the keys of the table. Inputs, outputs, classes and shape of a model come from
+the data where the file does not give them. Paths are relative to the file that names them, in a
+change on the command line to the current folder. `compare` lists other algorithms to run beside
+this one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ DEMO = resources.files("covey.cli").joinpath("demo.toml")
 
 
 class Config(BaseModel):
-    """The plain part of a file; the tables [algorithm], [data] and [model] follow what they name."""
+    """The plain part of a file.
+
+    The tables [algorithm], [data] and [model] follow what they name.
+    """
 
     model_config = STRICT
     name: str = Field("", pattern=r"^[A-Za-z0-9_.-]*$")
@@ -86,7 +91,10 @@ class Config(BaseModel):
         return named.maker("algorithm", self.algorithm["name"]).__name__
 
     def yardsticks(self) -> dict[str, Config]:
-        """The other algorithms to run beside this one, by name: each a file that differs in [algorithm] alone."""
+        """The other algorithms to run beside this one, by name.
+
+        Each is a file that differs in [algorithm] alone.
+        """
         out = {}
         for table in self.compared():
             name = _as_file(str(table["name"]))
@@ -122,9 +130,10 @@ class Config(BaseModel):
 
 
 def load(path: Path | None, changes: Sequence[str] = (), notes: list[str] | None = None) -> Config:
-    """The experiment in a file (None: the demo), with changes such as "algorithm.lam1=15" applied, wholly checked.
+    """The experiment in a file (None: the demo), wholly checked.
 
-    `notes` is given what the user should know of it.
+    `changes` such as "algorithm.lam1=15" are applied first. `notes` is given what the user should
+    know of it.
     """
     table = _read(path)
     if path is not None:
@@ -179,7 +188,10 @@ def _check_compare(config: Config) -> None:
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
-    """Paths in a file are relative to the file; as whole paths they mean the same wherever the resolved file lies."""
+    """Make paths that are relative to the folder of the file whole.
+
+    They then mean the same wherever the resolved file lies.
+    """
     data = table.get("data")
     if isinstance(data, dict):
         for key in ("path", "data_dir"):

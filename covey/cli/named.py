@@ -1,4 +1,4 @@
-"""The things that a file names: algorithms, data and models, their fields checked by what makes them.
+"""The things that a file names: algorithms, data and models; their fields are checked.
 
 The table of a named thing holds its name and parameters of the class or function that makes it:
 those that TOML can hold. A thing of the user's own is named package.module:Class.
@@ -34,7 +34,10 @@ _PLAIN = (types.EllipsisType, types.NoneType, bool, int, float, str, list, tuple
 
 
 def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
-    """The thing that a table names; `offered` are parameters it takes where the table does not give them."""
+    """The thing that a table names.
+
+    `offered` are parameters it takes where the table does not give them.
+    """
     fields = checked(section, table)
     name = table["name"]
     build = maker(section, name)
@@ -52,14 +55,20 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
 
 
 def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
-    """The model; parameters that no seed resets later, as a user's own may be, are drawn from the seed here."""
+    """The model.
+
+    Parameters that no seed resets later, as a user's own may be, are drawn from the seed here.
+    """
     facts = {name: fact(shards) for name, fact in FACTS.items()}
     with Seeded(draws.key(seed, "module"), f"model.name = {table.get('name')!r}"):
         return make("model", table, **facts)
 
 
 def checked(section: str, table: Mapping[str, Any], place: str | None = None) -> BaseModel:
-    """The fields of a named thing, checked; `place` is where the table stands, unless in its own section."""
+    """The fields of a named thing, checked.
+
+    `place` is where the table stands, unless in its own section.
+    """
     place = place or section
     names = registry.names(KINDS[section])
     name = table.get("name")
@@ -127,14 +136,20 @@ def explain(kind: str, name: str) -> dict[str, str]:
 
 
 def resolved(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with its defaults; what the data decides of a model is left out where the table does not give it."""
+    """A table with its defaults.
+
+    What the data decides of a model is left out where the table does not give it.
+    """
     values = checked(section, table).model_dump()
     fields = {key: value for key, value in values.items() if value is not None or not _from_data(section, key)}
     return {"name": table["name"], **fields}
 
 
 def without_null(value: Any) -> Any:
-    """A value as TOML can hold it: None is "none"; a table in a list, such as a level of `nested`, leaves it out."""
+    """A value as TOML can hold it: None is "none".
+
+    A table in a list, such as a level of `nested`, leaves it out.
+    """
     if isinstance(value, dict):
         return {key: without_null(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -163,7 +178,10 @@ def _as_tuple(value: Any, default: Any) -> Any:
 
 
 def _hints(build: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the parameters; none where a user's own are names that only a type checker knows."""
+    """The types of the parameters.
+
+    There are none where a user's own are names that only a type checker knows.
+    """
     try:
         return typing.get_type_hints(build.__init__ if inspect.isclass(build) else build)
     except (NameError, AttributeError):

@@ -1,4 +1,4 @@
-"""Running an experiment into a folder: every seed, what runs beside it, the table and the pictures at the end."""
+"""Running an experiment into a folder: every seed, what runs beside it, table and pictures."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def resume(path: Path, changes: list[str], console: Console, command: list[str])
 
 
 def _rehearsed(config: Config, experiments: Experiments) -> Start:
-    """The first runs, ready to go; the algorithms beside it are built too, one after the other, and dropped again.
+    """The first runs, ready to go.
 
-    They are tried first, so that no two stand in memory at a time. What is wrong with the file's own algorithm is said before
-    what is wrong with them.
+    The algorithms beside it are built before, one after the other, and dropped again, so that no
+    two stand in memory at a time. What is wrong with the file's own algorithm is said first.
     """
     experiments.of(config, config.seed)
     try:
@@ -86,7 +86,10 @@ class _Command:
     experiments: Experiments
 
     def play(self, first: Start | None) -> tuple[Folder, Summary]:
-        """All rounds that are left, then the summary; however it ends, the user is told how to go on."""
+        """All rounds that are left, then the summary.
+
+        However it ends, the user is told how to go on.
+        """
         folders = folders_of(self.config, self.folder)
         go_on = f"covey run --resume {shlex.quote(str(self.folder.path))}"
         try:
@@ -122,7 +125,10 @@ class _Command:
         self.folder.write_json("environment.json", environment(self.command))
 
     def _beside(self, stop: Stop) -> dict[str, Histories]:
-        """The other algorithms of the file, each in a folder of its own below this one; one that diverges is left out."""
+        """The other algorithms of the file, each in a folder of its own below this one.
+
+        One that diverges is left out.
+        """
         others = {}
         for name, other in self.config.yardsticks().items():
             title = other.method()

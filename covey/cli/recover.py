@@ -1,4 +1,7 @@
-"""What a run folder holds from before: how far each seed is, what a crash has damaged, whether it is the same run."""
+"""What a run folder holds from before.
+
+How far each seed is, what a crash has damaged, and whether it is the same run.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def history(folder: Folder, experiment: Experiment) -> list[Round]:
 
 
 def mend(folder: Folder, console: Console) -> None:
-    """Put the checkpoint before the last in its place if the last is damaged; what it lacks happens again, bit for bit."""
+    """Put the checkpoint before the last in its place if the last is damaged.
+
+    What it lacks happens again, bit for bit.
+    """
     older = checkpoint.previous(folder.checkpoint)
     if not folder.checkpoint.exists() or not older.exists():
         return

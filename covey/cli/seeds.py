@@ -1,4 +1,7 @@
-"""All rounds of every seed of one algorithm: seeds at the same round go on in one go, as many as memory allows."""
+"""All rounds of every seed of one algorithm.
+
+Seeds that stand at the same round go on in one go, as many as memory allows.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def folders_of(config: Config, folder: Folder) -> dict[int, Folder]:
 
 @dataclass(eq=False)
 class Start:
-    """The first runs of a command, built before its folder is made: whatever is wrong with them is said by then.
+    """The first runs of a command, built before its folder is made.
+
+    Whatever is wrong with them is said by then.
 
     They are handed out once, so that nothing holds them after their last round.
     """
@@ -95,7 +100,10 @@ class Seeds:
         return [done[seed] for seed in self.folders], engine
 
     def _waiting(self, done: dict[int, list[Round]]) -> dict[int, list[int]]:
-        """The seeds that have rounds left, by the round they stand at; the histories of the others into `done`."""
+        """The seeds that have rounds left, by the round they stand at.
+
+        The histories of the others are put into `done`.
+        """
         waiting: dict[int, list[int]] = {}
         for seed, folder in self.folders.items():
             folder.make()
@@ -135,7 +143,10 @@ class Seeds:
         return covey.runs(each, resume=saved)
 
     def _rounds(self, runs: Runs, seeds: list[int], folders: list[Folder]) -> None:
-        """Every round, shown and written down; what stops it, but for a disk that fails, leaves the state saved."""
+        """Every round, shown and written down.
+
+        Whatever stops it, but for a disk that fails, the state is saved.
+        """
         hidden = () if runs.experiment.algorithm.learns_global else ("global",)
         rounds = self.config.rounds
         label = self._label(seeds)
@@ -172,7 +183,10 @@ class Seeds:
 
 
 def _groups(seeds: list[int], experiments: Sequence[Experiment]) -> list[list[int]]:
-    """The seeds that run side by side: all, as far as memory allows, or each alone if they are too unlike."""
+    """The seeds in groups that run side by side.
+
+    A group is as large as memory allows, or one seed if the seeds are too unlike.
+    """
     first = experiments[0]
     parameters = sum(parameter.numel() for parameter in first.model.parameters())
     row = parameters * torch.finfo(first.dtype).bits // 8
@@ -183,7 +197,10 @@ def _groups(seeds: list[int], experiments: Sequence[Experiment]) -> list[list[in
 
 
 def _save(runs: Runs, folders: list[Folder]) -> None:
-    """The state comes last: a checkpoint of the last round says that everything else is there, an older one redoes it all."""
+    """Save every run; the checkpoint comes last.
+
+    One of the last round says that everything else is there; with an older one it is all redone.
+    """
     for run, folder in zip(runs.seeds, folders, strict=True):
         if run.round == run.experiment.rounds:
             folder.models(run)

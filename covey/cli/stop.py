@@ -38,7 +38,10 @@ class Stop:
 
 @contextmanager
 def stoppable(console: Console) -> Iterator[Stop]:
-    """SIGTERM and SIGHUP stop a run as Ctrl-C does, and no second one comes between the first and the saving."""
+    """SIGTERM and SIGHUP stop a run as Ctrl-C does.
+
+    No second one comes between the first and the saving.
+    """
     stop = Stop(console)
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup a hangup is to change nothing

@@ -1,4 +1,4 @@
-"""Another algorithm on the command line: the fields it takes over from the algorithm of the file."""
+"""Another algorithm on the command line: the fields it takes over from that of the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from covey.errors import ConfigError
 
 
 def taken_over(section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]) -> dict[str, Any]:
-    """The fields of an algorithm that another one has too, with the same meaning; a note says which are dropped."""
+    """The fields of an algorithm that another one has too, with the same meaning.
+
+    A note says which are dropped.
+    """
     if section != "algorithm" or not isinstance(name, str):
         return {}
     old_name = str(old["name"])
@@ -31,7 +34,7 @@ def taken_over(section: str, old: dict[str, Any], name: Any, changes: Sequence[s
 
 
 def _same_field(old: str, new: str, key: str, value: Any) -> bool:
-    """Whether two algorithms have this field, by the same meaning, and the new one's may have this value."""
+    """Whether two algorithms mean the same by this field, and the new one may have this value."""
     try:
         makers = [named.maker("algorithm", name) for name in (old, new)]
         schemas = [named.schema(build, "algorithm") for build in makers]

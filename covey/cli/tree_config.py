@@ -17,10 +17,14 @@ from covey.tree import Tree
 
 
 class TreeConfig(BaseModel):
-    """`edges`: how many, or how many devices each has. `children`: child counts of every node, tier by tier, for deeper trees.
+    """How many edges there are and who stands under which; deeper trees by their child counts.
 
-    `form` says who stands under which edge: consecutive devices, random ones, those whose first updates are similar, by the label
-    sets of PerMFL's Table 2 (worst, average), or as the data says, which is the default where it does.
+    `edges`: how many, or how many devices each has. `children`: child counts of every node, tier by
+    tier, for deeper trees.
+
+    `form` says who stands under which edge: consecutive devices, random ones, those whose first
+    updates are similar, by the label sets of PerMFL's Table 2 (worst, average), or as the data
+    says, which is the default where it does.
     """
 
     model_config = STRICT

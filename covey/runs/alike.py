@@ -73,7 +73,10 @@ def _difference(first: Experiment, other: Experiment) -> str | None:
 
 
 def _same_outputs(first: Experiment, other: Experiment) -> bool:
-    """Whether two models give the same on the same weights; a module may hold settings that its text does not show."""
+    """Whether two models give the same on the same weights.
+
+    A module may hold settings that its text does not show.
+    """
     if first.model is other.model:
         return True
     like = next(first.model.parameters())

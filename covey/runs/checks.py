@@ -1,6 +1,7 @@
-"""What an experiment may hold: every mistake is named with its value and the rule, before anything runs.
+"""What an experiment may hold.
 
-Values that may be given in several forms, such as one pattern or a list, are put into the one that runs use.
+Every mistake is named with its value and the rule, before anything runs. Values that may be given
+in several forms, such as one pattern or a list, are put into the one that runs use.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def check(experiment: Experiment) -> None:
-    """An error for the first mistake; lists become tuples, and "auto" becomes what it stands for."""
+    """An error for the first mistake.
+
+    Lists become tuples, and "auto" becomes what it stands for.
+    """
     _check_kinds(experiment)
     _check_lists(experiment)
     _check_counts(experiment)
@@ -148,7 +152,10 @@ def _check_algorithm(experiment: Experiment) -> None:
 
 
 def _check_loss(experiment: Experiment) -> None:
-    """The loss that "auto" and "mse" mean, and labels as numbers where numbers are to be predicted."""
+    """Set the loss that "auto" and "mse" mean.
+
+    Labels become numbers where numbers are predicted.
+    """
     loss = resolved_loss(experiment.loss, experiment.data)
     _set(experiment, "loss", loss)
     if loss == "squared_error":
@@ -168,7 +175,7 @@ def _check_tree(experiment: Experiment) -> None:
 
 
 def _check_holdout(experiment: Experiment) -> None:
-    """How many devices are held out, or which: a list of different ones that leaves some to train."""
+    """An error unless some devices are left to train, and no device is held out twice."""
     wanted = experiment.holdout_devices
     devices = experiment.tree.devices
     if isinstance(wanted, list | tuple):

@@ -1,7 +1,8 @@
-"""The round that is reported for each model: where its scores were best so far, and the rows held from then.
+"""The round that is reported for each model: where its scores were best so far.
 
-A model may be scored in the last round only because it is the last. Rows of such a round are held under a label of their own:
-a run that goes on forgets them, as if the round had never been the last.
+Its rows are held from then. A model may be scored in the last round only because it is the last. Rows
+of such a round are held under a label of their own: a run that goes on forgets them, as if the round
+had never been the last.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FINAL = "final "
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """The round in which a model was best so far, its global row, [1, P], and how every device did in it."""
+    """The round in which a model was best so far: its global row, [1, P], and devices' figures."""
 
     round: int
     quality: float
@@ -35,7 +36,10 @@ class Chosen:
 
 
 def label(model: str, *, final: bool = False) -> str:
-    """The name under which the rows of a model's best round are held; `final`: it is scored only for being the last."""
+    """The name under which the rows of a model's best round are held.
+
+    `final`: it is scored only for being the last.
+    """
     return f"{FINAL if final else REGULAR}{model}"
 
 
@@ -48,7 +52,10 @@ def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
 
 
 def better(scored: Model, part: str, chosen: Mapping[str, Chosen], name: str) -> float | None:
-    """The quality of a scored model where it beats the best regular round so far; None where it does not."""
+    """The quality of a scored model where it beats the best regular round so far.
+
+    None where it does not.
+    """
     if part not in scored.scores:
         return None
     best = chosen.get(label(name))

@@ -33,25 +33,25 @@ class Experiment:
     which layers stay on the device where the algorithm splits models: "conv*" for a kind of layer,
     "head" for the last, or names of layers or parameters; "" for none; "auto" for the last layer
     (Pruned: the convolutions, if there are any), which the run's notes name. `start="seed"`
-    initialises every layer anew from the seed, "module" starts from the values the module came with,
-    for instance a pretrained one.
+    initialises every layer anew from the seed, "module" starts from the values the module came
+    with, for instance a pretrained one.
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
     With a `radio` every round has seconds and joules, and an algorithm may prune as its plan says
     (covey/wireless/radio.py).
 
-    Scores. Every `score_every` rounds, and in the last, every kept model is scored on `parts` of the
-    data, and every `score_train_every` rounds on the training part too, which takes longer. With
-    `score_sample` only so many devices are scored, drawn anew in each of these rounds, and every
-    score has a standard error (covey/runs/sampling.py). `protocol="paper"` trains on the validation
-    part too and reports the round that was best on test. `holdout_devices`, a number or a list of
-    devices, take no part in training: when models are scored, so is what each of them makes of the
-    models it finds (covey/runs/newcomers.py).
+    Scores. Every `score_every` rounds, and in the last, every kept model is scored on `parts` of
+    the data, and every `score_train_every` rounds on the training part too, which takes longer.
+    With `score_sample` only so many devices are scored, drawn anew in each of these rounds, and
+    every score has a standard error (covey/runs/sampling.py). `protocol="paper"` trains on the
+    validation part too and reports the round that was best on test. `holdout_devices`, a number or
+    a list of devices, take no part in training: when models are scored, so is what each of them
+    makes of the models it finds (covey/runs/newcomers.py).
 
-    Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory` (bytes
-    for rows in training) never change a result; nor does `capture`, which on a GPU turns the devices'
-    program into a CUDA graph where it can.
+    Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
+    (bytes for rows in training) never change a result; nor does `capture`, which on a GPU turns the
+    devices' program into a CUDA graph where it can.
     """
 
     algorithm: Algorithm
@@ -84,7 +84,10 @@ class Experiment:
         checks.check(self)
 
     def fingerprint(self) -> dict[str, str]:
-        """What decides the bits of a round, each as text or a hash; two experiments that agree can share a checkpoint."""
+        """What decides the bits of a round, each as text or a hash.
+
+        Two experiments that agree can share a checkpoint.
+        """
         return fingerprint.of(self)
 
     def initial(self) -> torch.Tensor:
@@ -94,7 +97,10 @@ class Experiment:
         return row.to(self.dtype)
 
     def work(self) -> Work | None:
-        """What a device does for one answer, by which a radio plan reckons; None where the algorithm does not say."""
+        """What a device does for one answer, by which a radio plan reckons.
+
+        None where the algorithm does not say.
+        """
         space = Space(self.model, private=self.private)
         work = self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
         if work is None:

@@ -32,7 +32,7 @@ def lead(runtime: Runtime) -> str:
 
 
 def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:
-    """(tier, name) of what the tier above devices keeps for new devices, where that is no scored model."""
+    """(tier, name) of what the tier above devices keeps for new devices, if it is not scored."""
     above = algorithm.above()
     if above in names(runtime):
         return []

@@ -1,4 +1,4 @@
-"""The record of one round: cohorts, traffic, scores, seconds, notes; and reading one back from JSON."""
+"""The record of one round: cohorts, traffic, scores, seconds, notes; to JSON and back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from covey.wireless.air import Aired
 class Round:
     """What happened in one round.
 
-    `round` counts from 0; what is printed counts from 1. `cohorts` are the nodes that were asked, by tier. `traffic` is by
-    link, direction ("down", "up") and lane ("train", "score"). `models` are the kept models by name, "global" first; there
-    are none in a round that is not scored. With several seeds side by side, `seconds` is this seed's share. `spent` says
-    what the seconds went to: training, links, cohorts, scores, other, and the checkpoint before. `notes` are what programs
-    noted of the nodes that were asked, by tier and name. `radio` is the round on the virtual clock, where the experiment
-    has a radio. `gradients` were evaluated by all devices on their data, idle ones that train included.
+    `round` counts from 0; what is printed counts from 1. `cohorts` are the nodes that were asked,
+    by tier. `traffic` is by link, direction ("down", "up") and lane ("train", "score"). `models`
+    are the kept models by name, "global" first; there are none in a round that is not scored. With
+    several seeds side by side, `seconds` is this seed's share. `spent` says what the seconds went
+    to: training, links, cohorts, scores, other, and the checkpoint before. `notes` are what
+    programs noted of the nodes that were asked, by tier and name. `radio` is the round on the
+    virtual clock, where the experiment has a radio. `gradients` were evaluated by all devices on
+    their data, idle ones that train included.
     """
 
     round: int
@@ -90,7 +92,10 @@ def _figure(model: Model) -> str:
 
 
 def read(facts: dict[str, Any]) -> Round:
-    """A record from what `Round.as_dict` gave; records of earlier versions have no notes, radio and gradients."""
+    """A record from what `Round.as_dict` gave.
+
+    Records of earlier versions have no notes, radio and gradients.
+    """
     traffic = {}
     for key, value in facts["traffic"].items():
         link, direction, lane = key.split("/")

@@ -1,9 +1,10 @@
 """Scores on a sample of the devices, and how far they are from those on all.
 
-In a round that is scored, n of the N devices that train are drawn without replacement, every set of n with the same
-probability, by the address (seed, round, "score"). Edges are all asked, for they keep models of their own. Figures are those of
-the devices drawn: accuracy and loss estimate those over all devices; `holders`, age and non-zeros of models that devices keep,
-and the worst tenth, are of the devices drawn.
+In a round that is scored, n of the N devices that train are drawn without replacement, every set of
+n with the same probability, by the address (seed, round, "score"). Edges are all asked, for they
+keep models of their own. Figures are those of the devices drawn: accuracy and loss estimate those
+over all devices; `holders`, age and non-zeros of models that devices keep, and the worst tenth, are
+of the devices drawn.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ Reports = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | None:
-    """The standard error of r = sum(totals) / sum(counts) over n devices drawn from a population of N.
+    """The standard error of r = sum(totals) / sum(counts) over n of N devices.
 
-    totals y_i, [n], are a device's right answers or its summed loss, counts c_i, [n], its examples. It is the ratio estimator's
-    (Cochran, Sampling Techniques, 1977, section 6.4), with the correction for a finite population:
+    `totals` y_i, [n], are the right answers or the summed loss of each device drawn, `counts` c_i,
+    [n], its examples. It is the ratio estimator's (Cochran, Sampling Techniques, 1977, section 6.4),
+    with the correction for a finite population:
 
         se^2 = (1 - n / N) / n * sum_i (y_i - r c_i)^2 / (n - 1) / mean(c)^2
 
-    Where all devices have as many examples, r is the mean accuracy of devices, which is unbiased, and se the one of a mean.
-    Else the bias of r is of the order of 1 / n. None where nothing was counted, or one device of several was drawn.
+    Where all devices have equally many examples, r is the mean accuracy of devices, which is
+    unbiased, and se is that of a mean. Else the bias of r is of the order of 1 / n. None where
+    nothing was counted, or one device of several was drawn.
 
     >>> import torch
     >>> right = torch.tensor([2.0, 4.0, 6.0])

@@ -1,4 +1,7 @@
-"""What a checkpoint of one run holds, and reading it back: every value is checked before anything of the run changes."""
+"""What a checkpoint of one run holds, and reading it back.
+
+Every value is checked before anything of the run changes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ _LAST = "last "
 class Saved:
     """One run as a checkpoint holds it.
 
-    `columns` are what its nodes keep. `state` is the state of this run alone, so `state.w` is one row, [1, P].
+    `columns` are what its nodes keep. `state` is the state of this run alone, so `state.w` is one
+    row, [1, P].
     """
 
     state: State
@@ -85,7 +89,10 @@ def read(saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, 
 
 
 def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
-    """The state of one run without what it owes to its last round having been the last; how many records change."""
+    """(state, number of records that change) of one run that goes on.
+
+    It has nothing left of what it owes to its last round having been the last.
+    """
     chosen = {label: value for label, value in state.chosen[0].items() if not label.startswith(FINAL)}
     history = list(state.histories[0])
     changed = 0

@@ -77,11 +77,17 @@ class Seed:
 
     @property
     def engine(self) -> dict[str, Any]:
-        """How training is computed here: what changes speed but, except for the last bits, no result."""
+        """How training is computed here.
+
+        It changes speed but, except for the last bits, no result.
+        """
         return self._runs.engine
 
     def models(self, *, scored: bool = True) -> list[str]:
-        """The names of all kept models, "global" first; with `scored=False` also what is kept for new devices alone."""
+        """The names of all kept models, "global" first.
+
+        With `scored=False` also what is kept for new devices alone.
+        """
         out = models.names(self.runtime)
         if not scored:
             out += [name for _, name in models.unscored(self.runtime, self.experiment.algorithm)]
@@ -96,7 +102,10 @@ class Seed:
         return snapshot.ids, snapshot.rows
 
     def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
-        """A kept model with everything its predictions need, as it is now or as it was in the round chosen for it."""
+        """A kept model with everything its predictions need.
+
+        As it is now or as it was in the round chosen for it.
+        """
         tier = self._tier_of(model)
         lead = model if model in self.models() else models.lead(self.runtime)
         label, round, w = self._version(lead, which)
@@ -115,7 +124,10 @@ class Seed:
         return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
     def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
-        """A module with the parameters that a node keeps under this name, now or in the round chosen for the model."""
+        """A module with the parameters that a node keeps under this name.
+
+        As they are now or were in the round chosen for the model.
+        """
         ids, rows = self.rows(model, which)
         position = (ids == node).nonzero()
         if not len(position):
@@ -123,7 +135,7 @@ class Seed:
         return self.runtime.task.space.fill(rows[int(position[0, 0])])
 
     def devices(self) -> list[DeviceScore]:
-        """How every device does with every model, in the round chosen for the model and in the last one scored."""
+        """How every device does with every model, in its chosen round and in the last scored."""
         last = self._runs._state.scored[self._copy]
         best = self._runs._state.chosen[self._copy]
         reported = {}
@@ -138,12 +150,15 @@ class Seed:
 
     @property
     def device_names(self) -> list[str]:
-        """What the data calls the devices that train, in order; their numbers where it does not say."""
+        """What the data calls the devices that train, in order, or their numbers."""
         names = self.trained.names.devices
         return list(names) or [str(k) for k in range(self.trained.devices)]
 
     def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
-        """Whether each model means the chances it gives, over the devices that hold it and their examples of this part."""
+        """How well each model's probabilities are calibrated on a part of the data.
+
+        Over the devices that hold the model.
+        """
         runtime = self.runtime
         if not runtime.task.classifies:
             raise ConfigError("calibration is about the chances of classes, but these targets are numbers.")
@@ -157,7 +172,10 @@ class Seed:
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything this run needs to go on as if it had never stopped; its records go to a file beside."""
+        """Write everything this run needs to go on as if it had never stopped.
+
+        Its records go to a file beside.
+        """
         with self._runs.alone("save"):
             began = time.perf_counter()
             target = Path(path).absolute()
@@ -229,7 +247,10 @@ class Seed:
         return by_name[model]
 
     def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
-        """(label, round, global row) of a model as it is now or was in its chosen round; now where none was chosen."""
+        """(label, round, global row) of a model as it is now or was in its chosen round.
+
+        It is as it is now where no round was chosen.
+        """
         chosen = self._runs._state.chosen[self._copy]
         label = label_in(chosen, model)
         if which == "chosen" and label is not None:

@@ -1,4 +1,7 @@
-"""Where runs stand between two rounds, as one value: an assignment moves them all from one round to the next."""
+"""Where runs stand between two rounds, as one value.
+
+An assignment moves them all from one round to the next.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from covey.runs.record import Round
 class State:
     """The rows, records and choices of every seed.
 
-    `w` are the global rows, [seeds, P]. `chosen` are the choices of each seed, by the label under which the runtime holds
-    the rows. `scored` has, for each seed and model, the last scored round and how every device did in it. `meters` are what
-    each seed has sent.
+    `w` are the global rows, [seeds, P]. `chosen` are the choices of each seed, by the label under
+    which the runtime holds the rows. `scored` has, for each seed and model, the last scored round
+    and how every device did in it. `meters` are what each seed has sent.
     """
 
     w: Tensor
