@@ -15,6 +15,7 @@ import covey
 from covey import Algorithm, CoveyError, Experiment, Nodes, Tree
 from covey.algorithms import ALGORITHMS, FedAlt, FedAvg, HierFAVG, PerMFL, Pruned, SFedHP
 from covey.data import own, synthetic
+from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError, DataError, ModelError, ProgramError, TreeError
 from covey.models import linear, mlp
 
@@ -207,14 +208,13 @@ def test_a_foreign_or_corrupt_checkpoint(tmp_path: Path) -> None:
 def test_nothing_is_trained_before_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Constructing a run touches no row: the rehearsal is on none."""
     seen = []
-    task = covey.run.__globals__["Task"]
-    real = task.draw
+    real = Task.draw
 
     def draw(self: Any, address: Any, ids: Any, *rest: Any, **more: Any) -> Any:
         seen.append(len(ids))
         return real(self, address, ids, *rest, **more)
 
-    monkeypatch.setattr(task, "draw", draw)
+    monkeypatch.setattr(Task, "draw", draw)
     run = start()
     assert set(seen) == {0}
     next(run)
