@@ -49,9 +49,11 @@ class Experiments:
     """The experiments of a file and of the algorithms compared with it.
 
     They differ in [algorithm] alone. The world of a seed is made when it is first asked for, and only then.
+    `runtime` is the name of what runs them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: str = "simulator") -> None:
+        self.runtime = runtime
         self._worlds: dict[int, World] = {}
 
     def of(self, config: Config, seed: int) -> Experiment:

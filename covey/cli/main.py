@@ -92,6 +92,9 @@ def run(
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")] = False,
+    runtime: Annotated[
+        str, typer.Option(metavar="NAME", help="simulator: all devices at once. loopback: nodes that share nothing; slow.")
+    ] = "simulator",
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a picture.
@@ -111,6 +114,8 @@ def run(
       covey run examples/radio.toml                   over the air: seconds and joules beside every score
 
       covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds
+
+      covey run my.toml --runtime loopback            the same bits, every node with only its own data and rows
     """
     console = Console(stderr=as_json, soft_wrap=True)
     path, changes = split(what)
@@ -120,10 +125,10 @@ def run(
             raise ConfigError(f"--resume {resume_from} goes on in its own folder; leave out --out {out}.")
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
-        folder, summary = resume(resume_from, changes, console, sys.argv)
+        folder, summary = resume(resume_from, changes, console, sys.argv, runtime)
     else:
         config = _load(console, path, changes)
-        experiments = Experiments()
+        experiments = Experiments(runtime)
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
         folder, summary = start(config, out, console, sys.argv, experiments)
     if as_json:

@@ -45,7 +45,13 @@ def start(
         return _Command(config, folder, console, command, experiments).play(first)
 
 
-def resume(path: Path, changes: list[str], console: Console, command: list[str]) -> tuple[Folder, Summary]:
+def resume(
+    path: Path,
+    changes: list[str],
+    console: Console,
+    command: list[str],
+    runtime: str = "simulator",
+) -> tuple[Folder, Summary]:
     """Go on with a run from its last checkpoint, perhaps for more rounds."""
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path} is not a run folder: it has no config.toml.")
@@ -56,7 +62,7 @@ def resume(path: Path, changes: list[str], console: Console, command: list[str])
     with folder.lock():
         config = load(path / "config.toml", changes)
         recover.check_seeds(config, folder)
-        return _Command(config, folder, console, command, Experiments()).play(None)
+        return _Command(config, folder, console, command, Experiments(runtime)).play(None)
 
 
 def _rehearsed(config: Config, experiments: Experiments) -> Start:
@@ -68,7 +74,7 @@ def _rehearsed(config: Config, experiments: Experiments) -> Start:
     experiments.of(config, config.seed)
     try:
         for other in config.yardsticks().values():
-            covey.run(experiments.of(other, config.seed))
+            covey.run(experiments.of(other, config.seed), runtime=experiments.runtime)
     except CoveyError:
         Start.of(config, experiments)
         raise

@@ -54,8 +54,8 @@ class Start:
         """The runs of the first seeds that go in one go."""
         seeds = list(range(config.seed, config.seed + config.seeds))
         each = [experiments.of(config, seed) for seed in seeds]
-        groups = _groups(seeds, each)
-        return Start(groups, covey.runs(each[: len(groups[0])]))
+        groups = _groups(seeds, each, experiments.runtime)
+        return Start(groups, covey.runs(each[: len(groups[0])], runtime=experiments.runtime))
 
     def take(self, seeds: list[int]) -> Runs | None:
         """The runs of these seeds, if they are the first and were not taken before."""
@@ -118,7 +118,8 @@ class Seeds:
     def _groups(self, seeds: list[int]) -> list[list[int]]:
         if self.start is not None:
             return list(self.start.groups)
-        return _groups(seeds, [self.experiments.of(self.config, seed) for seed in seeds])
+        each = [self.experiments.of(self.config, seed) for seed in seeds]
+        return _groups(seeds, each, self.experiments.runtime)
 
     def _run(self, seeds: list[int], done: dict[int, list[Round]]) -> dict[str, Any]:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
@@ -140,7 +141,7 @@ class Seeds:
             return runs
         saved = [folder.checkpoint if folder.checkpoint.exists() else None for folder in folders]
         each = [self.experiments.of(self.config, seed) for seed in seeds]
-        return covey.runs(each, resume=saved)
+        return covey.runs(each, resume=saved, runtime=self.experiments.runtime)
 
     def _rounds(self, runs: Runs, seeds: list[int], folders: list[Folder]) -> None:
         """Every round, shown and written down.
@@ -182,16 +183,16 @@ class Seeds:
         self.console.print(f"note: {text}", highlight=False)
 
 
-def _groups(seeds: list[int], experiments: Sequence[Experiment]) -> list[list[int]]:
+def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -> list[list[int]]:
     """The seeds in groups that run side by side.
 
-    A group is as large as memory allows, or one seed if the seeds are too unlike.
+    A group is as large as memory allows, or one seed if the seeds are too unlike, or in loopback.
     """
     first = experiments[0]
     parameters = sum(parameter.numel() for parameter in first.model.parameters())
     row = parameters * torch.finfo(first.dtype).bits // 8
     size = 1
-    if len(experiments) > 1 and unlike(experiments) is None:
+    if runtime == "simulator" and len(experiments) > 1 and unlike(experiments) is None:
         size = max(1, first.memory // (_ROWS * row * first.tree.devices))
     return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
+from safetensors.torch import load_file
 
 import covey as package
 from covey import history
@@ -20,7 +22,7 @@ from covey.cli.folder import Folder
 from covey.cli.main import EXIT_CODES, app
 from covey.runs import checkpoint
 from experiments.kills.run import difference
-from tests.cli.command import ROOT, SMALL, Result, contents, covey, spawn
+from tests.cli.command import BASE, ROOT, SMALL, Result, contents, covey, spawn
 
 LONG = (*SMALL, "rounds=60", "checkpoint_every=1000")
 
@@ -456,3 +458,21 @@ def test_a_file_may_stand_anywhere_and_a_resume_has_its_own_folder(tmp_path: Pat
     assert "Local" in covey("doctor", "seed=3", file).out
     refused = covey("run", "--resume", tmp_path, "--out", tmp_path / "b")
     assert (refused.code, "leave out --out" in refused.err) == (2, True)
+
+
+def test_a_run_in_loopback_is_the_simulators(tmp_path: Path) -> None:
+    """Every node on its own, from the command line: the same models to the bit, and a resume in the simulator."""
+    small = ["rounds=3", "score_every=1", "data.devices=6", "tree.edges=2", "algorithm.edge_rounds=2"]
+    for runtime in ("simulator", "loopback"):
+        ended = covey("run", BASE, *small, "--runtime", runtime, "--out", tmp_path / runtime)
+        assert ended.code == 0, ended.err
+    for name in ("global", "edge", "personal"):
+        rows = [load_file(tmp_path / runtime / "models" / f"{name}.safetensors") for runtime in ("simulator", "loopback")]
+        assert rows[0].keys() == rows[1].keys()
+        assert all(torch.equal(rows[0][key], rows[1][key]) for key in rows[0])
+    more = covey("run", "--resume", tmp_path / "loopback", "rounds=4")
+    assert more.code == 0, more.err
+    wrong = covey("run", BASE, *small, "--runtime", "cloud", "--out", tmp_path / "cloud")
+    assert wrong.code == 2
+    assert "runtime = 'cloud': choose one of simulator, loopback" in wrong.err
+    assert not (tmp_path / "cloud").exists()
