@@ -1,5 +1,6 @@
 """Two revisions of covey by turns on the same works: `python -m benchmarks.turns REVISION [WORK ...]`.
 
+REVISION is one of the repository, or a folder with a checkout.
 Each revision has a process of its own, with its own checkout. They take a round each, one after the other, so that whatever
 else the machine does falls on both. The medians of all rounds are compared, and the best rounds beside them.
 """
@@ -23,9 +24,9 @@ import sys, time
 import covey
 from benchmarks.works import WORKS
 for line in sys.stdin:
-    name, rounds = line.split()
+    name, rounds = line.rsplit(maxsplit=1)
     work = WORKS[name]
-    run = covey.run(work.experiment(work.data(), int(rounds) + 2))
+    run = covey.run(work.experiment(work.data(), int(rounds) + 2, device=sys.argv[1]))
     print("ready", flush=True)
     for _ in range(int(rounds)):
         sys.stdin.readline()
@@ -38,9 +39,9 @@ for line in sys.stdin:
 class Worker:
     """A process that runs one revision, a round when it is told to."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(folder)}
-        command = [sys.executable, "-c", WORKER]
+        command = [sys.executable, "-c", WORKER, device]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload]
 
@@ -89,24 +90,33 @@ def compare(workers: tuple[Worker, Worker], work: str, rounds: int) -> dict[str,
     }
 
 
+def _print(folder: Path, asked: argparse.Namespace) -> None:
+    """A line of JSON for each work."""
+    workers = Worker(folder, asked.device), Worker(ROOT, asked.device)
+    for work in asked.works:
+        print(json.dumps({"work": work, **compare(workers, work, asked.rounds)}), flush=True)
+    for worker in workers:
+        worker.end()
+
+
 def main() -> None:
     """Check out the revision, compare, print a table and a line of JSON for each work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("revision")
-    parser.add_argument("works", nargs="*", default=["W1", "W2", "W3", "W4"])
+    parser.add_argument("works", nargs="*", default=["W1", "W2", "W3 DNN", "W3 MLR", "W4", "sFedHP"])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
+    if Path(asked.revision).is_dir():
+        _print(Path(asked.revision), asked)
+        return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "old")
         subprocess.run(["git", "worktree", "add", "-q", "--detach", folder, asked.revision], cwd=ROOT, check=True)
         try:
             for library in (ROOT / "covey" / "native").glob("*.so"):
                 shutil.copy(library, folder / "covey" / "native")
-            workers = Worker(folder), Worker(ROOT)
-            for work in asked.works:
-                print(json.dumps({"work": work, **compare(workers, work, asked.rounds)}), flush=True)
-            for worker in workers:
-                worker.end()
+            _print(folder, asked)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", folder], cwd=ROOT, check=True)
 

@@ -77,7 +77,8 @@ def test_nothing_is_said_of_algorithms_that_share_everything() -> None:
 def test_the_command_says_it_first_and_names_the_rows(tmp_path: Path) -> None:
     ended = command("run", *SMALL, "algorithm.name=fedper", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
-    first = next(line for line in ended.out.splitlines() if not line.startswith("note: algorithm.name"))
+    engine, first = [line for line in ended.out.splitlines() if not line.startswith("note: algorithm.name")][:2]
+    assert engine.startswith("engine: ")
     assert first.startswith("note: FedPer: layer 3 stays on each device")
     assert "global (each device's own head)" in ended.out
     assert "global (each device's own head)" in covey.load(tmp_path / "run").table()

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ class Question:
     """What every child gets for itself, [m, ...] each."""
     admission: Admission | None = None
 
-    @property
+    @cached_property
     def copies(self) -> Tensor:
         """To how many children each asker sends, [n]."""
         return torch.bincount(self.asker, minlength=len(self.askers))

@@ -9,6 +9,8 @@ import pytest
 import covey
 from covey.cli.config import load
 from covey.errors import ConfigError
+from covey.runtimes.simulator import Simulator
+from covey.wireless.air import Air
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
 
@@ -47,8 +49,9 @@ def test_two_tiers_keep_their_cells() -> None:
     config = load(EXAMPLE, ["algorithm.name=fedavg", "private=[]", "radio.policy=personal_only", "rounds=1"])
     run = covey.run(config.experiment(0))
     assert run.runtime.tree.depth == 2
-    assert run.runtime.air is not None
-    assert run.runtime.air.devices.cell.tolist() == [0] * 6 + [1] * 6
+    assert isinstance(run.runtime, Simulator)
+    assert isinstance(run.runtime.environment, Air)
+    assert run.runtime.environment.devices.cell.tolist() == [0] * 6 + [1] * 6
     assert next(run).radio is not None
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from covey.data import Names, Part, Shards, edges
+from covey.engine import similar
 from covey.errors import DataError
 from covey.tree import Tree
 
@@ -139,26 +140,26 @@ def test_similar_does_not_depend_on_chunks(width: int, monkeypatch: pytest.Monke
     shards = labelled([[u % 10, (3 * u + 1) % 10] for u in range(30)])
     deep = nn.Sequential(nn.Linear(10, width), nn.ReLU(), nn.Linear(width, 10))
     whole, _ = edges.similar(shards, deep, 4, seed=3)
-    monkeypatch.setattr(edges, "_MEMORY", 1)
+    monkeypatch.setattr(similar, "_MEMORY", 1)
     assert edges.similar(shards, deep, 4, seed=3)[0].fingerprint() == whole.fingerprint()
 
 
 def test_sketches_keep_angles() -> None:
     rows = torch.randn(6, 20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows[3:] = rows[:3] + 0.5 * rows[3:]
-    short = edges._sketched(rows, seed=0)
+    short = similar._sketched(rows, seed=0)
     assert short.shape == (6, 1024)
-    true, kept = (torch.from_numpy(edges._unit(r.numpy())) for r in (rows, short))
+    true, kept = (torch.from_numpy(similar._unit(r.numpy())) for r in (rows, short))
     assert torch.allclose(kept @ kept.T, true @ true.T, atol=0.15)
-    assert edges._sketched(rows[:, :1024], seed=0).equal(rows[:, :1024])
+    assert similar._sketched(rows[:, :1024], seed=0).equal(rows[:, :1024])
 
 
 @given(rows=st.integers(1, 12), columns=st.integers(1, 3), kinds=st.integers(1, 12), seed=st.integers(0, 9), data=st.data())
 def test_no_cluster_is_empty(rows: int, columns: int, kinds: int, seed: int, data: st.DataObject) -> None:
     different = np.random.default_rng(seed).integers(-1, 2, (kinds, columns)).astype(np.float64)  # some are all zeros
-    points = edges._unit(different[np.arange(rows) % kinds])
+    points = similar._unit(different[np.arange(rows) % kinds])
     count = data.draw(st.integers(1, rows))
-    cluster = edges._clusters(points, count, seed)
+    cluster = similar._clusters(points, count, seed)
     assert set(cluster.tolist()) == set(range(count))
     first = [cluster.tolist().index(c) for c in range(count)]
     assert first == sorted(first)
