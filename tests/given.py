@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from covey.engine.batches import Batch
-from covey.engine.objective import DataLoss, Terms
+from covey.engine.objective import DataLoss, Objective
 from covey.engine.solver import solver
 from covey.engine.task import Task
 
@@ -24,7 +24,7 @@ class Given(DataLoss):
     def __call__(self, x: Tensor) -> Tensor:
         raise AssertionError("these steps are taken one by one")
 
-    def begin(self, start: Tensor, terms: Terms) -> None:
+    def begin(self, start: Tensor, terms: Objective) -> None:
         """Nothing is counted."""
 
     def batch_of(self, step: int) -> Batch:
@@ -41,7 +41,7 @@ def descended(
     task: Task,
     start: Tensor,
     batch_of: Callable[[int], Batch],
-    terms: Terms,
+    terms: Objective,
     *,
     one: Batch | None = None,
 ) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.engine.forward import forward
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.models import linear, mlp
 
 N, B = 4, 5
@@ -45,7 +45,7 @@ def shared_layer() -> nn.Sequential:
 
 
 def check(module: nn.Module, x: Tensor, path: str) -> None:
-    space = Space(module.double())
+    space = ParameterLayout(module.double())
     passes = forward(space, x.shape[2:])
     assert passes.path == path
     rows = torch.randn(N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -115,7 +115,7 @@ def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> Non
 
 def test_order_of_private_layers_changes_nothing() -> None:
     module = mlp(6, 4, 3).double()
-    plain, private = Space(module), Space(module, private=["1.*"])
+    plain, private = ParameterLayout(module), ParameterLayout(module, private=["1.*"])
     row = torch.randn(1, plain.width, dtype=torch.float64)
     other = private.row(plain.fill(row[0]))[None]
     x = inputs(6)[:1]

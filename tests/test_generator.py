@@ -18,7 +18,7 @@ from covey.algorithms import FedAvg
 from covey.cli.config import load
 from covey.data import Shards
 from covey.engine.generator import Seeded
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.task import Task
 from covey.errors import ModelError
 
@@ -82,7 +82,7 @@ def reset(module: nn.Module) -> Tensor:
         start = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
         if callable(start):
             start()
-    return Space(module).row(module)
+    return ParameterLayout(module).row(module)
 
 
 def shards(shape: tuple[int, ...]) -> Shards:
@@ -97,9 +97,9 @@ def test_initial_rows_are_the_bits_that_torchs_generator_gives(name: str) -> Non
     other = LAYERS[name]()
     expected = by_torch(draws.key(5, "initial"), lambda: reset(other))
     state = torch.get_rng_state()
-    assert torch.equal(Space(module).initial(5), expected)
+    assert torch.equal(ParameterLayout(module).initial(5), expected)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not torch.equal(Space(module).initial(6), expected)
+    assert not torch.equal(ParameterLayout(module).initial(6), expected)
 
 
 @pytest.mark.parametrize("name", DRAWS)
@@ -130,7 +130,7 @@ def test_300_starts_beside_a_thread_that_draws_are_all_equal() -> None:
             name = list(LAYERS)[at % len(LAYERS)]
             if name in SHAPES:
                 Task(modules[name], data[name])  # a draw elsewhere is none of the model's
-            assert torch.equal(Space(modules[name]).initial(3), expected[name]), f"{name} in run {at}"
+            assert torch.equal(ParameterLayout(modules[name]).initial(3), expected[name]), f"{name} in run {at}"
         assert count() > 300
 
 
@@ -179,13 +179,13 @@ class Odd(nn.Module):
 def test_a_draw_that_no_generator_decides_is_refused_by_name() -> None:
     odd = Odd(lambda weight: torch.ops.aten.native_dropout(weight + 1, 0.5, True)[0])
     with pytest.raises(ModelError, match=r"layer '1' \(Odd\) draws at random by aten\.native_dropout.*torch\.nn\.init"):
-        Space(nn.Sequential(nn.Linear(4, 4), odd)).initial(0)
-    Space(Odd(lambda weight: torch.ops.aten.native_dropout(weight + 1, 0.0, True)[0])).initial(0)  # draws nothing
+        ParameterLayout(nn.Sequential(nn.Linear(4, 4), odd)).initial(0)
+    ParameterLayout(Odd(lambda weight: torch.ops.aten.native_dropout(weight + 1, 0.0, True)[0])).initial(0)  # draws nothing
 
 
 def test_a_draw_on_another_device_is_refused() -> None:
     with pytest.raises(ModelError, match=r"layer '' \(Odd\) draws at random by aten\.randn.* on meta.*draw on the CPU"):
-        Space(Odd(lambda weight: torch.randn(4, 3, device="meta"))).initial(0)
+        ParameterLayout(Odd(lambda weight: torch.randn(4, 3, device="meta"))).initial(0)
 
 
 def test_a_layer_that_cannot_initialise_itself_is_named_with_the_line() -> None:
@@ -193,7 +193,7 @@ def test_a_layer_that_cannot_initialise_itself_is_named_with_the_line() -> None:
         return {}["scale"]
 
     with pytest.raises(ModelError, match=r"layer '' \(Odd\) cannot be initialised: KeyError: 'scale' \(.*test_gen.*line \d"):
-        Space(Odd(lacking)).initial(0)
+        ParameterLayout(Odd(lacking)).initial(0)
 
 
 class Noisy(nn.Module):
@@ -250,8 +250,8 @@ def test_what_could_draw_but_does_not_is_welcome(noise: Callable[[Tensor], Tenso
 @pytest.mark.parametrize("name", LAYERS)
 def test_float64_starts_from_the_same_numbers(name: str) -> None:
     module = LAYERS[name]()
-    single = Space(module).initial(5)
-    double = Space(module.double()).initial(5)
+    single = ParameterLayout(module).initial(5)
+    double = ParameterLayout(module.double()).initial(5)
     assert double.dtype == torch.float64
     assert torch.equal(double, single.double())
 
@@ -260,7 +260,7 @@ def test_a_parameter_that_nothing_resets_keeps_all_its_digits() -> None:
     odd = Odd(lambda weight: weight).double()
     odd.weight.data.fill_(1 / 3)
     odd.reset_parameters = None  # type: ignore[assignment]
-    assert Space(odd).initial(0).tolist() == [1 / 3] * 12
+    assert ParameterLayout(odd).initial(0).tolist() == [1 / 3] * 12
 
 
 def test_runs_in_float64_start_from_the_row_in_the_fingerprint() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from covey import draws
 from covey.maths import gp
-from covey.maths.gp import Kernel, gibbs, log_chances, polya_gamma, polya_gamma_mean, posterior_draw, predictive
+from covey.maths.gp import CovarianceKernel, gibbs, log_chances, polya_gamma, polya_gamma_mean, posterior_draw, predictive
 
 G = torch.Generator().manual_seed(3)
 
@@ -61,7 +61,7 @@ def test_polya_gamma_draws_make_the_logistic_function_gaussian(f: float) -> None
 
 def problem(N: int = 5, D: int = 3, M: int = 4) -> dict[str, Tensor]:
     """Two nodes: kernels of some features, labels, and omegas that are not Gibbs's."""
-    kernel = Kernel(scale=2.0, length=1.3)
+    kernel = CovarianceKernel(scale=2.0, length=1.3)
     x, z = torch.randn(2, N, 2, generator=G).double(), torch.randn(2, M, 2, generator=G).double()
     kappa = torch.randint(2, (2, N), generator=G).double() - 0.5
     omega = 0.05 + torch.rand(2, D, N, generator=G).double()
@@ -77,7 +77,7 @@ def problem(N: int = 5, D: int = 3, M: int = 4) -> dict[str, Tensor]:
 def test_the_kernel_is_its_formula() -> None:
     x, z = torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]), torch.tensor([[[1.0, 1.0]]])
     expected = torch.tensor([[[8 * math.exp(-1 / 18)], [8 * math.exp(-2 / 18)]]])
-    assert torch.allclose(Kernel(8.0, 3.0).across(x, z), expected, rtol=1e-6)
+    assert torch.allclose(CovarianceKernel(8.0, 3.0).across(x, z), expected, rtol=1e-6)
 
 
 def test_given_omega_the_posterior_is_that_of_regression_on_kappa_over_omega_with_noise_one_over_omega() -> None:
@@ -142,7 +142,7 @@ def test_chances_are_integrals_over_a_gaussian_and_a_mean_over_draws() -> None:
 @pytest.mark.parametrize("labels", [(1, 1), (1, -1)])
 def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int]) -> None:
     """Two examples and one place: p(f1, f2 | y) ~ N(f; 0, K) sigmoid(y1 f1) sigmoid(y2 f2), added up over a grid."""
-    kernel, x, z = Kernel(3.0, 1.0), torch.tensor([[[0.0], [0.8]]]).double(), torch.tensor([[[0.3]]]).double()
+    kernel, x, z = CovarianceKernel(3.0, 1.0), torch.tensor([[[0.0], [0.8]]]).double(), torch.tensor([[[0.3]]]).double()
     K, across = kernel.among(x), kernel.across(x, z)
     f = np.linspace(-12, 12, 601)
     grid = np.stack(np.meshgrid(f, f, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -167,7 +167,7 @@ def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int
 
 def fitted(has: list[list[bool]], y: list[list[int]], most: int, n_draws: int = 4) -> gp.Classifier:
     x = torch.randn(len(y[0]), 2, generator=torch.Generator().manual_seed(5)).double().expand(len(y), -1, -1)
-    return gp.classifier(Kernel(2.0, 1.0), x, torch.tensor(y), weight=None, has=torch.tensor(has), most=most,
+    return gp.classifier(CovarianceKernel(2.0, 1.0), x, torch.tensor(y), weight=None, has=torch.tensor(has), most=most,
                          steps=2, draws=n_draws, source=Addressed(len(y)), stream="fork")  # fmt: skip
 
 
@@ -205,6 +205,6 @@ def test_no_nodes_and_one_class() -> None:
     assert alone.forks == ()
     assert torch.equal(alone.log_chances(torch.zeros(1, 4, 2)), torch.zeros(1, 4, 1).double())
     none, has = torch.zeros(0, 3, 2), torch.zeros(0, 4, dtype=torch.bool)
-    empty = gp.classifier(Kernel(1.0, 1.0), none, torch.zeros(0, 3, dtype=torch.int64), weight=None, has=has, most=4,
+    empty = gp.classifier(CovarianceKernel(1.0, 1.0), none, torch.zeros(0, 3, dtype=torch.int64), weight=None, has=has, most=4,
                           steps=1, draws=2, source=Addressed(0), stream="a")  # fmt: skip
     assert empty.log_chances(torch.zeros(0, 5, 2)).shape == (0, 5, 4)

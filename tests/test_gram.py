@@ -8,7 +8,7 @@ from torch import Tensor
 
 from covey.data import own_parts
 from covey.engine.descend import descend
-from covey.engine.objective import Terms
+from covey.engine.objective import Objective
 from covey.engine.solver import ON_DATA, solver
 from covey.engine.task import Batch, Task
 from covey.models import linear, mlp
@@ -27,7 +27,7 @@ def rows(task: Task, seed: int) -> Tensor:
     return torch.randn(3, task.space.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(task.dtype)
 
 
-def factored(task: Task, start: Tensor, batch: Batch, terms: Terms) -> Tensor:
+def factored(task: Task, start: Tensor, batch: Batch, terms: Objective) -> Tensor:
     loss = Given(task, one=batch)
     chosen = solver(loss, start, terms)
     assert chosen.name in ("factored native", "factored")
@@ -42,7 +42,7 @@ def test_factored_steps_are_plain_steps(model: Any, l2: float, decay: float, lam
     it = task(model, l2=l2)
     start, anchor = rows(it, 1), rows(it, 2)
     batch = it.draw(7, IDS, 6)[0]
-    terms = Terms(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
+    terms = Objective(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
     plain = descend(start, lambda x: it.gradient(x, batch) + l2 * x, steps=5, lr=0.1, prox=terms.prox, decay=decay)
     torch.testing.assert_close(factored(it, start, batch, terms), plain, rtol=1e-12, atol=1e-12)
 
@@ -52,7 +52,7 @@ def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
     start = rows(it, 1)
     batch = it.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
     plain = descend(start, lambda x: it.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start))
-    torch.testing.assert_close(factored(it, start, batch, Terms(4, 0.1, prox=(2.0, start))), plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start))), plain, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,14 +61,16 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) 
     it = task(mlp(30, 7, 3), dtype)
     start, anchor = rows(it, 1), rows(it, 2)
     drawn = it.draw(7, IDS, size)[0]
-    whole = factored(it, start, drawn, Terms(4, 0.1, prox=(2.0, anchor)))
+    whole = factored(it, start, drawn, Objective(4, 0.1, prox=(2.0, anchor)))
     for some in ([0], [1, 2], [2], []):
         chosen = torch.tensor(some, dtype=torch.int64)
-        part = factored(it, start[chosen], Batch(drawn.data, drawn.examples[chosen]), Terms(4, 0.1, prox=(2.0, anchor[chosen])))
+        part = factored(
+            it, start[chosen], Batch(drawn.data, drawn.examples[chosen]), Objective(4, 0.1, prox=(2.0, anchor[chosen]))
+        )
         assert torch.equal(part, whole[chosen]), some
 
 
-def refused(task: Task, terms: Terms, batch: int) -> str | None:
+def refused(task: Task, terms: Objective, batch: int) -> str | None:
     """Why torch does not factor these steps."""
     loss = Given(task, one=task.draw(7, IDS, batch)[0])
     [factored] = [candidate for candidate in ON_DATA if candidate.name == "factored"]
@@ -85,12 +87,12 @@ def refused(task: Task, terms: Terms, batch: int) -> str | None:
 )
 def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(terms: dict[str, Any], reason: str) -> None:
     it = task(mlp(30, 7, 3))
-    assert refused(it, Terms(3, 0.1), 15) is None
-    assert "more than half as many examples" in str(refused(it, Terms(3, 0.1), 16))
-    assert reason in str(refused(it, Terms(**{"steps": 5, "lr": 0.1, **terms}), 6))
+    assert refused(it, Objective(3, 0.1), 15) is None
+    assert "more than half as many examples" in str(refused(it, Objective(3, 0.1), 16))
+    assert reason in str(refused(it, Objective(**{"steps": 5, "lr": 0.1, **terms}), 6))
 
 
 def test_what_diverges_is_not_finite_and_does_not_raise() -> None:
     it = task(mlp(30, 7, 3), torch.float32)
-    out = factored(it, rows(it, 1), it.draw(7, IDS, 6)[0], Terms(60, 1e3, prox=(1e3, rows(it, 2))))
+    out = factored(it, rows(it, 1), it.draw(7, IDS, 6)[0], Objective(60, 1e3, prox=(1e3, rows(it, 2))))
     assert not torch.isfinite(out).all()

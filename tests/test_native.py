@@ -21,7 +21,7 @@ from covey.codecs.blocks import count, patterns
 from covey.data import Shards, own_parts
 from covey.engine import native_call, smooth_l1
 from covey.engine.descend import descend
-from covey.engine.objective import NO_DATA, Terms
+from covey.engine.objective import NO_DATA, Objective
 from covey.engine.solver import solver
 from covey.engine.task import Batch, Task
 from covey.errors import DecodeError, ProgramError
@@ -95,7 +95,7 @@ def fresh(task: Task, size: int = SIZE) -> Callable[[int], Batch]:
     return drawn.__getitem__
 
 
-def by_torch(task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms: Terms) -> Tensor:
+def by_torch(task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms: Objective) -> Tensor:
     """The same descent step by step, every gradient by the torch path."""
     step = iter(range(10**6))
 
@@ -106,7 +106,7 @@ def by_torch(task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms:
     return descend(start, gradient, steps=terms.steps, lr=terms.lr, **fields)
 
 
-def compare(task: Task, terms: Terms, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None) -> Tensor:
+def compare(task: Task, terms: Objective, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None) -> Tensor:
     start = rows(task, 1)
     before = start.clone()
     batch_of = (lambda step: one) if one is not None else batch_of or fresh(task)
@@ -121,20 +121,20 @@ def compare(task: Task, terms: Terms, batch_of: Callable[[int], Batch] | None = 
 @pytest.mark.parametrize("loss", native.LOSSES)
 @pytest.mark.parametrize("name", STACKS)
 def test_every_stack_and_loss(instructions: str, name: str, loss: str, dtype: torch.dtype) -> None:
-    compare(make(STACKS[name], loss=loss, dtype=dtype), Terms(3, 0.1 if loss == "cross_entropy" else 0.002))
+    compare(make(STACKS[name], loss=loss, dtype=dtype), Objective(3, 0.1 if loss == "cross_entropy" else 0.002))
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 7, 13, 40])
 @pytest.mark.parametrize("hidden", [1, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 65, 100])
 def test_every_size(instructions: str, hidden: int, size: int) -> None:
     task = make(chain(WIDTH, hidden, 3))
-    compare(task, Terms(2, 0.1, prox=(1.0, rows(task, 2))), fresh(task, size))
+    compare(task, Objective(2, 0.1, prox=(1.0, rows(task, 2))), fresh(task, size))
 
 
 @pytest.mark.parametrize("inputs", [1, 2, 63, 64, 65, 129, 200])
 def test_every_depth(instructions: str, inputs: int) -> None:
     task = make(chain(inputs, 11, 3), width=inputs)
-    compare(task, Terms(2, 0.02, prox=(1.0, rows(task, 2))))
+    compare(task, Objective(2, 0.02, prox=(1.0, rows(task, 2))))
 
 
 def column(low: float, high: float) -> Tensor:
@@ -175,7 +175,7 @@ SINGLE = [
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_term(instructions: str, name: str, dtype: torch.dtype) -> None:
     task = make(chain(WIDTH, 21, 3), dtype=dtype)
-    compare(task, Terms(**{"steps": 4, "lr": 0.1, **case(task, name)}))
+    compare(task, Objective(**{"steps": 4, "lr": 0.1, **case(task, name)}))
 
 
 @given(names=st.sets(st.sampled_from(SINGLE)), l2=st.sampled_from([0.0, 0.2]), one=st.booleans())
@@ -184,15 +184,15 @@ def test_terms_together(names: set[str], l2: float, one: bool) -> None:
     terms: dict[str, Any] = {"steps": 4, "lr": 0.1}
     for name in sorted(names):
         terms.update(case(task, name))
-    compare(task, Terms(**terms), one=fresh(task)(0) if one else None)
+    compare(task, Objective(**terms), one=fresh(task)(0) if one else None)
 
 
 @pytest.mark.parametrize("turn", [0, 1, 6])
 def test_short_batches(instructions: str, turn: int) -> None:
     task = make(STACKS["relu"])
     batch = task.cyclic(IDS, 6, torch.full((DEVICES,), turn))
-    compare(task, Terms(4, 0.1, prox=(1.0, rows(task, 2))), one=batch)
-    compare(task, Terms(2, 0.1), lambda step: task.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)))
+    compare(task, Objective(4, 0.1, prox=(1.0, rows(task, 2))), one=batch)
+    compare(task, Objective(2, 0.1), lambda step: task.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -202,15 +202,15 @@ def test_factored_steps_are_plain_steps(instructions: str, name: str, lam: float
     task = make(STACKS[name], dtype=dtype, l2=0.0 if lam == 1.0 else 0.1)
     prox = None if lam is None else (lam, rows(task, 2))
     batch = fresh(task)(0)
-    terms = Terms(5, 0.1, prox=prox)
+    terms = Objective(5, 0.1, prox=prox)
     assert solver(Given(task, one=batch), rows(task, 1), terms).name == "factored native"
     compare(task, terms, one=batch)
-    compare(task, Terms(torch.tensor([0, 2, 3, 5, 9]), column(0.05, 0.1).to(dtype), prox=prox), one=batch)
+    compare(task, Objective(torch.tensor([0, 2, 3, 5, 9]), column(0.05, 0.1).to(dtype), prox=prox), one=batch)
 
 
 def test_more_steps_than_go_into_one_call() -> None:
     task = make(STACKS["relu"])
-    compare(task, Terms(torch.tensor([70, 64, 65, 3, 0]), 0.02, prox=(1.0, rows(task, 2))))
+    compare(task, Objective(torch.tensor([70, 64, 65, 3, 0]), 0.02, prox=(1.0, rows(task, 2))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -222,7 +222,7 @@ def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch
 
     def some(chosen: list[int]) -> Tensor:
         batches = [Batch(batch.data, batch.examples[chosen]) for batch in drawn]
-        terms = Terms(steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05))
+        terms = Objective(steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05))
         return descended(task, start[chosen], batches.__getitem__, terms, one=batches[0] if one else None)
 
     whole = some([0, 1, 2, 3, 4])
@@ -236,7 +236,7 @@ def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch
 def test_what_diverges_is_not_finite(instructions: str, name: str, dtype: torch.dtype, one: bool) -> None:
     task = make(STACKS[name], dtype=dtype)
     batch_of = fresh(task)
-    terms = Terms(99, 1e6, prox=(1e6, rows(task, 2)))
+    terms = Objective(99, 1e6, prox=(1e6, rows(task, 2)))
     out = descended(task, rows(task, 1), batch_of, terms, one=batch_of(0) if one else None)
     assert not torch.isfinite(out).all(1).any()
 
@@ -245,7 +245,7 @@ def test_a_value_that_is_no_number_stays_in_its_row(instructions: str) -> None:
     task = make(STACKS["relu"])
     start = rows(task, 1)
     start[2, 5] = torch.nan
-    out = descended(task, start, fresh(task), Terms(2, 0.1))
+    out = descended(task, start, fresh(task), Objective(2, 0.1))
     assert torch.isfinite(out).all(1).tolist() == [True, True, False, True, True]
 
 
@@ -259,7 +259,7 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
     assert isinstance(kernel, native_call.Kernel)
     calm = type(kernel)(kernel.stack, kernel.space, kernel.loss, kernel.table, *still.data)
     for lam in (1.0, 9.0):
-        out = calm.descend(start, lambda step: still, Terms(5, 0.1, prox=(lam, start)), l2=0.0)
+        out = calm.descend(start, lambda step: still, Objective(5, 0.1, prox=(lam, start)), l2=0.0)
         assert torch.equal(out, start)
 
 
@@ -267,12 +267,12 @@ def test_what_the_kernel_is_not_asked() -> None:
     task = make(STACKS["relu"])
     start = rows(task, 1)
     for loss in (NO_DATA, Given(task, fresh(task))):
-        assert solver(loss, start, Terms(1, 0.1)).name == "native"
+        assert solver(loss, start, Objective(1, 0.1)).name == "native"
         for other in ({"method": "adam"}, {"tol": 0.1}, {"part": slice(0, 9, 2)}, {"mask": torch.ones_like(start)}):
-            assert "native" not in solver(loss, start, Terms(**{"steps": 1, "lr": 0.1, **other})).name
+            assert "native" not in solver(loss, start, Objective(**{"steps": 1, "lr": 0.1, **other})).name
     wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
     with pytest.raises(IndexError, match="an example that is not there"):
-        descended(task, start, lambda step: wrong, Terms(1, 0.1))
+        descended(task, start, lambda step: wrong, Objective(1, 0.1))
 
 
 def test_convolutions_and_own_losses_stay_with_torch() -> None:
@@ -355,7 +355,7 @@ def test_the_environment_decides(tmp_path: Any, wish: str) -> None:
     assert found["status"] == want.get(wish, wish)
     assert found["kernel"] == ("torch" if wish in ("0", "sse9") else f"native {found['status']}")
     task = make(mlp(WIDTH, 21, 3))
-    here = descended(task, rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+    here = descended(task, rows(task, 1), fresh(task), Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
     torch.testing.assert_close(found["rows"], here, rtol=1e-12, atol=1e-12)
 
 
@@ -384,7 +384,7 @@ def test_a_library_of_other_source_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_does_not_fit_is_refused_before_the_kernel_sees_it() -> None:
     task = make(STACKS["relu"])
-    x, terms = rows(task, 1), Terms(3, 0.1)
+    x, terms = rows(task, 1), Objective(3, 0.1)
     with pytest.raises(ProgramError, match="a model has"):
         descended(task, x[:, :-1], fresh(task), terms)
     with pytest.raises(ProgramError, match=r"5 devices meets 10 rows"):
@@ -397,7 +397,7 @@ def test_a_batch_of_other_data_is_descended_on() -> None:
     task = make(STACKS["without bias"])
     drawn = fresh(task)(0)
     blank = Batch((torch.zeros_like(task.x), task.y), drawn.examples)
-    x, terms = rows(task, 1), Terms(3, 0.1)
+    x, terms = rows(task, 1), Objective(3, 0.1)
     moved = descended(task, x, lambda step: blank, terms, one=blank)
     assert torch.equal(moved, x)  # no feature, no gradient
     usual = descended(task, x, lambda step: drawn, terms, one=drawn)

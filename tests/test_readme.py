@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from covey.cli.config import load
-from covey.cli.play import start
+from covey.cli.execute import start
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = [

@@ -14,7 +14,7 @@ import covey
 from covey import NO_DATA, Algorithm, Experiment, Tree, descend, native
 from covey.algorithms import FedAvg, PFedMe
 from covey.data import own_parts
-from covey.engine.objective import Terms
+from covey.engine.objective import Objective
 from covey.engine.sentence import sentence
 from covey.engine.solver import ON_DATA, WITHOUT_DATA, refusals, solver
 from covey.engine.task import Task
@@ -75,16 +75,16 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     start = torch.zeros(3, task.space.width)
     one = Given(task, one=task.draw(7, IDS, 4)[0])
     fresh = Given(task, lambda step: task.draw(step, IDS, 4)[0])
-    assert solver(one, start, Terms(3, 0.1)).name == "factored native"
-    assert solver(one, start, Terms(3, 0.1, l1=(0.1, 0.1))).name == "native"
-    assert solver(fresh, start, Terms(3, 0.1)).name == "native"
-    assert solver(fresh, start, Terms(3, 0.1, tol=0.1)).name == "step by step"
-    assert solver(NO_DATA, start, Terms(3, 0.1)).name == "native"
+    assert solver(one, start, Objective(3, 0.1)).name == "factored native"
+    assert solver(one, start, Objective(3, 0.1, l1=(0.1, 0.1))).name == "native"
+    assert solver(fresh, start, Objective(3, 0.1)).name == "native"
+    assert solver(fresh, start, Objective(3, 0.1, tol=0.1)).name == "step by step"
+    assert solver(NO_DATA, start, Objective(3, 0.1)).name == "native"
     task.native = "the test compares it with torch"
-    assert solver(one, start, Terms(3, 0.1)).name == "factored"
-    assert solver(one, start, Terms(2, 0.1)).name == "in place"
-    assert solver(fresh, start, Terms(3, 0.1)).name == "in place"
-    assert refusals(one, start, Terms(2, 0.1)) == {
+    assert solver(one, start, Objective(3, 0.1)).name == "factored"
+    assert solver(one, start, Objective(2, 0.1)).name == "in place"
+    assert solver(fresh, start, Objective(3, 0.1)).name == "in place"
+    assert refusals(one, start, Objective(2, 0.1)) == {
         "factored native": "the test compares it with torch",
         "native": "the test compares it with torch",
         "factored": "a batch has fewer than 3 steps",
@@ -104,16 +104,16 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     ],
 )
 def test_a_reason_in_words(terms: dict[str, Any], reason: str) -> None:
-    asked = Terms(**{"steps": 1, "lr": 0.1, **terms})
+    asked = Objective(**{"steps": 1, "lr": 0.1, **terms})
     [in_place] = [candidate for candidate in WITHOUT_DATA if candidate.name == "in place"]
     assert in_place.fits(NO_DATA, torch.zeros(2, 3), asked) == reason
-    assert in_place.fits(NO_DATA, torch.zeros(2, 3), Terms(1, 0.1)) is None
+    assert in_place.fits(NO_DATA, torch.zeros(2, 3), Objective(1, 0.1)) is None
 
 
 def test_the_names_are_told_apart_and_the_last_takes_everything() -> None:
     for candidates in (WITHOUT_DATA, ON_DATA):
         assert len({candidate.name for candidate in candidates}) == len(candidates)
-        everything = Terms(torch.tensor([1, 2]), 0.1, tol=0.1, mask=torch.ones(2, 3), method="adam")
+        everything = Objective(torch.tensor([1, 2]), 0.1, tol=0.1, mask=torch.ones(2, 3), method="adam")
         assert candidates[-1].fits(NO_DATA, torch.zeros(2, 3), everything) is None
 
 

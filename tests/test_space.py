@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.errors import ModelError
 from covey.models import mlp
 
@@ -27,7 +27,7 @@ class Mixed(nn.Module):
 
 def test_row_to_module_to_row() -> None:
     for module in (mlp(3, 4, 2), Mixed(), nn.Linear(2, 3, bias=False)):
-        space = Space(module)
+        space = ParameterLayout(module)
         row = torch.randn(space.width)
         assert torch.equal(space.row(space.fill(row)), row)
         assert torch.equal(space.row(module), space.row(space.fill(space.row(module))))
@@ -36,14 +36,14 @@ def test_row_to_module_to_row() -> None:
 def test_filling_leaves_the_module_alone() -> None:
     module = mlp(3, 2)
     before = [p.clone() for p in module.parameters()]
-    space = Space(module)
+    space = ParameterLayout(module)
     space.fill(torch.zeros(space.width))
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 
 def test_only_linear_weights_lie_transposed() -> None:
     module = Mixed()
-    space = Space(module)
+    space = ParameterLayout(module)
     assert {slot.name: slot.transposed for slot in space.slots} == {
         "scale": False, "conv.weight": False, "conv.bias": False, "head.weight": True, "head.bias": False,
     }  # fmt: skip
@@ -57,7 +57,7 @@ def test_only_linear_weights_lie_transposed() -> None:
 
 
 def test_a_view_shares_the_rows_memory() -> None:
-    space = Space(mlp(2, 2))
+    space = ParameterLayout(mlp(2, 2))
     rows = torch.zeros(3, space.width)
     space.slots[0].view(rows)[1] = 7.0
     assert rows[1].tolist() == [7.0] * 4 + [0.0] * 2
@@ -66,12 +66,12 @@ def test_a_view_shares_the_rows_memory() -> None:
 
 def test_private_parameters_come_last() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1))
-    space = Space(module, private=["0.*", "2.bias"])
+    space = ParameterLayout(module, private=["0.*", "2.bias"])
     assert [slot.name for slot in space.slots] == ["1.weight", "1.bias", "2.weight", "0.weight", "0.bias", "2.bias"]
     assert (space.shared, space.width) == (8, 17)
     assert torch.equal(space.row(space.fill(torch.arange(17.0))), torch.arange(17.0))
-    assert Space(module).shared == 17
-    assert Space(module, private=["*"]).shared == 0
+    assert ParameterLayout(module).shared == 17
+    assert ParameterLayout(module, private=["*"]).shared == 0
 
 
 class Named(nn.Module):
@@ -96,18 +96,18 @@ class Named(nn.Module):
     ],
 )  # fmt: skip
 def test_a_pattern_may_name_parameters_layers_and_kinds_of_layers(private: Any, names: set[str]) -> None:
-    space = Space(Named(), private=private)
+    space = ParameterLayout(Named(), private=private)
     assert {slot.name for slot in space.slots if slot.start >= space.shared} == names
 
 
 def test_the_head_is_the_last_layer_where_none_is_called_so() -> None:
     for module in (mlp(3, 4, 2), nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))):
-        space = Space(module, private="head")
+        space = ParameterLayout(module, private="head")
         assert (space.shared, space.width) == (16, 26)
 
 
 def test_frozen_parameters_are_left_out_and_kept() -> None:
-    space = Space(Mixed())
+    space = ParameterLayout(Mixed())
     assert "fixed" not in [slot.name for slot in space.slots]
     filled = space.fill(torch.zeros(space.width))
     assert filled.fixed.tolist() == [0.0, 1.0, 2.0]
@@ -116,10 +116,10 @@ def test_frozen_parameters_are_left_out_and_kept() -> None:
 
 def test_the_initial_row_depends_on_the_seed_alone() -> None:
     torch.manual_seed(1)
-    first = Space(mlp(5, 4, 3))
+    first = ParameterLayout(mlp(5, 4, 3))
     a = first.initial(0)
     torch.manual_seed(2)
-    second = Space(mlp(5, 4, 3))
+    second = ParameterLayout(mlp(5, 4, 3))
     state = torch.get_rng_state()
     assert torch.equal(second.initial(0), a)
     assert torch.equal(torch.get_rng_state(), state)
@@ -128,14 +128,14 @@ def test_the_initial_row_depends_on_the_seed_alone() -> None:
 
 
 def test_the_initial_row_is_each_layers_own_law() -> None:
-    row = Space(nn.Linear(400, 50)).initial(3)
+    row = ParameterLayout(nn.Linear(400, 50)).initial(3)
     weight = row[: 400 * 50]
     assert weight.abs().max() <= 1 / 20
     assert weight.std() == pytest.approx(1 / 20 / 3**0.5, rel=0.02)
 
 
 def test_a_bare_parameter_keeps_its_value() -> None:
-    space = Space(Mixed())
+    space = ParameterLayout(Mixed())
     (slot,) = [slot for slot in space.slots if slot.name == "scale"]
     assert space.initial(9)[slot.start] == 2.0
 
@@ -153,13 +153,13 @@ def test_a_bare_parameter_keeps_its_value() -> None:
 )
 def test_modules_that_cannot_be_a_row(module: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        Space(module)
+        ParameterLayout(module)
 
 
 def test_dropout_that_drops_nothing_is_welcome() -> None:
-    assert Space(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))).width == 6
+    assert ParameterLayout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))).width == 6
 
 
 def test_a_pattern_that_matches_nothing_names_the_parameters() -> None:
     with pytest.raises(ModelError, match=r"'head\.\*' matches no parameter; they are 1\.weight, 1\.bias"):
-        Space(mlp(2, 2), private=["head.*"])
+        ParameterLayout(mlp(2, 2), private=["head.*"])

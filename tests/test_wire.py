@@ -15,7 +15,7 @@ import covey
 from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.codecs import codec
 from covey.errors import ConfigError
-from covey.links.spec import Wire, largest, wires
+from covey.links.spec import LinkSpec, largest, wires
 from tests.laws.cases import differences, state
 
 LINKS = ("server-edge", "edge-device")
@@ -47,7 +47,7 @@ def test_one_name_serves_every_link_and_direction() -> None:
 def test_links_and_directions_may_differ_and_dense_is_the_default() -> None:
     found = wires({"edge-device": {"up": {"name": "int8", "block": 64, "keep": 0.5}}}, LINKS)
     assert found["server-edge", "up"].codec == found["edge-device", "down"].codec == codec("dense")
-    assert found["edge-device", "up"] == Wire(codec("int8", block=64), keep=0.5)
+    assert found["edge-device", "up"] == LinkSpec(codec("int8", block=64), keep=0.5)
 
 
 @pytest.mark.parametrize(

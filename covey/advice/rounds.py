@@ -15,7 +15,7 @@ import numpy as np
 
 from covey.advice.own import stated_by
 from covey.errors import ConfigError
-from covey.kernel.advice import Advice, Excess, Loss, Round, Vector
+from covey.kernel.advice import Advice, Excess, Loss, RoundFactor, Vector
 from covey.kernel.algorithm import Algorithm
 
 _FLATTEST = 1e-100  # stands for the limit of no curvature
@@ -60,13 +60,13 @@ def advise(
 def _findings(algorithm: Algorithm, loss: Loss) -> Iterator[Advice]:
     """What the algorithm states, its rounds checked."""
     for statement in stated_by(algorithm).advice(algorithm, loss):
-        if isinstance(statement, Round):
+        if isinstance(statement, RoundFactor):
             yield from _checked(statement, loss)
         else:
             yield statement
 
 
-def _checked(stated: Round, loss: Loss) -> Iterator[Advice]:
+def _checked(stated: RoundFactor, loss: Loss) -> Iterator[Advice]:
     """A whole round on quadratics: certain divergence, or the curvatures at which it converges."""
     excess = stated.excess
     up_to = loss.L if loss.exact and loss.L else math.inf

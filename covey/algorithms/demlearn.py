@@ -15,7 +15,7 @@ import torch
 
 from covey.engine.descend import descend
 from covey.errors import ConfigError
-from covey.kernel.advice import Levers, Loss, Round, Statement, Step
+from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
@@ -96,7 +96,7 @@ class DemLearn(Algorithm):
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Where all devices have the same model, groups and mixing leave it as it is."""
         yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
-        yield Round(prox_round(self.lr, self.mu, self.steps))
+        yield RoundFactor(prox_round(self.lr, self.mu, self.steps))
 
     def levers(self, L: float) -> Levers:
         return Levers(steps=(Step("lr", self.mu, "mu"),))

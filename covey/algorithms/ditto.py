@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie, Vector
+from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie, Vector
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, power
 from covey.kernel.fields import Count, NonNegative, Positive
@@ -55,7 +55,7 @@ class Ditto(Algorithm):
         lasting = max(self.personal_steps, 2)
         personal = ("personal_lr", "lam")
         yield from inner_step(self.personal_lr, self.lam, loss, steps=lasting, names=personal)
-        yield Round(self._excess)
+        yield RoundFactor(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
         """That of the slower of the two models; v stands where the last round left it, w ignores v.

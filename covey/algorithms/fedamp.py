@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie
+from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Range
@@ -72,7 +72,7 @@ class FedAMP(Algorithm):
     def advice(self, loss: Loss) -> Iterator[Statement]:
         tie = self.lam / self.alpha
         yield from inner_step(self.lr, tie, loss, steps=self.steps, names=("lr", "lam/alpha"))
-        yield Round(prox_round(self.lr, tie, self.steps))
+        yield RoundFactor(prox_round(self.lr, tie, self.steps))
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.lam / self.alpha, "lam/alpha")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from covey.engine.descend import NO_DATA, descend
-from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, Round, Statement, Step, Upper, Vector
+from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, RoundFactor, Statement, Step, Upper, Vector
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
     Condition,
@@ -127,7 +127,7 @@ class FedMac(Algorithm):
         moved = 1 - (1 - lr * lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
         if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
-            yield Round(self._excess)
+            yield RoundFactor(self._excess)
         yield from self._correlation(loss)
 
     def _penalty_step(self) -> Iterator[Advice]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Round, Statement, Step
+from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive
@@ -38,7 +38,7 @@ class FedProx(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
-        yield Round(prox_round(self.lr, self.mu, self.steps))
+        yield RoundFactor(prox_round(self.lr, self.mu, self.steps))
 
     def levers(self, L: float) -> Levers:
         return Levers(steps=(Step("lr", self.mu, "mu"),))

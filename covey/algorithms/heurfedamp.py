@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, Round, Statement, Step, Tie
+from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, prox_round
 from covey.kernel.fields import Count, NonNegative, Positive, Share
@@ -59,7 +59,7 @@ class HeurFedAMP(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         yield from inner_step(self.lr, self.lam, loss, steps=self.steps)
-        yield Round(prox_round(self.lr, self.lam, self.steps))
+        yield RoundFactor(prox_round(self.lr, self.lam, self.steps))
 
     def levers(self, L: float) -> Levers:
         return Levers(steps=(Step("lr", self.lam, "lam"),), penalties=(Tie("lam"),))

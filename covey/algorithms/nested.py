@@ -18,7 +18,7 @@ import numpy as np
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
 from covey.errors import ConfigError, TreeError, shown
-from covey.kernel.advice import Advice, Levers, Loss, Round, Statement, Vector
+from covey.kernel.advice import Advice, Levers, Loss, RoundFactor, Statement, Vector
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import descended, inner_step, power, smooth_l1_cycle
 from covey.kernel.fields import Count, NonNegative, Positive, check
@@ -164,7 +164,7 @@ class Nested(Algorithm):
         last = self.levels[-1]
         asks = math.prod(level.steps for level in self.levels[:-1])
         if last.tol is None and last.method == "gradient" and asks <= _ASKS:
-            yield Round(lambda h: self._answer(0, np.zeros_like(h), h, {}))
+            yield RoundFactor(lambda h: self._answer(0, np.zeros_like(h), h, {}))
 
     def _answer(self, at: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
         """What `solve` makes of an anchor, both relative to the start of the round.

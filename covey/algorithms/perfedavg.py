@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from covey.engine.descend import descend
-from covey.kernel.advice import FLAT, HALFWAY, Levers, Loss, Round, Statement, Step, Upper, Vector
+from covey.kernel.advice import FLAT, HALFWAY, Levers, Loss, RoundFactor, Statement, Step, Upper, Vector
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import power
 from covey.kernel.fields import Count, NonNegative, Positive
@@ -70,7 +70,7 @@ class PerFedAvg(Algorithm):
         return me.keep("personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha))
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield Round(self._excess)
+        yield RoundFactor(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
         """f(x - alpha f'(x)) has curvature h (1 - alpha h)^2; without the Hessian h (1 - alpha h)."""

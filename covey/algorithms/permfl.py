@@ -14,7 +14,20 @@ import numpy as np
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, Proposal, Round, Statement, Step, Upper, Vector, far, per_cent
+from covey.kernel.advice import (
+    HALFWAY,
+    Advice,
+    Levers,
+    Loss,
+    Proposal,
+    RoundFactor,
+    Statement,
+    Step,
+    Upper,
+    Vector,
+    far,
+    per_cent,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import at_most, at_most_of, descended, exceeds, inner_step, largest, power, same_for_all, theorem
 from covey.kernel.fields import Count, CountPerNode, Positive, PositivePerNode
@@ -91,7 +104,7 @@ class PerMFL(Algorithm):
         yield from self._edge_step(eta)
         yield from self._server_step()
         alike = same_for_all(self.lr, self.edge_lr, self.steps, self.edge_rounds)
-        yield Round(self._excess, certain=alike)
+        yield RoundFactor(self._excess, certain=alike)
         yield self._theorem_1(loss, lr, eta)
         yield self._theorem_2(loss, lr, eta)
         yield from self._loops(loss, lr, eta)

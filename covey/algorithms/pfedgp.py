@@ -95,7 +95,7 @@ class PFedGP(Algorithm):
         self, me: Nodes, features: Tensor, y: Tensor, weight: Tensor | None, *, draws: int, stream: str
     ) -> gp.Classifier:
         """The device's own classifier on the features of these examples."""
-        return gp.classifier(gp.Kernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,
+        return gp.classifier(gp.CovarianceKernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,
                              steps=self.gibbs_steps, draws=draws, source=me, stream=stream)  # fmt: skip
 
     def advice(self, loss: Loss) -> Iterator[Statement]:

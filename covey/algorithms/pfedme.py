@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import HALFWAY, Levers, Loss, Round, Statement, Step, Tie, Upper, Vector, envelope
+from covey.kernel.advice import HALFWAY, Levers, Loss, RoundFactor, Statement, Step, Tie, Upper, Vector, envelope
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
     at_least_of,
@@ -104,7 +104,7 @@ class PFedMe(Algorithm):
         moved = 1 - (1 - self.lr * self.lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
         if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
-            yield Round(self._excess)
+            yield RoundFactor(self._excess)
         yield from self._theorems(loss)
 
     def _excess(self, h: Vector) -> Vector:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from covey.engine.descend import NO_DATA, descend
-from covey.kernel.advice import HALFWAY, Levers, Loss, Round, Statement, Step, Tie, Upper, Vector, envelope
+from covey.kernel.advice import HALFWAY, Levers, Loss, RoundFactor, Statement, Step, Tie, Upper, Vector, envelope
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
     at_least_of,
@@ -141,7 +141,7 @@ class SFedHP(Algorithm):
         moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
         if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
-            yield Round(self._excess)
+            yield RoundFactor(self._excess)
         yield from self._theorems(loss, curve1, self.lam2 + curve2)
 
     def _curves(self) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from covey import advice
 from covey.advice import Advice, Curvature, Findings, Trial
 from covey.cli import edit
 from covey.cli.config import load
-from covey.cli.words import AsJson, What, split
+from covey.cli.options import AsJson, What, split
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment

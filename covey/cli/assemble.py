@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from covey.cli import named, scenario
-from covey.cli.strict import spell
+from covey.cli.validate import spell
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.runs.experiment import Experiment

@@ -24,9 +24,9 @@ from pydantic import BaseModel, Field
 
 from covey.cli import assemble, modules, named, scenario, tree_config
 from covey.cli.named import SECTIONS, defaults, explain
-from covey.cli.strict import STRICT, apply, check, check_plain, parsed
 from covey.cli.takeover import taken_over
 from covey.cli.tree_config import TreeConfig
+from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.data import Shards
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm

@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from covey.cli.config import load
 from covey.cli.folder import refused
-from covey.cli.words import AsJson, What, split
-from covey.data import Shards, inventory, overlaps, places
+from covey.cli.options import AsJson, What, split
+from covey.data import Shards, inventory, locations, overlaps
 from covey.data.catalog import known
 from covey.data.inventory import Status
 from covey.data.shards import SPLITS
@@ -50,7 +50,7 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
         print(json.dumps([asdict(status) for status in found], default=str))
         return
     console = Console(soft_wrap=True)
-    console.print(f"data folder: {escape(str(places.folder(data_dir)))}", highlight=False)
+    console.print(f"data folder: {escape(str(locations.folder(data_dir)))}", highlight=False)
     for status in found:
         _print(console, status)
 
@@ -81,7 +81,7 @@ def check(
             colour = "green" if verdict.good else "bold red"
             console.print(f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", highlight=False)
         if bad:
-            advice = places.advice(known(name), places.folder(data_dir))
+            advice = locations.advice(known(name), locations.folder(data_dir))
             console.print(f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}.", highlight=False)
     if bad:
         raise typer.Exit(2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.cli.folder import refused
-from covey.cli.strict import parsed
+from covey.cli.validate import parsed
 from covey.errors import ConfigError
 
 _HEADER = re.compile(r"\s*\[")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.data.shards import Names, some
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.task import Batch
 from covey.errors import ConfigError, DataError
 from covey.kernel.algorithm import Algorithm
@@ -36,7 +36,7 @@ from covey.runtimes.simulator import Simulator
 
 if TYPE_CHECKING:
     from covey.cli.config import Config
-    from covey.cli.described import Described
+    from covey.cli.data_form import DataForm
     from covey.report.summary import Summary
 
 Array = npt.NDArray[Any]
@@ -228,13 +228,13 @@ class Loaded:
         return np.asarray(names)[best] if names else np.asarray(best)
 
     @cached_property
-    def _form(self) -> Described:
-        from covey.cli.described import Described
+    def _form(self) -> DataForm:
+        from covey.cli.data_form import DataForm
 
-        return Described.read(self.place / "data.json")
+        return DataForm.read(self.place / "data.json")
 
     @property
-    def _space(self) -> Space:
+    def _space(self) -> ParameterLayout:
         return self._run.runtime.task.space
 
     @cached_property
@@ -274,7 +274,7 @@ class Loaded:
         if isinstance(device, str):
             if device in names:
                 return names.index(device)
-            from covey.cli.strict import nearest
+            from covey.cli.validate import nearest
 
             raise ConfigError(
                 f"there is no device {device!r} in this run{nearest(device, names)};"

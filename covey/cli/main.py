@@ -26,11 +26,11 @@ from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
 from covey.cli.config import SECTIONS, Config, defaults, explain, load
+from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
+from covey.cli.options import AsJson, What, split
 from covey.cli.plan import plan
-from covey.cli.play import Interrupted, resume, start
-from covey.cli.registry import Entry
-from covey.cli.words import AsJson, What, split
+from covey.cli.registry import Listed
 from covey.data import inventory
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
 from covey.runs.run import Run
@@ -307,7 +307,7 @@ def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
     return bool(errors)
 
 
-def _more(kind: Kind, entry: Entry) -> dict[str, str]:
+def _more(kind: Kind, entry: Listed) -> dict[str, str]:
     package = {"package": entry.package} if entry.package else {}
     if kind != Kind.algorithms or entry.broken:
         return package

@@ -18,7 +18,7 @@ from pydantic import BaseModel, create_model
 from covey import draws
 from covey.cli import glossary, modules, registry
 from covey.cli.registry import FACTS
-from covey.cli.strict import STRICT, check, nearest
+from covey.cli.validate import STRICT, check, nearest
 from covey.data import Shards
 from covey.engine.generator import Seeded
 from covey.errors import ConfigError

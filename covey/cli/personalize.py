@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from covey.cli.config import Config, load
-from covey.cli.described import Described
+from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
 from covey.data import Shards, device_file
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs import checkpoint, snapshot
@@ -42,7 +42,7 @@ def personalize(run: Path, data: Path, edge: str | None, out: Path | None, chang
     It starts from the models of the round that the run's table reports.
     """
     config, place, seed = _run(run, changes, seed)
-    form = Described.read(place / "data.json")
+    form = DataForm.read(place / "data.json")
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
     task = Newcomers([experiment], [shards])
@@ -84,7 +84,7 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
     return config, place, seed
 
 
-def _shards(path: Path, form: Described, config: Config, seed: int) -> Shards:
+def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     classes = form.names.classes or form.classes
     label = str(config.data.get("label", "label"))
     return device_file(
@@ -113,7 +113,7 @@ def _scores(task: Newcomers, name: str, row: Tensor, parts: list[str], round: in
     return {part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()}
 
 
-def _write(path: Path, space: Space, personal: Tensor, config: Config, data: Path) -> None:
+def _write(path: Path, space: ParameterLayout, personal: Tensor, config: Config, data: Path) -> None:
     """The personal model as a module's state, in one step."""
     module = space.fill(personal[0].cpu())
     state = {name: value.contiguous() for name, value in module.state_dict().items()}

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from covey.cli import config
 from covey.cli.folder import refused
-from covey.cli.scenario import Described, ScenarioFile, load
-from covey.cli.words import AsJson
+from covey.cli.options import AsJson
+from covey.cli.scenario import ScenarioFile, ScenarioForm, load
 from covey.errors import ConfigError
 from covey.report.plan_picture import draw
 from covey.wireless import POLICIES, Plan, Policy, fixed
@@ -66,7 +66,7 @@ def plan(
     Console(soft_wrap=True).print(f"picture: {escape(str(picture))}", highlight=False)
 
 
-def _described(file: Path, changes: list[str]) -> Described:
+def _described(file: Path, changes: list[str]) -> ScenarioForm:
     """A scenario, or that of an experiment."""
     if not _is_experiment(file):
         return load(file, changes)
@@ -82,7 +82,7 @@ def _described(file: Path, changes: list[str]) -> Described:
     policy = radio.policy.name if radio.policy else "optimal" if experiment.algorithm.planned else "personal_only"
     scenario = radio.scenario(work, seed=settings.seed)
     facts = {"policy": policy, "deadline": f"{1e3 * scenario.deadline:g} ms", "rounds": settings.rounds}
-    return Described(ScenarioFile.model_validate({"name": settings.title, **facts}), scenario)
+    return ScenarioForm(ScenarioFile.model_validate({"name": settings.title, **facts}), scenario)
 
 
 _MOST_ANSWERS = 100_000_000  # of all devices in all rounds of a plan, which are held at once
@@ -95,7 +95,7 @@ def _is_experiment(file: Path) -> bool:
         return False  # and what is wrong is said where it is read as a scenario
 
 
-def _plan(described: Described) -> Plan:
+def _plan(described: ScenarioForm) -> Plan:
     file = described.file
     most = _MOST_ANSWERS // len(described.scenario.devices)
     if file.rounds > most:

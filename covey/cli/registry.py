@@ -21,7 +21,7 @@ from covey.wireless import POLICIES
 
 
 @dataclass(frozen=True)
-class Entry:
+class Listed:
     """One thing by its name in a file, and what makes it."""
 
     name: str
@@ -63,8 +63,8 @@ def _first(text: str | None) -> str:
     return next(iter((text or "").strip().splitlines()), "")
 
 
-def _entries(things: dict[str, Any]) -> dict[str, Entry]:
-    return {name: Entry(name, thing, _line(thing)) for name, thing in things.items()}
+def _entries(things: dict[str, Any]) -> dict[str, Listed]:
+    return {name: Listed(name, thing, _line(thing)) for name, thing in things.items()}
 
 
 _OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
@@ -78,7 +78,7 @@ _POLICIES = {
     "personal_fastest": "nothing pruned, shares with which the last ends soonest; where an algorithm says what devices do",
     "pruning_only": 'as optimal, with the personal part pruned and sent as well; in a run, give private = "" instead',
 }
-REGISTRY: dict[str, dict[str, Entry]] = {
+REGISTRY: dict[str, dict[str, Listed]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
     "data": _entries(
         {
@@ -93,7 +93,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "cifar100": data.cifar100,
         }
     )
-    | {modules.FUNCTION_FORM: Entry(modules.FUNCTION_FORM, data.own, _OWN_DATA)},
+    | {modules.FUNCTION_FORM: Listed(modules.FUNCTION_FORM, data.own, _OWN_DATA)},
     "models": _entries(
         {
             "linear": models.linear,
@@ -104,17 +104,17 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             "vgg": models.vgg,
         }
     )
-    | {modules.FORM: Entry(modules.FORM, nn.Module, _OWN)},
-    "partitions": {name: Entry(name, data.deal, line) for name, line in data.PARTITIONS.items()},
-    "codecs": {name: Entry(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
-    "policies": {name: Entry(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()},
+    | {modules.FORM: Listed(modules.FORM, nn.Module, _OWN)},
+    "partitions": {name: Listed(name, data.deal, line) for name, line in data.PARTITIONS.items()},
+    "codecs": {name: Listed(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
+    "policies": {name: Listed(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()},
 }
 """What covey itself has."""
 
 _TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}  # of a file, by kind
 
 
-def find(kind: str, name: str) -> Entry | None:
+def find(kind: str, name: str) -> Listed | None:
     """What a file means by this name: covey's own, or what an installed package declares."""
     declared = installed.find(kind, name, REGISTRY[kind])
     return REGISTRY[kind].get(name) if declared is None else _installed(declared)
@@ -137,7 +137,7 @@ def names(kind: str) -> list[str]:
     return list(dict.fromkeys([*REGISTRY[kind], *installed.declared(kind)]))
 
 
-def entries(kind: str) -> list[Entry]:
+def entries(kind: str) -> list[Listed]:
     """Everything of a kind, what cannot be used with the reason."""
     out = list(REGISTRY[kind].values())
     for name, declared in installed.declared(kind).items():
@@ -145,7 +145,7 @@ def entries(kind: str) -> list[Entry]:
         try:
             entry = find(kind, name)
         except ConfigError as error:
-            entry = Entry(name, _nothing, f"broken: {error}", packages, broken=True)
+            entry = Listed(name, _nothing, f"broken: {error}", packages, broken=True)
         assert entry is not None
         out.append(entry)
     return out
@@ -155,15 +155,15 @@ def _nothing() -> None:
     """Makes nothing, in place of what cannot be loaded."""
 
 
-def _installed(declared: Declared) -> Entry:
+def _installed(declared: Declared) -> Listed:
     """What a package declares, loaded and of the right kind."""
     name = declared.point.name
     if declared.kind == "codecs":
         kind = type(codecs.declared_codec(declared))
-        return Entry(name, kind, _first(kind.__doc__), declared.package)
+        return Listed(name, kind, _first(kind.__doc__), declared.package)
     thing = declared.load()
     table = _TABLES[declared.kind]
     if not modules.makes(thing, table):
         wanted = modules.wanted(table)
         raise declared.wrong(f"it is of type {type(thing).__name__}, but must be {wanted}.")
-    return Entry(name, thing, _first(inspect.getdoc(thing)), declared.package)
+    return Listed(name, thing, _first(inspect.getdoc(thing)), declared.package)

@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from covey.cli import show
 from covey.cli.folder import refused
 from covey.cli.load import Loaded, load, summary
-from covey.cli.words import AsJson
+from covey.cli.options import AsJson
 from covey.data.tables import Columns, Faults, Table
 from covey.data.unlabelled import unlabelled
 from covey.errors import ConfigError

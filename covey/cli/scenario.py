@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from covey import draws
-from covey.cli.strict import STRICT, apply, check, check_plain, parsed
+from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.errors import ConfigError, shown
 from covey.tree import Tree
 from covey.wireless import POLICIES, Cells, Channel, Devices, LogDistance, Noise, Radio, Scenario, Spread, Urban, Work
@@ -146,14 +146,14 @@ class ScenarioFile(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class Described:
+class ScenarioForm:
     """A file and the scenario in it."""
 
     file: ScenarioFile
     scenario: Scenario
 
 
-def load(path: Path, changes: Sequence[str] = ()) -> Described:
+def load(path: Path, changes: Sequence[str] = ()) -> ScenarioForm:
     """The scenario in a file, with changes such as "deadline=15 ms" applied, wholly checked."""
     try:
         table = parsed(path.read_text(), path)
@@ -163,7 +163,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> Described:
         apply(table, change)
     check_plain(table)
     file = check(ScenarioFile, table, "")
-    return Described(file, _scenario(file, path.parent))
+    return ScenarioForm(file, _scenario(file, path.parent))
 
 
 def radio_file(table: Mapping[str, Any]) -> RadioFile:

@@ -17,7 +17,7 @@ import covey
 from covey.cli import recover
 from covey.cli.assemble import Experiments
 from covey.cli.config import Config
-from covey.cli.described import Described
+from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
 from covey.cli.show import progress
 from covey.cli.stop import Stop
@@ -130,7 +130,7 @@ class Seeds:
             self._note(note)
         for run, folder in zip(runs.seeds, folders, strict=True):
             folder.metrics(run.history)
-            folder.write_json("data.json", Described.of(run.trained).as_dict())
+            folder.write_json("data.json", DataForm.of(run.trained).as_dict())
         self._rounds(runs, seeds, folders)
         _save(runs, folders)
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}

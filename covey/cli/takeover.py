@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter
 
 from covey.cli import glossary, named
-from covey.cli.strict import spell
+from covey.cli.validate import spell
 from covey.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel
 
-from covey.cli.strict import STRICT, check, nearest, spell
+from covey.cli.validate import STRICT, check, nearest, spell
 from covey.data import Shards, edges
 from covey.engine.similar import similar
 from covey.errors import ConfigError

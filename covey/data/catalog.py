@@ -19,7 +19,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSet:
     """One data set, as its authors published it."""
 
     name: str
@@ -41,7 +41,7 @@ class Known:
         return self.places[0]
 
 
-def known(name: str, split: str | None = None) -> Known:
+def known(name: str, split: str | None = None) -> KnownSet:
     """The set of that name; `split` chooses between the two that EMNIST has, "digits" if not given.
 
     >>> known("emnist", "byclass").train
@@ -68,8 +68,8 @@ def _listed(files: Sequence[str]) -> str:
     return f"{', '.join(files[:-1])} and {files[-1]}"
 
 
-def _emnist(split: str, classes: str, train: int, test: int) -> Known:
-    return Known(
+def _emnist(split: str, classes: str, train: int, test: int) -> KnownSet:
+    return KnownSet(
         name=f"emnist-{split}",
         shape=(1, 28, 28),
         classes=tuple(classes),
@@ -150,7 +150,7 @@ _CIFAR100 = """
 """
 
 _SETS = (
-    Known(
+    KnownSet(
         name="mnist",
         shape=(1, 28, 28),
         classes=tuple(string.digits),
@@ -163,7 +163,7 @@ _SETS = (
         repository="ylecun/mnist",
         md5=_MNIST_MD5,
     ),
-    Known(
+    KnownSet(
         name="fashion_mnist",
         shape=(1, 28, 28),
         classes=_FASHION,
@@ -178,7 +178,7 @@ _SETS = (
     ),
     _emnist("digits", string.digits, 240_000, 40_000),
     _emnist("byclass", CHARACTERS, 697_932, 116_323),
-    Known(
+    KnownSet(
         name="femnist",
         shape=(1, 28, 28),
         classes=tuple(CHARACTERS),
@@ -191,7 +191,7 @@ _SETS = (
         repository="flwrlabs/femnist",
         label="character",
     ),
-    Known(
+    KnownSet(
         name="cifar10",
         shape=(3, 32, 32),
         classes=tuple(_CIFAR10.split()),
@@ -209,7 +209,7 @@ _SETS = (
         repository="uoft-cs/cifar10",
         md5=_CIFAR10_MD5,
     ),
-    Known(
+    KnownSet(
         name="cifar100",
         shape=(3, 32, 32),
         classes=tuple(_CIFAR100.split()),

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.data import catalog, npz, pickles
-from covey.data.catalog import Known
+from covey.data.catalog import KnownSet
 from covey.data.extras import needed
-from covey.data.places import Found
+from covey.data.locations import Found
 from covey.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -46,7 +46,7 @@ class Arrays(NamedTuple):
     writer_names: tuple[str, ...] = ()
 
 
-def read(one: Known, found: Found) -> Arrays:
+def read(one: KnownSet, found: Found) -> Arrays:
     """All examples of a set in the files that were found, which must be as this set's are."""
     arrays = FORMATS[found.way.format](found.files)
     if arrays.x.shape[1:] != one.shape:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.data.catalog import Known
+from covey.data.catalog import KnownSet
 from covey.data.extras import needed
 from covey.data.formats import Arrays, Bytes
 from covey.errors import DataError
@@ -24,7 +24,7 @@ _IMAGES = ("image", "img")
 _WRITER = "writer_id"
 
 
-def fetch(one: Known, repository: str) -> Arrays:
+def fetch(one: KnownSet, repository: str) -> Arrays:
     """All examples of a set in a repository's train and test splits, converted to arrays."""
     if not _local(repository):
         _check_within_reach()
@@ -88,7 +88,7 @@ def _local(repository: str) -> bool:
     return Path(repository).expanduser().is_dir()
 
 
-def _converted(one: Known, repository: str, parts: list[Any]) -> Arrays:
+def _converted(one: KnownSet, repository: str, parts: list[Any]) -> Arrays:
     columns = list(parts[0].column_names)
     image = _column(columns, _IMAGES, repository)
     label = _column(columns, (one.label, "label"), repository)
@@ -111,7 +111,7 @@ def _column(columns: list[str], wanted: Iterable[str], repository: str) -> str:
     raise DataError(f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; name another one by hub.")
 
 
-def _image(one: Known, cell: Any, where: str) -> Bytes:
+def _image(one: KnownSet, cell: Any, where: str) -> Bytes:
     """Grey [height, width] or colour [3, height, width]."""
     if not hasattr(cell, "convert"):
         raise DataError(f"{where}: the image is a {type(cell).__name__}; name a repository whose column holds images by hub.")
@@ -121,7 +121,7 @@ def _image(one: Known, cell: Any, where: str) -> Bytes:
     return np.asarray(cell.convert("L")) if channels == 1 else np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
 
 
-def _label(one: Known, cell: Any, where: str) -> int:
+def _label(one: KnownSet, cell: Any, where: str) -> int:
     if not isinstance(cell, int) or not 0 <= cell < len(one.classes):
         raise DataError(f"{where}: the label is {cell!r}, but {one.name} has the classes 0 to {len(one.classes) - 1}.")
     return cell

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.data import formats, kept, places
-from covey.data.catalog import CATALOG, Known, known
+from covey.data import cache, formats, locations
+from covey.data.catalog import CATALOG, KnownSet, known
 from covey.data.formats import Arrays
 
 
@@ -43,7 +43,7 @@ def present(data_dir: str | Path | None = None) -> list[Status]:
     >>> [status.name for status in present("nowhere") if not status.present]
     ['mnist', 'fashion_mnist', 'emnist-digits', 'emnist-byclass', 'femnist', 'cifar10', 'cifar100']
     """
-    root = places.folder(data_dir)
+    root = locations.folder(data_dir)
     return [_status(one, root) for one in CATALOG.values()]
 
 
@@ -52,10 +52,10 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Verdict]:
 
     A file whose checksum is published is compared with that; if one has none, the set is read and its numbers must fit.
     """
-    one, root = known(name), places.folder(data_dir)
-    found, copy = places.find(one, root), places.hub_copy(one, root)
+    one, root = known(name), locations.folder(data_dir)
+    found, copy = locations.find(one, root), locations.hub_copy(one, root)
     if found.missing and copy.is_file():
-        return [Verdict(copy, *_counted(one, kept.read(copy)))]
+        return [Verdict(copy, *_counted(one, cache.read(copy)))]
     lacking = [Verdict(found.place / file, "missing", False) for file in found.missing]
     compared = [Verdict(path, *_compared(one, path)) for path in found.files if path.name in one.md5]
     rest = [path for path in found.files if path.name not in one.md5]
@@ -65,30 +65,30 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Verdict]:
     return lacking + compared
 
 
-def _status(one: Known, root: Path) -> Status:
-    found, copy = places.find(one, root), places.hub_copy(one, root)
+def _status(one: KnownSet, root: Path) -> Status:
+    found, copy = locations.find(one, root), locations.hub_copy(one, root)
     source, files, missing = f"{found.way.format} in {found.place}", found.files, found.missing
     if missing and copy.is_file():
         source, files, missing = f"hub copy {copy}", (copy,), ()
-    get = places.advice(one, root)
+    get = locations.advice(one, root)
     if one.repository is not None:
         get = f"covey fetches {one.repository} from the hub (pip install 'covey[hub]'), or {get}"
     shown = source if not missing else ""
     return Status(one.name, not missing, shown, files, missing, one.train, one.test, len(one.classes), get)
 
 
-def _compared(one: Known, path: Path) -> tuple[str, bool]:
+def _compared(one: KnownSet, path: Path) -> tuple[str, bool]:
     with formats.named(path), open(path, "rb") as stream:
         have = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     want = one.md5[path.name]
     if have == want:
         return "md5 as published", True
-    if path.suffix == ".gz" and places.unpacked_md5(path) == one.md5.get(path.stem):
+    if path.suffix == ".gz" and locations.unpacked_md5(path) == one.md5.get(path.stem):
         return "packed anew, contents as published", True
     return f"md5 is {have}, published is {want}; get it again from {one.page}", False
 
 
-def _counted(one: Known, arrays: Arrays | None) -> tuple[str, bool]:
+def _counted(one: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
     assert arrays is not None  # its file was there a moment ago
     images, labels = len(arrays.x), len(np.unique(arrays.y))
     numbers = f"no published checksum known; {images} images, {labels} labels, shapes fit"

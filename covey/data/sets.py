@@ -11,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from covey.data import formats, kept, places
+from covey.data import cache, formats, locations
 from covey.data import hub as hubs
-from covey.data.catalog import CATALOG, Known, known
+from covey.data.catalog import CATALOG, KnownSet, known
 from covey.data.deal import deal
 from covey.data.formats import Arrays
+from covey.data.locations import Found
 from covey.data.partition import SPLIT, Split
-from covey.data.places import Found
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import Names, Part, Shards
 from covey.errors import DataError
@@ -50,7 +50,7 @@ def load(name: str, *, data_dir: str | Path | None = None, hub: str | None = Non
     or `hub` names a repository or a folder laid out like one, it comes from the Hugging Face hub and is kept in the data
     folder. `split` is "digits" or "byclass" for EMNIST.
     """
-    return _load(known(name, split).name, places.folder(data_dir).absolute(), hub)
+    return _load(known(name, split).name, locations.folder(data_dir).absolute(), hub)
 
 
 def mnist(
@@ -222,7 +222,7 @@ def _scaled(images: Tensor, how: Scaling) -> Tensor:
 @lru_cache(maxsize=2)
 def _load(name: str, root: Path, hub: str | None) -> Raw:
     one = CATALOG[name]
-    found = places.find(one, root)
+    found = locations.find(one, root)
     if hub is None and not found.missing:
         arrays, source = _from_files(one, root, found), str(found.place)
     else:
@@ -232,37 +232,37 @@ def _load(name: str, root: Path, hub: str | None) -> Raw:
     return Raw(x, y, one.classes, arrays.train, source, writers, arrays.writer_names)
 
 
-def _from_files(one: Known, root: Path, found: Found) -> Arrays:
+def _from_files(one: KnownSet, root: Path, found: Found) -> Arrays:
     if found.way.format != "leaf":
         return formats.read(one, found)
     # Minutes of reading text: kept as arrays, where the folder may be written to.
     copy = root / f"{one.name}-leaf.npz"
     source = repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found.files])
-    arrays = kept.read(copy, source)
+    arrays = cache.read(copy, source)
     if arrays is None:
         arrays = formats.read(one, found)
         with suppress(DataError):
-            kept.write(copy, arrays, source)
+            cache.write(copy, arrays, source)
     return arrays
 
 
-def _from_hub(one: Known, root: Path, found: Found, hub: str | None) -> tuple[Arrays, str]:
+def _from_hub(one: KnownSet, root: Path, found: Found, hub: str | None) -> tuple[Arrays, str]:
     repository = hub or one.repository
     if repository is None:
         trouble = "No repository on the hub is known to hold it as published; you may name one by hub."
-        raise DataError(f"{_absence(one, root, found)} {trouble} Or {places.advice(one, root)}.")
-    copy, source = places.hub_copy(one, root), hubs.origin(repository)
-    arrays = kept.read(copy, source)
+        raise DataError(f"{_absence(one, root, found)} {trouble} Or {locations.advice(one, root)}.")
+    copy, source = locations.hub_copy(one, root), hubs.origin(repository)
+    arrays = cache.read(copy, source)
     if arrays is None:
         try:
             arrays = hubs.fetch(one, repository)
         except DataError as error:
-            raise DataError(f"{_absence(one, root, found)} {error!s} Or {places.advice(one, root)}.") from error
-        kept.write(copy, arrays, source)
+            raise DataError(f"{_absence(one, root, found)} {error!s} Or {locations.advice(one, root)}.") from error
+        cache.write(copy, arrays, source)
     return arrays, f"{repository} (hub)"
 
 
-def _absence(one: Known, root: Path, found: Found) -> str:
+def _absence(one: KnownSet, root: Path, found: Found) -> str:
     if found.missing and found.files:
         return f"{one.name}: {found.place} lacks {', '.join(found.missing)}."
     return f"{one.name} is not in {root}." if found.missing else f"{one.name} is asked for from the hub."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey.engine import rowwise
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 
 Step = Callable[[list[Tensor], Tensor], Tensor]
 Own = dict[str, int]
@@ -27,7 +27,7 @@ _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  
 
 
 @dataclass(frozen=True)
-class Known:
+class BatchedLayer:
     """What a layer does to many models' values, the axes of an example after it, and the layout it needs (None: either)."""
 
     apply: Step
@@ -35,7 +35,7 @@ class Known:
     folded: bool | None = None
 
 
-def chain(space: Space, axes: int, *, alone: bool) -> Step | str:
+def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     """The pass through nested Sequentials of known layers for examples of so many axes.
 
     For any other module, the reason why there is no such pass.
@@ -107,17 +107,17 @@ def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _known(layer: nn.Module, own: Own, axes: int, alone: bool) -> Known | None:
+def _known(layer: nn.Module, own: Own, axes: int, alone: bool) -> BatchedLayer | None:
     kind = type(layer)
     if kind in _NOTHING:
-        return Known(lambda parameters, x: x, axes)
+        return BatchedLayer(lambda parameters, x: x, axes)
     if kind in _ELEMENTWISE and not getattr(layer, "inplace", False):
         activation = layer if alone or kind in _STEADY else rowwise.elementwise(layer)
-        return Known(lambda parameters, x: activation(x), axes)
+        return BatchedLayer(lambda parameters, x: activation(x), axes)
     return _BUILDERS[kind](layer, own, axes) if kind in _BUILDERS else None
 
 
-def _linear(layer: Any, own: Own, axes: int) -> Known | None:
+def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight, bias = own["weight"], own.get("bias")
 
     def product(parameters: list[Tensor], x: Tensor) -> Tensor:
@@ -128,10 +128,10 @@ def _linear(layer: Any, own: Own, axes: int) -> Known | None:
     def on_the_last_axis(parameters: list[Tensor], x: Tensor) -> Tensor:
         return torch.unflatten(product(parameters, x.flatten(1, -2)), 1, x.shape[1:-1])
 
-    return Known(product if axes == 1 else on_the_last_axis, axes, folded=False) if axes else None
+    return BatchedLayer(product if axes == 1 else on_the_last_axis, axes, folded=False) if axes else None
 
 
-def _convolution(layer: Any, own: Own, axes: int) -> Known | None:
+def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(layer.kernel_size)]
     weight, bias = own["weight"], own.get("bias")
 
@@ -142,25 +142,25 @@ def _convolution(layer: Any, own: Own, axes: int) -> Known | None:
         return convolve(x, kernel, offset, layer.stride, layer.padding, layer.dilation, n * layer.groups)
 
     fits = axes == len(layer.kernel_size) + 1 and layer.padding_mode == "zeros"
-    return Known(apply, axes, folded=True) if fits else None
+    return BatchedLayer(apply, axes, folded=True) if fits else None
 
 
-def _pool(layer: Any, own: Own, axes: int) -> Known | None:
+def _pool(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     fits = axes == _POOLS[type(layer)] + 1 and not getattr(layer, "return_indices", False)
-    return Known(lambda parameters, x: layer(x), axes, folded=True) if fits else None
+    return BatchedLayer(lambda parameters, x: layer(x), axes, folded=True) if fits else None
 
 
-def _group_norm(layer: Any, own: Own, axes: int) -> Known | None:
+def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight, bias = own.get("weight"), own.get("bias")
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
         scale, offset = (None if i is None else parameters[i].flatten() for i in (weight, bias))
         return F.group_norm(x, len(parameters[0]) * layer.num_groups, scale, offset, layer.eps)
 
-    return Known(apply, axes, folded=True) if axes else None
+    return BatchedLayer(apply, axes, folded=True) if axes else None
 
 
-def _layer_norm(layer: Any, own: Own, axes: int) -> Known | None:
+def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     shape = layer.normalized_shape
     weight, bias = own.get("weight"), own.get("bias")
 
@@ -172,21 +172,21 @@ def _layer_norm(layer: Any, own: Own, axes: int) -> Known | None:
         out = out if weight is None else out * beside(parameters[weight], x)
         return out if bias is None else out + beside(parameters[bias], x)
 
-    return Known(apply, axes, folded=False) if axes >= len(shape) else None
+    return BatchedLayer(apply, axes, folded=False) if axes >= len(shape) else None
 
 
-def _flatten(layer: Any, own: Own, axes: int) -> Known | None:
+def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     start, end = layer.start_dim % (axes + 1), layer.end_dim % (axes + 1)
     if not 1 <= start <= end:  # it would mix examples
         return None
-    return Known(lambda parameters, x: x.flatten(start + 1, end + 1), axes - (end - start), folded=False)
+    return BatchedLayer(lambda parameters, x: x.flatten(start + 1, end + 1), axes - (end - start), folded=False)
 
 
-def _unflatten(layer: Any, own: Own, axes: int) -> Known | None:
+def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     if not isinstance(layer.dim, int) or not layer.dim % (axes + 1):
         return None
     dim, sizes = layer.dim % (axes + 1) + 1, tuple(layer.unflattened_size)
-    return Known(lambda parameters, x: torch.unflatten(x, dim, sizes), axes + len(sizes) - 1, folded=False)
+    return BatchedLayer(lambda parameters, x: torch.unflatten(x, dim, sizes), axes + len(sizes) - 1, folded=False)
 
 
 _MAX_POOLS: dict[type[nn.Module], int] = {
@@ -198,7 +198,7 @@ _POOLS: dict[type[nn.Module], int] = {
     nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,
     nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3,
 }  # fmt: skip
-_BUILDERS: dict[type[nn.Module], Callable[[Any, Own, int], Known | None]] = {
+_BUILDERS: dict[type[nn.Module], Callable[[Any, Own, int], BatchedLayer | None]] = {
     nn.Linear: _linear,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
     **dict.fromkeys(_POOLS, _pool),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.methods import METHODS, Stepper
-from covey.engine.objective import NO_DATA, Coefficient, DataLoss, Gradient, Method, Terms
+from covey.engine.objective import NO_DATA, Coefficient, DataLoss, Gradient, Method, Objective
 from covey.engine.solver import STEP_BY_STEP, refusals, solver
 from covey.errors import ProgramError
 from covey.types import Rows
@@ -52,7 +52,7 @@ def descend(
         if not columns:
             return start.clone()
         part = None if len(columns) == start.shape[1] else part
-    terms = Terms(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
+    terms = Objective(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
     if not isinstance(steps, int | Tensor):
         wanted = "give a whole number, or one per row [n]"
         raise ProgramError(f"descend with steps = {steps!r}: {wanted}.")
@@ -67,7 +67,7 @@ def descend(
     return solver(gradient, start, terms).run(gradient, start, terms)
 
 
-def _on_data(start: Rows, loss: DataLoss, terms: Terms) -> Rows:
+def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
     loss.begin(start, terms)
     chosen = solver(loss, start, terms)

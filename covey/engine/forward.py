@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from covey.engine.batched import Step, chain
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Forward:
         return one[:0]  # neither vmap nor a convolution takes no rows; one of zeros tells the shape
 
 
-def forward(space: Space, example: torch.Size, device: str = "cpu") -> Forward:
+def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
     """The fastest pass that is exact for this module on examples of this shape, on this type of device."""
     each = device == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in space.module.modules())
     steps = chain(space, len(example), alone=each)
@@ -59,17 +59,17 @@ def _each(one: Step) -> Step:
     return apply
 
 
-def _alone(space: Space) -> Step:
+def _alone(space: ParameterLayout) -> Step:
     call = _call(space)
     return lambda parameters, x: call([p.squeeze(0) for p in parameters], x.squeeze(0)).unsqueeze(0)
 
 
-def _vmapped(space: Space) -> Step:
+def _vmapped(space: ParameterLayout) -> Step:
     call = _call(space)
     return lambda parameters, x: vmap(call)(parameters, x)
 
 
-def _call(space: Space) -> Step:
+def _call(space: ParameterLayout) -> Step:
     """The module itself on one model's parameters and inputs [B, ...]."""
     mine = threading.local()
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from covey.engine.batches import Batch
 from covey.engine.forward import Forward
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.losses import cross_entropy
-from covey.engine.stack import Stack
+from covey.engine.stack import LinearStack
 from covey.types import Rows
 
 
@@ -20,9 +20,9 @@ from covey.types import Rows
 class Gradients:
     """A module and a loss, as functions of rows [n, P]."""
 
-    space: Space
+    space: ParameterLayout
     forward: Forward
-    stack: Stack | str  # or why the module and the loss are no stack
+    stack: LinearStack | str  # or why the module and the loss are no stack
     loss: Callable[[Tensor, Tensor], Tensor]
     classifies: bool
 

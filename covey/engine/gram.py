@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from covey.engine import in_place, rowwise
-from covey.engine.layout import Space
-from covey.engine.objective import DataLoss, Terms
-from covey.engine.stack import Stack
+from covey.engine.layout import ParameterLayout
+from covey.engine.objective import DataLoss, Objective
+from covey.engine.stack import LinearStack
 from covey.types import Rows
 
 LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
 
 
-def unfit(loss: DataLoss, terms: Terms) -> str | None:
+def unfit(loss: DataLoss, terms: Objective) -> str | None:
     """Why steps on this loss cannot be factored, whoever computes them; None if they can."""
     task = loss.task
     if isinstance(task.stack, str):
@@ -40,7 +40,7 @@ def unfit(loss: DataLoss, terms: Terms) -> str | None:
     return None
 
 
-def refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+def refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """Why these steps are not factored here; None if they can be and it is worth it."""
     reason = unfit(loss, terms) or in_place.refusal(loss, start, terms)
     if reason is None and terms.longest < LEAST_STEPS:
@@ -48,7 +48,7 @@ def refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
     return reason
 
 
-def run(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+def run(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after `terms.steps` plain steps on one batch."""
     task, one = loss.task, loss.one
     assert one is not None
@@ -58,7 +58,16 @@ def run(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
 
 
 def descend(
-    stack: Stack, space: Space, start: Rows, x: Tensor, y: Tensor, weight: Tensor | None, *, terms: Terms, lr: float, l2: float
+    stack: LinearStack,
+    space: ParameterLayout,
+    start: Rows,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    *,
+    terms: Objective,
+    lr: float,
+    l2: float,
 ) -> Rows:
     """The rows after `terms.steps` plain steps on one batch."""
     slot = space.slots[stack.layers[0].weight]

@@ -39,7 +39,7 @@ class Slot:
         return rows[:, self.start : self.stop].view(len(rows), *shape)
 
 
-class Space:
+class ParameterLayout:
     """The rows of a module: its trainable parameters, shared ones first, those matching a `private` pattern last.
 
     A pattern is for parameters ("3.bias"), layers ("3") or kinds of layers ("conv*"); "head" is the last layer, if none has that

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from covey.engine.objective import Coefficient, Gradient, Terms
+from covey.engine.objective import Coefficient, Gradient, Objective
 from covey.types import Rows
 
 
@@ -53,7 +53,7 @@ class Stepper:
         return tuple(out)
 
 
-def plain(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     """Steps along the negative gradient."""
     active = None
     for step in range(terms.longest):
@@ -66,7 +66,7 @@ def plain(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
     return x
 
 
-def nesterov(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     """Accelerated steps.
 
     The momentum uses the strong convexity that prox and decay give, else Nesterov's own sequence.
@@ -96,7 +96,7 @@ def _momentum(strong: Coefficient, step: int) -> Coefficient:
     return step / (step + 3)
 
 
-def adam(x: Rows, gradient: Gradient, terms: Terms) -> Rows:
+def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     """Adam's steps."""
     stepper = Stepper("adam", terms.lr)
     active = None
@@ -117,7 +117,7 @@ def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
     return torch.where(active, moved, x), not bool(active.any())
 
 
-METHODS: dict[str, Callable[[Rows, Gradient, Terms], Rows]] = {
+METHODS: dict[str, Callable[[Rows, Gradient, Objective], Rows]] = {
     "gradient": plain,
     "nesterov": nesterov,
     "adam": adam,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from covey import native
 from covey.engine import gram
-from covey.engine.layout import Space
-from covey.engine.objective import DataLoss, Gradient, Terms
-from covey.engine.stack import Stack
+from covey.engine.layout import ParameterLayout
+from covey.engine.objective import DataLoss, Gradient, Objective
+from covey.engine.stack import LinearStack
 from covey.errors import ProgramError
 from covey.types import Rows
 
@@ -25,11 +25,11 @@ _AHEAD = 64  # steps whose batches go into one call, which caps the memory for t
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class NativeKernel:
     """A stack and everybody's examples, as rows.c knows them."""
 
-    stack: Stack
-    space: Space
+    stack: LinearStack
+    space: ParameterLayout
     loss: str
     table: Tensor
     x: Tensor
@@ -39,7 +39,7 @@ class Kernel:
         self,
         start: Rows,
         batch_of: Callable[[int], Batch],
-        terms: Terms,
+        terms: Objective,
         *,
         l2: float,
         one: Batch | None = None,
@@ -73,7 +73,7 @@ class Kernel:
         if len(rows) != len(starts):
             raise ProgramError(f"{len(rows)} rows to score for {len(starts)} devices; give one each.")
         rows = _rows(rows, rows)
-        work = native.Work(devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table))
+        work = native.NativeWork(devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table))
         work.start, work.start_stride, work.table = rows.data_ptr(), rows.stride(0), self.table.data_ptr()
         work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
         work.loss, work.examples = native.LOSSES.index(self.loss), index.data_ptr()
@@ -88,7 +88,7 @@ class Kernel:
             )
 
 
-def refusal(gradient: Gradient, start: Rows, terms: Terms) -> str | None:
+def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     """Why the kernel cannot do what these terms ask for; None if it can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -105,7 +105,7 @@ def refusal(gradient: Gradient, start: Rows, terms: Terms) -> str | None:
     return None
 
 
-def data_refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """As `refusal`, for steps on mini-batches."""
     task, one = loss.task, loss.one
     if isinstance(task.native, str):
@@ -119,26 +119,26 @@ def data_refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
     return refusal(loss, start, terms)
 
 
-def factored_refusal(loss: DataLoss, start: Rows, terms: Terms) -> str | None:
+def factored_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """As `data_refusal`, for factored steps."""
     return gram.unfit(loss, terms) or data_refusal(loss, start, terms)
 
 
-def on_batches(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """Plain steps on mini-batches."""
     task = loss.task
-    assert isinstance(task.native, Kernel)
+    assert isinstance(task.native, NativeKernel)
     return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one)
 
 
-def factored(loss: DataLoss, start: Rows, terms: Terms) -> Rows:
+def factored(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """Plain steps on one batch, factored for each row that takes enough of them."""
     task = loss.task
-    assert isinstance(task.native, Kernel)
+    assert isinstance(task.native, NativeKernel)
     return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one, factored=True)
 
 
-def without_data(gradient: Gradient, start: Rows, terms: Terms) -> Rows:
+def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     """Plain steps on all terms but a data loss: one pass over the rows per step."""
     rows = torch.empty_like(start, memory_format=torch.contiguous_format)
     arrays = _arrays(start, terms)
@@ -149,7 +149,7 @@ def without_data(gradient: Gradient, start: Rows, terms: Terms) -> Rows:
     return rows
 
 
-def _arrays(start: Rows, terms: Terms) -> dict[str, Tensor]:
+def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
     """What the call reads of start and terms, by its name in `struct work`; it must live as long as the call."""
     lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
     gamma = terms.l1[0] if terms.l1 is not None else 0.0
@@ -161,10 +161,10 @@ def _arrays(start: Rows, terms: Terms) -> dict[str, Tensor]:
     }
 
 
-def _work(start: Rows, terms: Terms, arrays: dict[str, Tensor], l2: float) -> native.Work:
+def _work(start: Rows, terms: Objective, arrays: dict[str, Tensor], l2: float) -> native.NativeWork:
     part = (terms.part or slice(None)).indices(start.shape[1])
     rho = terms.l1[1] if terms.l1 is not None else 0.0
-    return native.Work(
+    return native.NativeWork(
         devices=len(start), width=start.shape[1], part_start=part[0], part_stop=part[1], decay=terms.decay + l2, rho=rho,
         l1=native.NO_L1 if terms.l1 is None else native.SMOOTH if rho > 0 else native.SOFT,
         **{name: array.data_ptr() for name, array in arrays.items()},
@@ -181,7 +181,7 @@ def _absence(rows: Tensor) -> str:
     return f"the native kernel has no {str(rows.dtype).removeprefix('torch.')}"
 
 
-def kernel(stack: Stack | str, space: Space, loss: object, x: Tensor, y: Tensor) -> Kernel | str:
+def kernel(stack: LinearStack | str, space: ParameterLayout, loss: object, x: Tensor, y: Tensor) -> NativeKernel | str:
     """The kernel for a stack, or the reason why there is none."""
     if isinstance(stack, str):
         return stack
@@ -199,10 +199,10 @@ def kernel(stack: Stack | str, space: Space, loss: object, x: Tensor, y: Tensor)
         activation = "none" if layer.activation is None else layer.activation.name
         table.append([inputs, out, space.slots[layer.weight].start, bias, native.ACTIVATIONS.index(activation)])
     y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype)
-    return Kernel(stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous())
+    return NativeKernel(stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous())
 
 
-def _run(work: native.Work, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:
+def _run(work: native.NativeWork, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:
     """One call: a batch per step, or one for all."""
     if any(len(batch.examples) != work.devices for batch in batches):
         raise ProgramError(f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; give one for each.")

@@ -52,7 +52,7 @@ class DataLoss:
         """The gradient at x; the next call is of the next step."""
         raise NotImplementedError
 
-    def begin(self, start: Rows, terms: Terms) -> None:
+    def begin(self, start: Rows, terms: Objective) -> None:
         """Called before a descent from `start`."""
         raise NotImplementedError
 
@@ -66,7 +66,7 @@ class DataLoss:
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class Objective:
     """What is added to the data loss, and how far and how fast to go."""
 
     steps: int | Tensor

@@ -12,7 +12,7 @@ from typing import Any
 
 from covey.engine import gram, in_place, native_call
 from covey.engine.methods import METHODS
-from covey.engine.objective import NO_DATA, DataLoss, Gradient, Terms
+from covey.engine.objective import NO_DATA, DataLoss, Gradient, Objective
 from covey.types import Rows
 
 
@@ -21,15 +21,15 @@ class Solver:
     """A way to compute a descent of this gradient from these rows."""
 
     name: str
-    fits: Callable[[Any, Rows, Terms], str | None]
-    run: Callable[[Any, Rows, Terms], Rows]
+    fits: Callable[[Any, Rows, Objective], str | None]
+    run: Callable[[Any, Rows, Objective], Rows]
 
 
-def _takes_all(gradient: Gradient, start: Rows, terms: Terms) -> None:
+def _takes_all(gradient: Gradient, start: Rows, terms: Objective) -> None:
     return None
 
 
-def _step_by_step(gradient: Gradient, start: Rows, terms: Terms) -> Rows:
+def _step_by_step(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     return METHODS[terms.method](start.clone(), gradient, terms)
 
 
@@ -58,7 +58,7 @@ def solvers(gradient: Gradient) -> tuple[Solver, ...]:
     return ANY_GRADIENT
 
 
-def solver(gradient: Gradient, start: Rows, terms: Terms) -> Solver:
+def solver(gradient: Gradient, start: Rows, terms: Objective) -> Solver:
     """The first solver that fits.
 
     >>> import torch
@@ -71,7 +71,7 @@ def solver(gradient: Gradient, start: Rows, terms: Terms) -> Solver:
     raise AssertionError("the last solver of a list takes everything")
 
 
-def refusals(gradient: Gradient, start: Rows, terms: Terms) -> dict[str, str]:
+def refusals(gradient: Gradient, start: Rows, terms: Objective) -> dict[str, str]:
     """Why the solvers that are faster than the one chosen do not fit, by their names.
 
     >>> import torch

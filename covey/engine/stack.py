@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from covey.engine import rowwise
 from covey.engine.batched import layers
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Factors:
 
 
 @dataclass(frozen=True)
-class Stack:
+class LinearStack:
     """A chain of linear layers with a loss whose derivative is known."""
 
     layers: tuple[Layer, ...]
@@ -92,7 +92,7 @@ class Stack:
                 bias.add_(total, alpha=scale) if keep else bias.copy_(total).mul_(scale)
 
 
-def stack(space: Space, loss: object, example: torch.Size) -> Stack | str:
+def stack(space: ParameterLayout, loss: object, example: torch.Size) -> LinearStack | str:
     """The stack of a module on examples of this shape, or the reason why it is none."""
     if not isinstance(loss, str):
         return "the loss is a function of your own"
@@ -104,10 +104,10 @@ def stack(space: Space, loss: object, example: torch.Size) -> Stack | str:
     owned = {i for layer in chain for i in (layer.weight, layer.bias) if i is not None}
     if len(owned) < len(space.slots):
         return "the model has parameters outside its layers"
-    return Stack(tuple(chain), _DERIVATIVES[loss])
+    return LinearStack(tuple(chain), _DERIVATIVES[loss])
 
 
-def _chain(space: Space, example: torch.Size) -> list[Layer] | str:
+def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
     """The linear layers in the order they run, or why the model is not made of these alone."""
     slots = {slot.name: i for i, slot in enumerate(space.slots)}
     chain: list[Layer] = []

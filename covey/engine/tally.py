@@ -25,7 +25,7 @@ For classes, as good as logits.
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class PartScore:
     """What a pass over one part of the data adds up to per device, float64 [n] each."""
 
     right: Tensor
@@ -44,7 +44,7 @@ def evaluate(
     predict: Predict | None = None,
     bins: int = 0,
     errors: bool = False,
-) -> Tally:
+) -> PartScore:
     """The tally of each row on its device's part; see `Task.evaluate`."""
     errors = errors and task.targets > 0
     if predict is None and not bins and not isinstance(task.native, str):
@@ -69,7 +69,7 @@ def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([totals, targets.sum(1)], dim=1)
 
 
-def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> Tally:
+def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> PartScore:
     assert not isinstance(task.native, str)
     examples = task.examples
     counts = examples.counts(split, ids)
@@ -78,7 +78,7 @@ def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> Ta
     sums = None
     if errors:  # the kernel knows the loss alone
         sums = _errors(task, x, split, ids)
-    return Tally(right, loss, counts.double(), errors=sums)
+    return PartScore(right, loss, counts.double(), errors=sums)
 
 
 def _by_torch(
@@ -90,7 +90,7 @@ def _by_torch(
     predict: Predict | None,
     bins: int,
     errors: bool,
-) -> Tally:
+) -> PartScore:
     if predict is None:
 
         def predict(batch: Batch, where: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _by_torch(
         if sums is not None:
             sums[where] += error_sums(outputs, batch.y, batch.weight)
     counts = task.counts(split, ids).double().to(task.device)
-    return Tally(right, loss, counts, honesty, sums)
+    return PartScore(right, loss, counts, honesty, sums)
 
 
 def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:

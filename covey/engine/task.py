@@ -19,15 +19,15 @@ from covey.engine import tally, trial
 from covey.engine.batches import Batch, Batches, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.losses import Loss, loss_function, resolved_loss
-from covey.engine.native_call import Kernel, kernel
+from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
-from covey.engine.stack import Stack, stack
-from covey.engine.tally import Predict, Tally
+from covey.engine.stack import LinearStack, stack
+from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
 
-__all__ = ["Batch", "Batches", "Loss", "Predict", "Tally", "Task", "block_size", "resolved_loss"]
+__all__ = ["Batch", "Batches", "Loss", "PartScore", "Predict", "Task", "block_size", "resolved_loss"]
 
 
 class Task:
@@ -55,7 +55,7 @@ class Task:
         self.l2 = l2
         self.shards = shards
         own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
-        self.space = Space(own, private=private)
+        self.space = ParameterLayout(own, private=private)
         self.forward = forward(self.space, shards.x.shape[1:], self.device.type)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
@@ -63,7 +63,7 @@ class Task:
         self.y = self.examples.y
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards)
-        self.native: Kernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
+        self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(self.space, self.forward, self.stack, function, self.classifies)
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
@@ -223,7 +223,7 @@ class Task:
         predict: Predict | None = None,
         bins: int = 0,
         errors: bool = False,
-    ) -> Tally:
+    ) -> PartScore:
         """Right answers, summed loss and count of each row on its device's part.
 
         With `bins` also what calibration needs, with `errors` also the sums of errors where numbers
@@ -232,7 +232,7 @@ class Task:
         return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
 
 
-def _stack(space: Space, loss: Loss, shards: Shards) -> Stack | str:
+def _stack(space: ParameterLayout, loss: Loss, shards: Shards) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
     return stack(space, loss, shards.x.shape[1:])

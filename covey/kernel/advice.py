@@ -1,6 +1,6 @@
 """The language in which an algorithm states advice on its steps and penalties.
 
-`Algorithm.advice` yields what theory says: findings as `Advice`, and as `Round` the factor of one
+`Algorithm.advice` yields what theory says: findings as `Advice`, and as `RoundFactor` the factor of one
 round on quadratic losses, which `covey.advice` holds against every curvature. `Algorithm.levers`
 names the fields that are steps and penalties; `covey.advice` measures the curvature of the losses
 and tries other values of these fields.
@@ -46,7 +46,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundFactor:
     """One round on losses of one curvature; it is checked over all curvatures, or up to a known L.
 
     `certain` is False where nodes differ in their steps: then the factor of those that go furthest
@@ -57,7 +57,7 @@ class Round:
     certain: bool = True
 
 
-Statement = Advice | Round
+Statement = Advice | RoundFactor
 """What `Algorithm.advice` yields."""
 
 

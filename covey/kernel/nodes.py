@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from covey import draws
-from covey.engine.objective import DataLoss, Terms
-from covey.engine.task import Batch, Batches, Predict, Tally, Task
+from covey.engine.objective import DataLoss, Objective
+from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
 from covey.kernel.call import Call
@@ -162,7 +162,7 @@ class Nodes:
         tally = task.evaluate(rows, "train", self.ids)
         return (tally.loss / tally.count.clamp(min=1))[:, None].to(rows)
 
-    def evaluate(self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0) -> Tally:
+    def evaluate(self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0) -> PartScore:
         """How these models do on a part of the nodes' own data; for scoring."""
         return self._runtime.task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
 
@@ -461,7 +461,7 @@ class DataGradient(DataLoss):
         self._me.worked(2, 2 * x.shape[1])
         return product + self.task.l2 * v if self.task.l2 else product
 
-    def begin(self, start: Rows, terms: Terms) -> None:
+    def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
         steps = terms.steps.reshape(-1) if isinstance(terms.steps, Tensor) else terms.steps
         moved = terms.moving(start) if self._me._runtime.counts_moved else 0.0

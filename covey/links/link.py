@@ -16,7 +16,7 @@ from covey.errors import DecodeError
 from covey.kernel.replies import Exact, Masked, Message
 from covey.links.meter import Key, Meter, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
-from covey.links.spec import Wire, difference, largest
+from covey.links.spec import LinkSpec, difference, largest
 from covey.types import Rows
 
 
@@ -129,7 +129,7 @@ _NOTHING = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class Residuals:
     """The residual: what the senders lost in earlier messages of this kind, and where they keep it."""
 
     recall: Callable[[Rows], Rows]  # what is left over, given zeros where nothing is
@@ -156,7 +156,7 @@ class Link:
     and, on the other side, `unpack`: together they do the same to the bit.
     """
 
-    wire: Wire
+    wire: LinkSpec
     ledger: Ledger
 
     def send(
@@ -167,7 +167,7 @@ class Link:
         cut: float | None,
         reference: Rows | None = None,
         keys: Callable[[], Tensor] | None = None,
-        memory: Memory | None = None,
+        memory: Residuals | None = None,
     ) -> Message:
         """What the receivers get.
 
@@ -189,7 +189,7 @@ class Link:
         cut: float | None,
         reference: Rows | None = None,
         keys: Callable[[], Tensor] | None = None,
-        memory: Memory | None = None,
+        memory: Residuals | None = None,
     ) -> Packed:
         """The bytes that the senders of rows put on the link; the arguments are those of `send`."""
         if message is None:
@@ -245,7 +245,7 @@ class Link:
         cut: float | None,
         reference: Rows | None,
         keys: Callable[[], Tensor] | None,
-        memory: Memory | None,
+        memory: Residuals | None,
     ) -> _Sent:
         """What the sender does: cut, difference, residual, the largest entries, the codec."""
         wire, mask = self.wire, None
@@ -294,7 +294,7 @@ _EXACT = CODECS["dense"]
 """How rows travel that no codec may change: a header, then little-endian numbers."""
 
 
-def _lost(lost: Rows, mask: Tensor | None, memory: Memory) -> Rows:
+def _lost(lost: Rows, mask: Tensor | None, memory: Residuals) -> Rows:
     """What the senders remember: outside a mask nothing was sent, so what they remembered stays."""
     if mask is None:
         return lost

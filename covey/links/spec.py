@@ -1,7 +1,7 @@
 """What a link does to model rows in one direction: which codec, of what, how much of it, and what becomes of the rest.
 
 An experiment names one codec for all links ("bitmap"), or a table: per link, and there per direction ("down", "up"), a codec's
-name or a table with `name`, the codec's own options, and those of `Wire`.
+name or a table with `name`, the codec's own options, and those of `LinkSpec`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Spec = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Wire:
+class LinkSpec:
     """A codec and what is given to it.
 
     `keep`: only this share of a row's entries, those of largest size, is sent; the others are zeros. `update`: not the row is
@@ -67,7 +67,7 @@ def largest(rows: Rows, share: float) -> Rows:
     return torch.where((sizes < least), torch.zeros((), dtype=rows.dtype, device=rows.device), rows)  # NaN stays, to be noticed
 
 
-def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], Wire]:
+def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], LinkSpec]:
     """The wire of every link and direction."""
     if isinstance(spec, str) or "name" in spec:
         return {(link, way): wire(_shared(spec, way), f"codec.{link}", way) for link in links for way in DIRECTIONS}
@@ -87,23 +87,23 @@ def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], Wire]:
     return out
 
 
-def wire(spec: Any, place: str, direction: str) -> Wire:
+def wire(spec: Any, place: str, direction: str) -> LinkSpec:
     """One wire, from a codec's name or a table.
 
     >>> wire({"name": "bitmap", "keep": 0.1}, "codec.server-device", "up").keep
     0.1
     """
     if isinstance(spec, str):
-        return Wire(codec(spec))
+        return LinkSpec(codec(spec))
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place} = {spec!r}: give a codec's name, one of {', '.join(CODECS)}, or a table with a name.")
-    own = {field.name for field in fields(Wire)} - {"codec"}
+    own = {field.name for field in fields(LinkSpec)} - {"codec"}
     mine = {key: value for key, value in spec.items() if key in own}
     others = {key: value for key, value in spec.items() if key not in own and key != "name"}
     if direction == "down" and mine.get("update"):
         raise ConfigError(f"{place}: update is of what goes up, the difference from what came down; give it under up.")
     try:
-        return Wire(codec(spec["name"], **others), **mine)
+        return LinkSpec(codec(spec["name"], **others), **mine)
     except ConfigError as error:
         raise ConfigError(f"{place}, {direction}: {error}") from error
 

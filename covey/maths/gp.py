@@ -40,7 +40,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CovarianceKernel:
     """scale exp(-|x - z|^2 / (2 length^2))."""
 
     scale: float
@@ -70,7 +70,7 @@ class Fork:
 class Classifier:
     """A tree of forks on examples whose features [n, N, F] are known."""
 
-    kernel: Kernel
+    kernel: CovarianceKernel
     features: Tensor
     forks: tuple[Fork, ...]
 
@@ -88,7 +88,7 @@ class Classifier:
         return total
 
 
-def classifier(kernel: Kernel, features: Tensor, y: Tensor, *, weight: Tensor | None, has: Tensor, most: int,
+def classifier(kernel: CovarianceKernel, features: Tensor, y: Tensor, *, weight: Tensor | None, has: Tensor, most: int,
                steps: int, draws: int, source: Source, stream: str) -> Classifier:  # fmt: skip
     """Forks over the classes each node has, halved by label; `has` bool [n, classes], `most` the most that any node has.
 

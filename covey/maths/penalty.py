@@ -13,7 +13,7 @@ Term = tuple[Coefficient, float]
 """The `l1` of `descend`: (gamma, rho), where a rho of 0 is the soft threshold."""
 
 
-class Memory(Protocol):
+class Recalls(Protocol):
     """What a penalty reads of the nodes it acts on: the round, and the rows that they keep."""
 
     @property
@@ -59,7 +59,7 @@ class L1:
         rho = self.rho if self.kind == "smooth" else 0.0
         return gamma, rho
 
-    def term_of(self, me: Memory, default: Rows, kept: str | None = None) -> Term:
+    def term_of(self, me: Recalls, default: Rows, kept: str | None = None) -> Term:
         """The `l1` of each device, by its personal model of an earlier round, or by `default`.
 
         A program that runs several times a round names the row that keeps its first decision.

@@ -42,7 +42,7 @@ _ERRORS = {
 }
 
 
-class Work(ctypes.Structure):
+class NativeWork(ctypes.Structure):
     """One call, field by field as `struct work` in rows.c."""
 
     _fields_ = [
@@ -88,13 +88,13 @@ def serves(rows: Tensor) -> bool:
     return isinstance(_library, Library) and rows.device.type == "cpu" and rows.dtype in DTYPES
 
 
-def descend(work: Work, dtype: torch.dtype) -> None:
+def descend(work: NativeWork, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
     assert isinstance(_library, Library)
     _raise(_library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work)))
 
 
-def score(work: Work, dtype: torch.dtype, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def score(work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work` points to must be alive."""
     assert isinstance(_library, Library)
     right, loss = (torch.empty(len(starts), dtype=torch.float64) for _ in range(2))

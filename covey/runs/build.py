@@ -9,12 +9,12 @@ from functools import partial
 import torch
 
 from covey.data import Shards
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
-from covey.links.spec import Wire, wires
+from covey.links.spec import LinkSpec, wires
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
@@ -23,7 +23,7 @@ from covey.runtimes.loopback import Loopback, Station
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
-from covey.wireless.air import Air
+from covey.wireless.air import RadioClock
 
 RUNTIMES = ("simulator", "loopback")
 """What can run an experiment: one process for all nodes, or nodes that share nothing. The bits are the same."""
@@ -70,7 +70,7 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
 
 
 def _simulator(
-    experiments: Sequence[Experiment], tree: Tree, data: Shards, links: Mapping[tuple[str, str], Wire], air: Air | None
+    experiments: Sequence[Experiment], tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec], air: RadioClock | None
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
@@ -92,7 +92,7 @@ def _simulator(
     )
 
 
-def _loopback(experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], Wire]) -> Loopback:
+def _loopback(experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec]) -> Loopback:
     """A tree of nodes that share nothing."""
     start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
@@ -172,7 +172,7 @@ def _newcomers(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]
     return Newcomers(experiments, data)
 
 
-def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree) -> Air | None:
+def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree) -> RadioClock | None:
     """The virtual clock, where the experiments have a radio; a newcomer may do without, where nothing is planned."""
     first = experiments[0]
     planned = first.algorithm.planned
@@ -183,7 +183,7 @@ def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tre
         return None
     training = [[device for device in range(first.tree.devices) if device not in set(out)] for out in outs]
     seeds = tuple(experiment.seed for experiment in experiments)
-    return Air(first.radio, first.work(), planned, tree=tree, seeds=seeds, chosen=training)
+    return RadioClock(first.radio, first.work(), planned, tree=tree, seeds=seeds, chosen=training)
 
 
 def _engine_notes(experiment: Experiment, task: Task) -> list[str]:
@@ -205,7 +205,7 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
     return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
 
 
-def _link_notes(air: Air | None, tree: Tree, links: Mapping[tuple[str, str], Wire]) -> list[str]:
+def _link_notes(air: RadioClock | None, tree: Tree, links: Mapping[tuple[str, str], LinkSpec]) -> list[str]:
     """What the user should know of how rows are sent."""
     last = tree.links[-1]
     if air is None or not air.policy.prunes or not links[last, "up"].codec.name.startswith("dense"):
@@ -213,7 +213,7 @@ def _link_notes(air: Air | None, tree: Tree, links: Mapping[tuple[str, str], Wir
     return [f'{last} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".']
 
 
-def _private_note(experiment: Experiment, space: Space) -> str:
+def _private_note(experiment: Experiment, space: ParameterLayout) -> str:
     """Which layers stay on the devices."""
     name = type(experiment.algorithm).__name__
     private = [slot.name for slot in space.slots if slot.start >= space.shared]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
@@ -92,7 +92,7 @@ class Experiment:
 
     def initial(self) -> torch.Tensor:
         """The row everybody starts from, [P], in the type of the run."""
-        space = Space(self.model, private=self.private)
+        space = ParameterLayout(self.model, private=self.private)
         row = space.initial(self.seed) if self.start == "seed" else space.row(self.model)
         return row.to(self.dtype)
 
@@ -101,7 +101,7 @@ class Experiment:
 
         None where the algorithm does not say.
         """
-        space = Space(self.model, private=self.private)
+        space = ParameterLayout(self.model, private=self.private)
         work = self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
         if work is None:
             return None

@@ -15,7 +15,7 @@ from torch import nn
 
 from covey.codecs import codec
 from covey.data import Shards
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -88,7 +88,7 @@ def _model(model: nn.Module, private: str | tuple[str, ...]) -> str:
 
     The layers may be the same and `forward` another, so the code of every layer counts too.
     """
-    space = Space(model, private=private)
+    space = ParameterLayout(model, private=private)
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     layers: list[Any] = [type(module) for module in model.modules()]
     values = [value for module in model.modules() for value in vars(module).values()]

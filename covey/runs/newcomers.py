@@ -14,7 +14,7 @@ from torch import Tensor
 from covey import draws
 from covey.data import Shards
 from covey.engine import smooth_l1
-from covey.engine.task import Tally, Task
+from covey.engine.task import PartScore, Task
 from covey.errors import DivergedError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
@@ -98,7 +98,7 @@ class Newcomers:
                     found[name] = Model(TIER, self.each, 0.0, float(shares[mine].mean()), zero or 0.0, scores)
         return out
 
-    def tallies(self, name: str, rows: Rows, parts: Sequence[str], round: int) -> dict[str, Tally]:
+    def tallies(self, name: str, rows: Rows, parts: Sequence[str], round: int) -> dict[str, PartScore]:
         """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own data, by part."""
         model = self.algorithm.above() if name == "edge" else name
         me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)

@@ -9,7 +9,7 @@ from typing import Any
 from covey.links.meter import Meter, Traffic
 from covey.runs.scoring import Model, Score
 from covey.runtimes.notes import Note
-from covey.wireless.air import Aired
+from covey.wireless.air import RadioRecord
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Round:
     seconds: float
     spent: dict[str, float] = field(default_factory=dict, compare=False)
     notes: dict[str, dict[str, Note]] = field(default_factory=dict)
-    radio: Aired | None = None
+    radio: RadioRecord | None = None
     gradients: int = 0
 
     def bytes(self, link: str | None = None, direction: str | None = None) -> int:
@@ -105,7 +105,7 @@ def read(facts: dict[str, Any]) -> Round:
         notes[tier] = {name: Note(**note) for name, note in by_name.items()}
     radio = None
     if facts.get("radio") is not None:
-        radio = Aired(**facts["radio"])
+        radio = RadioRecord(**facts["radio"])
     return Round(
         round=facts["round"],
         cohorts=facts["cohorts"],

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from covey.engine import calibration, smooth_l1
 from covey.engine.calibration import Calibration
-from covey.engine.task import Predict, Tally
+from covey.engine.task import PartScore, Predict
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
@@ -219,14 +219,14 @@ class Scorer:
         return torch.cat(facts, dim=1)
 
 
-def score_of(tally: Tally, rows: slice, classifies: bool) -> Score:
+def score_of(tally: PartScore, rows: slice, classifies: bool) -> Score:
     """The figures of some of the devices of a tally, each of which holds the model."""
     figures = _figures(tally)[rows].sum(0).tolist()
     errors = [] if tally.errors is None else tally.errors[rows].sum(0).tolist()
     return _score([*figures, *figures[:3]], classifies, 2 * errors, max(len(errors) - 3, 0))
 
 
-def _figures(tally: Tally) -> Tensor:
+def _figures(tally: PartScore) -> Tensor:
     """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram of accuracy."""
     some = (tally.count > 0).double()
     accuracy = tally.right / tally.count.clamp(min=1)

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from covey.engine.layout import Slot, Space
+from covey.engine.layout import ParameterLayout, Slot
 from covey.errors import CheckpointError
 from covey.runs import checkpoint
 
@@ -61,7 +61,7 @@ class Snapshot:
         return row
 
 
-def write(path: Path, snapshot: Snapshot, space: Space, algorithm: str) -> None:
+def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str) -> None:
     """The file, replaced in one step; the same bytes for the same model."""
     tensors = {"ids": snapshot.ids, **dict(_parameters(snapshot.rows, space.slots))}
     if snapshot.fallback is not None:
@@ -85,7 +85,7 @@ def write(path: Path, snapshot: Snapshot, space: Space, algorithm: str) -> None:
         raise CheckpointError(f"cannot write {path}: {error}; what was saved before is untouched.") from error
 
 
-def read(path: str | os.PathLike[str], space: Space) -> Snapshot:
+def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     """What `write` wrote, for models of the same layers."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -106,7 +106,7 @@ def read(path: str | os.PathLike[str], space: Space) -> Snapshot:
         raise CheckpointError(f"cannot read the model in {path}: {error}; run the experiment again.") from error
 
 
-def _beside(tensors: Mapping[str, Tensor], prefix: str, space: Space) -> Beside:
+def _beside(tensors: Mapping[str, Tensor], prefix: str, space: ParameterLayout) -> Beside:
     ids = tensors[f"{prefix}ids"]
     if f"{prefix}rows" in tensors:
         return Beside(ids, tensors[f"{prefix}rows"])

@@ -28,8 +28,8 @@ from covey.kernel.environment import Admission, Environment, Ideal
 from covey.kernel.nodes import Cohort, Idle, Nodes
 from covey.kernel.replies import Exact, Masked, Message, Replies
 from covey.kernel.store import Frozen, Store
-from covey.links.link import Ledger, Memory
-from covey.links.spec import Wire
+from covey.links.link import Ledger, Residuals
+from covey.links.spec import LinkSpec
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Facts, Played
@@ -140,7 +140,7 @@ class BaseRuntime(Runtime):
     algorithm: Algorithm
     tree: Topology
     task: Task
-    wires: Mapping[tuple[str, str], Wire]
+    wires: Mapping[tuple[str, str], LinkSpec]
     start: Rows
     seeds: tuple[int, ...] = (0,)
     idle: Idle = "skip"
@@ -372,7 +372,7 @@ class BaseRuntime(Runtime):
 
         return keys
 
-    def _memory(self, key: MessageKey, ids: Ids) -> Memory | None:
+    def _memory(self, key: MessageKey, ids: Ids) -> Residuals | None:
         """The residuals of these senders' earlier messages of this kind: an ordinary kept row, which is no model."""
         if not self.wires[key.link, key.direction].feedback or not self._play.trains:
             return None
@@ -388,7 +388,7 @@ class BaseRuntime(Runtime):
                 residual = self.store.get(key.sender, name, ids, zeros, 0)
             return zeros if residual is None else residual
 
-        return Memory(recall, keep)
+        return Residuals(recall, keep)
 
     # What calls leave behind
 

@@ -10,7 +10,7 @@
 """
 
 from covey.kernel.work import Work
-from covey.wireless.air import Aired
+from covey.wireless.air import RadioRecord
 from covey.wireless.channel import Channel, LogDistance, Noise, Urban
 from covey.wireless.device import Cells, Devices, Spread
 from covey.wireless.latency import Timing, encoded_bits, formula_bits
@@ -33,7 +33,6 @@ from covey.wireless.solve import Allocation, Certificate
 
 __all__ = [
     "POLICIES",
-    "Aired",
     "Allocation",
     "Cells",
     "Certificate",
@@ -45,6 +44,7 @@ __all__ = [
     "Policy",
     "Problem",
     "Radio",
+    "RadioRecord",
     "Reason",
     "Scenario",
     "Spread",

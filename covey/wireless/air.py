@@ -27,7 +27,7 @@ _SOME_TIME = 1.0  # s: a deadline for policies that do not look at it
 
 
 @dataclass(frozen=True)
-class Aired:
+class RadioRecord:
     """A round on the virtual clock."""
 
     seconds: float  # from the server's question to its new model
@@ -43,7 +43,7 @@ class Aired:
 
 
 @dataclass(frozen=True, eq=False)
-class Grant:
+class Allocation:
     """What those asked are given, [m]."""
 
     ids: Tensor
@@ -54,7 +54,7 @@ class Grant:
     formula_bits: Tensor | None
 
 
-class Air:
+class RadioClock:
     """The radio of a run under way, for every seed a population of its own; cells are counted through."""
 
     ideal = False
@@ -90,7 +90,7 @@ class Air:
         self._late: list[Tensor] = []
         self._certificate = torch.full((copies,), -torch.inf, dtype=torch.float64)
 
-    def admit(self, tier: str, ids: Tensor, round: int) -> Grant | None:
+    def admit(self, tier: str, ids: Tensor, round: int) -> Allocation | None:
         """What devices that are asked together are granted; edges have wires."""
         return self.grant(ids, round) if tier == self._tree.tiers[-1] else None
 
@@ -99,7 +99,7 @@ class Air:
         effort, asker = answers.effort, answers.asker
         sent = effort.sent[answers.answers]
         grant = effort.admission
-        if not isinstance(grant, Grant):
+        if not isinstance(grant, Allocation):
             return self._waited_for_edges(answers, sent), None
         idle = torch.zeros_like(asker, dtype=torch.bool)
         if answers.asker_idle is not None:
@@ -118,12 +118,12 @@ class Air:
             ends = ends + self.wire(first, sent)
         return most(ends, answers.asker, answers.askers)
 
-    def grant(self, ids: Tensor, round: int) -> Grant:
+    def grant(self, ids: Tensor, round: int) -> Allocation:
         """Shares of the bands, and ratios, for devices that are asked together."""
         if not len(ids):
             nothing = torch.zeros(0, dtype=torch.float64)
             known = None if self.work is None else nothing
-            return Grant(ids, nothing.bool(), nothing, nothing, known, known)
+            return Allocation(ids, nothing.bool(), nothing, nothing, known, known)
         devices, radio = self.devices.take(ids), self.radio
         here = torch.tensor(sorted(set(devices.cell.tolist())))  # cells in which nobody is asked have no problem
         scenario = Scenario(
@@ -141,13 +141,13 @@ class Air:
             name = Reason(reason).name.lower() if reason != Reason.ASKED else "starved"
             self._left_out.setdefault(name, []).append(ids[~asked & (plan.reason[0] == reason)])
         if self.work is None:
-            return Grant(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
+            return Allocation(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
         size = float(self.work.shared)
         kept = whole_weights(plan.kept[0][asked], size) / size
         bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
-        return Grant(ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits)
+        return Allocation(ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits)
 
-    def took(self, grant: Grant, work: Tensor, sent: Tensor, idle: Tensor) -> Tensor:
+    def took(self, grant: Allocation, work: Tensor, sent: Tensor, idle: Tensor) -> Tensor:
         """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times weights, `sent` in bytes.
 
         `idle` [m] bool: who stands under a node that was not asked, and trains for nobody; that costs nothing.
@@ -163,7 +163,7 @@ class Air:
         self._bits.index_add_(0, copy, torch.stack([bits, formula_bits], dim=1)[~idle])
         return torch.stack([measured, measured if grant.formula is None else grant.formula], dim=1)
 
-    def in_time(self, grant: Grant, took: Tensor, asker: Tensor, askers: int, idle: Tensor) -> Tensor:
+    def in_time(self, grant: Allocation, took: Tensor, asker: Tensor, askers: int, idle: Tensor) -> Tensor:
         """Whose answers count, [m] bool: with `late = "drop"` those in time, or the first where an asker has none."""
         deadline, seconds = self.radio.deadline, took[:, 0]
         if deadline is None:
@@ -177,7 +177,9 @@ class Air:
         first = torch.full((askers,), len(place)).scatter_reduce(0, asker, place, "amin")
         return ~late | (~anyone[asker] & (place == first[asker]))
 
-    def waits(self, grant: Grant, took: Tensor, counts: Tensor, sent: Tensor, asker: Tensor, askers: int, relay: bool) -> Tensor:
+    def waits(
+        self, grant: Allocation, took: Tensor, counts: Tensor, sent: Tensor, asker: Tensor, askers: int, relay: bool
+    ) -> Tensor:
         """Seconds that each asker waits, [n, 2]; with `relay` its devices' messages cross the wires of their cells as well."""
         ends = took if self.radio.deadline is None else torch.where(counts[:, None], took, self.radio.deadline)
         cell = self.devices.cell[grant.ids]
@@ -199,7 +201,7 @@ class Air:
         crossing = self.cells.wire_delay[cell][:, None] + bits / self.cells.wire_rate[cell][:, None]
         return torch.where(bits > 0, crossing, 0.0)
 
-    def read(self, elapsed: Tensor) -> list[Aired]:
+    def read(self, elapsed: Tensor) -> list[RadioRecord]:
         """What the round came to for each seed; `elapsed` is how long the servers waited, [seeds, 2]."""
         out, planned = [], self.work is not None
         late = torch.cat([self._chosen[0][:0], *self._late])
@@ -207,7 +209,7 @@ class Air:
         for at in range(len(self._seeds)):
             seconds, (computing, sending), bits = elapsed[at].tolist(), self._joules[at].tolist(), self._bits[at].tolist()
             reasons = {name: mine for name, ids in left_out.items() if (mine := self._names(at, ids))}
-            aired = Aired(
+            aired = RadioRecord(
                 seconds=seconds[0],
                 joules=computing + sending,
                 upload_joules=sending,

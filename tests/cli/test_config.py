@@ -13,7 +13,7 @@ from covey import Algorithm
 from covey.algorithms import ALGORITHMS
 from covey.cli.config import defaults, explain, load
 from covey.cli.glossary import SHARED, meaning
-from covey.cli.strict import apply
+from covey.cli.validate import apply
 from covey.errors import ConfigError
 from tests.cli.command import DEMO, EXAMPLES
 from tests.cli.command import covey as command

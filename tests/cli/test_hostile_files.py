@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.cli import config, scenario
-from covey.cli.strict import check_plain
+from covey.cli.validate import check_plain
 from covey.errors import ConfigError, CoveyError
 from covey.tree import Tree
 from tests.cli.command import covey

@@ -10,7 +10,7 @@ import covey
 from covey.cli.config import load
 from covey.errors import ConfigError
 from covey.runtimes.simulator import Simulator
-from covey.wireless.air import Air
+from covey.wireless.air import RadioClock
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
 
@@ -50,7 +50,7 @@ def test_two_tiers_keep_their_cells() -> None:
     run = covey.run(config.experiment(0))
     assert run.runtime.tree.depth == 2
     assert isinstance(run.runtime, Simulator)
-    assert isinstance(run.runtime.environment, Air)
+    assert isinstance(run.runtime.environment, RadioClock)
     assert run.runtime.environment.devices.cell.tolist() == [0] * 6 + [1] * 6
     assert next(run).radio is not None
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.data import formats, kept, pickles, places
+from covey.data import cache, formats, locations, pickles
 from covey.data.catalog import CATALOG, CIFAR10_BINARY, CIFAR10_PYTHON, known
 from covey.data.extras import needed
 from covey.data.formats import Arrays
@@ -29,7 +29,7 @@ def refused(*words: str) -> Any:
 
 def read(name: str, root: Path) -> Arrays:
     one = known(name)
-    found = places.find(one, root)
+    found = locations.find(one, root)
     assert not found.missing
     return formats.read(one, found)
 
@@ -304,23 +304,23 @@ def arrays() -> Arrays:
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "set.npz"
-    assert kept.read(path) is None
+    assert cache.read(path) is None
     for one in (arrays(), arrays()._replace(writers=None, writer_names=())):
-        kept.write(path, one, "here")
-        back = kept.read(path, "here")
+        cache.write(path, one, "here")
+        back = cache.read(path, "here")
         assert back is not None
         assert np.array_equal(back.x, one.x)
         assert np.array_equal(back.y, one.y)
         assert (back.train, back.writers is None) == (one.train, one.writers is None)
         assert one.writers is None or np.array_equal(back.writers, one.writers)
         assert back.writer_names == one.writer_names
-    assert kept.read(path, "elsewhere") is None
+    assert cache.read(path, "elsewhere") is None
     assert [entry.name for entry in path.parent.iterdir()] == ["set.npz"]
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "set.npz"
-    kept.write(path, arrays(), "here")
+    cache.write(path, arrays(), "here")
     before = path.read_bytes()
 
     def full(file: io.BufferedWriter, **_: Any) -> None:
@@ -329,16 +329,16 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(np, "savez", full)
     with refused(str(path), "No space left", "COVEY_DATA"):
-        kept.write(path, arrays(), "there")
+        cache.write(path, arrays(), "there")
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_damaged_kept_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
-    kept.write(path, arrays(), "here")
+    cache.write(path, arrays(), "here")
     whole = path.read_bytes()
     for damaged in (b"", whole[:-40], whole[:200] + b"?" + whole[201:]):
         path.write_bytes(damaged)
         with refused(str(path), "delete it"):
-            kept.read(path)
+            cache.read(path)

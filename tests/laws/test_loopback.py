@@ -19,7 +19,7 @@ from covey.codecs import codec
 from covey.errors import ConfigError, CoveyError, DivergedError, ProgramError
 from covey.links.link import Ledger, Link
 from covey.links.packed import Packed
-from covey.links.spec import Wire
+from covey.links.spec import LinkSpec
 from covey.runtimes.envelope import seal
 from covey.runtimes.facts import Facts
 from covey.runtimes.loopback import Loopback
@@ -245,7 +245,7 @@ def honest_cut(honest: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
 
 
 def packed(rows: torch.Tensor) -> Packed:
-    wire = Wire(codec("dense"))
+    wire = LinkSpec(codec("dense"))
     return Link(wire, Ledger([])).pack(rows, cut=None)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.data import Names, Part, Shards, own_parts
-from covey.engine.objective import Terms
+from covey.engine.objective import Objective
 from covey.engine.population import Population
 from covey.engine.task import Batch, Task
 from covey.errors import ConfigError, DataError, ProgramError
@@ -105,7 +105,7 @@ def full(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
 
 def descended(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
     batches = made.draw(draws.key(4, "law"), ids, 5, range(3))
-    terms = Terms(lr=0.1, steps=3)
+    terms = Objective(lr=0.1, steps=3)
     if made.path in ("fused", "batched", "each"):
         return [given.descended(made, x, lambda step: batches[step], terms)]
     return [x - 0.1 * made.gradient(x, batches[0])]

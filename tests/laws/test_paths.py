@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.engine.forward import Forward, _alone, _each, _vmapped, forward
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.models import cnn
 
 N, B = 4, 3
@@ -81,15 +81,17 @@ ODD["frozen bias"] = (frozen(), (1, 6, 6))
 each_module = pytest.mark.parametrize("name", MODULES | ODD)
 
 
-def world(name: str, private: tuple[str, ...] = ()) -> tuple[Space, Tensor, Tensor]:
+def world(name: str, private: tuple[str, ...] = ()) -> tuple[ParameterLayout, Tensor, Tensor]:
     module, shape = (MODULES | ODD)[name]
-    space = Space(module.double(), private=private)
+    space = ParameterLayout(module.double(), private=private)
     draw = torch.Generator().manual_seed(1)
     rows = 0.3 * torch.randn(N, space.width, dtype=torch.float64, generator=draw)
     return space, rows, torch.randn(N, B, *shape, dtype=torch.float64, generator=draw)
 
 
-def outcome(run: Callable[[list[Tensor], Tensor], Tensor], space: Space, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def outcome(
+    run: Callable[[list[Tensor], Tensor], Tensor], space: ParameterLayout, rows: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor]:
     """Outputs, and gradients as rows."""
     leaves = [slot.view(rows).detach().requires_grad_() for slot in space.slots]
     out = run(leaves, x)
@@ -97,7 +99,7 @@ def outcome(run: Callable[[list[Tensor], Tensor], Tensor], space: Space, rows: T
     return out.detach(), torch.cat([g.flatten(1) for g in gradients], 1)
 
 
-def alone(space: Space, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def alone(space: ParameterLayout, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     outs, gradients = [], []
     for row, own in zip(rows, x, strict=True):
         module = space.fill(row)
@@ -110,7 +112,7 @@ def alone(space: Space, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(outs), torch.stack(gradients)
 
 
-def paths(space: Space, shape: torch.Size) -> list[Forward]:
+def paths(space: ParameterLayout, shape: torch.Size) -> list[Forward]:
     """What would be chosen on either kind of device, and the ways that are always open."""
     chosen = [forward(space, shape, device) for device in ("cpu", "cuda")]
     return [*chosen, Forward("each", _each(_alone(space))), Forward("vmap", _vmapped(space))]
@@ -141,7 +143,7 @@ def test_no_rows_and_one(name: str, count: int) -> None:
 def test_private_layers_stand_elsewhere_in_a_row_and_change_nothing(name: str) -> None:
     space, rows, x = world(name)
     first = space.slots[0].name
-    moved = Space(space.module, private=[first])
+    moved = ParameterLayout(space.module, private=[first])
     assert [slot.name for slot in moved.slots] != [slot.name for slot in space.slots]
     there = torch.stack([moved.row(space.fill(row)) for row in rows])
     for path, other in zip(paths(space, x.shape[2:]), paths(moved, x.shape[2:]), strict=True):

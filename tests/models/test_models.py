@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from covey.data import own
 from covey.engine.forward import forward
-from covey.engine.layout import Space
+from covey.engine.layout import ParameterLayout
 from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.models import cnn, lenet, linear, mlp, permfl_cnn, vgg
@@ -191,7 +191,7 @@ SMALL = {
 def test_many_at_once_are_each_alone(name: str, device: str, path: str) -> None:
     """The path of either kind of device, both on this one: values and gradients."""
     module, shape = SMALL[name]
-    space, draw = Space(module.double()), torch.Generator().manual_seed(2)
+    space, draw = ParameterLayout(module.double()), torch.Generator().manual_seed(2)
     rows = 0.1 * torch.randn(3, space.width, dtype=torch.float64, generator=draw)
     x = torch.randn(3, 2, *shape, dtype=torch.float64, generator=draw)
     many = forward(space, x.shape[2:], device)
@@ -231,4 +231,4 @@ def test_no_model_draws_at_random_or_needs_vmap() -> None:
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d])
 def test_batch_statistics_are_refused_and_group_norm_offered(norm: type[nn.Module]) -> None:
     with pytest.raises(ModelError, match=rf"layer '1' is {norm.__name__}.*use nn.GroupNorm instead"):
-        Space(nn.Sequential(nn.Conv2d(1, 8, 3), norm(8), nn.ReLU()))
+        ParameterLayout(nn.Sequential(nn.Conv2d(1, 8, 3), norm(8), nn.ReLU()))

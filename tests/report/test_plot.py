@@ -19,7 +19,7 @@ from covey.report.plot import COLOURS, _spent, compare, devices_figure, draw, dr
 from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
 from covey.runs.scoring import Model
-from covey.wireless import Aired
+from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
 TRAFFIC = link(Traffic(2_000_000, 1, 50, 20, 4_000_000), Traffic(1_000_000, 1, 50, 10, 4_000_000))
@@ -188,7 +188,7 @@ def test_an_old_picture_is_replaced_and_differs(tmp_path: Path) -> None:
 
 
 def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path) -> None:
-    aired = [replace(one, radio=Aired(0.5 * (at + 1), 2.0, 1.0, 100)) for at, one in enumerate(CLASSES)]
+    aired = [replace(one, radio=RadioRecord(0.5 * (at + 1), 2.0, 1.0, 100)) for at, one in enumerate(CLASSES)]
     assert _spent(aired, "round") == [1, 2, 3, 4]
     assert _spent(aired, "seconds") == [0.5, 1.5, 3.0, 5.0]
     assert _spent([replace(aired[0], models={}), *aired[1:]], "joules") == [4, 6, 8]

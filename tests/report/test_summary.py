@@ -10,7 +10,7 @@ from covey.cli import show
 from covey.links.meter import Traffic
 from covey.report.summary import Figure, summarise
 from covey.runs.run import Round
-from covey.wireless import Aired
+from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
 # Validation chooses round 1 of the first seed and round 0 of the second; test is best in rounds 2 and 1.
@@ -134,17 +134,17 @@ def test_a_narrow_console_cuts_no_figure() -> None:
 
 def test_the_virtual_clock_of_two_seeds() -> None:
     first = [
-        replace(record(k, validation=0.5, test=0.5), radio=Aired(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}))
+        replace(record(k, validation=0.5, test=0.5), radio=RadioRecord(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}))
         for k in range(2)
     ]
-    second = [replace(one, radio=Aired(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], {}, [1, 2])) for one in first]
+    second = [replace(one, radio=RadioRecord(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], {}, [1, 2])) for one in first]
     radio = summarise([first, second]).radio
     assert radio is not None
     assert (radio.seconds.mean, radio.joules.mean, radio.upload_joules.mean, radio.upload_bytes.mean) == (3.0, 10.0, 8.0, 400.0)
     assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
     assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)
-    plain = [replace(one, radio=Aired(1.0, 4.0, 3.0, 100)) for one in first]
+    plain = [replace(one, radio=RadioRecord(1.0, 4.0, 3.0, 100)) for one in first]
     assert summarise([plain]).radio == replace(
         summarise([first]).radio, formula_seconds=None, formula_bytes=None, left_out=Figure(0, None)
     )

@@ -14,7 +14,7 @@ from covey.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Described:
+class DataForm:
     """The form of the data: shape of an example, classes (None for regression), names, scaling."""
 
     name: str
@@ -24,9 +24,9 @@ class Described:
     scaling: Scaling | None
 
     @staticmethod
-    def of(shards: Shards) -> Described:
+    def of(shards: Shards) -> DataForm:
         """The form of these shards."""
-        return Described(shards.name, tuple(shards.x.shape[1:]), shards.classes, shards.names, shards.scaling)
+        return DataForm(shards.name, tuple(shards.x.shape[1:]), shards.classes, shards.names, shards.scaling)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -41,7 +41,7 @@ class Described:
         }
 
     @staticmethod
-    def read(path: Path) -> Described:
+    def read(path: Path) -> DataForm:
         """What `as_dict` wrote."""
         try:
             found = json.loads(path.read_text())
@@ -49,6 +49,6 @@ class Described:
             how = found["scaling"]
             shift, factor = (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor")) if how else (None, None)
             scaling = Scaling(how["kind"], shift, factor) if shift is not None and factor is not None else None
-            return Described(found["name"], tuple(found["shape"]), found["classes"], names, scaling)
+            return DataForm(found["name"], tuple(found["shape"]), found["classes"], names, scaling)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"cannot read {path}: {error!r}; it is written when a run starts.") from error

@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.data.catalog import CATALOG, Known, Way
+from covey.data.catalog import CATALOG, KnownSet, Way
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ def folder(data_dir: str | Path | None = None) -> Path:
     return Path(named).expanduser() if named else _user_data() / "covey"
 
 
-def find(one: Known, root: Path) -> Found:
+def find(one: KnownSet, root: Path) -> Found:
     """The first form of a set that is whole in one place below `root`; if none is, the one that lacks fewest files."""
     tried = [_look(way, root / place) for way in one.ways for place in one.places]
     own = [found for found in tried if not _foreign(one, found)]
     return min(own, key=_lack, default=tried[0])
 
 
-def hub_copy(one: Known, root: Path) -> Path:
+def hub_copy(one: KnownSet, root: Path) -> Path:
     """The file in which a set is kept once it was fetched from the hub."""
     return root / f"{one.name}-hub.npz"
 
 
-def advice(one: Known, root: Path) -> str:
+def advice(one: KnownSet, root: Path) -> str:
     """What to do so that the set is found below `root`.
 
     >>> from covey.data.catalog import known
@@ -93,7 +93,7 @@ def _matches(place: Path, name: str) -> list[Path]:
     return [path for path in (place / name, place / name.removesuffix(".gz")) if path.is_file()][:1]
 
 
-def _foreign(one: Known, found: Found) -> bool:
+def _foreign(one: KnownSet, found: Found) -> bool:
     """Whether these are another set's files: those of MNIST and Fashion-MNIST have the same names."""
     others = {md5 for other in CATALOG.values() if other is not one for md5 in other.md5.values()}
     labels = [path for path in found.files if "-labels-" in path.name]
