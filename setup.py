@@ -6,7 +6,9 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = ["covey/native/rows.c", "covey/native/rows.h"]
-MARK = hashlib.sha256(b"".join(Path(__file__).parent.joinpath(source).read_bytes() for source in SOURCES))
+MARK = hashlib.sha256(
+    b"".join(Path(__file__).parent.joinpath(source).read_bytes() for source in SOURCES)
+)
 
 setup(
     ext_modules=[
@@ -14,7 +16,9 @@ setup(
             "covey.native._rows",
             SOURCES[:1],
             depends=SOURCES[1:],
-            define_macros=[("SOURCE", f'"{MARK.hexdigest()[:16]}"')],  # so that a stale build is noticed
+            define_macros=[
+                ("SOURCE", f'"{MARK.hexdigest()[:16]}"')
+            ],  # so that a stale build is noticed
             extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=fast", "-Wno-psabi"],
             optional=True,  # without a compiler, torch does the work
         )

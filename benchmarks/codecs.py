@@ -55,7 +55,9 @@ class Zip:
         end = 8 + int.from_bytes(message[:8], "little")
         bits = np.frombuffer(zlib.decompress(message[8:end]), np.uint8)
         row = np.zeros(limit, np.float32)
-        row[np.unpackbits(bits, count=limit, bitorder="little").view(np.bool_)] = np.frombuffer(message[end:], np.float32)
+        row[np.unpackbits(bits, count=limit, bitorder="little").view(np.bool_)] = np.frombuffer(
+            message[end:], np.float32
+        )
         return torch.from_numpy(row), None
 
 
@@ -67,22 +69,42 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="codecs to time; all if left out")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    drawn = {"int8, drawn": codec("int8", rounding="stochastic"), "int4, drawn": codec("int4", rounding="stochastic")}
-    known: dict[str, Any] = {**CODECS, **drawn, "packbits + zlib 1": Zip(1), "packbits + zlib 6": Zip(6)}
+    drawn = {
+        "int8, drawn": codec("int8", rounding="stochastic"),
+        "int4, drawn": codec("int4", rounding="stochastic"),
+    }
+    known: dict[str, Any] = {
+        **CODECS,
+        **drawn,
+        "packbits + zlib 1": Zip(1),
+        "packbits + zlib 6": Zip(6),
+    }
     chosen = {name: known[name] for name in asked.only or known}
     copied, size = copy_seconds(asked.width, asked.repeats), 4 * asked.width
-    print(f"A copy of the row takes {copied:.4f} s ({size / copied / 1e9:.1f} GB/s); the kernel is {native.status()}.\n")
-    print("| non-zeros | codec | MB | encode, s | GB/s | of a copy | decode, s | GB/s | of a copy |")
+    print(
+        f"A copy of the row takes {copied:.4f} s ({size / copied / 1e9:.1f} GB/s); the kernel is {native.status()}.\n"
+    )
+    print(
+        "| non-zeros | codec | MB | encode, s | GB/s | of a copy | decode, s | GB/s | of a copy |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     generator = torch.Generator().manual_seed(0)
-    values, coin = (torch.randn(asked.width, generator=generator), torch.rand(asked.width, generator=generator))
+    values, coin = (
+        torch.randn(asked.width, generator=generator),
+        torch.rand(asked.width, generator=generator),
+    )
     for share in SHARES:
         row = torch.where(coin < share, values, 0.0)  # a product would leave -0.0, which is a value
         for name, one in chosen.items():
             message = one.encode(row, None, 1)
             there = best(lambda one=one, row=row: one.encode(row, None, 1), asked.repeats)
-            back = best(lambda one=one, message=message: one.decode(message, limit=asked.width), asked.repeats)
-            times = " | ".join(f"{s:.4f} | {size / s / 1e9:.1f} | {copied / s:.0%}" for s in (there, back))
+            back = best(
+                lambda one=one, message=message: one.decode(message, limit=asked.width),
+                asked.repeats,
+            )
+            times = " | ".join(
+                f"{s:.4f} | {size / s / 1e9:.1f} | {copied / s:.0%}" for s in (there, back)
+            )
             print(f"| {share:.0%} | {name} | {len(message) / 1e6:.2f} | {times} |", flush=True)
 
 

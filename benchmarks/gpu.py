@@ -25,11 +25,15 @@ LARGE: tuple[Work, ...] = (
     replace(WORKS["W1"], name="W1, 1000 devices", devices=1000),
     replace(WORKS["W1"], name="W1, 5000 devices", devices=5000),
     replace(WORKS["W3 DNN"], name="W3 DNN, 1000 trained", algorithm=_FEDAVG, asked=None),
-    replace(WORKS["W3 MLR"], name="W3 MLR, 5000 trained", devices=5000, algorithm=_FEDAVG, asked=None),
+    replace(
+        WORKS["W3 MLR"], name="W3 MLR, 5000 trained", devices=5000, algorithm=_FEDAVG, asked=None
+    ),
 )
 
 
-def milliseconds(work: Work, shards: Shards, rounds: int, **changes: Any) -> tuple[float, covey.Run]:
+def milliseconds(
+    work: Work, shards: Shards, rounds: int, **changes: Any
+) -> tuple[float, covey.Run]:
     """The fastest round; each ends with everything counted and checked, so the device has nothing left to do."""
     run = covey.run(work.experiment(shards, rounds, device="cuda", score_every=10**9, **changes))
     best = float("inf")
@@ -67,7 +71,14 @@ def measure(work: Work, reach: tuple[float, float], rounds: int) -> dict[str, An
     eager, _ = milliseconds(work, shards, max(4, rounds // 4), capture=False)
     limit = 1e3 * max(work.flops() / reach[0] / 1e12, work.bytes() / reach[1] / 1e12)
     spent = {name: 1e3 * seconds for name, seconds in run.history[-1].spent.items()}
-    return {"work": work.name, "ms": graph, "eager ms": eager, "limit ms": limit, "spent ms": spent, "engine": run.engine}
+    return {
+        "work": work.name,
+        "ms": graph,
+        "eager ms": eager,
+        "limit ms": limit,
+        "spent ms": spent,
+        "engine": run.engine,
+    }
 
 
 def same_rows() -> dict[str, float]:
@@ -78,7 +89,9 @@ def same_rows() -> dict[str, float]:
         shards = replace(work.data(), x=work.data().x.double())
         runs = []
         for device in ("cpu", "cuda"):
-            runs.append(run := covey.run(work.experiment(shards, 3, device=device, dtype=torch.float64)))
+            runs.append(
+                run := covey.run(work.experiment(shards, 3, device=device, dtype=torch.float64))
+            )
             list(run)
         far = 0.0
         for model in runs[0].models():
@@ -86,7 +99,10 @@ def same_rows() -> dict[str, float]:
             far = max(far, float((mine - other).abs().max() / mine.abs().max()))
         out[name] = far
         same = [r.traffic for r in runs[0].history] == [r.traffic for r in runs[1].history]
-        print(f"same rows, {name}: {far:.1e}, bytes {'alike' if same else 'differ'}; {runs[1].engine['graph']}", flush=True)
+        print(
+            f"same rows, {name}: {far:.1e}, bytes {'alike' if same else 'differ'}; {runs[1].engine['graph']}",
+            flush=True,
+        )
     return out
 
 
@@ -94,7 +110,12 @@ def seeds(count: int, rounds: int) -> dict[str, float]:
     """One seed alone against several in one go."""
     work, shards = WORKS["W1"], WORKS["W1"].data()
     alone, _ = milliseconds(work, shards, rounds)
-    many = covey.runs([work.experiment(shards, rounds, device="cuda", seed=seed, score_every=10**9) for seed in range(count)])
+    many = covey.runs(
+        [
+            work.experiment(shards, rounds, device="cuda", seed=seed, score_every=10**9)
+            for seed in range(count)
+        ]
+    )
     best = float("inf")
     for _ in range(rounds - 1):
         began = time.perf_counter()
@@ -112,11 +133,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("this machine has no CUDA device; `python -m benchmarks.loop` times the processor")
+        parser.error(
+            "this machine has no CUDA device; `python -m benchmarks.loop` times the processor"
+        )
     reach = limits()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {reach[0]:.1f} TFLOP/s fp32, {reach[1]:.2f} TB/s")
-    works = [work for work in (*WORKS.values(), *LARGE) if not asked.only or work.name in asked.only]
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "limits": reach, "works": []}
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {reach[0]:.1f} TFLOP/s fp32, {reach[1]:.2f} TB/s"
+    )
+    works = [
+        work for work in (*WORKS.values(), *LARGE) if not asked.only or work.name in asked.only
+    ]
+    figures: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "limits": reach,
+        "works": [],
+    }
     for work in works:
         figures["works"].append(record := measure(work, reach, asked.rounds))
         shown = ", ".join(f"{name} {value:.1f}" for name, value in record["spent ms"].items())
@@ -126,7 +158,11 @@ def main() -> None:
             flush=True,
         )
     if not asked.only:
-        figures |= {"seeds": seeds(5, asked.rounds), "whole": [whole(name, "cuda") for name in RUNS], "same rows": same_rows()}
+        figures |= {
+            "seeds": seeds(5, asked.rounds),
+            "whole": [whole(name, "cuda") for name in RUNS],
+            "same rows": same_rows(),
+        }
         print(figures["seeds"])
     if asked.out:
         asked.out.write_text(json.dumps(figures, indent=1) + "\n")

@@ -36,7 +36,12 @@ def point(axis: str, size: int) -> tuple[covey.Experiment, Work]:
         work = replace(small, devices=size)
     elif axis == "parameters":
         hidden = round((size - 10) / 795)
-        work = replace(small, model=lambda: covey.models.mlp(784, hidden, 10) if hidden > 1 else covey.models.linear(100, 10))
+        work = replace(
+            small,
+            model=lambda: (
+                covey.models.mlp(784, hidden, 10) if hidden > 1 else covey.models.linear(100, 10)
+            ),
+        )
         work = work if hidden > 1 else replace(work, shape=(100,))
     else:
         tree = covey.Tree.uniform(*FANS[size])
@@ -87,7 +92,12 @@ def draw(points: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Every point, one line each, and perhaps the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--point", nargs=2, metavar=("AXIS", "SIZE"), help="measure one point here and print it as JSON")
+    parser.add_argument(
+        "--point",
+        nargs=2,
+        metavar=("AXIS", "SIZE"),
+        help="measure one point here and print it as JSON",
+    )
     parser.add_argument("--plot", type=Path, help="write the picture")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     asked = parser.parse_args()
@@ -98,8 +108,15 @@ def main() -> None:
     for axis, sizes in POINTS.items():
         for size in sizes:
             command = [sys.executable, "-m", "benchmarks.growth", "--point", axis, str(size)]
-            points.append(found := json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-            print(f"{axis:10} {size:9d}  {found['seconds']:.4f} s  {found['bytes'] / 2**30:.2f} GiB", flush=True)
+            points.append(
+                found := json.loads(
+                    subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                )
+            )
+            print(
+                f"{axis:10} {size:9d}  {found['seconds']:.4f} s  {found['bytes'] / 2**30:.2f} GiB",
+                flush=True,
+            )
     if asked.out:
         asked.out.write_text(json.dumps(points, indent=1) + "\n")
     if asked.plot:

@@ -102,7 +102,9 @@ class Loop:
                     gradients = self.gradients(x, y)
                     with torch.no_grad():
                         for p, g, w in zip(self.parameters, gradients, local, strict=True):
-                            p.sub_(a.personal_lr * (g + a.gamma * torch.tanh(p / a.rho) - a.lam * w))
+                            p.sub_(
+                                a.personal_lr * (g + a.gamma * torch.tanh(p / a.rho) - a.lam * w)
+                            )
                 with torch.no_grad():
                     for p, w in zip(self.parameters, local, strict=True):
                         w.sub_(a.lr * (a.lam * (w - p) + a.gamma_w * torch.tanh(w / a.rho)))
@@ -124,12 +126,21 @@ class Loop:
                         gradients = self.gradients(x, y)
                         with torch.no_grad():
                             for p, g, v in zip(self.parameters, gradients, phi, strict=True):
-                                p.sub_(a.lr2 * (g + a.lam1 * (p - v) + a.gamma1 * torch.tanh(p / a.rho)))
+                                p.sub_(
+                                    a.lr2
+                                    * (g + a.lam1 * (p - v) + a.gamma1 * torch.tanh(p / a.rho))
+                                )
                     personal[device] = self.weights()
                     for t, p in zip(theta, personal[device], strict=True):
                         t += p
-                phi = [(a.lam1 * t / size + a.lam2 * v) / (a.lam1 + a.lam2) for t, v in zip(theta, w, strict=True)]
-                w = [v - a.lr1 * (a.lam2 * (v - f) + a.gamma2 * torch.tanh(v / a.rho)) for v, f in zip(w, phi, strict=True)]
+                phi = [
+                    (a.lam1 * t / size + a.lam2 * v) / (a.lam1 + a.lam2)
+                    for t, v in zip(theta, w, strict=True)
+                ]
+                w = [
+                    v - a.lr1 * (a.lam2 * (v - f) + a.gamma2 * torch.tanh(v / a.rho))
+                    for v, f in zip(w, phi, strict=True)
+                ]
             for t, v in zip(total, w, strict=True):
                 t += v
         self.w = self.mean(total, self.work.edges)
@@ -152,7 +163,10 @@ class Loop:
                     for t, p in zip(theta, self.parameters, strict=True):
                         t += p.detach()
                 pairs = zip(w, theta, self.w, strict=True)
-                w = [v - a.edge_lr * (a.lam * (v - t / size) + a.gamma * (v - x)) for v, t, x in pairs]
+                w = [
+                    v - a.edge_lr * (a.lam * (v - t / size) + a.gamma * (v - x))
+                    for v, t, x in pairs
+                ]
             for t, v in zip(total, w, strict=True):
                 t += v
         mean = self.mean(total, self.work.edges)
@@ -193,7 +207,14 @@ def measure(work: Work, repeats: int, reach: tuple[float, float]) -> dict[str, A
         best[0] = min(best[0], seconds(lambda: next(run), 1))
     ours, loop = best.pop(0), min(best.values())
     limit = max(work.flops() / reach[0] / 1e9, work.bytes() / reach[1] / 1e9)
-    record = {"work": work.name, "loop": best, "covey": ours, "times": loop / ours, "limit": limit, "share": limit / ours}
+    record = {
+        "work": work.name,
+        "loop": best,
+        "covey": ours,
+        "times": loop / ours,
+        "limit": limit,
+        "share": limit / ours,
+    }
     return record | {"engine": run.engine}
 
 
@@ -207,16 +228,28 @@ def main() -> None:
     if unknown := set(asked.works) - set(WORKS):
         parser.error(f"unknown work {unknown.pop()!r}; there are {', '.join(WORKS)}")
     reach = limits()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} cores, fp32: {reach[0]:.0f} GFLOP/s, {reach[1]:.1f} GB/s")
-    print(f"seconds per round, the fastest of {asked.repeats}; limit = max(FLOPs, bytes) at these rates")
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} cores, fp32: {reach[0]:.0f} GFLOP/s, {reach[1]:.1f} GB/s"
+    )
+    print(
+        f"seconds per round, the fastest of {asked.repeats}; limit = max(FLOPs, bytes) at these rates"
+    )
     records = []
     for name in asked.works:
         records.append(record := measure(WORKS[name], asked.repeats, reach))
         shown = ", ".join(f"{s:.3f} on {t}" for t, s in record["loop"].items())
         rest = f"limit {record['limit']:.4f} ({record['share']:.0%} of it reached)"
-        print(f"{name:7} loop {shown} threads; covey {record['covey']:.4f}: {record['times']:.1f}x; {rest}", flush=True)
+        print(
+            f"{name:7} loop {shown} threads; covey {record['covey']:.4f}: {record['times']:.1f}x; {rest}",
+            flush=True,
+        )
     if asked.out:
-        facts = {"torch": torch.__version__, "cores": torch.get_num_threads(), "gflops": reach[0], "gbytes": reach[1]}
+        facts = {
+            "torch": torch.__version__,
+            "cores": torch.get_num_threads(),
+            "gflops": reach[0],
+            "gbytes": reach[1],
+        }
         asked.out.write_text(json.dumps(facts | {"works": records}, indent=1) + "\n")
 
 

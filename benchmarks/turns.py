@@ -103,7 +103,9 @@ def main() -> None:
     """Check out the revision, compare, print a table and a line of JSON for each work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("revision")
-    parser.add_argument("works", nargs="*", default=["W1", "W2", "W3 DNN", "W3 MLR", "W4", "sFedHP"])
+    parser.add_argument(
+        "works", nargs="*", default=["W1", "W2", "W3 DNN", "W3 MLR", "W4", "sFedHP"]
+    )
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
@@ -112,7 +114,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "old")
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", folder, asked.revision], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", folder, asked.revision],
+            cwd=ROOT,
+            check=True,
+        )
         try:
             for library in (ROOT / "covey" / "native").glob("*.so"):
                 shutil.copy(library, folder / "covey" / "native")

@@ -37,7 +37,10 @@ def data() -> Shards:
     """Random images, as many for each device as pFedMe's public partition has; speed does not depend on what they show."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.linspace(1165, 3834, 20).long().tolist()
-    pairs = [(torch.rand(n, 784, generator=generator), torch.randint(10, (n,), generator=generator)) for n in sizes]
+    pairs = [
+        (torch.rand(n, 784, generator=generator), torch.randint(10, (n,), generator=generator))
+        for n in sizes
+    ]
     return own(pairs, classes=10)
 
 
@@ -58,9 +61,21 @@ def whole(name: str, device: str = "cpu", rounds: int | None = None) -> dict[str
         for what, took in record.spent.items():
             spent[what] = spent.get(what, 0.0) + took
     overhead = sum(spent.get(what, 0.0) for what in OVERHEAD) / sum(spent.values())
-    facts = {"run": name, "rounds": run.round, "seconds": seconds, "overhead": overhead, "spent": spent, "engine": run.engine}
-    shown = ", ".join(f"{what} {100 * took / sum(spent.values()):.1f} %" for what, took in spent.items())
-    print(f"{name}: {run.round} rounds in {seconds:.1f} s on {device}; overhead {100 * overhead:.1f} %: {shown}", flush=True)
+    facts = {
+        "run": name,
+        "rounds": run.round,
+        "seconds": seconds,
+        "overhead": overhead,
+        "spent": spent,
+        "engine": run.engine,
+    }
+    shown = ", ".join(
+        f"{what} {100 * took / sum(spent.values()):.1f} %" for what, took in spent.items()
+    )
+    print(
+        f"{name}: {run.round} rounds in {seconds:.1f} s on {device}; overhead {100 * overhead:.1f} %: {shown}",
+        flush=True,
+    )
     return facts
 
 

@@ -54,12 +54,18 @@ class Work:
 
     def tree(self) -> covey.Tree:
         """The devices, directly under the server or in equal edges."""
-        return covey.Tree.uniform(self.edges, self.devices // self.edges) if self.edges else covey.Tree.flat(self.devices)
+        return (
+            covey.Tree.uniform(self.edges, self.devices // self.edges)
+            if self.edges
+            else covey.Tree.flat(self.devices)
+        )
 
     def experiment(self, shards: Shards, rounds: int, **changes: Any) -> covey.Experiment:
         """Through the ordinary API: bytes metered, scores in the last round only."""
         plain = {"rounds": rounds, "score_every": rounds, **self.settings, **changes}
-        return covey.Experiment(algorithm=self.algorithm, data=shards, model=self.model(), tree=self.tree(), **plain)
+        return covey.Experiment(
+            algorithm=self.algorithm, data=shards, model=self.model(), tree=self.tree(), **plain
+        )
 
     def flops(self) -> float:
         """Operations of one round's gradients: forward, and backward to all weights and to the inputs of every layer but one."""
@@ -80,7 +86,11 @@ def _products(model: nn.Module, shape: tuple[int, ...]) -> int:
         places = out.shape[2:].numel() if isinstance(layer, nn.Conv2d) else 1
         sizes.append(layer.weight.numel() * places)
 
-    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    hooks = [
+        m.register_forward_hook(note)
+        for m in model.modules()
+        if isinstance(m, nn.Linear | nn.Conv2d)
+    ]
     model(torch.zeros(1, *shape))
     for hook in hooks:
         hook.remove()
@@ -99,7 +109,14 @@ def mlr() -> nn.Module:
 
 def cifar() -> nn.Module:
     """The two convolutions and two linear layers of pfl-research's benchmark, without dropout."""
-    layers = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    layers = [
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*layers, nn.Linear(64 * 14 * 14, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
@@ -114,8 +131,35 @@ WORKS: dict[str, Work] = {
         Work("W3 MLR", FedAvg(sample=100, steps=5, lr=0.02), mlr, 1000, 5, "fedavg", asked=100),
         Work("W4", FedAvg(lr=0.02), covey.models.cnn, 20, 20, "fedavg", shape=(1, 28, 28)),
         Work("sFedHP", _SFEDHP, dnn, 20, 100, "sfedhp", edges=4, settings=SPARSE),
-        Work("FedMac", FedMac(gamma=1e-3, gamma_w=1e-7, steps=5), dnn, 20, 100, "fedmac", settings=SPARSE),
-        Work("PerMFL", PerMFL(edge_rounds=5, steps=20, lam=0.5, lr=0.01, edge_lr=0.03), dnn, 20, 100, "permfl", edges=4),
-        Work("CIFAR", FedAvg(sample=50, steps=5, batch=10, lr=0.1), cifar, 1000, 5, "fedavg", 50, (3, 32, 32), 50, 10),
+        Work(
+            "FedMac",
+            FedMac(gamma=1e-3, gamma_w=1e-7, steps=5),
+            dnn,
+            20,
+            100,
+            "fedmac",
+            settings=SPARSE,
+        ),
+        Work(
+            "PerMFL",
+            PerMFL(edge_rounds=5, steps=20, lam=0.5, lr=0.01, edge_lr=0.03),
+            dnn,
+            20,
+            100,
+            "permfl",
+            edges=4,
+        ),
+        Work(
+            "CIFAR",
+            FedAvg(sample=50, steps=5, batch=10, lr=0.1),
+            cifar,
+            1000,
+            5,
+            "fedavg",
+            50,
+            (3, 32, 32),
+            50,
+            10,
+        ),
     )
 }

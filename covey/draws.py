@@ -46,7 +46,9 @@ def path(parent: int, ask: int) -> int:
 
 def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
-    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device) * _signed(_GOLDEN)
+    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device) * _signed(
+        _GOLDEN
+    )
     place = ids + (address if isinstance(address, Tensor) else _signed(address))
     return _finalise_rows(_finalise_rows(place[:, None]) + slots)
 
@@ -74,7 +76,9 @@ def failures(uniform: Tensor, chance: float | Tensor) -> Tensor:
     [0.0, 1.0, 2.0]
     """
     below_one = uniform.double().clamp(max=1 - 2.0**-53)  # a float32 may have been rounded up to 1
-    return torch.floor(torch.log1p(-below_one) / torch.log1p(-torch.as_tensor(chance, dtype=torch.float64))).to(uniform)
+    return torch.floor(
+        torch.log1p(-below_one) / torch.log1p(-torch.as_tensor(chance, dtype=torch.float64))
+    ).to(uniform)
 
 
 def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
@@ -82,7 +86,9 @@ def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
     return torch.tensor([_signed(key(seed, *words)) for seed in seeds], dtype=torch.int64)
 
 
-def choose(address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
+def choose(
+    address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor
+) -> tuple[Tensor, Tensor]:
     """`picks[g]` different numbers below `sizes[g]` for each group: (the group's position, the number), sorted.
 
     A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the
@@ -92,7 +98,11 @@ def choose(address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor) ->
     first = np.cumsum(picks.numpy()) - picks.numpy()
     number = (np.arange(len(position)) - first[position]).astype(np.uint64)
     size = sizes.numpy().astype(np.uint64)
-    start = address.numpy().astype(np.uint64) if isinstance(address, Tensor) else np.uint64(address & _MASK)
+    start = (
+        address.numpy().astype(np.uint64)
+        if isinstance(address, Tensor)
+        else np.uint64(address & _MASK)
+    )
     keys = _finalise(groups.numpy().astype(np.uint64) + start)
     if native.loaded():
         native.choose(position, keys, size, _SHUFFLE_ROUNDS, number)

@@ -71,7 +71,9 @@ class Topology(ABC):
     def index(self, tier: str) -> int:
         """The position of a tier, the server being 0."""
         if tier not in self.tiers:
-            raise TreeError(f"this tree has the tiers {', '.join(self.tiers)}; there is no tier {tier!r}.")
+            raise TreeError(
+                f"this tree has the tiers {', '.join(self.tiers)}; there is no tier {tier!r}."
+            )
         return self.tiers.index(tier)
 
     def below(self, tier: str) -> str | None:
@@ -87,7 +89,9 @@ class Topology(ABC):
         """Each node's id within its own copy of the tree, [n]."""
         return ids if self.copies == 1 else ids % (self.size(tier) // self.copies)
 
-    def cohort(self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address) -> tuple[Tensor, Tensor]:
+    def cohort(
+        self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address
+    ) -> tuple[Tensor, Tensor]:
         """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
         counts = self.counts(tier, ids)
         if sample is None:
@@ -95,7 +99,9 @@ class Topology(ABC):
             number = torch.arange(len(position)) - (torch.cumsum(counts, 0) - counts)[position]
         else:
             picks = self.picks(tier, sample)[ids]
-            position, number = draws.choose(address, self.local(tier, ids), sizes=counts, picks=picks)
+            position, number = draws.choose(
+                address, self.local(tier, ids), sizes=counts, picks=picks
+            )
         return position, self.first(tier, ids)[position] + number
 
 
@@ -186,7 +192,9 @@ class Tree(Topology):
         stays[list(devices)] = 0
         children: list[tuple[int, ...]] = []
         for counts in reversed(self._counts):
-            left = torch.zeros_like(counts).index_add_(0, torch.repeat_interleave(torch.arange(len(counts)), counts), stays)
+            left = torch.zeros_like(counts).index_add_(
+                0, torch.repeat_interleave(torch.arange(len(counts)), counts), stays
+            )
             stays = (left > 0).long()
             children.insert(0, tuple(left[left > 0].tolist()))
         return Tree(tuple(children), self.tiers, self.copies)
@@ -222,20 +230,31 @@ class Tree(Topology):
 
     def _check(self) -> None:
         if not self.children:
-            raise TreeError("a tree needs at least one tier below the server; Tree.flat(20) has 20 devices.")
+            raise TreeError(
+                "a tree needs at least one tier below the server; Tree.flat(20) has 20 devices."
+            )
         if len(self.tiers) != len(self.children) + 1 or len(set(self.tiers)) != len(self.tiers):
-            raise TreeError(f"tiers = {self.tiers}: give {len(self.children) + 1} different names, the server's first.")
+            raise TreeError(
+                f"tiers = {self.tiers}: give {len(self.children) + 1} different names, the server's first."
+            )
         for counts in self.children:
             if wrong := [c for c in counts if not isinstance(c, int) or isinstance(c, bool)]:
                 raise TreeError(f"{wrong[0]!r} children: counts must be whole numbers.")
         for above, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
             if len(counts) != size:
-                raise TreeError(f"there are {size} nodes of tier {above} but {len(counts)} counts of children.")
+                raise TreeError(
+                    f"there are {size} nodes of tier {above} but {len(counts)} counts of children."
+                )
             if min(counts) < 1:
-                raise TreeError(f"{above} {counts.index(min(counts))} has {min(counts)} children; every one needs 1 or more.")
+                raise TreeError(
+                    f"{above} {counts.index(min(counts))} has {min(counts)} children; every one needs 1 or more."
+                )
 
     def __repr__(self) -> str:
-        parts = (f"{n} {tier}{'s' if n > 1 else ''}" for n, tier in zip(self.sizes, self.tiers, strict=True))
+        parts = (
+            f"{n} {tier}{'s' if n > 1 else ''}"
+            for n, tier in zip(self.sizes, self.tiers, strict=True)
+        )
         return "Tree: " + ", ".join(parts)
 
 

@@ -49,7 +49,12 @@ def methods() -> dict[str, Config]:
     demo = load(Path(str(DEMO)))
     beside = demo.yardsticks()
     fedavg = beside["local"].model_copy(update={"algorithm": FEDAVG})
-    return {"sFedHP": demo, "FineTune": beside["finetune"], "FedAvg": fedavg, "Local": beside["local"]}
+    return {
+        "sFedHP": demo,
+        "FineTune": beside["finetune"],
+        "FedAvg": fedavg,
+        "Local": beside["local"],
+    }
 
 
 def train() -> dict[str, Any]:
@@ -61,8 +66,13 @@ def train() -> dict[str, Any]:
             for record in run:
                 print(f"\r{name}, seed {seed}: {record}", end="", flush=True)
             print()
-            for model in [*models(run.history), *(each for each in run.history[-1].models if each.startswith("new_"))]:
-                figures = out.setdefault(f"{name} {model}", {key: [] for key in ("curve", "chosen", "worst")})
+            for model in [
+                *models(run.history),
+                *(each for each in run.history[-1].models if each.startswith("new_")),
+            ]:
+                figures = out.setdefault(
+                    f"{name} {model}", {key: [] for key in ("curve", "chosen", "worst")}
+                )
                 _add(figures, run.history, model)
             out.setdefault(f"{name} MB", []).append(_megabytes(run.history, "server"))
             out.setdefault(f"{name} device MB", []).append(_megabytes(run.history, ""))
@@ -92,21 +102,30 @@ def _devices(run: covey.Run) -> list[list[dict[str, float]]]:
     edges: dict[str | None, dict[str, dict[str, float]]] = {}
     for score in run.devices():
         if score.part == "test" and score.model in TIERS:
-            device = edges.setdefault(score.edge, {}).setdefault(score.device, {"examples": score.examples})
+            device = edges.setdefault(score.edge, {}).setdefault(
+                score.device, {"examples": score.examples}
+            )
             device[score.model] = 100 * (score.last_accuracy or 0.0)
     return [list(devices.values()) for devices in edges.values()]
 
 
 def table(data: dict[str, Any]) -> None:
     """Means and standard deviations over the seeds."""
-    print(f"\n{'':18} {'last round':>14}  {'chosen on val.':>14}  worst 10 %  MB, server  MB, all links")
+    print(
+        f"\n{'':18} {'last round':>14}  {'chosen on val.':>14}  worst 10 %  MB, server  MB, all links"
+    )
     for name, figures in data.items():
         if isinstance(figures, dict):
             method = name.split()[0]
             last = [curve[-1] for curve in figures["curve"]]
-            both = "  ".join(f"{np.mean(values):6.1f} ± {np.std(values, ddof=1):4.1f} " for values in (last, figures["chosen"]))
+            both = "  ".join(
+                f"{np.mean(values):6.1f} ± {np.std(values, ddof=1):4.1f} "
+                for values in (last, figures["chosen"])
+            )
             megabytes = [np.mean(data[f"{method} {key}"]) for key in ("MB", "device MB")]
-            print(f"{name:18} {both}  {np.mean(figures['worst']):9.0f}  {megabytes[0]:10.0f}  {megabytes[1]:13.0f}")
+            print(
+                f"{name:18} {both}  {np.mean(figures['worst']):9.0f}  {megabytes[0]:10.0f}  {megabytes[1]:13.0f}"
+            )
 
 
 def picture(data: dict[str, Any], path: Path) -> None:
@@ -121,7 +140,9 @@ def picture(data: dict[str, Any], path: Path) -> None:
     axes.grid(axis="y", color="#e8ebee", lw=0.8)
     bars(figure.add_axes((0.888, 0.24, 0.1, 0.65)), data)
     megabytes = [float(np.mean(data[f"{method} MB"])) for method in ("sFedHP", "FedAvg")]
-    text = f"MB through the server: sFedHP {megabytes[0]:.0f},\nFedAvg and FineTune {megabytes[1]:.0f}"
+    text = (
+        f"MB through the server: sFedHP {megabytes[0]:.0f},\nFedAvg and FineTune {megabytes[1]:.0f}"
+    )
     figure.text(0.775, 0.115, text, fontsize=10.5, color=INK, linespacing=1.4)
     titles = (
         (0.012, "a model at every tier (seed 0)"),
@@ -151,15 +172,37 @@ def draw_tree(axes: Axes, data: dict[str, Any]) -> None:
         axes.plot([x, x], [7.6, 6.3], color=RULE, lw=1.2, zorder=1)
         _node(axes, x, 7.6, 0.43, COLOURS["edge"], _mean(devices, "edge"), 9.5)
     _node(axes, middle, 9.5, 0.65, COLOURS["server"], _mean(everybody, "global"), 13)
-    axes.text(-0.5, 9.7, f"server: {_mean(everybody, 'global'):.1f} %", fontsize=10.5, color=COLOURS["server"])
-    axes.text(-0.5, 8.7, f"edges: {_mean(everybody, 'edge'):.1f} %", fontsize=10.5, color=COLOURS["edge"])
+    axes.text(
+        -0.5,
+        9.7,
+        f"server: {_mean(everybody, 'global'):.1f} %",
+        fontsize=10.5,
+        color=COLOURS["server"],
+    )
+    axes.text(
+        -0.5, 8.7, f"edges: {_mean(everybody, 'edge'):.1f} %", fontsize=10.5, color=COLOURS["edge"]
+    )
     columns = [x for x, devices in enumerate(edges) for _ in devices]
     _rows(axes, 5.4, columns, edges, "personal", "devices, a model each")
-    _rows(axes, 2.9, columns, data["FedAvg devices"], "global", "the same devices with FedAvg's one model")
+    _rows(
+        axes,
+        2.9,
+        columns,
+        data["FedAvg devices"],
+        "global",
+        "the same devices with FedAvg's one model",
+    )
     _rows(axes, 0.4, columns, data["Local devices"], "personal", "each device alone")
 
 
-def _rows(axes: Axes, top: float, columns: list[int], edges: list[list[dict[str, float]]], model: str, text: str) -> None:
+def _rows(
+    axes: Axes,
+    top: float,
+    columns: list[int],
+    edges: list[list[dict[str, float]]],
+    model: str,
+    text: str,
+) -> None:
     """Every device as a square below its edge, the paler the lower its accuracy; white is half right, or less."""
     colour = COLOURS[TIERS[model]]
     size = 0.31
@@ -169,11 +212,15 @@ def _rows(axes: Axes, top: float, columns: list[int], edges: list[list[dict[str,
         x = column - 0.47 + size * (place % 3)
         y = top + size * (1 - place // 3)
         shade = max(0.0, device[model] - 50) / 50
-        square = Rectangle((x, y), 0.85 * size, 0.85 * size, fc=colour, alpha=shade, ec="none", zorder=2)
+        square = Rectangle(
+            (x, y), 0.85 * size, 0.85 * size, fc=colour, alpha=shade, ec="none", zorder=2
+        )
         frame = Rectangle((x, y), 0.85 * size, 0.85 * size, fc="none", ec=colour, lw=0.5, zorder=3)
         axes.add_patch(square)
         axes.add_patch(frame)
-    axes.text(-0.5, top - 0.75, f"{text}: {_mean(everybody, model):.1f} %", fontsize=10.5, color=colour)
+    axes.text(
+        -0.5, top - 0.75, f"{text}: {_mean(everybody, model):.1f} %", fontsize=10.5, color=colour
+    )
 
 
 def _mean(devices: list[dict[str, float]], model: str) -> float:
@@ -181,9 +228,21 @@ def _mean(devices: list[dict[str, float]], model: str) -> float:
     return float(np.average([d[model] for d in devices], weights=[d["examples"] for d in devices]))
 
 
-def _node(axes: Axes, x: float, y: float, radius: float, colour: str, value: float, size: float) -> None:
+def _node(
+    axes: Axes, x: float, y: float, radius: float, colour: str, value: float, size: float
+) -> None:
     axes.add_patch(Circle((x, y), radius, fc=colour, ec="white", lw=1.5, zorder=3))
-    axes.text(x, y - 0.02, f"{value:.0f}", ha="center", va="center", size=size, color="white", weight="bold", zorder=4)
+    axes.text(
+        x,
+        y - 0.02,
+        f"{value:.0f}",
+        ha="center",
+        va="center",
+        size=size,
+        color="white",
+        weight="bold",
+        zorder=4,
+    )
 
 
 def bars(axes: Axes, data: dict[str, Any]) -> None:

@@ -24,7 +24,9 @@ class Answers:
 
     def __init__(self, path: Path | None) -> None:
         self.path, self._adding = path, threading.Lock()
-        self.found: Found = json.loads(path.read_text()) if path is not None and path.exists() else {}
+        self.found: Found = (
+            json.loads(path.read_text()) if path is not None and path.exists() else {}
+        )
 
     def add(self, name: str, answer: Any) -> None:
         """Remember an answer; the file is replaced in one step."""
@@ -36,7 +38,12 @@ class Answers:
                 os.replace(part, self.path)
 
 
-def run(work: Callable[..., Any], plan: Callable[[Found], Iterable[Job]], answers: Answers, processes: int) -> None:
+def run(
+    work: Callable[..., Any],
+    plan: Callable[[Found], Iterable[Job]],
+    answers: Answers,
+    processes: int,
+) -> None:
     """Every job that `plan` wants, given the answers so far; it is asked again after each, and no job is begun twice.
 
     A job that raises is answered {"error": ...}: a step size that diverges is a result. So is one whose process dies; the others
@@ -48,14 +55,20 @@ def run(work: Callable[..., Any], plan: Callable[[Found], Iterable[Job]], answer
 
 
 def _until_broken(
-    work: Callable[..., Any], plan: Callable[[Found], Iterable[Job]], answers: Answers, processes: int, tried: set[str]
+    work: Callable[..., Any],
+    plan: Callable[[Found], Iterable[Job]],
+    answers: Answers,
+    processes: int,
+    tried: set[str],
 ) -> bool:
     """True when no job is left; False where a process has died, which takes all of its pool's with it."""
     pending: dict[Future[Any], str] = {}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
         while True:
             waiting = [job for job in plan(answers.found) if job[0] not in tried]
-            for name, arguments in waiting[: processes - len(pending)]:  # no queue: what the plan puts first is next
+            for name, arguments in waiting[
+                : processes - len(pending)
+            ]:  # no queue: what the plan puts first is next
                 try:
                     pending[pool.submit(_safely, work, arguments)] = name
                 except BrokenExecutor:
@@ -67,8 +80,17 @@ def _until_broken(
             for future in wait(pending, return_when=FIRST_COMPLETED).done:
                 name, error = pending.pop(future), future.exception()
                 broken = broken or isinstance(error, BrokenExecutor)
-                answers.add(name, future.result() if error is None else {"error": f"{type(error).__name__}: {error}"})
-                print(f"# {len(answers.found)} done: {name} {_short(answers.found[name])}", file=sys.stderr, flush=True)
+                answers.add(
+                    name,
+                    future.result()
+                    if error is None
+                    else {"error": f"{type(error).__name__}: {error}"},
+                )
+                print(
+                    f"# {len(answers.found)} done: {name} {_short(answers.found[name])}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             if broken and not pending:
                 return False
 
@@ -78,7 +100,10 @@ def _safely(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
         return work(*arguments)
     except Exception as error:  # whatever it is, the other jobs go on, and the table shows it
-        return {"error": f"{type(error).__name__}: {error}"[:500], "seconds": time.perf_counter() - began}
+        return {
+            "error": f"{type(error).__name__}: {error}"[:500],
+            "seconds": time.perf_counter() - began,
+        }
 
 
 def _alone() -> None:

@@ -24,7 +24,11 @@ with atheris.instrument_imports(include=["covey"]) if atheris else nullcontext()
     from covey.codecs import CODECS, Codec, Quantised
     from covey.errors import DecodeError
 
-ALL: list[Codec] = [*CODECS.values(), Quantised(8, block=3), Quantised(4, block=3, rounding="stochastic")]
+ALL: list[Codec] = [
+    *CODECS.values(),
+    Quantised(8, block=3),
+    Quantised(4, block=3, rounding="stochastic"),
+]
 PREFIX = struct.Struct("<BH")
 KERNEL = native._library
 
@@ -67,7 +71,9 @@ def survives(codec: Codec, message: bytes, limit: int) -> tuple[bytes, bytes] | 
     assert row.numel() <= limit
     assert mask is None or (mask.shape == row.shape and not row.numpy()[~mask.numpy()].any())
     found = _bits(row, mask)
-    assert _bits(*codec.decode(codec.encode(row, mask, 3), limit=limit)) == found, "it does not arrive again as it is"
+    assert _bits(*codec.decode(codec.encode(row, mask, 3), limit=limit)) == found, (
+        "it does not arrive again as it is"
+    )
     return found
 
 
@@ -80,10 +86,19 @@ def seeds(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     short = torch.tensor([0.0, 1.5, 0.0, -0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
     long = torch.nn.functional.pad(short, (150, 50))
-    rows = [(short, None), (short, short > 0), (short.double(), None), (long, None), (long, long > 0), (short * torch.nan, None)]
+    rows = [
+        (short, None),
+        (short, short > 0),
+        (short.double(), None),
+        (long, None),
+        (long, long > 0),
+        (short * torch.nan, None),
+    ]
     for number, codec in enumerate(ALL):
         for k, (row, mask) in enumerate(rows):
-            folder.joinpath(f"{number}-{k}").write_bytes(PREFIX.pack(number, len(row)) + codec.encode(row, mask, 7))
+            folder.joinpath(f"{number}-{k}").write_bytes(
+                PREFIX.pack(number, len(row)) + codec.encode(row, mask, 7)
+            )
     return len(ALL) * len(rows)
 
 

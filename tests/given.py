@@ -15,7 +15,9 @@ from covey.engine.task import Task
 class Given(DataLoss):
     """The loss of a task on the batch of each step, or on `one` at every step."""
 
-    def __init__(self, task: Task, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None) -> None:
+    def __init__(
+        self, task: Task, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None
+    ) -> None:
         self.task = task
         self.all_examples = False
         self.one = one

@@ -52,11 +52,16 @@ from covey.runs.experiment import describe
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
 
 
-def experiment(algorithm: Algorithm, curvatures: Sequence[float], *, optimum: float = 0.0, rounds: int = 1) -> Experiment:
+def experiment(
+    algorithm: Algorithm, curvatures: Sequence[float], *, optimum: float = 0.0, rounds: int = 1
+) -> Experiment:
     """One parameter; two devices, or four on two edges, each with loss sum over its examples of h/2 (x - optimum)^2."""
     tree = Tree.grouped([2, 2]) if "edge" in algorithm.tiers() else Tree.flat(2)
     pairs = [
-        (torch.tensor([[math.sqrt(h)]], dtype=torch.float64), torch.tensor([math.sqrt(h) * optimum], dtype=torch.float64))
+        (
+            torch.tensor([[math.sqrt(h)]], dtype=torch.float64),
+            torch.tensor([math.sqrt(h) * optimum], dtype=torch.float64),
+        )
         for h in list(curvatures) * (tree.devices // len(curvatures))
     ]
     return Experiment(
@@ -125,17 +130,32 @@ def test_sfedhp_figure_4_alternates_with_the_amplitude_said(lam: float, amplitud
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
     for _ in range(2):  # an even and an odd number of steps end on opposite sides
         ends = [
-            descend(x, torch.zeros_like, prox=(lam, torch.zeros_like(x)), l1=(0.008, 6e-5), steps=n, lr=0.05) for n in (500, 501)
+            descend(
+                x,
+                torch.zeros_like,
+                prox=(lam, torch.zeros_like(x)),
+                l1=(0.008, 6e-5),
+                steps=n,
+                lr=0.05,
+            )
+            for n in (500, 501)
         ]
         assert float(ends[0]) == pytest.approx(-float(ends[1]))
         assert abs(float(ends[0])) == pytest.approx(device.numbers["largest amplitude"], rel=1e-3)
-    assert not [a for a in advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox")) if a.about == "smooth l1"]
+    assert not [
+        a
+        for a in advise(SFedHP(lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, l1="prox"))
+        if a.about == "smooth l1"
+    ]
 
 
 def test_sfedhp_theorem_1_asks_for_both_links_and_no_experiment_meets_them() -> None:
     theorem = about(advise(SFedHP(gamma1=0.001, gamma2=0.001), smoothness=1), "Theorem 1 of sFedHP")
     assert theorem.text.count("fails") == 2
-    wide = about(advise(SFedHP(lam1=40, lam2=81, gamma1=0.001, lr2=0.01), smoothness=1), "Theorem 1 of sFedHP")
+    wide = about(
+        advise(SFedHP(lam1=40, lam2=81, gamma1=0.001, lr2=0.01), smoothness=1),
+        "Theorem 1 of sFedHP",
+    )
     assert wide.text.count("holds") == 2
     assert about(advise(SFedHP()), "Theorem 3 of sFedHP").text.count("not given") == 1
 
@@ -152,20 +172,28 @@ def test_fedmac_figure_6_moves_a_weight_by_two_in_one_step() -> None:
 
 
 def test_fedmac_is_convex_only_below_mu() -> None:
-    assert about(advise(FedMac(), strong=1e-5), "Theorem 1 of FedMac").text.endswith("not convex: fails.")
+    assert about(advise(FedMac(), strong=1e-5), "Theorem 1 of FedMac").text.endswith(
+        "not convex: fails."
+    )
     best = about(advise(FedMac(), strong=1e9), "Theorem 1 of FedMac").numbers["largest lr"]
     assert best == pytest.approx(1.8, rel=0.02)
 
 
 def test_pfedme_theorems_are_far_below_practice() -> None:
     found = advise(PFedMe(lam=15, local_rounds=20, beta=1), strong=1e-3, smoothness=5)
-    assert about(found, "Theorem 1 of pFedMe").numbers["largest lr"] == pytest.approx(2.9e-10, rel=0.01)
-    assert about(found, "Theorem 2 of pFedMe").numbers["largest lr"] == pytest.approx(2e-7, rel=0.02)
+    assert about(found, "Theorem 1 of pFedMe").numbers["largest lr"] == pytest.approx(
+        2.9e-10, rel=0.01
+    )
+    assert about(found, "Theorem 2 of pFedMe").numbers["largest lr"] == pytest.approx(
+        2e-7, rel=0.02
+    )
     assert about(found, "Theorem 2 of pFedMe").numbers["least lam"] == pytest.approx(math.sqrt(201))
 
 
 def test_permfl_theorem_1_bounds_the_rate_of_a_run() -> None:
-    algorithm = PerMFL(lam=3, gamma=2, beta=0.25, lr=0.2, steps=10, edge_lr=0.1, edge_rounds=40, batch=None)
+    algorithm = PerMFL(
+        lam=3, gamma=2, beta=0.25, lr=0.2, steps=10, edge_lr=0.1, edge_rounds=40, batch=None
+    )
     theorem = about(advise(algorithm, smoothness=1, strong=1), "Theorem 1 of PerMFL")
     assert "fails" not in theorem.text
     assert theorem.numbers["mu_F"] == pytest.approx(6 / (3 + 2 + 6))
@@ -184,7 +212,16 @@ def test_permfl_loops_are_as_long_as_the_equations_ask() -> None:
 
 
 ROUNDS = [
-    PFedMe(lam=3, lr=0.2, personal_lr=0.15, beta=1.7, steps=2, local_rounds=3, weight_decay=0.1, batch=None),
+    PFedMe(
+        lam=3,
+        lr=0.2,
+        personal_lr=0.15,
+        beta=1.7,
+        steps=2,
+        local_rounds=3,
+        weight_decay=0.1,
+        batch=None,
+    ),
     FedMac(lam=0.4, lr=2.5, personal_lr=0.15, beta=0.8, steps=2, local_rounds=3, batch=None),
     SFedHP(lam1=3, lam2=2, lr1=0.5, lr2=0.15, beta=1.3, steps=2, edge_rounds=3, batch=None),
     PerMFL(lam=1.3, gamma=2.1, beta=0.7, lr=0.1, edge_lr=0.2, steps=3, edge_rounds=2, batch=None),
@@ -200,12 +237,25 @@ def test_the_factor_of_a_round_is_that_of_a_run(algorithm: Algorithm, curvature:
     assert (said.level != "note") == (abs(factor) > 1)
 
 
-@given(lam=st.floats(0.1, 20), speed=st.floats(0.05, 4), pull=st.floats(0.05, 4), rounds=st.integers(1, 4), h=st.floats(0.01, 30))
+@given(
+    lam=st.floats(0.1, 20),
+    speed=st.floats(0.05, 4),
+    pull=st.floats(0.05, 4),
+    rounds=st.integers(1, 4),
+    h=st.floats(0.01, 30),
+)
 @settings(max_examples=25)
 def test_what_is_said_of_an_exact_l_is_what_a_run_does_there(
     lam: float, speed: float, pull: float, rounds: int, h: float
 ) -> None:
-    algorithm = PFedMe(lam=lam, lr=pull / lam, personal_lr=speed / (lam + h), steps=2, local_rounds=rounds, batch=None)
+    algorithm = PFedMe(
+        lam=lam,
+        lr=pull / lam,
+        personal_lr=speed / (lam + h),
+        steps=2,
+        local_rounds=rounds,
+        batch=None,
+    )
     said = about(advise(algorithm, smoothness=h, exact=True), "one round")
     factor = abs(float(play(algorithm, h).w))
     if abs(factor - 1) > 1e-9:
@@ -217,7 +267,9 @@ CERTAIN = [
     PFedMe(lam=30, personal_lr=0.08, lr=0.005, batch=None),
     SFedHP(lam1=30, lam2=30, lr2=0.08, lr1=0.01, batch=None),
     FedProx(mu=30, lr=0.08, batch=None),
-    FedProx(mu=40, lr=0.05, batch=None),  # lr mu = 2: at no curvature a factor of -1, at any other more
+    FedProx(
+        mu=40, lr=0.05, batch=None
+    ),  # lr mu = 2: at no curvature a factor of -1, at any other more
     DemLearn(mu=30, lr=0.08, batch=None),
     FedAMP(lam=30, lr=0.08, batch=None),
     HeurFedAMP(lam=30, lr=0.08, batch=None),
@@ -240,7 +292,9 @@ def grown(algorithm: Algorithm, curvature: float, rounds: int = 1) -> float:
 
 
 @pytest.mark.parametrize("algorithm", CERTAIN, ids=lambda a: type(a).__name__)
-def test_what_is_an_error_whatever_the_loss_diverges_whatever_the_loss(algorithm: Algorithm) -> None:
+def test_what_is_an_error_whatever_the_loss_diverges_whatever_the_loss(
+    algorithm: Algorithm,
+) -> None:
     assert "error" in levels(advise(algorithm))
     for curvature in (0.05, 2.0, 10.0):
         once, thrice = grown(algorithm, curvature), grown(algorithm, curvature, rounds=3)
@@ -252,11 +306,17 @@ ODD = [
     DemLearn(mu=41, lr=0.05, steps=21, batch=None),
     FedAMP(lam=41, lr=0.05, steps=21, batch=None),
     HeurFedAMP(lam=41, lr=0.05, steps=21, batch=None),
-    PerMFL(lam=41, gamma=1.5, beta=0.6, lr=0.05, edge_lr=0.001, edge_rounds=3, steps=21, batch=None),
-    PerMFL(lam=0.5, gamma=2, beta=0.3, edge_lr=1.5, edge_rounds=10, batch=None),  # where devices overshoot as well
+    PerMFL(
+        lam=41, gamma=1.5, beta=0.6, lr=0.05, edge_lr=0.001, edge_rounds=3, steps=21, batch=None
+    ),
+    PerMFL(
+        lam=0.5, gamma=2, beta=0.3, edge_lr=1.5, edge_rounds=10, batch=None
+    ),  # where devices overshoot as well
     PFedMe(lam=41, personal_lr=0.05, lr=0.005, steps=21, local_rounds=1, batch=None),
     SFedHP(lam1=41, lam2=10, lr2=0.05, lr1=0.05, steps=21, edge_rounds=1, batch=None),
-    FedMac(lam=1, lr=3, personal_lr=0.5, steps=4, batch=None),  # above h = lam, where theta = w is a fixed point
+    FedMac(
+        lam=1, lr=3, personal_lr=0.5, steps=4, batch=None
+    ),  # above h = lam, where theta = w is a fixed point
     Nested((Level("server", lr=0.01), Level("device", name="personal", lam=41, lr=0.05, steps=21))),
 ]
 
@@ -266,7 +326,9 @@ def test_loops_that_overshoot_may_converge_and_get_a_warning(algorithm: Algorith
     found = advise(algorithm)
     assert found[0].level == "warning"
     stretch = about(found, "one round").numbers
-    inside = stretch["lowest curvature"] + 0.5 * (stretch["highest curvature"] - stretch["lowest curvature"])
+    inside = stretch["lowest curvature"] + 0.5 * (
+        stretch["highest curvature"] - stretch["lowest curvature"]
+    )
     assert grown(algorithm, inside) < 1
     assert grown(algorithm, 1.005 * stretch["highest curvature"]) > 1
 
@@ -274,7 +336,9 @@ def test_loops_that_overshoot_may_converge_and_get_a_warning(algorithm: Algorith
 def test_fedprox_beyond_two_reaches_the_optimum() -> None:
     algorithm = FedProx(mu=41, lr=0.05, steps=21, batch=None)
     assert "error" not in levels(advise(algorithm))
-    assert float(play(algorithm, 1.0, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(3.0, abs=1e-6)
+    assert float(play(algorithm, 1.0, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(
+        3.0, abs=1e-6
+    )
 
 
 def test_an_exact_l_narrows_the_curvatures_that_count() -> None:
@@ -319,18 +383,36 @@ def by_hand(algorithm: Algorithm, h: float) -> Fraction:
 
 
 def _fractions(algorithm: Algorithm) -> dict[str, Fraction]:
-    return {name: Fraction(value) for name, value in vars(algorithm).items() if isinstance(value, int | float)}
+    return {
+        name: Fraction(value)
+        for name, value in vars(algorithm).items()
+        if isinstance(value, int | float)
+    }
 
 
-def _any_setting(kind: int, speed: float, pull: float, tie: float, steps: int, rounds: int) -> Algorithm:
+def _any_setting(
+    kind: int, speed: float, pull: float, tie: float, steps: int, rounds: int
+) -> Algorithm:
     """One of four methods; `speed` is lr lam of its inner loop, `pull` the product of its next one."""
     if kind == 0:
         return FedProx(mu=tie, lr=speed / tie, steps=steps)
     if kind == 1:
-        return PFedMe(lam=tie, personal_lr=speed / tie, lr=pull / tie, steps=steps, local_rounds=rounds)
+        return PFedMe(
+            lam=tie, personal_lr=speed / tie, lr=pull / tie, steps=steps, local_rounds=rounds
+        )
     if kind == 2:
-        return PerMFL(lam=tie, lr=speed / tie, gamma=1.5, edge_lr=pull / 1.5, beta=0.5, steps=steps, edge_rounds=rounds)
-    return SFedHP(lam1=tie, lam2=tie, lr2=speed / tie, lr1=2 * pull / tie, steps=steps, edge_rounds=rounds)
+        return PerMFL(
+            lam=tie,
+            lr=speed / tie,
+            gamma=1.5,
+            edge_lr=pull / 1.5,
+            beta=0.5,
+            steps=steps,
+            edge_rounds=rounds,
+        )
+    return SFedHP(
+        lam1=tie, lam2=tie, lr2=speed / tie, lr1=2 * pull / tie, steps=steps, edge_rounds=rounds
+    )
 
 
 @given(
@@ -344,7 +426,10 @@ def test_an_error_is_divergence_at_every_curvature_and_nothing_else_is(
     algorithm = _any_setting(kind, speed, pull, tie, steps, rounds)
     said = about(advise(algorithm), "one round")
     if said.level == "error":
-        assert all(abs(by_hand(algorithm, h)) > 1 for h in (1e-60, 1e-12, 1e-4, 0.01, 0.3, 1.0, 7.0, 40.0, 1e3, 1e6))
+        assert all(
+            abs(by_hand(algorithm, h)) > 1
+            for h in (1e-60, 1e-12, 1e-4, 0.01, 0.3, 1.0, 7.0, 40.0, 1e3, 1e6)
+        )
         return
     low, high = said.numbers["lowest curvature"], said.numbers["highest curvature"]
     if not math.isnan(low):
@@ -354,7 +439,9 @@ def test_an_error_is_divergence_at_every_curvature_and_nothing_else_is(
 
 @pytest.mark.parametrize("changes", [{"tol": 0.1}, {"method": "nesterov"}])
 @pytest.mark.parametrize("algorithm", [PFedMe(), FedMac(), SFedHP()])
-def test_the_factor_of_plain_steps_says_nothing_of_others(algorithm: Any, changes: dict[str, Any]) -> None:
+def test_the_factor_of_plain_steps_says_nothing_of_others(
+    algorithm: Any, changes: dict[str, Any]
+) -> None:
     other = replace(algorithm, **changes)
     assert about(advise(algorithm), "one round")
     assert "one round" not in {advice.about for advice in advise(other)}
@@ -363,13 +450,19 @@ def test_the_factor_of_plain_steps_says_nothing_of_others(algorithm: Any, change
 @pytest.mark.parametrize(("lam", "lr"), [(0.0, 0.1), (0.5, 0.1), (4.0, 0.2)])
 def test_nesterovs_steps_diverge_from_the_limit_said(lam: float, lr: float) -> None:
     """Of 4000 steps: those of FedMac have no penalty, whose momentum grows to 1."""
-    algorithm = SFedHP(lam1=lam, lr2=lr, method="nesterov") if lam else FedMac(personal_lr=lr, method="nesterov")
+    algorithm = (
+        SFedHP(lam1=lam, lr2=lr, method="nesterov")
+        if lam
+        else FedMac(personal_lr=lr, method="nesterov")
+    )
     limit = about(advise(algorithm), "momentum").numbers["limit"]
     for times, diverges in ((0.98, False), (1.02, True)):
         curvature = times * limit / lr - lam
         x = torch.ones(1, 1, dtype=torch.float64)
         prox = (lam, torch.zeros_like(x)) if lam else None
-        end = descend(x, lambda x, h=curvature: h * x, prox=prox, steps=4000, lr=lr, method="nesterov")
+        end = descend(
+            x, lambda x, h=curvature: h * x, prox=prox, steps=4000, lr=lr, method="nesterov"
+        )
         assert (float(end.abs()) > 1e3) == diverges
         said = about(advise(algorithm, smoothness=curvature), "momentum").level
         assert said == ("warning" if diverges else "note")
@@ -395,7 +488,9 @@ def test_dittos_personal_model_diverges_from_two_on_whatever_the_number_of_steps
 PLAIN = (FedAvg, HierFAVG, Local, FineTune, FedProx, Scaffold, APFL, FedPer, Clustered)
 
 
-@pytest.mark.parametrize("algorithm", [algorithm(lr=0.1) for algorithm in PLAIN], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "algorithm", [algorithm(lr=0.1) for algorithm in PLAIN], ids=lambda a: type(a).__name__
+)
 def test_plain_steps_are_never_an_error(algorithm: Any) -> None:
     """At an exact L above 2/lr they diverge along that direction, and converge along flatter ones."""
     assert levels(advise(algorithm)) == {"note"}
@@ -408,7 +503,9 @@ def test_plain_steps_are_never_an_error(algorithm: Any) -> None:
 
 
 def test_sufficient_is_not_necessary_for_permfl() -> None:
-    both = PerMFL(lam=1, gamma=1.5, beta=1, lr=0.4, steps=10, edge_lr=0.6, edge_rounds=10, batch=None)
+    both = PerMFL(
+        lam=1, gamma=1.5, beta=1, lr=0.4, steps=10, edge_lr=0.6, edge_rounds=10, batch=None
+    )
     found = advise(both)
     assert about(found, "edge step").numbers["edge_lr*(lam+gamma)"] == pytest.approx(1.5)
     assert about(found, "server step").numbers["beta*gamma"] == pytest.approx(1.5)
@@ -424,7 +521,9 @@ def test_an_outer_product_above_two_is_no_certain_divergence() -> None:
     assert outer.level == "warning"
     assert outer.numbers == pytest.approx({"lr*lam": 2.5, "largest L": 40})
     assert "error" not in levels(found)
-    assert float(play(algorithm, 1.0, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(3.0, abs=1e-6)
+    assert float(play(algorithm, 1.0, 2.0, optimum=3.0, rounds=150).w) == pytest.approx(
+        3.0, abs=1e-6
+    )
     steep = advise(PFedMe(lam=10, lr=0.25, personal_lr=0.01, steps=20), smoothness=60, exact=True)
     assert about(steep, "one round").level == "warning"
 
@@ -441,10 +540,13 @@ def test_one_step_from_its_anchor_does_not_feel_the_penalty() -> None:
 
 
 def test_lists_are_checked_by_their_largest() -> None:
-    assert about(advise(PerMFL(lam=0.5, lr=[0.01, 0.5], edge_lr=[0.1, 0.4])), "inner step").numbers["lr*lam"] == pytest.approx(
-        0.25
+    assert about(advise(PerMFL(lam=0.5, lr=[0.01, 0.5], edge_lr=[0.1, 0.4])), "inner step").numbers[
+        "lr*lam"
+    ] == pytest.approx(0.25)
+    assert (
+        about(advise(PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])), "edge step").level
+        == "warning"
     )
-    assert about(advise(PerMFL(gamma=5, edge_lr=[0.01, 0.4], edge_rounds=[1, 2])), "edge step").level == "warning"
 
 
 def test_lists_that_differ_are_no_proof_of_divergence() -> None:
@@ -474,10 +576,15 @@ def test_the_most_serious_comes_first_and_reads_as_a_sentence(algorithm: Algorit
     found = advise(algorithm, smoothness=2, strong=0.1)
     order = [("error", "warning", "note").index(a.level) for a in found]
     assert order == sorted(order)
-    assert all(a.text.endswith(".") and a.numbers and str(a) == f"{a.level}: {a.about}: {a.text}" for a in found)
+    assert all(
+        a.text.endswith(".") and a.numbers and str(a) == f"{a.level}: {a.about}: {a.text}"
+        for a in found
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"smoothness": -1.0}, {"strong": math.nan}, {"smoothness": 1.0, "strong": 2.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"smoothness": -1.0}, {"strong": math.nan}, {"smoothness": 1.0, "strong": 2.0}]
+)
 def test_impossible_losses_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"strong|smoothness"):
         advise(FedAvg(), **wrong)
@@ -492,7 +599,9 @@ def test_an_unknown_algorithm_gets_a_note() -> None:
     assert "Own" in note.text
 
 
-def linear(sizes: Sequence[int], width: int, *, l2: float = 0.0, dtype: torch.dtype = torch.float64) -> tuple[Experiment, float]:
+def linear(
+    sizes: Sequence[int], width: int, *, l2: float = 0.0, dtype: torch.dtype = torch.float64
+) -> tuple[Experiment, float]:
     """Least squares on random examples, and the largest eigenvalue of any device's X'X/m, plus l2."""
     rng = np.random.default_rng(width)
     xs = [rng.normal(size=(m, width)) * rng.uniform(0.5, 2, width) for m in sizes]
@@ -505,14 +614,20 @@ def linear(sizes: Sequence[int], width: int, *, l2: float = 0.0, dtype: torch.dt
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.7])
-@pytest.mark.parametrize(("sizes", "width"), [([7, 300, 20], 5), ([40, 60], 30), ([9], 1), ([500, 300], 120)])
-def test_smoothness_of_least_squares_is_the_top_eigenvalue(sizes: list[int], width: int, l2: float) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "width"), [([7, 300, 20], 5), ([40, 60], 30), ([9], 1), ([500, 300], 120)]
+)
+def test_smoothness_of_least_squares_is_the_top_eigenvalue(
+    sizes: list[int], width: int, l2: float
+) -> None:
     built, top = linear(sizes, width, l2=l2)
     assert smoothness(built) == pytest.approx(top, rel=1e-4)
     with torch.no_grad():
         assert smoothness(built) == smoothness(built)
     assert smoothness(built, at=torch.full((width,), 5.0)) == pytest.approx(top, rel=1e-4)
-    assert smoothness(linear(sizes, width, l2=l2, dtype=torch.float32)[0]) == pytest.approx(top, rel=1e-4)
+    assert smoothness(linear(sizes, width, l2=l2, dtype=torch.float32)[0]) == pytest.approx(
+        top, rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("bend", [nn.Tanh(), nn.ReLU()], ids=["tanh", "relu"])
@@ -521,27 +636,42 @@ def test_smoothness_of_a_network_is_that_of_its_hessian(bend: nn.Module) -> None
     x, y = torch.from_numpy(rng.normal(size=(600, 3))), torch.from_numpy(rng.integers(0, 3, 600))
     model = nn.Sequential(nn.Linear(3, 4), bend, nn.Linear(4, 3)).double()
     data = covey.data.own_parts(train=[(x, y), (x[:9], y[:9])])
-    built = Experiment(algorithm=FedAvg(), data=data, model=model, tree=Tree.flat(2), rounds=1, dtype=torch.float64)
+    built = Experiment(
+        algorithm=FedAvg(), data=data, model=model, tree=Tree.flat(2), rounds=1, dtype=torch.float64
+    )
     row = covey.run(built).w[0]
     shapes = [(3, 4), (4,), (4, 3), (3,)]  # linear weights lie [in, out] in a row
 
     def loss(row: torch.Tensor, size: int) -> torch.Tensor:
-        a, b, c, d = (part.view(s) for part, s in zip(torch.split(row, [math.prod(s) for s in shapes]), shapes, strict=True))
+        a, b, c, d = (
+            part.view(s)
+            for part, s in zip(
+                torch.split(row, [math.prod(s) for s in shapes]), shapes, strict=True
+            )
+        )
         return nn.functional.cross_entropy(bend(x[:size] @ a + b) @ c + d, y[:size])
 
     hessian = torch.autograd.functional.hessian
     hessians = [hessian(lambda row, size=size: loss(row, size), row) for size in (600, 9)]
-    assert smoothness(built) == pytest.approx(max(float(torch.linalg.eigvalsh(h).abs().max()) for h in hessians), rel=1e-4)
+    assert smoothness(built) == pytest.approx(
+        max(float(torch.linalg.eigvalsh(h).abs().max()) for h in hessians), rel=1e-4
+    )
 
 
 def test_smoothness_does_not_see_relus_switch() -> None:
     built = Experiment(
-        algorithm=FedAvg(), data=covey.data.digits(devices=4), model=covey.models.mlp(64, 100, 10), tree=Tree.flat(4), rounds=1
+        algorithm=FedAvg(),
+        data=covey.data.digits(devices=4),
+        model=covey.models.mlp(64, 100, 10),
+        tree=Tree.flat(4),
+        rounds=1,
     )
     assert 1 < smoothness(built) < 4
 
 
-@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS.values() if a is not Nested], ids=lambda a: a.__name__)
+@pytest.mark.parametrize(
+    "algorithm", [a for a in ALGORITHMS.values() if a is not Nested], ids=lambda a: a.__name__
+)
 def test_defaults_are_known_and_safe_for_ordinary_losses(algorithm: type[Algorithm]) -> None:
     unknown = "unknown algorithm" in {advice.about for advice in advise(algorithm())}
     assert unknown != ("advice" in vars(algorithm))
@@ -571,7 +701,10 @@ def test_an_inner_step_beyond_the_curvature_turns_per_fedavg_around(order: Any) 
     assert float(play(algorithm, 2.0).w) == pytest.approx(factor, rel=1e-9)
 
 
-@pytest.mark.parametrize("algorithm", [L2GD(lr=0.1, p=0.5, lam=0.1), AL2GD(lr=0.1, p=0.5, edge_p=0.2, lam=0.1, gamma=0.1)])
+@pytest.mark.parametrize(
+    "algorithm",
+    [L2GD(lr=0.1, p=0.5, lam=0.1), AL2GD(lr=0.1, p=0.5, edge_p=0.2, lam=0.1, gamma=0.1)],
+)
 def test_local_flips_are_as_long_as_they_are_rare(algorithm: Any) -> None:
     local = 0.1 / 0.5 / (1 - getattr(algorithm, "edge_p", 0.0))
     assert "warning" not in levels(advise(algorithm, smoothness=1.9 / local, exact=True))
@@ -583,10 +716,19 @@ def test_local_flips_are_as_long_as_they_are_rare(algorithm: Any) -> None:
 def test_ties_and_averaging_steps_are_named() -> None:
     assert about(advise(FedAMP(lam=10.0, alpha=0.1, lr=0.03)), "inner step").level == "warning"
     assert about(advise(FedAMP(lam=10.0, alpha=0.1, lr=0.03)), "one round").level == "error"
-    assert about(advise(HeurFedAMP(lam=10.0, lr=0.03)), "inner step").numbers["lr*lam"] == pytest.approx(0.3)
+    assert about(advise(HeurFedAMP(lam=10.0, lr=0.03)), "inner step").numbers[
+        "lr*lam"
+    ] == pytest.approx(0.3)
     assert about(advise(L2GD(lam=20.0, p=0.1, lr=0.02)), "averaging step").level == "warning"
-    assert about(advise(AL2GD(gamma=20.0, p=0.1, lr=0.02)), "averaging step").numbers == {"lr*gamma/p": pytest.approx(4.0)}
-    assert about(advise(L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0), "the rate of L2GD").numbers["largest lr"] == 0.05
+    assert about(advise(AL2GD(gamma=20.0, p=0.1, lr=0.02)), "averaging step").numbers == {
+        "lr*gamma/p": pytest.approx(4.0)
+    }
+    assert (
+        about(advise(L2GD(lam=1.0, p=0.1, lr=0.02), smoothness=1.0), "the rate of L2GD").numbers[
+            "largest lr"
+        ]
+        == 0.05
+    )
     found = advise(FedRep(head_lr=0.5), smoothness=5.0, exact=True)
     assert [advice.level for advice in found] == ["warning", "note"]
 
@@ -607,9 +749,14 @@ def test_the_amplitude_with_a_known_l_is_that_of_lam_and_l_together() -> None:
     assert flat.numbers["largest amplitude"] == pytest.approx(0.05 * 0.008 / (2 - 0.05 * 25))
     assert curved.numbers["largest amplitude"] == pytest.approx(0.05 * 0.008 / (2 - 0.05 * 35))
     x = torch.full((1, 1), 1e-6, dtype=torch.float64)
-    end = descend(x, lambda x: 10 * x, prox=(25, torch.zeros_like(x)), l1=(0.008, 6e-5), steps=4000, lr=0.05)
+    end = descend(
+        x, lambda x: 10 * x, prox=(25, torch.zeros_like(x)), l1=(0.008, 6e-5), steps=4000, lr=0.05
+    )
     assert abs(float(end)) == pytest.approx(curved.numbers["largest amplitude"], rel=1e-3)
-    assert "of up to lr2*gamma1/(2 - lr2*(lam1+L)) = 0.0016. The cut at 0.0011 does not hide it" in curved.text
+    assert (
+        "of up to lr2*gamma1/(2 - lr2*(lam1+L)) = 0.0016. The cut at 0.0011 does not hide it"
+        in curved.text
+    )
 
 
 def test_a_slow_alternation_stays_below_the_amplitude_said() -> None:
@@ -624,13 +771,27 @@ def test_a_slow_alternation_stays_below_the_amplitude_said() -> None:
 
 def bayes(examples: int, **settings: Any) -> float:
     """By how much one step of every mean of q in the first round multiplies a difference of two starts, the draws being equal."""
-    algorithm = PFedBayes(**{"method": "gradient", "local_rounds": 1, "steps": 1, "batch": None, "restart": False, **settings})
+    algorithm = PFedBayes(
+        **{
+            "method": "gradient",
+            "local_rounds": 1,
+            "steps": 1,
+            "batch": None,
+            "restart": False,
+            **settings,
+        }
+    )
     ends = []
     for start in (1.0, 2.0):
         x = torch.full((examples, 1), math.sqrt(3.0), dtype=torch.float64)  # curvature 3
-        built = replace(experiment(algorithm, [3.0]), data=covey.data.own_parts(train=[(x, torch.zeros(examples))] * 2))
+        built = replace(
+            experiment(algorithm, [3.0]),
+            data=covey.data.own_parts(train=[(x, torch.zeros(examples))] * 2),
+        )
         run = covey.run(built)
-        run.runtime.store.put("device", "personal", torch.arange(2), torch.full((2, 1), start, dtype=torch.float64), 0)
+        run.runtime.store.put(
+            "device", "personal", torch.arange(2), torch.full((2, 1), start, dtype=torch.float64), 0
+        )
         run.w = torch.zeros_like(run.w)
         next(iter(run))
         ends.append(float(run.rows("personal")[1][0]))
@@ -656,15 +817,23 @@ def test_plain_steps_of_pfedbayes_are_stable_from_the_number_of_examples_said(rh
 
 def test_pfedbayes_with_plain_steps_has_a_condition_and_with_adam_none() -> None:
     assert "no condition" in about(advise(PFedBayes()), "inner step").text
-    plain = about(advise(PFedBayes(method="gradient", zeta=10.0, lr=0.001, personal_lr=0.001)), "inner step")
+    plain = about(
+        advise(PFedBayes(method="gradient", zeta=10.0, lr=0.001, personal_lr=0.001)), "inner step"
+    )
     assert "no condition" not in plain.text
     assert plain.numbers["least n"] == pytest.approx(10 / plain.numbers["s"] ** 2 * 0.001 / 2)
-    steep = about(advise(PFedBayes(method="gradient", personal_lr=0.5), smoothness=4.0), "inner step")
+    steep = about(
+        advise(PFedBayes(method="gradient", personal_lr=0.5), smoothness=4.0), "inner step"
+    )
     assert steep.level == "warning"
     assert "L = 4 alone is too much" in steep.text
-    wide = PFedBayes(method="gradient", rho=3.0, zeta=1.0, personal_lr=0.1)  # rho's own curvature, 2 g^2/s^2, is the larger
+    wide = PFedBayes(
+        method="gradient", rho=3.0, zeta=1.0, personal_lr=0.1
+    )  # rho's own curvature, 2 g^2/s^2, is the larger
     g, s = 1 / (1 + math.exp(-3)), math.log1p(math.exp(3))
-    assert about(advise(wide), "inner step").numbers["least n"] == pytest.approx(2 * g * g / s**2 * 0.1 / 2)
+    assert about(advise(wide), "inner step").numbers["least n"] == pytest.approx(
+        2 * g * g / s**2 * 0.1 / 2
+    )
 
 
 def test_the_curvature_along_rho_is_that_of_the_divergence() -> None:
@@ -688,7 +857,9 @@ def digits(algorithm: Algorithm, **settings: Any) -> Experiment:
 
 
 def settings_of(findings: Findings) -> list[Any]:
-    return [(describe(trial.algorithm), trial.figures, trial.curvature) for trial in findings.trials]
+    return [
+        (describe(trial.algorithm), trial.figures, trial.curvature) for trial in findings.trials
+    ]
 
 
 def test_trials_never_see_test_data() -> None:
@@ -714,7 +885,9 @@ def test_regression_is_judged_by_its_loss() -> None:
     assert not findings.classifies
     assert findings.advised.figures["global"] < 0.98 * findings.given.figures["global"]
     assert 1e-3 < change.new < 2 / top
-    assert findings.curvature.typical == pytest.approx(findings.start.typical), "a quadratic curves alike everywhere"
+    assert findings.curvature.typical == pytest.approx(findings.start.typical), (
+        "a quadratic curves alike everywhere"
+    )
 
 
 def test_the_curvature_along_a_run_is_that_of_the_devices_own_rows() -> None:
@@ -726,9 +899,13 @@ def test_the_curvature_along_a_run_is_that_of_the_devices_own_rows() -> None:
     tops = [float(np.linalg.eigvalsh(x.T @ x / len(x))[-1]) + 0.3 for x in xs]
     measured = probe.measure(run.w)
     chosen = torch.linspace(0, 8, 8).round().long().tolist()
-    assert measured.typical == pytest.approx(float(torch.tensor([tops[d] for d in chosen]).median()), rel=1e-6)
+    assert measured.typical == pytest.approx(
+        float(torch.tensor([tops[d] for d in chosen]).median()), rel=1e-6
+    )
     two = probe.measure(torch.zeros(2, 4, dtype=torch.float64), torch.tensor([8, 0]))
-    assert (two.typical, two.high) == pytest.approx((min(tops[0], tops[8]), np.quantile([tops[0], tops[8]], 0.9)), rel=1e-6)
+    assert (two.typical, two.high) == pytest.approx(
+        (min(tops[0], tops[8]), np.quantile([tops[0], tops[8]], 0.9)), rel=1e-6
+    )
     assert probe.measure(torch.full((1, 4), math.nan, dtype=torch.float64)) is None
     assert probe.measure(torch.zeros(1, 4, dtype=torch.float64), torch.tensor([77])) is None
 
@@ -753,8 +930,13 @@ def test_every_algorithm_has_steps_or_a_reason_why_not(kind: type[Algorithm]) ->
     curved = Curvature(7.0, 20.0)
     for step in levers.steps(algorithm):
         safe = replace(algorithm, **{step.field: levers.safe(step, curved)})
-        assert levers.product(step, safe, curved) == pytest.approx(min(1.0, 2 * (step.tie + 7) / (step.tie + 20)))
-    for proposal in [*levers.moves(algorithm, algorithm, curved), *levers.ties(algorithm, algorithm, curved)]:
+        assert levers.product(step, safe, curved) == pytest.approx(
+            min(1.0, 2 * (step.tie + 7) / (step.tie + 20))
+        )
+    for proposal in [
+        *levers.moves(algorithm, algorithm, curved),
+        *levers.ties(algorithm, algorithm, curved),
+    ]:
         assert replace(algorithm, **proposal.values) != algorithm
         assert proposal.values.keys() == proposal.reasons.keys()
 
@@ -768,7 +950,9 @@ def test_what_is_proposed_converges_on_quadratics_of_the_measured_curvature() ->
         assert proposals
         for proposal in proposals:
             changed: Any = replace(slow, **proposal.values)
-            changed = replace(changed, **{step.field: levers.safe(step, curved) for step in levers.steps(changed)})
+            changed = replace(
+                changed, **{step.field: levers.safe(step, curved) for step in levers.steps(changed)}
+            )
             numbers = about(advise(changed, smoothness=7.0, exact=True), "one round").numbers
             assert abs(numbers["factor at L"]) < 0.9
 
@@ -783,9 +967,15 @@ def test_an_unknown_algorithm_is_searched_by_the_names_of_its_fields() -> None:
     assert [step.field for step in levers.steps(PerMFL(lr=[0.1, 0.2]))] == []
 
 
-LATER = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes a minute: make test-all")
+LATER = pytest.mark.skipif(
+    "COVEY_TEST_ALL" not in os.environ, reason="takes a minute: make test-all"
+)
 ALWAYS = (Clustered, FedMac, PFedBayes, Scaffold, FedRep)
-KINDS = [pytest.param(kind, marks=() if kind in ALWAYS else LATER) for kind in ALGORITHMS.values() if kind is not Nested]
+KINDS = [
+    pytest.param(kind, marks=() if kind in ALWAYS else LATER)
+    for kind in ALGORITHMS.values()
+    if kind is not Nested
+]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -797,7 +987,9 @@ def test_every_algorithm_can_be_advised(kind: type[Algorithm]) -> None:
     if len(algorithm.tiers()) == 2 and not algorithm.any_depth:
         tree = Tree.flat(6)
     private = "head" if algorithm.splits else ()
-    built = Experiment(algorithm, shards, covey.models.linear(64, 10), tree, 2, private=private, holdout_devices=1)
+    built = Experiment(
+        algorithm, shards, covey.models.linear(64, 10), tree, 2, private=private, holdout_devices=1
+    )
     if hasattr(algorithm, "sample") and not algorithm.splits:
         built = replace(built, algorithm=replace(algorithm, sample=0.5))
     if algorithm.splits:

@@ -16,7 +16,14 @@ from covey import Algorithm, CoveyError, Experiment, Nodes, Tree
 from covey.algorithms import ALGORITHMS, FedAlt, FedAvg, HierFAVG, PerMFL, Pruned, SFedHP
 from covey.data import own, synthetic
 from covey.engine.task import Task
-from covey.errors import CheckpointError, ConfigError, DataError, ModelError, ProgramError, TreeError
+from covey.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    ProgramError,
+    TreeError,
+)
 from covey.models import linear, mlp
 
 DATA = synthetic(devices=6, sizes=[20] * 6)
@@ -26,7 +33,14 @@ MODEL = mlp(60, 10)
 def start(**more: Any) -> covey.Run:
     """Constructed and not yet run: everything below is refused here at the latest."""
     resume = more.pop("resume", None)
-    given = {"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(6), "rounds": 1, **more}
+    given = {
+        "algorithm": FedAvg(),
+        "data": DATA,
+        "model": MODEL,
+        "tree": Tree.flat(6),
+        "rounds": 1,
+        **more,
+    }
     return covey.run(Experiment(**given), resume=resume)
 
 
@@ -174,7 +188,11 @@ CASES: dict[str, Case] = {
     "a sample as text": (lambda: start(algorithm=FedAvg(sample="half")), ConfigError, ["'half'"]),
     "an lr that is no number": (lambda: FedAvg(lr=float("nan")), ConfigError, ["FedAvg: lr = nan"]),
 }  # fmt: skip
-for algorithm in (algorithm for algorithm in ALGORITHMS.values() if "lr" in {field.name for field in fields(algorithm)}):
+for algorithm in (
+    algorithm
+    for algorithm in ALGORITHMS.values()
+    if "lr" in {field.name for field in fields(algorithm)}
+):
     CASES[f"{algorithm.__name__} with a negative lr"] = (
         lambda algorithm=algorithm: algorithm(lr=-0.1),
         ConfigError,
@@ -198,7 +216,9 @@ def test_a_foreign_or_corrupt_checkpoint(tmp_path: Path) -> None:
     run = start(rounds=2)
     next(run)
     run.save(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"another experiment: its seed is 0, this one's is 8"):
+    with pytest.raises(
+        CheckpointError, match=r"another experiment: its seed is 0, this one's is 8"
+    ):
         start(rounds=2, seed=8, resume=tmp_path / "run")
     (tmp_path / "run").write_bytes((tmp_path / "run").read_bytes()[:-7])
     with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):

@@ -13,23 +13,31 @@ from covey.errors import ConfigError
 
 def test_five_examples_by_hand() -> None:
     """Two bins of ten hold them: [.6, .7) three, of which one is right; [.9, 1] two, both right."""
-    chances = torch.tensor([[0.62, 0.38], [0.35, 0.65], [0.65, 0.35], [0.9, 0.1], [0.0, 1.0]]).double()
+    chances = torch.tensor(
+        [[0.62, 0.38], [0.35, 0.65], [0.65, 0.35], [0.9, 0.1], [0.0, 1.0]]
+    ).double()
     labels = torch.tensor([1, 1, 1, 0, 1])
     found = calibration(chances, labels, bins=10)
     assert found.count == 5
     # |1 - (.62 + .65 + .65)| + |2 - (.9 + 1)|, over five
     assert found.ece == pytest.approx((0.92 + 0.1) / 5)
     assert found.mce == pytest.approx(0.92 / 3)
-    assert (found.confidence, found.accuracy) == pytest.approx(((0.62 + 0.65 + 0.65 + 0.9 + 1) / 5, 3 / 5))
+    assert (found.confidence, found.accuracy) == pytest.approx(
+        ((0.62 + 0.65 + 0.65 + 0.9 + 1) / 5, 3 / 5)
+    )
     # twice the square of what the label lacks: .62, .35, .65, .1, 0
     assert found.brier == pytest.approx(2 * (0.62**2 + 0.35**2 + 0.65**2 + 0.1**2) / 5)
-    assert found.log_loss == pytest.approx(-(math.log(0.38) + math.log(0.65) + math.log(0.35) + math.log(0.9)) / 5)
+    assert found.log_loss == pytest.approx(
+        -(math.log(0.38) + math.log(0.65) + math.log(0.35) + math.log(0.9)) / 5
+    )
 
 
 def test_an_honest_coin_is_calibrated_and_a_boaster_is_not() -> None:
     labels = torch.tensor([0, 1] * 50)
     assert calibration(torch.full((100, 2), 0.5), labels).ece == pytest.approx(0.0)
-    assert calibration(torch.tensor([[0.95, 0.05]]).expand(100, 2), labels).ece == pytest.approx(0.45)
+    assert calibration(torch.tensor([[0.95, 0.05]]).expand(100, 2), labels).ece == pytest.approx(
+        0.45
+    )
     assert calibration(torch.full((100, 2), 0.5), labels).brier == pytest.approx(0.5)
 
 
@@ -60,13 +68,17 @@ def test_the_models_of_a_run() -> None:
         chances, labels = [], []
         for device in devices:
             examples = data.test.held(device)
-            module = run.runtime.task.space.fill(rows[0 if name == "global" else ids.tolist().index(device)])
+            module = run.runtime.task.space.fill(
+                rows[0 if name == "global" else ids.tolist().index(device)]
+            )
             chances.append(torch.softmax(module(data.x[examples]).detach().double(), dim=1))
             labels.append(data.y[examples])
         by_hand = calibration(torch.cat(chances), torch.cat(labels), bins=5)
         for figure in ("ece", "brier", "log_loss", "count", "mce", "confidence", "accuracy"):
             assert getattr(found[name], figure) == pytest.approx(getattr(by_hand, figure), rel=1e-5)
-        assert found[name].log_loss == pytest.approx(record.models[name].scores["test"].loss, rel=1e-5)
+        assert found[name].log_loss == pytest.approx(
+            record.models[name].scores["test"].loss, rel=1e-5
+        )
     with pytest.raises(ConfigError, match="give train, validation or test"):
         run.calibration("tset")
 
@@ -75,7 +87,12 @@ def test_numbers_have_no_calibration() -> None:
     pairs = [(torch.randn(8, 2), torch.randn(8))] * 2
     run = covey.run(
         covey.Experiment(
-            Local(steps=1), covey.data.own(pairs), covey.models.linear(2, 1), covey.Tree.flat(2), loss="squared_error", rounds=1
+            Local(steps=1),
+            covey.data.own(pairs),
+            covey.models.linear(2, 1),
+            covey.Tree.flat(2),
+            loss="squared_error",
+            rounds=1,
         )
     )
     with pytest.raises(ConfigError, match="chances of classes"):

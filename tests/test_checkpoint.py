@@ -14,7 +14,11 @@ from covey.errors import CheckpointError
 from covey.runs import checkpoint
 from covey.runs.checkpoint import FORMAT, Checkpoint
 
-TENSORS = {"server": torch.arange(6.0).view(1, 6), "ids": torch.tensor([3, 1]), "none": torch.empty(0, 4)}
+TENSORS = {
+    "server": torch.arange(6.0).view(1, 6),
+    "ids": torch.tensor([3, 1]),
+    "none": torch.empty(0, 4),
+}
 FACTS: dict[str, Any] = {"round": 3, "experiment": {"seed": "0"}, "history": [{"a": None}]}
 
 
@@ -37,7 +41,9 @@ def test_what_was_written_is_read(path: Path) -> None:
 
 def test_views_and_strides_are_no_obstacle(path: Path) -> None:
     base = torch.arange(12.0).view(3, 4)
-    checkpoint.write(path, Checkpoint({"a": base.t(), "b": base[1:], "c": torch.ones(1, 1).expand(3, 2)}, {}))
+    checkpoint.write(
+        path, Checkpoint({"a": base.t(), "b": base[1:], "c": torch.ones(1, 1).expand(3, 2)}, {})
+    )
     back = checkpoint.read(path).tensors
     assert torch.equal(back["a"], base.t())
     assert torch.equal(back["b"], base[1:])
@@ -45,13 +51,18 @@ def test_views_and_strides_are_no_obstacle(path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["save_file", "replace", "fsync"])
-def test_a_failed_write_leaves_the_old_file(path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_a_failed_write_leaves_the_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
     before = path.read_bytes()
     monkeypatch.setattr(checkpoint if broken == "save_file" else os, broken, fail)
-    with pytest.raises(CheckpointError, match=r"cannot write .*run\.covey: disk full; an older checkpoint there is untouched"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"cannot write .*run\.covey: disk full; an older checkpoint there is untouched",
+    ):
         checkpoint.write(path, Checkpoint({"server": torch.zeros(1, 6)}, {}))
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
@@ -92,13 +103,17 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_a_truncated_file(path: Path, share: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(CheckpointError, match=r"damaged or not a checkpoint.*there is none before it"):
+    with pytest.raises(
+        CheckpointError, match=r"damaged or not a checkpoint.*there is none before it"
+    ):
         checkpoint.read(path)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_bytes(path: Path, seed: int) -> None:
-    noise = torch.randint(256, (400,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randint(
+        256, (400,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
     path.write_bytes(noise.numpy().tobytes())
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.read(path)
@@ -118,7 +133,9 @@ def test_a_pickle_is_not_opened(path: Path) -> None:
     assert "torch.load" not in source
 
 
-@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"format": "covey-checkpoint-0", "facts": "{}"}])
+@pytest.mark.parametrize(
+    "metadata", [None, {}, {"format": "pt"}, {"format": "covey-checkpoint-0", "facts": "{}"}]
+)
 def test_another_format(path: Path, metadata: dict[str, str] | None) -> None:
     save_file({"a": torch.ones(1)}, path, metadata=metadata)
     found = (metadata or {}).get("format", "none")
@@ -128,8 +145,14 @@ def test_another_format(path: Path, metadata: dict[str, str] | None) -> None:
 
 @pytest.mark.parametrize("facts", ["", "{", "nonsense", None, "[]", "3", "[" * 100_000])
 def test_facts_that_are_no_facts(path: Path, facts: str | None) -> None:
-    given = {} if facts is None else {"facts": facts, "facts_sum": checkpoint._digest(facts.encode())}
-    save_file({"a": torch.ones(1)}, path, metadata={"format": FORMAT, "sum": checkpoint._sum({"a": torch.ones(1)}), **given})
+    given = (
+        {} if facts is None else {"facts": facts, "facts_sum": checkpoint._digest(facts.encode())}
+    )
+    save_file(
+        {"a": torch.ones(1)},
+        path,
+        metadata={"format": FORMAT, "sum": checkpoint._sum({"a": torch.ones(1)}), **given},
+    )
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.read(path)
 
@@ -138,7 +161,9 @@ def test_a_flipped_bit_is_seen(path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"damaged: its checksum is not that of its contents; there is none"):
+    with pytest.raises(
+        CheckpointError, match=r"damaged: its checksum is not that of its contents; there is none"
+    ):
         checkpoint.read(path)
     assert checkpoint.read(path, tensors=False).facts == FACTS
 
@@ -146,7 +171,9 @@ def test_a_flipped_bit_is_seen(path: Path) -> None:
 def test_what_differs_is_named_with_both_values() -> None:
     wanted = {"algorithm": "FedAvg(lr=1)", "seed": "0"}
     checkpoint.same_experiment("x", wanted, dict(wanted))
-    with pytest.raises(CheckpointError, match="x is of another experiment: its seed is 7, this one's is 0"):
+    with pytest.raises(
+        CheckpointError, match="x is of another experiment: its seed is 7, this one's is 0"
+    ):
         checkpoint.same_experiment("x", wanted | {"seed": "7"}, wanted)
     with pytest.raises(CheckpointError, match="its seed is None"):
         checkpoint.same_experiment("x", {"algorithm": "FedAvg(lr=1)"}, wanted)
@@ -155,7 +182,9 @@ def test_what_differs_is_named_with_both_values() -> None:
 def test_a_difference_far_to_the_right_is_shown() -> None:
     long = "SFedHP(" + ", ".join(f"field{k}=0.1" for k in range(20))
     with pytest.raises(CheckpointError, match=r"lr2=0\.5"):
-        checkpoint.same_experiment("x", {"algorithm": long + ", lr2=0.5)"}, {"algorithm": long + ", lr2=0.7)"})
+        checkpoint.same_experiment(
+            "x", {"algorithm": long + ", lr2=0.5)"}, {"algorithm": long + ", lr2=0.7)"}
+        )
 
 
 def test_the_file_is_json_and_plain_tensors(path: Path) -> None:
@@ -177,7 +206,9 @@ def test_the_checkpoint_before_the_last_stays(path: Path) -> None:
     assert checkpoint.read(path).facts["round"] == 5
     assert sorted(os.listdir(path.parent)) == ["run.covey", "run.previous.covey"]
     path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"damaged.*; the one before it is .*run\.previous\.covey"):
+    with pytest.raises(
+        CheckpointError, match=r"damaged.*; the one before it is .*run\.previous\.covey"
+    ):
         checkpoint.read(path)
 
 
@@ -197,7 +228,9 @@ def test_equal_contents_are_equal_bytes(tmp_path: Path) -> None:
     files = []
     for k in range(4):
         mixed = dict(sorted(metadata.items(), key=lambda item: hash((k, item))))
-        checkpoint.write_tensors(tmp_path / str(k), {"b": torch.ones(3), "a": torch.arange(5)}, mixed)
+        checkpoint.write_tensors(
+            tmp_path / str(k), {"b": torch.ones(3), "a": torch.arange(5)}, mixed
+        )
         files.append((tmp_path / str(k)).read_bytes())
     assert files == [files[0]] * 4
     assert torch.equal(load_file(tmp_path / "0")["a"], torch.arange(5))

@@ -19,7 +19,9 @@ from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 
 A = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)  # the curvature of a quadratic
-B = torch.tensor([[1.0, -2.0, 3.0], [0.0, 0.3, -0.1]], dtype=torch.float64)  # its slope, one row per node
+B = torch.tensor(
+    [[1.0, -2.0, 3.0], [0.0, 0.3, -0.1]], dtype=torch.float64
+)  # its slope, one row per node
 ZERO = torch.zeros(2, 3, dtype=torch.float64)
 
 
@@ -32,11 +34,27 @@ def close(got: Tensor, want: Tensor, tol: float = 1e-9) -> None:
     torch.testing.assert_close(got, want, atol=tol, rtol=tol)
 
 
-@pytest.mark.parametrize(("method", "steps", "lr"), [("gradient", 400, 0.4), ("nesterov", 400, 0.4), ("adam", 3000, 0.03)])
+@pytest.mark.parametrize(
+    ("method", "steps", "lr"),
+    [("gradient", 400, 0.4), ("nesterov", 400, 0.4), ("adam", 3000, 0.03)],
+)
 def test_every_method_finds_the_minimiser(method: Any, steps: int, lr: float) -> None:
-    close(descend(ZERO, quadratic, steps=steps, lr=lr, method=method), B / A, 1e-4 if method == "adam" else 1e-9)
+    close(
+        descend(ZERO, quadratic, steps=steps, lr=lr, method=method),
+        B / A,
+        1e-4 if method == "adam" else 1e-9,
+    )
     lam, anchor = 3.0, torch.ones_like(B)
-    got = descend(ZERO, quadratic, steps=steps, lr=lr / 4, method=method, prox=(lam, anchor), decay=0.5, linear=-B)
+    got = descend(
+        ZERO,
+        quadratic,
+        steps=steps,
+        lr=lr / 4,
+        method=method,
+        prox=(lam, anchor),
+        decay=0.5,
+        linear=-B,
+    )
     close(got, (B + lam * anchor + B) / (A + lam + 0.5), 1e-4 if method == "adam" else 1e-9)
 
 
@@ -51,12 +69,24 @@ def test_lasso_with_the_identity_as_design(method: Any) -> None:
 
 
 def test_one_step_of_every_term_at_the_same_x() -> None:
-    start, anchor, c = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3).double()
-    got = descend(start, quadratic, steps=1, lr=0.1, prox=(2.0, anchor), l1=(0.7, 0.3), linear=c, decay=0.4)
-    total = quadratic(start) + 2 * (start - anchor) + 0.7 * torch.tanh(start / 0.3) + c + 0.4 * start
+    start, anchor, c = (
+        torch.randn(2, 3, dtype=torch.float64),
+        torch.randn(2, 3, dtype=torch.float64),
+        torch.randn(2, 3).double(),
+    )
+    got = descend(
+        start, quadratic, steps=1, lr=0.1, prox=(2.0, anchor), l1=(0.7, 0.3), linear=c, decay=0.4
+    )
+    total = (
+        quadratic(start) + 2 * (start - anchor) + 0.7 * torch.tanh(start / 0.3) + c + 0.4 * start
+    )
     close(got, start - 0.1 * total, 1e-14)
-    sparse = descend(start, quadratic, steps=1, lr=0.1, prox=(2.0, anchor), l1=(0.7, 0.0), linear=c, decay=0.4)
-    close(sparse, smooth_l1.soft(start - 0.1 * (total - 0.7 * torch.tanh(start / 0.3)), 0.07), 1e-14)
+    sparse = descend(
+        start, quadratic, steps=1, lr=0.1, prox=(2.0, anchor), l1=(0.7, 0.0), linear=c, decay=0.4
+    )
+    close(
+        sparse, smooth_l1.soft(start - 0.1 * (total - 0.7 * torch.tanh(start / 0.3)), 0.07), 1e-14
+    )
 
 
 def test_adam_by_hand() -> None:
@@ -65,13 +95,22 @@ def test_adam_by_hand() -> None:
         g = A * x - B[:1]
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         x = x - 0.05 * (m / (1 - 0.9**k)) / ((v / (1 - 0.999**k)).sqrt() + 1e-8)
-    close(descend(torch.ones(1, 3).double(), lambda y: A * y - B[:1], steps=3, lr=0.05, method="adam"), x, 1e-14)
+    close(
+        descend(
+            torch.ones(1, 3).double(), lambda y: A * y - B[:1], steps=3, lr=0.05, method="adam"
+        ),
+        x,
+        1e-14,
+    )
 
 
 def test_nesterov_is_faster_where_the_problem_is_long() -> None:
     curvature = torch.tensor([1.0, 1e-3], dtype=torch.float64)
     start = torch.ones(1, 2, dtype=torch.float64)
-    plain, fast = (descend(start, lambda x: curvature * x, steps=100, lr=1.0, method=m) for m in ("gradient", "nesterov"))
+    plain, fast = (
+        descend(start, lambda x: curvature * x, steps=100, lr=1.0, method=m)
+        for m in ("gradient", "nesterov")
+    )
     assert (curvature * fast**2).sum() < 0.2 * (curvature * plain**2).sum()
 
 
@@ -84,7 +123,9 @@ def test_mask_and_part_say_what_moves(method: Any, l1: tuple[float, float] | Non
     assert torch.equal(got == start, ~mask)
     part = descend(start, quadratic, steps=5, lr=0.1, l1=l1, part=slice(1, 3), method=method)
     assert torch.equal(part == start, torch.tensor([[True, False, False]] * 2))
-    free = descend(start, quadratic, steps=5, lr=0.1, l1=l1, method=method)  # the coordinates do not interact here
+    free = descend(
+        start, quadratic, steps=5, lr=0.1, l1=l1, method=method
+    )  # the coordinates do not interact here
     assert torch.equal(part[:, 1:], free[:, 1:])
     close(got[mask], free[mask], 1e-14)
 
@@ -94,24 +135,41 @@ def test_a_part_of_no_columns_moves_nothing_and_one_of_all_is_none() -> None:
     nothing = descend(start, quadratic, steps=5, lr=0.1, part=slice(3, 3))
     assert torch.equal(nothing, start)
     assert nothing is not start
-    assert torch.equal(descend(start, quadratic, steps=5, lr=0.1, part=slice(0, 3)), descend(start, quadratic, steps=5, lr=0.1))
+    assert torch.equal(
+        descend(start, quadratic, steps=5, lr=0.1, part=slice(0, 3)),
+        descend(start, quadratic, steps=5, lr=0.1),
+    )
 
 
 @pytest.mark.parametrize("method", ["gradient", "nesterov", "adam"])
 @pytest.mark.parametrize("l1", [None, (0.3, 0.1), (0.3, 0.0)])
-def test_every_parameter_may_have_a_step_size_of_its_own(method: Any, l1: tuple[float, float] | None) -> None:
-    start, lr = torch.full((2, 3), 1.7, dtype=torch.float64), torch.tensor([[0.1, 0.2, 0.1]], dtype=torch.float64)
+def test_every_parameter_may_have_a_step_size_of_its_own(
+    method: Any, l1: tuple[float, float] | None
+) -> None:
+    start, lr = (
+        torch.full((2, 3), 1.7, dtype=torch.float64),
+        torch.tensor([[0.1, 0.2, 0.1]], dtype=torch.float64),
+    )
     got = descend(start, quadratic, steps=5, lr=lr, l1=l1, method=method)
     for j in range(3):  # the coordinates do not interact here
-        close(got[:, j], descend(start, quadratic, steps=5, lr=float(lr[0, j]), l1=l1, method=method)[:, j], 1e-14)
+        close(
+            got[:, j],
+            descend(start, quadratic, steps=5, lr=float(lr[0, j]), l1=l1, method=method)[:, j],
+            1e-14,
+        )
 
 
 @pytest.mark.parametrize("method", ["gradient", "nesterov", "adam"])
 def test_rows_may_have_steps_sizes_and_penalties_of_their_own(method: Any) -> None:
     start = torch.randn(2, 3, dtype=torch.float64)
     steps, lr = torch.tensor([2, 5]), torch.tensor([[0.1], [0.3]], dtype=torch.float64)
-    lam, gamma = torch.tensor([[1.0], [0.5]], dtype=torch.float64), torch.tensor([[0.0], [0.2]], dtype=torch.float64)
-    together = descend(start, quadratic, steps=steps, lr=lr, prox=(lam, ZERO), l1=(gamma, 0.0), method=method)
+    lam, gamma = (
+        torch.tensor([[1.0], [0.5]], dtype=torch.float64),
+        torch.tensor([[0.0], [0.2]], dtype=torch.float64),
+    )
+    together = descend(
+        start, quadratic, steps=steps, lr=lr, prox=(lam, ZERO), l1=(gamma, 0.0), method=method
+    )
     for i in range(2):
         one = slice(i, i + 1)
         alone = descend(
@@ -119,7 +177,15 @@ def test_rows_may_have_steps_sizes_and_penalties_of_their_own(method: Any) -> No
             prox=(float(lam[i]), ZERO[one]), l1=(float(gamma[i]), 0.0),
         )  # fmt: skip
         close(together[one], alone, 1e-14)
-    column = descend(start, quadratic, steps=steps[:, None], lr=lr, prox=(lam, ZERO), l1=(gamma, 0.0), method=method)
+    column = descend(
+        start,
+        quadratic,
+        steps=steps[:, None],
+        lr=lr,
+        prox=(lam, ZERO),
+        l1=(gamma, 0.0),
+        method=method,
+    )
     assert torch.equal(column, together)
 
 
@@ -142,13 +208,21 @@ def test_rows_stop_one_by_one_and_stay_stopped(method: Any) -> None:
         assert quadratic(calls[-2]).norm(dim=1)[0] > tol
     # A gradient that grows again does not wake a row up.
     noisy = iter([0.0, 9.0, 9.0])
-    rows = descend(ZERO[:1], lambda x: torch.full_like(x, next(noisy)), steps=3, lr=1.0, tol=1.0, method=method)
+    rows = descend(
+        ZERO[:1], lambda x: torch.full_like(x, next(noisy)), steps=3, lr=1.0, tol=1.0, method=method
+    )
     assert torch.equal(rows, ZERO[:1])
 
 
 def test_a_stopped_row_stays_while_others_move() -> None:
     slopes = iter([[0.0, 5.0], [5.0, 5.0], [5.0, 0.0], [5.0, 5.0]])
-    got = descend(ZERO, lambda x: torch.tensor(next(slopes)).double()[:, None].expand(2, 3), steps=4, lr=1.0, tol=0.1)
+    got = descend(
+        ZERO,
+        lambda x: torch.tensor(next(slopes)).double()[:, None].expand(2, 3),
+        steps=4,
+        lr=1.0,
+        tol=0.1,
+    )
     assert got.tolist() == [[0.0] * 3, [-10.0] * 3]
 
 
@@ -167,10 +241,19 @@ def test_the_start_is_never_changed(method: Any, steps: int) -> None:
 def test_no_rows(method: Any, tol: float | None) -> None:
     none = torch.empty(0, 3)
     got = descend(
-        none, lambda x: x, steps=3, lr=torch.empty(0, 1), prox=(1.0, none), l1=(torch.empty(0, 1), 0.0), method=method, tol=tol
+        none,
+        lambda x: x,
+        steps=3,
+        lr=torch.empty(0, 1),
+        prox=(1.0, none),
+        l1=(torch.empty(0, 1), 0.0),
+        method=method,
+        tol=tol,
     )
     assert got.shape == (0, 3)
-    assert descend(none, lambda x: x, steps=torch.empty(0, dtype=torch.int64), lr=0.1, method=method).shape == (0, 3)
+    assert descend(
+        none, lambda x: x, steps=torch.empty(0, dtype=torch.int64), lr=0.1, method=method
+    ).shape == (0, 3)
 
 
 @pytest.mark.parametrize("bad", [{"steps": -1}, {"tol": -0.1}, {"steps": torch.tensor([-1, -2])}])
@@ -180,7 +263,9 @@ def test_wrong_numbers(bad: dict[str, Any]) -> None:
 
 
 def test_an_unknown_method() -> None:
-    with pytest.raises(ProgramError, match="method = 'sgd': choose one of gradient, nesterov, adam"):
+    with pytest.raises(
+        ProgramError, match="method = 'sgd': choose one of gradient, nesterov, adam"
+    ):
         descend(ZERO, quadratic, steps=1, lr=0.1, method="sgd")
 
 
@@ -197,7 +282,10 @@ class Nobody(Algorithm):
 
 def engine(l2: float, batches: Any) -> Nodes:
     g = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(n, 4, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)) for n in (5, 40, 9)]
+    pairs = [
+        (torch.randn(n, 4, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g))
+        for n in (5, 40, 9)
+    ]
     task = Task(mlp(4, 5, 3), own_parts(train=pairs, classes=3), dtype=torch.float64, l2=l2)
     links, start = {"server-device": CODECS["dense"]}, task.space.initial(0)[None]
     simulator = Simulator(Nobody(), Tree.flat(3), task, links, start, batches=batches)
@@ -233,21 +321,29 @@ TERMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("batch", ["one", "fresh", "all"])
 @pytest.mark.parametrize("l2", [0.0, 0.5])
 @pytest.mark.parametrize("name", TERMS)
-def test_the_engines_loop_is_the_generic_one(name: str, l2: float, batch: str, batches: Any) -> None:
+def test_the_engines_loop_is_the_generic_one(
+    name: str, l2: float, batch: str, batches: Any
+) -> None:
     given: dict[str, Any] = {"steps": 4, "lr": 0.1, **TERMS[name]}
     width = engine(l2, batches).initial().shape[1]
-    start, anchor, c, coin = torch.randn(4, 3, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    start, anchor, c, coin = torch.randn(
+        4, 3, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     given |= {"prox": (given["prox"], anchor)} if "prox" in given else {}
     given |= {"linear": c} if "linear" in given else {}
     given |= {"mask": coin > 0} if "mask" in given else {}
 
     def gradient() -> Any:
         me = engine(l2, batches)
-        return me.grad({"one": lambda: me.batch(6), "fresh": lambda: 6, "all": lambda: None}[batch]())
+        return me.grad(
+            {"one": lambda: me.batch(6), "fresh": lambda: 6, "all": lambda: None}[batch]()
+        )
 
     fused, plain = gradient(), gradient()
     if batches == "cyclic" and batch == "fresh" and name in ("steps by row", "tol"):
-        with pytest.raises(ConfigError, match="same number of steps"):  # the counter of a row would depend on its neighbours
+        with pytest.raises(
+            ConfigError, match="same number of steps"
+        ):  # the counter of a row would depend on its neighbours
             descend(start, fused, **given)
         return
     kept = start.clone()

@@ -14,14 +14,19 @@ from tests.laws.cases import CASES, experiment
 
 def test_each_device_has_the_accuracy_of_its_own_module() -> None:
     shards = data.digits(devices=6, labels=3)
-    run = covey.run(Experiment(PerMFL(edge_rounds=2), shards, models.mlp(64, 8, 10), Tree.grouped([2, 4]), 6))
+    run = covey.run(
+        Experiment(PerMFL(edge_rounds=2), shards, models.mlp(64, 8, 10), Tree.grouped([2, 4]), 6)
+    )
     list(run)
     lines = {(line.device, line.model): line for line in run.devices() if line.part == "test"}
     assert len(lines) == 6 * 3
     for device in range(6):
         index = shards.test.held(device)
         line = lines[str(device), "personal"]
-        for which, accuracy, loss in (("chosen", line.accuracy, line.loss), ("last", line.last_accuracy, line.last_loss)):
+        for which, accuracy, loss in (
+            ("chosen", line.accuracy, line.loss),
+            ("last", line.last_accuracy, line.last_loss),
+        ):
             outputs = run.module("personal", device, which)(shards.x[index])
             right = (outputs.argmax(1) == shards.y[index]).double().mean()
             torch.testing.assert_close(torch.tensor(accuracy).double(), right)
@@ -68,7 +73,10 @@ def test_a_resumed_run_knows_its_devices(tmp_path: object) -> None:
             if record.round == 3:
                 part.save(f"{tmp_path}/{score_every}")
                 break
-        more = covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=score_every), resume=f"{tmp_path}/{score_every}")
+        more = covey.run(
+            experiment(CASES["PerMFL"], rounds=6, score_every=score_every),
+            resume=f"{tmp_path}/{score_every}",
+        )
         list(whole), list(more)
         assert more.devices() == whole.devices()
 
@@ -76,9 +84,16 @@ def test_a_resumed_run_knows_its_devices(tmp_path: object) -> None:
 def test_regression_and_names() -> None:
     draw = torch.Generator().manual_seed(0)
     pairs = [(x := torch.randn(20, 3, generator=draw), x.sum(1, keepdim=True)) for _ in range(3)]
-    run = covey.run(Experiment(PFedMe(), data.own(pairs), nn.Linear(3, 1), Tree.flat(3), 2, loss="squared_error"))
+    run = covey.run(
+        Experiment(
+            PFedMe(), data.own(pairs), nn.Linear(3, 1), Tree.flat(3), 2, loss="squared_error"
+        )
+    )
     list(run)
-    assert all(line.accuracy is None and line.loss is not None and line.edge is None for line in run.devices())
+    assert all(
+        line.accuracy is None and line.loss is not None and line.edge is None
+        for line in run.devices()
+    )
 
 
 def test_a_resumed_run_knows_its_devices_before_it_goes_on(tmp_path: Path) -> None:
@@ -89,14 +104,20 @@ def test_a_resumed_run_knows_its_devices_before_it_goes_on(tmp_path: Path) -> No
     run.save(tmp_path / "saved.safetensors")
     wanted = run.devices()
     assert {line.last_round for line in wanted} == {4}
-    again = covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors")
+    again = covey.run(
+        experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors"
+    )
     assert again.devices() == wanted
 
 
-def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_more(tmp_path: Path) -> None:
+def test_a_round_that_was_scored_for_being_the_last_is_forgotten_when_there_are_more(
+    tmp_path: Path,
+) -> None:
     run = covey.run(experiment(CASES["PerMFL"], rounds=3, score_every=2))
     list(run)
     assert {line.last_round for line in run.devices()} == {3}
     run.save(tmp_path / "saved.safetensors")
-    longer = covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors")
+    longer = covey.run(
+        experiment(CASES["PerMFL"], rounds=6, score_every=2), resume=tmp_path / "saved.safetensors"
+    )
     assert {(line.round, line.last_round) for line in longer.devices()} == {(2, 2)}

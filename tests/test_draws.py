@@ -16,22 +16,32 @@ addresses = st.integers(0, 2**64 - 1)
 
 @quick
 @given(address=addresses, n=st.integers(1, 30), width=st.integers(1, 6), data=st.data())
-def test_any_split_of_the_ids_draws_the_same_bits(address: int, n: int, width: int, data: st.DataObject) -> None:
-    ids = torch.tensor(data.draw(st.lists(st.integers(0, 10**12), min_size=n, max_size=n, unique=True)))
+def test_any_split_of_the_ids_draws_the_same_bits(
+    address: int, n: int, width: int, data: st.DataObject
+) -> None:
+    ids = torch.tensor(
+        data.draw(st.lists(st.integers(0, 10**12), min_size=n, max_size=n, unique=True))
+    )
     at = data.draw(st.integers(0, n))
     order = torch.tensor(data.draw(st.permutations(range(n))))
     for draw in (draws.bits, draws.uniform, draws.normal):
         whole = draw(address, ids, width)
-        assert torch.equal(whole, torch.cat([draw(address, ids[:at], width), draw(address, ids[at:], width)]))
+        assert torch.equal(
+            whole, torch.cat([draw(address, ids[:at], width), draw(address, ids[at:], width)])
+        )
         assert torch.equal(whole[order], draw(address, ids[order], width))
-    assert torch.equal(draws.bits(address, ids, width), draws.bits(address, ids, width + 3)[:, :width])
+    assert torch.equal(
+        draws.bits(address, ids, width), draws.bits(address, ids, width + 3)[:, :width]
+    )
 
 
 def test_ids_slots_and_every_word_of_the_address_matter() -> None:
     seen = draws.bits(draws.key(0), torch.arange(2000), 50)
     assert len(seen.unique()) == seen.numel()
     base = (3, 1, 7, "device", "batch", 0)
-    others = [(*base[:i], word, *base[i + 1 :]) for i, word in enumerate((4, 2, 8, "edge", "probe", 1))]
+    others = [
+        (*base[:i], word, *base[i + 1 :]) for i, word in enumerate((4, 2, 8, "edge", "probe", 1))
+    ]
     keys = [draws.key(*words) for words in (base, *others, base[::-1], base[:-1])]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**64 for key in keys)
@@ -39,9 +49,13 @@ def test_ids_slots_and_every_word_of_the_address_matter() -> None:
 
 def test_a_key_is_the_same_in_every_version() -> None:
     """Checkpoints hold no generator, so a change of these numbers changes every run that is resumed."""
-    assert draws.key(0) == draws._finalise(draws._GOLDEN) == 0xE220A8397B1DCDAF  # splitmix64's first output from 0
+    assert (
+        draws.key(0) == draws._finalise(draws._GOLDEN) == 0xE220A8397B1DCDAF
+    )  # splitmix64's first output from 0
     assert draws.key(0, 1, "device") == draws.key(0, 1, "device")
-    assert draws.bits(0, torch.tensor([0]), 1).item() == 0  # the finaliser alone: 0 is its fixed point
+    assert (
+        draws.bits(0, torch.tensor([0]), 1).item() == 0
+    )  # the finaliser alone: 0 is its fixed point
 
 
 def test_uniform_is_uniform() -> None:
@@ -52,7 +66,9 @@ def test_uniform_is_uniform() -> None:
     assert abs(u.mean() - 1 / 2) < 0.003
     assert abs(u.var() - 1 / 12) < 0.001
     counts = torch.histc(u, bins=20, min=0, max=1)
-    assert ((counts - 10_000) ** 2 / 10_000).sum() < 43.8  # the 99.9 % point of chi-square with 19 degrees
+    assert (
+        (counts - 10_000) ** 2 / 10_000
+    ).sum() < 43.8  # the 99.9 % point of chi-square with 19 degrees
     assert torch.corrcoef(u[:, :8].T).fill_diagonal_(0).abs().max() < 0.12  # neighbouring slots
     assert torch.corrcoef(u[:8]).fill_diagonal_(0).abs().max() < 0.3  # neighbouring ids
 
@@ -78,7 +94,9 @@ def test_integers_are_uniform_and_an_empty_range_gives_zero() -> None:
     got = draws.integers(draws.key("i"), torch.arange(1000), 70, below=torch.full((1000,), 7))
     counts = torch.bincount(got.flatten(), minlength=7).double()
     assert ((counts - 10_000) ** 2 / 10_000).sum() < 22.5  # 99.9 %, 6 degrees
-    assert draws.integers(1, torch.arange(2), 3, below=torch.tensor([0, 1])).tolist() == [[0] * 3] * 2
+    assert (
+        draws.integers(1, torch.arange(2), 3, below=torch.tensor([0, 1])).tolist() == [[0] * 3] * 2
+    )
 
 
 @settings(max_examples=25)
@@ -86,22 +104,36 @@ def test_integers_are_uniform_and_an_empty_range_gives_zero() -> None:
 def test_choose_gives_distinct_sorted_numbers_in_range(address: int, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     picks = [data.draw(st.integers(0, size)) for size in sizes]
-    groups = torch.tensor(data.draw(st.lists(st.integers(0, 10**9), min_size=len(sizes), max_size=len(sizes), unique=True)))
-    position, number = draws.choose(address, groups, sizes=torch.tensor(sizes), picks=torch.tensor(picks))
+    groups = torch.tensor(
+        data.draw(
+            st.lists(st.integers(0, 10**9), min_size=len(sizes), max_size=len(sizes), unique=True)
+        )
+    )
+    position, number = draws.choose(
+        address, groups, sizes=torch.tensor(sizes), picks=torch.tensor(picks)
+    )
     pairs = list(zip(position.tolist(), number.tolist(), strict=True))
     assert pairs == sorted(set(pairs))
     assert torch.bincount(position, minlength=len(sizes)).tolist() == picks
     assert all(0 <= k < sizes[g] for g, k in pairs)
     for g in range(len(sizes)):  # a group's choice is its own
         alone = draws.choose(
-            address, groups[g : g + 1], sizes=torch.tensor(sizes[g : g + 1]), picks=torch.tensor(picks[g : g + 1])
+            address,
+            groups[g : g + 1],
+            sizes=torch.tensor(sizes[g : g + 1]),
+            picks=torch.tensor(picks[g : g + 1]),
         )
         assert alone[1].tolist() == [k for at, k in pairs if at == g]
 
 
 def test_choosing_all_gives_all() -> None:
     for size in (1, 2, 3, 7, 20, 61):
-        _, number = draws.choose(draws.key(size), torch.tensor([5]), sizes=torch.tensor([size]), picks=torch.tensor([size]))
+        _, number = draws.choose(
+            draws.key(size),
+            torch.tensor([5]),
+            sizes=torch.tensor([size]),
+            picks=torch.tensor([size]),
+        )
         assert number.tolist() == list(range(size))
 
 
@@ -113,7 +145,9 @@ def test_every_subset_is_equally_likely() -> None:
     pairs = number.view(trials, 2)
     counts = torch.bincount(pairs[:, 0] * 5 + pairs[:, 1], minlength=25)
     expected = trials / math.comb(5, 2)
-    seen = torch.tensor([int(counts[a * 5 + b]) for a, b in itertools.combinations(range(5), 2)]).double()
+    seen = torch.tensor(
+        [int(counts[a * 5 + b]) for a, b in itertools.combinations(range(5), 2)]
+    ).double()
     assert seen.sum() == trials
     assert ((seen - expected) ** 2 / expected).sum() < 27.9  # 99.9 %, 9 degrees
 
@@ -137,7 +171,10 @@ def test_the_cost_is_that_of_the_sample_and_not_of_the_population() -> None:
     assert len(set(zip(position.tolist(), number.tolist(), strict=True))) == 3000
     assert abs(number.double().mean() / 1e9 - 0.5) < 0.03
     nobody = torch.empty(0, dtype=torch.int64)
-    assert [part.tolist() for part in draws.choose(7, nobody, sizes=nobody, picks=nobody)] == [[], []]
+    assert [part.tolist() for part in draws.choose(7, nobody, sizes=nobody, picks=nobody)] == [
+        [],
+        [],
+    ]
 
 
 def test_a_path_of_zeros_stays_zero() -> None:
@@ -148,7 +185,11 @@ def test_a_path_of_zeros_stays_zero() -> None:
 
 @pytest.mark.skipif(not native.loaded(), reason="there is no compiled kernel here")
 def test_the_kernel_chooses_as_numpy_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups, sizes, picks = torch.tensor([3, 10**9, 0, 7]), torch.tensor([1, 10**6, 17, 5]), torch.tensor([1, 300, 0, 5])
+    groups, sizes, picks = (
+        torch.tensor([3, 10**9, 0, 7]),
+        torch.tensor([1, 10**6, 17, 5]),
+        torch.tensor([1, 300, 0, 5]),
+    )
     address = torch.tensor([-(2**63), 5, 6, 2**63 - 1])
     for key in (9, address):
         here = draws.choose(key, groups, sizes=sizes, picks=picks)

@@ -24,7 +24,16 @@ MODEL = mlp(60, 10)
 
 
 def experiment(**more: Any) -> Experiment:
-    return Experiment(**{"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(4), "rounds": 2, **more})
+    return Experiment(
+        **{
+            "algorithm": FedAvg(),
+            "data": DATA,
+            "model": MODEL,
+            "tree": Tree.flat(4),
+            "rounds": 2,
+            **more,
+        }
+    )
 
 
 def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -47,7 +56,19 @@ def test_what_decides_the_bits_is_in_the_fingerprint(name: str, value: Any) -> N
 
 
 KEYS = (
-    *("l2", "private", "seed", "idle", "batches", "protocol", "start", "dtype", "holdout_devices", "algorithm", "code"),
+    *(
+        "l2",
+        "private",
+        "seed",
+        "idle",
+        "batches",
+        "protocol",
+        "start",
+        "dtype",
+        "holdout_devices",
+        "algorithm",
+        "code",
+    ),
     *("data", "model", "initial", "loss", "codec", "tree"),
 )
 """In this order a checkpoint of another experiment is compared, so that the simplest difference is named."""
@@ -75,7 +96,12 @@ def test_nodes_with_other_examples_have_the_same_program() -> None:
 
 def test_another_program_is_told_apart_without_data() -> None:
     plain = program_fingerprint(experiment())
-    for more in ({"algorithm": FedAvg(lr=0.03)}, {"model": mlp(60, 4, 10)}, {"codec": "bitmap"}, {"l2": 0.1}):
+    for more in (
+        {"algorithm": FedAvg(lr=0.03)},
+        {"model": mlp(60, 4, 10)},
+        {"codec": "bitmap"},
+        {"l2": 0.1},
+    ):
         assert program_fingerprint(experiment(**more)) != plain
 
 
@@ -87,13 +113,19 @@ class Splitting(Local):
 def test_private_layers_are_for_algorithms_that_split_and_decide_the_bits() -> None:
     with pytest.raises(ConfigError, match="FedAvg shares all layers, so they would be sent"):
         experiment(algorithm=FedAvg(), private=("1.*",))
-    one, two = (experiment(algorithm=Splitting(), private=private).fingerprint() for private in ((), ("1.*",)))
+    one, two = (
+        experiment(algorithm=Splitting(), private=private).fingerprint()
+        for private in ((), ("1.*",))
+    )
     assert one["private"] != two["private"]
     assert two == experiment(algorithm=Splitting(), private="1.*").fingerprint()
 
 
 def test_another_algorithm_of_the_same_name_is_another_experiment() -> None:
-    one, two = experiment(algorithm=Local()).fingerprint(), experiment(algorithm=Splitting()).fingerprint()
+    one, two = (
+        experiment(algorithm=Local()).fingerprint(),
+        experiment(algorithm=Splitting()).fingerprint(),
+    )
     assert one["code"] != two["code"]
 
 
@@ -107,7 +139,8 @@ def test_a_run_may_start_from_the_module_it_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("rounds", 9), ("score_every", 2), ("parts", ("test",)), ("workers", 3), ("memory", 10**6)]
+    ("name", "value"),
+    [("rounds", 9), ("score_every", 2), ("parts", ("test",)), ("workers", 3), ("memory", 10**6)],
 )
 def test_what_does_not_is_not(name: str, value: Any) -> None:
     assert experiment().fingerprint() == experiment(**{name: value}).fingerprint()
@@ -123,7 +156,10 @@ def test_values_that_stay_are() -> None:
     class Scaled(nn.Module):
         def __init__(self, scale: float) -> None:
             super().__init__()
-            self.inner, self.scale = nn.Linear(60, 10), nn.Parameter(torch.tensor(scale), requires_grad=False)
+            self.inner, self.scale = (
+                nn.Linear(60, 10),
+                nn.Parameter(torch.tensor(scale), requires_grad=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) * self.scale
@@ -134,7 +170,10 @@ def test_values_that_stay_are() -> None:
     assert experiment(model=one).fingerprint() != experiment(model=two).fingerprint()
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(reduction="none"), functools.partial(F.cross_entropy, reduction="none")])
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(reduction="none"), functools.partial(F.cross_entropy, reduction="none")],
+)
 def test_a_loss_may_be_any_callable(loss: Any) -> None:
     next(covey.run(experiment(loss=loss)))
 
@@ -151,9 +190,13 @@ def test_describe_shows_every_field() -> None:
     assert describe(4) == "4"
 
 
-@pytest.mark.parametrize("device", ["mps", "xla", "meta", "mps:0", "cpu:1", "cuda:9", "", "cuda:", None, 2.5])
+@pytest.mark.parametrize(
+    "device", ["mps", "xla", "meta", "mps:0", "cpu:1", "cuda:9", "", "cuda:", None, 2.5]
+)
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_device_that_cannot_be_used_names_those_that_can(device: Any, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_be_used_names_those_that_can(
+    device: Any, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(ConfigError, match=f"device = {device!r}.*use 'cpu'") as caught:

@@ -15,7 +15,15 @@ from covey import Algorithm, algorithms
 from covey.codecs import CODECS
 
 ROOT = Path(covey.__file__).parent
-PACKAGES = ["covey", "covey.advice", "covey.algorithms", "covey.codecs", "covey.data", "covey.models", "covey.wireless"]
+PACKAGES = [
+    "covey",
+    "covey.advice",
+    "covey.algorithms",
+    "covey.codecs",
+    "covey.data",
+    "covey.models",
+    "covey.wireless",
+]
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -39,7 +47,9 @@ def files(folder: str) -> list[Path]:
 def test_every_algorithm_file_is_exported(path: Path) -> None:
     module = importlib.import_module(f"covey.algorithms.{path.stem}")
     own = [
-        c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == module.__name__
+        c
+        for c in vars(module).values()
+        if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == module.__name__
     ]
     assert len(own) == 1
     (algorithm,) = own
@@ -59,7 +69,9 @@ def test_every_model_file_is_exported(path: Path) -> None:
 
 def test_every_codec_has_its_own_name() -> None:
     assert all(codec.name == name for name, codec in CODECS.items())
-    assert {type(codec).__module__.rpartition(".")[2] for codec in CODECS.values()} <= {path.stem for path in files("codecs")}
+    assert {type(codec).__module__.rpartition(".")[2] for codec in CODECS.values()} <= {
+        path.stem for path in files("codecs")
+    }
 
 
 def test_the_kernel_loads_nothing_but_torch_numpy_and_safetensors() -> None:
@@ -69,7 +81,11 @@ before = set(sys.modules)
 import covey
 print(*{name.split(".")[0] for name in set(sys.modules) - before})
 """
-    loaded = set(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split())
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        ).stdout.split()
+    )
     assert {"covey", "torch", "numpy", "safetensors"} <= loaded
     assert not loaded & {
         "matplotlib",
@@ -99,16 +115,24 @@ def imports(path: Path) -> set[str]:
 
 
 def outside(path: Path) -> set[str]:
-    return {name.split(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"covey", "__future__"}
+    return (
+        {name.split(".")[0] for name in imports(path)}
+        - set(sys.stdlib_module_names)
+        - {"covey", "__future__"}
+    )
 
 
 COMMAND = ("cli", "report")  # what may import the libraries of the command
-LIBRARY = [path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in COMMAND]
+LIBRARY = [
+    path for path in sorted(ROOT.rglob("*.py")) if path.relative_to(ROOT).parts[0] not in COMMAND
+]
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda path: f"{path.parent.name}.{path.stem}")
 def test_only_three_libraries_are_imported(path: Path) -> None:
-    more = {"scipy"} if path.stem == "demlearn" else set()  # its dendrogram, and only when it is run
+    more = (
+        {"scipy"} if path.stem == "demlearn" else set()
+    )  # its dendrogram, and only when it is run
     assert outside(path) <= {"torch", "numpy", "safetensors"} | more
 
 
@@ -120,10 +144,24 @@ def test_algorithms_do_not_import_each_other(path: Path) -> None:
 def test_no_pickle_and_no_global_seed() -> None:
     for path in ROOT.rglob("*.py"):
         names = imports(path)
-        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+        for call in (
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        ):
             if ast.unparse(call.func) in ("np.load", "numpy.load"):
                 assert "allow_pickle=False" in ast.unparse(call), path
         readers = {"pickle"} if path.name == "pickles.py" else set()  # one that runs nothing
         assert not (names & {"pickle", "dill", "cloudpickle", "shelve"}) - readers, path
-        called = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
-        assert not called & {"torch.load", "torch.save", "pickle.load", "pickle.loads", "torch.manual_seed", "eval", "exec"}, path
+        called = {
+            ast.unparse(node.func)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call)
+        }
+        assert not called & {
+            "torch.load",
+            "torch.save",
+            "pickle.load",
+            "pickle.loads",
+            "torch.manual_seed",
+            "eval",
+            "exec",
+        }, path

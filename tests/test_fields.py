@@ -119,7 +119,11 @@ def test_what_is_not_is_refused_with_the_rule(name: str, value: Any, rule: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e31, 10**5000], ids=["nan", "inf", "-inf", "1e31", "long"])
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, math.inf, -math.inf, 1e31, 10**5000],
+    ids=["nan", "inf", "-inf", "1e31", "long"],
+)
 def test_no_field_takes_what_is_not_finite(name: str, value: float) -> None:
     for given in (value, [value]):
         with pytest.raises(ConfigError, match=f"Ranged: {name} = "):
@@ -210,13 +214,19 @@ class Older(Still):
 
 def test_require_still_works() -> None:
     Older(steps=5, lr=0.2, shares=[0.0, 1.0])
-    for name, value, rule in (("lr", 0, "above 0"), ("steps", 0, "between 1"), ("shares", [0.5, 2], "between 0 and 1")):
+    for name, value, rule in (
+        ("lr", 0, "above 0"),
+        ("steps", 0, "between 1"),
+        ("shares", [0.5, 2], "between 0 and 1"),
+    ):
         with pytest.raises(ConfigError, match=rf"Older: {name} = .* must be {rule}"):
             Older(**{name: value})
 
 
 @pytest.mark.parametrize("kind", [*ALGORITHMS.values(), Level], ids=lambda kind: kind.__name__)
-def test_every_number_of_a_shipped_algorithm_has_a_range_and_its_default_lies_in_it(kind: type) -> None:
+def test_every_number_of_a_shipped_algorithm_has_a_range_and_its_default_lies_in_it(
+    kind: type,
+) -> None:
     for field in dataclasses.fields(kind):
         rule = fields._rules(kind)[field.name]
         numbers = {int, float} & {rule.hint, *typing.get_args(rule.hint)}

@@ -48,7 +48,9 @@ def check(module: nn.Module, x: Tensor, path: str) -> None:
     space = ParameterLayout(module.double())
     passes = forward(space, x.shape[2:])
     assert passes.path == path
-    rows = torch.randn(N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = torch.randn(
+        N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     leaves = [slot.view(rows).clone().requires_grad_() for slot in space.slots]
     out = passes(leaves, x)
     gradients = torch.autograd.grad(out.sin().sum(), leaves)
@@ -61,12 +63,16 @@ def check(module: nn.Module, x: Tensor, path: str) -> None:
         named = dict(alone.named_parameters())
         for slot, gradient in zip(space.slots, gradients, strict=True):
             own = named[slot.name].grad
-            torch.testing.assert_close(gradient[i], own.t() if slot.transposed else own, atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(
+                gradient[i], own.t() if slot.transposed else own, atol=1e-12, rtol=1e-12
+            )
     assert passes([leaf[:0] for leaf in leaves], x[:0]).shape == (0, *out.shape[1:])
 
 
 def inputs(*shape: int) -> Tensor:
-    return torch.randn(N, B, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        N, B, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,9 @@ def test_any_other_module_runs_through_vmap(module: nn.Module, shape: tuple[int,
 
 
 @pytest.mark.parametrize(
-    ("module", "path"), [(shared_activation(), "batched"), (shared_layer(), "vmap")], ids=["activation", "layer"]
+    ("module", "path"),
+    [(shared_activation(), "batched"), (shared_layer(), "vmap")],
+    ids=["activation", "layer"],
 )
 def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> None:
     check(module, inputs(6), path)

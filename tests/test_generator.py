@@ -79,7 +79,9 @@ def by_torch(seed: int, make: Callable[[], Tensor]) -> Tensor:
 
 def reset(module: nn.Module) -> Tensor:
     for layer in module.modules():
-        start = getattr(layer, "reset_parameters", None) or getattr(layer, "_reset_parameters", None)
+        start = getattr(layer, "reset_parameters", None) or getattr(
+            layer, "_reset_parameters", None
+        )
         if callable(start):
             start()
     return ParameterLayout(module).row(module)
@@ -130,7 +132,9 @@ def test_300_starts_beside_a_thread_that_draws_are_all_equal() -> None:
             name = list(LAYERS)[at % len(LAYERS)]
             if name in SHAPES:
                 Task(modules[name], data[name])  # a draw elsewhere is none of the model's
-            assert torch.equal(ParameterLayout(modules[name]).initial(3), expected[name]), f"{name} in run {at}"
+            assert torch.equal(ParameterLayout(modules[name]).initial(3), expected[name]), (
+                f"{name} in run {at}"
+            )
         assert count() > 300
 
 
@@ -178,13 +182,21 @@ class Odd(nn.Module):
 
 def test_a_draw_that_no_generator_decides_is_refused_by_name() -> None:
     odd = Odd(lambda weight: torch.ops.aten.native_dropout(weight + 1, 0.5, True)[0])
-    with pytest.raises(ModelError, match=r"layer '1' \(Odd\) draws at random by aten\.native_dropout.*torch\.nn\.init"):
+    with pytest.raises(
+        ModelError,
+        match=r"layer '1' \(Odd\) draws at random by aten\.native_dropout.*torch\.nn\.init",
+    ):
         ParameterLayout(nn.Sequential(nn.Linear(4, 4), odd)).initial(0)
-    ParameterLayout(Odd(lambda weight: torch.ops.aten.native_dropout(weight + 1, 0.0, True)[0])).initial(0)  # draws nothing
+    ParameterLayout(
+        Odd(lambda weight: torch.ops.aten.native_dropout(weight + 1, 0.0, True)[0])
+    ).initial(0)  # draws nothing
 
 
 def test_a_draw_on_another_device_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"layer '' \(Odd\) draws at random by aten\.randn.* on meta.*draw on the CPU"):
+    with pytest.raises(
+        ModelError,
+        match=r"layer '' \(Odd\) draws at random by aten\.randn.* on meta.*draw on the CPU",
+    ):
         ParameterLayout(Odd(lambda weight: torch.randn(4, 3, device="meta"))).initial(0)
 
 
@@ -192,7 +204,10 @@ def test_a_layer_that_cannot_initialise_itself_is_named_with_the_line() -> None:
     def lacking(weight: Tensor) -> Tensor:
         return {}["scale"]
 
-    with pytest.raises(ModelError, match=r"layer '' \(Odd\) cannot be initialised: KeyError: 'scale' \(.*test_gen.*line \d"):
+    with pytest.raises(
+        ModelError,
+        match=r"layer '' \(Odd\) cannot be initialised: KeyError: 'scale' \(.*test_gen.*line \d",
+    ):
         ParameterLayout(Odd(lacking)).initial(0)
 
 
@@ -283,7 +298,9 @@ def test_seeds_side_by_side_start_from_their_own_modules() -> None:
         module = nn.Sequential(nn.Linear(4, 4), Odd(lambda weight: weight))
         module[1].reset_parameters = None  # type: ignore[assignment]
         module[1].weight.data.fill_(float(seed))
-        experiments.append(covey.Experiment(FedAvg(), data, module, covey.Tree.flat(2), rounds=1, seed=seed))
+        experiments.append(
+            covey.Experiment(FedAvg(), data, module, covey.Tree.flat(2), rounds=1, seed=seed)
+        )
     together = covey.runs(experiments)
     for seed, experiment in zip(together.seeds, experiments, strict=True):
         assert (seed.w == float(experiment.seed)).sum() == 12

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from covey import draws
 from covey.maths import gp
-from covey.maths.gp import CovarianceKernel, gibbs, log_chances, polya_gamma, polya_gamma_mean, posterior_draw, predictive
+from covey.maths.gp import (
+    CovarianceKernel,
+    gibbs,
+    log_chances,
+    polya_gamma,
+    polya_gamma_mean,
+    posterior_draw,
+    predictive,
+)
 
 G = torch.Generator().manual_seed(3)
 
@@ -40,23 +48,33 @@ def variance(c: float) -> float:
 @pytest.mark.parametrize("c", [0.0, 0.3, 1.0, -2.5, 8.0])
 def test_polya_gamma_draws_have_their_mean_and_variance(c: float) -> None:
     count = 200_000
-    found = polya_gamma(torch.full((count,), c, dtype=torch.float64), Addressed(count).uniform("pg", gp.TERMS))
+    found = polya_gamma(
+        torch.full((count,), c, dtype=torch.float64), Addressed(count).uniform("pg", gp.TERMS)
+    )
     assert float(found.min()) > 0
     mean = 0.25 if c == 0 else math.tanh(c / 2) / (2 * c)
-    assert float(polya_gamma_mean(torch.tensor(c, dtype=torch.float64))) == pytest.approx(mean, rel=1e-9)
+    assert float(polya_gamma_mean(torch.tensor(c, dtype=torch.float64))) == pytest.approx(
+        mean, rel=1e-9
+    )
     assert abs(float(found.mean()) - mean) < 4 * math.sqrt(variance(c) / count)
     fourth = float((found - mean).pow(4).mean())
-    assert abs(float(found.var()) - variance(c)) < 4 * math.sqrt((fourth - variance(c) ** 2) / count)
+    assert abs(float(found.var()) - variance(c)) < 4 * math.sqrt(
+        (fourth - variance(c) ** 2) / count
+    )
 
 
 @pytest.mark.parametrize("f", [0.5, 2.0, 5.0])
 def test_polya_gamma_draws_make_the_logistic_function_gaussian(f: float) -> None:
     """sigmoid(f) = e^(f/2) / 2 E exp(-omega f^2 / 2) with omega ~ PG(1, 0), that is 1 / (2 cosh(f / 2)) = E exp(...) / 2."""
     count = 200_000
-    omega = polya_gamma(torch.zeros(count, dtype=torch.float64), Addressed(count).uniform("pg", gp.TERMS))
+    omega = polya_gamma(
+        torch.zeros(count, dtype=torch.float64), Addressed(count).uniform("pg", gp.TERMS)
+    )
     each = torch.exp(-omega * f * f / 2)
     assert abs(float(each.mean()) - 1 / math.cosh(f / 2)) < 4 * float(each.std()) / math.sqrt(count)
-    assert 0.5 * math.exp(f / 2) * float(each.mean()) == pytest.approx(1 / (1 + math.exp(-f)), rel=0.01)
+    assert 0.5 * math.exp(f / 2) * float(each.mean()) == pytest.approx(
+        1 / (1 + math.exp(-f)), rel=0.01
+    )
 
 
 def problem(N: int = 5, D: int = 3, M: int = 4) -> dict[str, Tensor]:
@@ -80,14 +98,18 @@ def test_the_kernel_is_its_formula() -> None:
     assert torch.allclose(CovarianceKernel(8.0, 3.0).across(x, z), expected, rtol=1e-6)
 
 
-def test_given_omega_the_posterior_is_that_of_regression_on_kappa_over_omega_with_noise_one_over_omega() -> None:
+def test_given_omega_the_posterior_is_that_of_regression_on_kappa_over_omega_with_noise_one_over_omega() -> (
+    None
+):
     """A draw is affine in the two it is made from, so its mean and covariance are known without drawing."""
     p = problem()
     K, kappa, omega = p["K"], p["kappa"], p["omega"]
     n, D, N = omega.shape
 
     def draw(prior: Tensor, noise: Tensor) -> Tensor:
-        return posterior_draw(K, kappa, omega, prior=prior.expand(n, D, N), noise=noise.expand(n, D, N))
+        return posterior_draw(
+            K, kappa, omega, prior=prior.expand(n, D, N), noise=noise.expand(n, D, N)
+        )
 
     zero, unit = torch.zeros(N).double(), torch.eye(N).double()
     mean = draw(zero, zero)
@@ -102,8 +124,12 @@ def test_given_omega_the_posterior_is_that_of_regression_on_kappa_over_omega_wit
 def test_given_omega_the_prediction_is_that_of_regression() -> None:
     p = problem()
     mean, var = predictive(**p)
-    gain = p["across"][:, None].mT @ torch.linalg.inv(p["K"][:, None] + torch.diag_embed(1 / p["omega"]))
-    assert torch.allclose(mean, (gain @ (p["kappa"][:, None] / p["omega"])[..., None])[..., 0], atol=1e-12)
+    gain = p["across"][:, None].mT @ torch.linalg.inv(
+        p["K"][:, None] + torch.diag_embed(1 / p["omega"])
+    )
+    assert torch.allclose(
+        mean, (gain @ (p["kappa"][:, None] / p["omega"])[..., None])[..., 0], atol=1e-12
+    )
     expected = p["own"][:, None] - (gain @ p["across"][:, None]).diagonal(dim1=-2, dim2=-1)
     assert torch.allclose(var, expected, atol=1e-12)
 
@@ -131,8 +157,12 @@ def test_chances_are_integrals_over_a_gaussian_and_a_mean_over_draws() -> None:
     for d in range(2):
         for m in range(3):
             sd = math.sqrt(max(float(var[0, d, m]), 1e-6))
-            density = np.exp(-0.5 * ((f - float(mean[0, d, m])) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
-            expected[:, m] += [np.trapezoid(density / (1 + np.exp(-sign * f)), f) / 2 for sign in (1, -1)]
+            density = np.exp(-0.5 * ((f - float(mean[0, d, m])) / sd) ** 2) / (
+                sd * math.sqrt(2 * math.pi)
+            )
+            expected[:, m] += [
+                np.trapezoid(density / (1 + np.exp(-sign * f)), f) / 2 for sign in (1, -1)
+            ]
     up, down = log_chances(mean, var)
     assert np.abs(up.exp().numpy() - expected[0]).max() < 1e-4
     assert np.abs(down.exp().numpy() - expected[1]).max() < 1e-4
@@ -142,7 +172,11 @@ def test_chances_are_integrals_over_a_gaussian_and_a_mean_over_draws() -> None:
 @pytest.mark.parametrize("labels", [(1, 1), (1, -1)])
 def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int]) -> None:
     """Two examples and one place: p(f1, f2 | y) ~ N(f; 0, K) sigmoid(y1 f1) sigmoid(y2 f2), added up over a grid."""
-    kernel, x, z = CovarianceKernel(3.0, 1.0), torch.tensor([[[0.0], [0.8]]]).double(), torch.tensor([[[0.3]]]).double()
+    kernel, x, z = (
+        CovarianceKernel(3.0, 1.0),
+        torch.tensor([[[0.0], [0.8]]]).double(),
+        torch.tensor([[[0.3]]]).double(),
+    )
     K, across = kernel.among(x), kernel.across(x, z)
     f = np.linspace(-12, 12, 601)
     grid = np.stack(np.meshgrid(f, f, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -152,21 +186,31 @@ def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int
     )
     share = np.exp(logs - logs.max())
     share /= share.sum()
-    mean = share @ (grid @ precision @ across[0].numpy()[:, 0])  # of f at the place, which is normal given f1 and f2
+    mean = share @ (
+        grid @ precision @ across[0].numpy()[:, 0]
+    )  # of f at the place, which is normal given f1 and f2
     omega_mean = share @ polya_gamma_mean(torch.from_numpy(grid)).numpy()
 
     n, D = 400, 25
     kappa = 0.5 * torch.tensor([labels]).double().expand(n, 2)
     omega = gibbs(K.expand(n, 2, 2), kappa, steps=15, draws=D, source=Addressed(n), stream="grid")
-    assert np.abs(omega.mean((0, 1)).numpy() - omega_mean).max() < 4 * float(omega.std()) / math.sqrt(n * D)
-    found, _ = predictive(K.expand(n, 2, 2), across.expand(n, 2, 1), torch.full((n, 1), 3.0).double(), kappa, omega)
+    assert np.abs(omega.mean((0, 1)).numpy() - omega_mean).max() < 4 * float(
+        omega.std()
+    ) / math.sqrt(n * D)
+    found, _ = predictive(
+        K.expand(n, 2, 2), across.expand(n, 2, 1), torch.full((n, 1), 3.0).double(), kappa, omega
+    )
     assert abs(float(found.mean()) - mean) < 4 * float(found.std()) / math.sqrt(n * D) + 1e-3
     if labels == (1, 1):
         assert mean > 0.5
 
 
 def fitted(has: list[list[bool]], y: list[list[int]], most: int, n_draws: int = 4) -> gp.Classifier:
-    x = torch.randn(len(y[0]), 2, generator=torch.Generator().manual_seed(5)).double().expand(len(y), -1, -1)
+    x = (
+        torch.randn(len(y[0]), 2, generator=torch.Generator().manual_seed(5))
+        .double()
+        .expand(len(y), -1, -1)
+    )
     return gp.classifier(CovarianceKernel(2.0, 1.0), x, torch.tensor(y), weight=None, has=torch.tensor(has), most=most,
                          steps=2, draws=n_draws, source=Addressed(len(y)), stream="fork")  # fmt: skip
 
@@ -182,13 +226,21 @@ def test_classes_are_halved_by_label_and_their_chances_sum_to_one() -> None:
     z = torch.randn(2, 6, 2, generator=G).double()
     chances = tree.log_chances(z).exp() * torch.tensor(has)[:, None]
     assert torch.allclose(chances.sum(2), torch.ones(2, 6).double(), atol=1e-12)
-    own, K, across = torch.full((2, 6), 2.0).double(), tree.kernel.among(tree.features), tree.kernel.across(tree.features, z)
-    (up, down), _, (top, bottom) = (log_chances(*predictive(K, across, own, fork.kappa, fork.omega)) for fork in tree.forks)
+    own, K, across = (
+        torch.full((2, 6), 2.0).double(),
+        tree.kernel.among(tree.features),
+        tree.kernel.across(tree.features, z),
+    )
+    (up, down), _, (top, bottom) = (
+        log_chances(*predictive(K, across, own, fork.kappa, fork.omega)) for fork in tree.forks
+    )
     by_hand = [top + up, top + down, None, bottom]
     for label, expected in enumerate(by_hand):
         if expected is not None:
             assert torch.allclose(tree.log_chances(z)[0, :, label], expected[0], atol=1e-13)
-    assert torch.allclose(tree.log_chances(z)[1, :, 2:], torch.stack([up[1], down[1]], dim=1), atol=1e-13)
+    assert torch.allclose(
+        tree.log_chances(z)[1, :, 2:], torch.stack([up[1], down[1]], dim=1), atol=1e-13
+    )
 
 
 def test_more_classes_elsewhere_and_other_nodes_change_no_bit() -> None:

@@ -19,12 +19,17 @@ IDS = torch.arange(3)
 
 def task(model: Any, dtype: torch.dtype = torch.float64, l2: float = 0.0) -> Task:
     g = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(n, 30, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)) for n in (5, 40, 9)]
+    pairs = [
+        (torch.randn(n, 30, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g))
+        for n in (5, 40, 9)
+    ]
     return Task(model, own_parts(train=pairs, classes=3), dtype=dtype, l2=l2)
 
 
 def rows(task: Task, seed: int) -> Tensor:
-    return torch.randn(3, task.space.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(task.dtype)
+    return torch.randn(
+        3, task.space.width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(task.dtype)
 
 
 def factored(task: Task, start: Tensor, batch: Batch, terms: Objective) -> Tensor:
@@ -34,16 +39,27 @@ def factored(task: Task, start: Tensor, batch: Batch, terms: Objective) -> Tenso
     return chosen.run(loss, start, terms)
 
 
-@pytest.mark.parametrize("model", [mlp(30, 7, 3), mlp(30, 5, 4, 3), linear(30, 3), linear(30, 3, bias=False)], ids=str)
+@pytest.mark.parametrize(
+    "model", [mlp(30, 7, 3), mlp(30, 5, 4, 3), linear(30, 3), linear(30, 3, bias=False)], ids=str
+)
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 @pytest.mark.parametrize("lam", [None, 0.0, 2, 1.5])
-def test_factored_steps_are_plain_steps(model: Any, l2: float, decay: float, lam: float | None) -> None:
+def test_factored_steps_are_plain_steps(
+    model: Any, l2: float, decay: float, lam: float | None
+) -> None:
     it = task(model, l2=l2)
     start, anchor = rows(it, 1), rows(it, 2)
     batch = it.draw(7, IDS, 6)[0]
     terms = Objective(5, 0.1, prox=None if lam is None else (lam, anchor), decay=decay)
-    plain = descend(start, lambda x: it.gradient(x, batch) + l2 * x, steps=5, lr=0.1, prox=terms.prox, decay=decay)
+    plain = descend(
+        start,
+        lambda x: it.gradient(x, batch) + l2 * x,
+        steps=5,
+        lr=0.1,
+        prox=terms.prox,
+        decay=decay,
+    )
     torch.testing.assert_close(factored(it, start, batch, terms), plain, rtol=1e-12, atol=1e-12)
 
 
@@ -52,7 +68,12 @@ def test_an_anchor_that_is_the_start_and_weighted_examples() -> None:
     start = rows(it, 1)
     batch = it.cyclic(IDS, 6, torch.tensor([0, 6, 1]))  # short last batches
     plain = descend(start, lambda x: it.gradient(x, batch), steps=4, lr=0.1, prox=(2.0, start))
-    torch.testing.assert_close(factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start))), plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        factored(it, start, batch, Objective(4, 0.1, prox=(2.0, start))),
+        plain,
+        rtol=1e-12,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -65,7 +86,10 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, size: int) 
     for some in ([0], [1, 2], [2], []):
         chosen = torch.tensor(some, dtype=torch.int64)
         part = factored(
-            it, start[chosen], Batch(drawn.data, drawn.examples[chosen]), Objective(4, 0.1, prox=(2.0, anchor[chosen]))
+            it,
+            start[chosen],
+            Batch(drawn.data, drawn.examples[chosen]),
+            Objective(4, 0.1, prox=(2.0, anchor[chosen])),
         )
         assert torch.equal(part, whole[chosen]), some
 
@@ -85,7 +109,9 @@ def refused(task: Task, terms: Objective, batch: int) -> str | None:
         ({"linear": torch.zeros(3, 1)}, "a linear term"),
     ],
 )
-def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(terms: dict[str, Any], reason: str) -> None:
+def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(
+    terms: dict[str, Any], reason: str
+) -> None:
     it = task(mlp(30, 7, 3))
     assert refused(it, Objective(3, 0.1), 15) is None
     assert "more than half as many examples" in str(refused(it, Objective(3, 0.1), 16))
@@ -94,5 +120,7 @@ def test_what_is_not_quadratic_or_does_not_pay_is_left_to_plain_steps(terms: dic
 
 def test_what_diverges_is_not_finite_and_does_not_raise() -> None:
     it = task(mlp(30, 7, 3), torch.float32)
-    out = factored(it, rows(it, 1), it.draw(7, IDS, 6)[0], Objective(60, 1e3, prox=(1e3, rows(it, 2))))
+    out = factored(
+        it, rows(it, 1), it.draw(7, IDS, 6)[0], Objective(60, 1e3, prox=(1e3, rows(it, 2)))
+    )
     assert not torch.isfinite(out).all()

@@ -23,14 +23,31 @@ from covey.links.spec import wire
 from covey.models import linear
 
 HOSTILE: list[Any] = [
-    *(0, -1, 10**23, 1e308, -1e308, 1e-308, math.inf, -math.inf, math.nan, "", [], True, "x" * 10_000),
+    *(
+        0,
+        -1,
+        10**23,
+        1e308,
+        -1e308,
+        1e-308,
+        math.inf,
+        -math.inf,
+        math.nan,
+        "",
+        [],
+        True,
+        "x" * 10_000,
+    ),
     *(None, [math.nan], [[]], {}, 2**63, -(2**63) - 1, 10**5000, 1e30, 1e-300),
 ]
 NOT_FINITE = [math.inf, -math.inf, math.nan, 1e308, -1e308, 10**5000]
 DATA = synthetic(devices=4, sizes=[8] * 4)
 MODEL = linear(60, 10)
 LEVELS = (Level("server"), Level("device", lam=1.0, name="personal"))
-REQUIRED: dict[type, dict[str, Any]] = {Nested: {"levels": LEVELS}, Level: {"tier": "device", "name": "p", "lam": 1.0}}
+REQUIRED: dict[type, dict[str, Any]] = {
+    Nested: {"levels": LEVELS},
+    Level: {"tier": "device", "name": "p", "lam": 1.0},
+}
 KINDS = [*ALGORITHMS.values(), Level]
 
 
@@ -78,7 +95,10 @@ def extremes() -> Iterator[tuple[str, Algorithm]]:
         for value in (1e30, 1e-308):
             with suppress(CoveyError):
                 thing = made(kind, field.name, value)
-                yield f"{kind.__name__}.{field.name} = {value}", thing if kind is not Level else Nested((LEVELS[0], thing))
+                yield (
+                    f"{kind.__name__}.{field.name} = {value}",
+                    thing if kind is not Level else Nested((LEVELS[0], thing)),
+                )
 
 
 def test_extreme_values_are_trained_with_or_refused() -> None:
@@ -90,7 +110,9 @@ def test_extreme_values_are_trained_with_or_refused() -> None:
             with suppress(CoveyError):
                 advice.advise(algorithm, smoothness=1.0, strong=0.1)
             with suppress(CoveyError):
-                covey.run(Experiment(algorithm, DATA, MODEL, tree, rounds=1))  # rehearsed, not trained
+                covey.run(
+                    Experiment(algorithm, DATA, MODEL, tree, rounds=1)
+                )  # rehearsed, not trained
             count += 1
         except Exception as error:
             raise AssertionError(what) from error
@@ -105,7 +127,15 @@ def test_a_step_that_leads_nowhere_diverges(lr: float) -> None:
 
 
 PLAIN = {"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(4), "rounds": 1}
-COUNTS = ["rounds", "score_every", "score_train_every", "workers", "memory", "holdout_devices", "seed"]
+COUNTS = [
+    "rounds",
+    "score_every",
+    "score_train_every",
+    "workers",
+    "memory",
+    "holdout_devices",
+    "seed",
+]
 
 
 def test_a_field_of_an_experiment_takes_or_refuses_any_value() -> None:
@@ -124,7 +154,9 @@ def test_a_field_of_an_experiment_takes_or_refuses_any_value() -> None:
 
 @pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", [10**23, -(10**23), 10**5000, 1e308, math.nan], ids=shown)
-def test_counts_beyond_all_bounds_are_refused_before_anything_is_made(name: str, value: Any) -> None:
+def test_counts_beyond_all_bounds_are_refused_before_anything_is_made(
+    name: str, value: Any
+) -> None:
     with pytest.raises(ConfigError, match=name):
         Experiment(**{**PLAIN, name: value})
 
@@ -143,7 +175,11 @@ def test_a_codec_is_a_name_or_a_table(codec: Any) -> None:
 
 def test_an_option_of_a_codec_takes_or_refuses_any_value() -> None:
     for name, codec in CODECS.items():
-        options = [field.name for field in dataclasses.fields(codec)] if dataclasses.is_dataclass(codec) else []
+        options = (
+            [field.name for field in dataclasses.fields(codec)]
+            if dataclasses.is_dataclass(codec)
+            else []
+        )
         for option in (*options, "keep", "update", "feedback", "nonsense"):
             for value in HOSTILE:
                 if isinstance(value, int) and abs(value) > 10**100:
@@ -174,7 +210,9 @@ def test_arguments_of_data_take_or_refuse_any_value() -> None:
                 assert isinstance(made, Shards)
 
 
-@pytest.mark.parametrize(("argument", "value"), [("devices", 10**23), ("alpha", math.inf), ("labels", 0), ("seed", -1)])
+@pytest.mark.parametrize(
+    ("argument", "value"), [("devices", 10**23), ("alpha", math.inf), ("labels", 0), ("seed", -1)]
+)
 def test_digits_refuses(argument: str, value: Any) -> None:
     with pytest.raises(DataError, match=argument):
         digits(**{argument: value})
@@ -182,7 +220,12 @@ def test_digits_refuses(argument: str, value: Any) -> None:
 
 @pytest.mark.parametrize("value", NOT_FINITE, ids=shown)
 def test_data_takes_no_number_that_is_not_finite(value: Any) -> None:
-    for arguments in ({"alpha": value}, {"beta": value}, {"devices": value}, {"split": (value, 0.5, 0.5)}):
+    for arguments in (
+        {"alpha": value},
+        {"beta": value},
+        {"devices": value},
+        {"split": (value, 0.5, 0.5)},
+    ):
         with pytest.raises(CoveyError):
             synthetic(**{"devices": 2, **arguments})
     with pytest.raises(CoveyError):

@@ -139,11 +139,21 @@ def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(instal
         rows |= {row["name"]: row for row in json.loads(ended.out)}
         assert covey("list", kind).out.count("acme-covey 1.0") >= 1
     assert rows["resnet"]["about"] == "One layer around which the input goes."
-    assert rows["blobs"]["package"] == rows["plain"]["package"] == rows["lost"]["package"] == "acme-covey 1.0"
+    assert (
+        rows["blobs"]["package"]
+        == rows["plain"]["package"]
+        == rows["lost"]["package"]
+        == "acme-covey 1.0"
+    )
     assert rows["mean"]["leaves the device"] == "its model"
-    assert rows["lost"]["about"].startswith("broken: 'lost' among the models, acme_absent:net of the package acme-covey 1.0")
+    assert rows["lost"]["about"].startswith(
+        "broken: 'lost' among the models, acme_absent:net of the package acme-covey 1.0"
+    )
     assert "No module named 'acme_absent'" in rows["lost"]["about"]
-    assert "it is of type int, but must be a class derived from torch.nn.Module" in rows["number"]["about"]
+    assert (
+        "it is of type int, but must be a class derived from torch.nn.Module"
+        in rows["number"]["about"]
+    )
     assert "calls itself 'plain'" in rows["misnamed"]["about"]
     assert "it is no codec, for it has no encode" in rows["none"]["about"]
     assert "package" not in rows["mlp"]
@@ -177,7 +187,10 @@ def test_nothing_is_loaded_that_is_not_used(install: Install) -> None:
 
 def test_a_name_that_covey_has_is_an_error(install: Install) -> None:
     install("[covey.models]\nlinear = acme:resnet\n[covey.codecs]\nbitmap = acme:Plain\n")
-    with pytest.raises(ConfigError, match=r"'linear' among the models, acme:resnet of the package acme-covey 1\.0: covey itself"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'linear' among the models, acme:resnet of the package acme-covey 1\.0: covey itself",
+    ):
         load(None, ["model.name=linear"])
     with pytest.raises(ConfigError, match="'bitmap' among the codecs"):
         codec("bitmap")
@@ -188,7 +201,9 @@ def test_a_name_that_covey_has_is_an_error(install: Install) -> None:
 def test_one_name_of_two_packages_is_an_error(install: Install) -> None:
     install("[covey.models]\nresnet = acme:resnet\n")
     install("[covey.models]\nresnet = acme:torn\n", package="bolts")
-    with pytest.raises(ConfigError, match=r"bolts 1\.0 declares this name too; remove one of the packages"):
+    with pytest.raises(
+        ConfigError, match=r"bolts 1\.0 declares this name too; remove one of the packages"
+    ):
         load(None, ["model.name=resnet"])
 
 

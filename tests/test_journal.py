@@ -42,7 +42,9 @@ def test_what_a_dead_process_wrote_behind_the_last_checkpoint_is_cut_off(tmp_pat
     assert [json.loads(line) for line in again.path.read_text().splitlines()] == records(0, 1)
 
 
-def test_a_later_line_replaces_an_earlier_one_and_older_checkpoints_still_read(tmp_path: Path) -> None:
+def test_a_later_line_replaces_an_earlier_one_and_older_checkpoints_still_read(
+    tmp_path: Path,
+) -> None:
     journal = Journal.beside(tmp_path / "run")
     journal.append(records(0, 1), 2)
     before = journal.facts()
@@ -58,7 +60,9 @@ def test_a_journal_that_may_belong_to_another_run_is_left_alone(tmp_path: Path) 
     assert other.path.name == "run.history-2.jsonl"
 
 
-@pytest.mark.parametrize("lines", [b'{"round": 1}\n', b"[]\n", b"\xff\n", b'{"value": 3}\n', b"[" * 50_000])
+@pytest.mark.parametrize(
+    "lines", [b'{"round": 1}\n', b"[]\n", b"\xff\n", b'{"value": 3}\n', b"[" * 50_000]
+)
 def test_a_journal_with_nonsense_is_refused(tmp_path: Path, lines: bytes) -> None:
     run = covey.run(experiment(CASES["FedAvg"]))
     next(run)
@@ -69,7 +73,9 @@ def test_a_journal_with_nonsense_is_refused(tmp_path: Path, lines: bytes) -> Non
     journal._sum.update(lines)
     journal.length = len(lines)
     saved = checkpoint.read(path)
-    checkpoint.write(path, checkpoint.Checkpoint(saved.tensors, saved.facts | {"history": journal.facts()}))
+    checkpoint.write(
+        path, checkpoint.Checkpoint(saved.tensors, saved.facts | {"history": journal.facts()})
+    )
     with pytest.raises(CheckpointError, match="damaged"):
         covey.history(path)
     with pytest.raises(CheckpointError, match="damaged"):

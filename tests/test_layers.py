@@ -25,8 +25,15 @@ LAYERS = (
 )
 """From the bottom: what stands in one of them may import what stands in an earlier one, and its own folder."""
 HEIGHT = {folder: height for height, layer in enumerate(LAYERS) for folder in layer}
-TOGETHER = {("base", "native"), ("native", "base")}  # draws are made by compiled code where there is some
-MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT or path.stem not in ("__init__", "__main__")]
+TOGETHER = {
+    ("base", "native"),
+    ("native", "base"),
+}  # draws are made by compiled code where there is some
+MODULES = [
+    path
+    for path in sorted(ROOT.rglob("*.py"))
+    if path.parent != ROOT or path.stem not in ("__init__", "__main__")
+]
 
 
 def folder(path: Path) -> str:
@@ -53,7 +60,16 @@ def test_every_folder_has_its_place() -> None:
 
 def test_the_root_holds_what_everything_stands_on() -> None:
     names = {path.stem for path in ROOT.glob("*.py")}
-    assert names == {"__init__", "__main__", "draws", "errors", "installed", "origin", "tree", "types"}
+    assert names == {
+        "__init__",
+        "__main__",
+        "draws",
+        "errors",
+        "installed",
+        "origin",
+        "tree",
+        "types",
+    }
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{folder(path)}.{path.stem}")

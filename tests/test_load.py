@@ -17,7 +17,13 @@ from tests.cli.command import covey as command
 
 OWN = ROOT / "examples" / "own_data" / "own.toml"
 FEATURES = ["temperature", "vibration", "pressure", "flow", "current", "noise"]
-DIGITS = ("data.name=digits", "data.devices=5", "model.name=mlp", "model.hidden=[6]", "tree.edges=none")
+DIGITS = (
+    "data.name=digits",
+    "data.devices=5",
+    "model.name=mlp",
+    "model.hidden=[6]",
+    "tree.edges=none",
+)
 QUICK = ("rounds=3", "score_every=1", "checkpoint_every=1")
 
 
@@ -60,7 +66,10 @@ def check_scores(run: Loaded, which: Any = "chosen") -> None:
         np.testing.assert_allclose(probabilities.sum(1), 1)
         chosen = probabilities[np.arange(len(index)), shards.y[index].numpy()]
         loss = line.loss if which == "chosen" else line.last_loss
-        assert -np.log(chosen).mean() == pytest.approx(loss, rel=1e-3, abs=1e-5), (line.device, line.model)
+        assert -np.log(chosen).mean() == pytest.approx(loss, rel=1e-3, abs=1e-5), (
+            line.device,
+            line.model,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +86,19 @@ def pumps(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
         ("algorithm.name=fedper", "private=head"),
         ("algorithm.name=hierfavg", "tree.edges=[2,3]", "algorithm.edge_rounds=2"),
         ("algorithm.name=pfedgp", "algorithm.support=20"),
-        ("algorithm.name=pfedbayes", "algorithm.draws=3", "algorithm.local_rounds=3", "algorithm.lr=0.05"),
+        (
+            "algorithm.name=pfedbayes",
+            "algorithm.draws=3",
+            "algorithm.local_rounds=3",
+            "algorithm.lr=0.05",
+        ),
         ("algorithm.name=finetune", "holdout_devices=2"),
     ],
     ids=["FedAvg", "pFedMe", "FedPer", "HierFAVG", "pFedGP", "pFedBayes", "held-out devices"],
 )
-def test_predictions_have_the_accuracy_that_was_scored(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_predictions_have_the_accuracy_that_was_scored(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     run = made(tmp_path / "run", *DIGITS, *QUICK, *words)
     assert run.finished
     assert len(run.device_names) == (3 if "holdout_devices=2" in words else 5)
@@ -127,7 +143,9 @@ def test_examples_in_every_form_are_the_same(pumps: Loaded) -> None:
         np.testing.assert_array_equal(pumps.probabilities(form, device="pump-01"), wanted)
         np.testing.assert_array_equal(pumps.probabilities(form, device=0), wanted)
     for form in (array[1], {name: value[1] for name, value in columns.items()}):
-        np.testing.assert_allclose(pumps.probabilities(form, device="pump-01"), wanted[1:2], rtol=1e-6)
+        np.testing.assert_allclose(
+            pumps.probabilities(form, device="pump-01"), wanted[1:2], rtol=1e-6
+        )
     names = pumps.predict(array, device="pump-01")
     assert [pumps.names.classes[best] for best in wanted.argmax(1)] == names.tolist()
     assert not np.allclose(pumps.probabilities(array, device="pump-01", model="global"), wanted)
@@ -150,19 +168,29 @@ def test_the_module_is_a_plain_one(pumps: Loaded) -> None:
         with torch.no_grad():
             outputs = pumps.module(model, "pump-07")(x)
         shares = torch.softmax(outputs.double(), 1)
-        np.testing.assert_allclose(pumps.probabilities(array, device="pump-07", model=model), shares.numpy())
-    same_edge = pumps.module("edge", "pump-01").state_dict(), pumps.module("edge", "pump-02").state_dict()
+        np.testing.assert_allclose(
+            pumps.probabilities(array, device="pump-07", model=model), shares.numpy()
+        )
+    same_edge = (
+        pumps.module("edge", "pump-01").state_dict(),
+        pumps.module("edge", "pump-02").state_dict(),
+    )
     assert all(torch.equal(same_edge[0][key], same_edge[1][key]) for key in same_edge[0])
     other = pumps.module("edge", "pump-16").state_dict()
     assert not all(torch.equal(same_edge[0][key], other[key]) for key in other)
 
 
 def test_a_model_of_ones_own_needs_a_device_and_a_global_one_does_not(pumps: Loaded) -> None:
-    with pytest.raises(ConfigError, match=r"every device has a 'personal' of its own.*device='pump-01'"):
+    with pytest.raises(
+        ConfigError, match=r"every device has a 'personal' of its own.*device='pump-01'"
+    ):
         pumps.predict(readings())
     with pytest.raises(ConfigError, match="'edge'"):
         pumps.module("edge")
-    assert (pumps.predict(readings(), model="global") == pumps.predict(readings(), model="global", device=3)).all()
+    assert (
+        pumps.predict(readings(), model="global")
+        == pumps.predict(readings(), model="global", device=3)
+    ).all()
 
 
 def test_the_most_personal_model_is_taken(pumps: Loaded, tmp_path: Path) -> None:
@@ -175,17 +203,47 @@ def test_the_most_personal_model_is_taken(pumps: Loaded, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("examples", "settings", "error", "words"),
     [
-        (Frame({"heat": [1.0], "noise": [2.0]}), {}, DataError, "lack the columns temperature, vibration, pressure"),
-        ({**readings(1), "noise": ["loud"]}, {}, DataError, "column 'noise' of the examples are not numbers"),
-        ({**readings(2), "flow": [1.0, np.nan]}, {}, DataError, "column 'flow' of example 1 is nan"),
-        (np.zeros((2, 5)), {}, DataError, r"examples of shape \(5,\), but this run was trained on \(6,\)"),
+        (
+            Frame({"heat": [1.0], "noise": [2.0]}),
+            {},
+            DataError,
+            "lack the columns temperature, vibration, pressure",
+        ),
+        (
+            {**readings(1), "noise": ["loud"]},
+            {},
+            DataError,
+            "column 'noise' of the examples are not numbers",
+        ),
+        (
+            {**readings(2), "flow": [1.0, np.nan]},
+            {},
+            DataError,
+            "column 'flow' of example 1 is nan",
+        ),
+        (
+            np.zeros((2, 5)),
+            {},
+            DataError,
+            r"examples of shape \(5,\), but this run was trained on \(6,\)",
+        ),
         (np.float64(3), {}, DataError, r"examples of shape \(\)"),
         (np.zeros((0, 6)), {}, DataError, "no examples"),
         ([["a"] * 6], {}, DataError, "are not numbers"),
-        (np.zeros((1, 6)), {"device": "pump-99"}, ConfigError, r"no device 'pump-99' .*did you mean pump-.*it has 16"),
+        (
+            np.zeros((1, 6)),
+            {"device": "pump-99"},
+            ConfigError,
+            r"no device 'pump-99' .*did you mean pump-.*it has 16",
+        ),
         (np.zeros((1, 6)), {"device": 16}, ConfigError, "has the devices 0 to 15"),
         (np.zeros((1, 6)), {"device": -1}, ConfigError, "has the devices 0 to 15"),
-        (np.zeros((1, 6)), {"model": "best"}, ConfigError, "no model 'best' .* there are global, edge, personal"),
+        (
+            np.zeros((1, 6)),
+            {"model": "best"},
+            ConfigError,
+            "no model 'best' .* there are global, edge, personal",
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_named(
@@ -258,8 +316,20 @@ def test_regression(tmp_path: Path) -> None:
     x = rng.normal(size=(60, 2))
     rows = [f"d{k % 3},{a:.4f},{b:.4f},{2 * a - b:.4f}" for k, (a, b) in enumerate(x.tolist())]
     (tmp_path / "t.csv").write_text("\n".join(["device,a,b,label", *rows]))
-    words = ("data.name=files", f"data.path={tmp_path / 't.csv'}", "loss=squared_error", "model.name=linear")
-    run = made(tmp_path / "run", *words, "tree.edges=none", "algorithm.name=fedavg", "rounds=20", "algorithm.lr=0.1")
+    words = (
+        "data.name=files",
+        f"data.path={tmp_path / 't.csv'}",
+        "loss=squared_error",
+        "model.name=linear",
+    )
+    run = made(
+        tmp_path / "run",
+        *words,
+        "tree.edges=none",
+        "algorithm.name=fedavg",
+        "rounds=20",
+        "algorithm.lr=0.1",
+    )
     predicted = run.predict({"b": x[:, 1], "a": x[:, 0]})
     assert predicted.shape == (60,)
     np.testing.assert_allclose(predicted, 2 * x[:, 0] - x[:, 1], atol=0.05)
@@ -286,7 +356,11 @@ def test_more_rows_in_the_table_do_not_matter_but_for_whom_they_move(tmp_path: P
     run = made(tmp_path / "run", tmp_path / "own" / "own.toml", *QUICK)
     before = run.probabilities(readings(), device="pump-16")
     table = tmp_path / "own" / "pumps.csv"
-    table.write_text(table.read_text().rstrip("\n") + "\n" + "pump-17,harbour,42.2,2.31,4.64,104,8.4,73.0,normal\n" * 9)
+    table.write_text(
+        table.read_text().rstrip("\n")
+        + "\n"
+        + "pump-17,harbour,42.2,2.31,4.64,104,8.4,73.0,normal\n" * 9
+    )
     again = covey.load(tmp_path / "run")
     np.testing.assert_array_equal(again.probabilities(readings(), device="pump-16"), before)
     with pytest.raises(CheckpointError, match="is of another experiment"):

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from covey.errors import CheckpointError, ConfigError
-from covey.links.meter import Meter, Traffic, bitmap_bits, coo_bits, dense_bits, fedmac_bits, paper_bits
+from covey.links.meter import (
+    Meter,
+    Traffic,
+    bitmap_bits,
+    coo_bits,
+    dense_bits,
+    fedmac_bits,
+    paper_bits,
+)
 
 D = 79_510  # the papers' two-layer MNIST network
 
@@ -60,7 +68,10 @@ def test_it_survives_a_checkpoint() -> None:
     assert Meter.from_state([]) == Meter()
 
 
-@pytest.mark.parametrize("row", [[], ["a", "up", "train", 1], ["a", "up", "train", 1, 2, 3, 0.5, 4], [1, 2, 3, 4, 5, 6, 7, 8]])
+@pytest.mark.parametrize(
+    "row",
+    [[], ["a", "up", "train", 1], ["a", "up", "train", 1, 2, 3, 0.5, 4], [1, 2, 3, 4, 5, 6, 7, 8]],
+)
 def test_a_corrupt_checkpoint_is_refused(row: list[str | int]) -> None:
     with pytest.raises(CheckpointError, match="expected three names and five whole numbers"):
         Meter.from_state([row])

@@ -28,8 +28,14 @@ from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
 from tests.given import Given, descended
 
-pytestmark = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is {native.status()}")
-SETS = [name for name in native.SETS if isinstance(native._library, native.Library) and native._library.supports(name)]
+pytestmark = pytest.mark.skipif(
+    not native.loaded(), reason=f"the compiled kernel is {native.status()}"
+)
+SETS = [
+    name
+    for name in native.SETS
+    if isinstance(native._library, native.Library) and native._library.supports(name)
+]
 WIDTH, DEVICES, SIZE = 19, 5, 6
 IDS = torch.arange(DEVICES)
 DTYPES = {torch.float64: 1e-12, torch.float32: 2e-5}
@@ -72,22 +78,36 @@ def shards(outputs: int, labels: bool, width: int = WIDTH) -> Shards:
             return torch.randint(outputs, (n,), generator=g)
         return torch.randn(n, outputs, generator=g, dtype=torch.float64)
 
-    pairs = [(torch.randn(n, width, generator=g, dtype=torch.float64), targets(n)) for n in (5, 40, 9, 1, 13)]
+    pairs = [
+        (torch.randn(n, width, generator=g, dtype=torch.float64), targets(n))
+        for n in (5, 40, 9, 1, 13)
+    ]
     return own_parts(train=pairs, classes=outputs if labels else None)
 
 
 def make(
-    module: nn.Module, *, loss: str = "cross_entropy", dtype: torch.dtype = torch.float64, l2: float = 0.0, width: int = WIDTH
+    module: nn.Module,
+    *,
+    loss: str = "cross_entropy",
+    dtype: torch.dtype = torch.float64,
+    l2: float = 0.0,
+    width: int = WIDTH,
 ) -> Task:
-    outputs = next(m for m in reversed(list(module.modules())) if isinstance(m, nn.Linear)).out_features
-    task = Task(module, shards(outputs, loss == "cross_entropy", width), loss=loss, dtype=dtype, l2=l2)  # type: ignore[arg-type]
+    outputs = next(
+        m for m in reversed(list(module.modules())) if isinstance(m, nn.Linear)
+    ).out_features
+    task = Task(
+        module, shards(outputs, loss == "cross_entropy", width), loss=loss, dtype=dtype, l2=l2
+    )  # type: ignore[arg-type]
     assert task.kernel == f"native {native.status()}"
     return task
 
 
 def rows(task: Task, seed: int, scale: float = 0.5) -> Tensor:
     g = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(DEVICES, task.space.width, generator=g, dtype=torch.float64).to(task.dtype)
+    return scale * torch.randn(DEVICES, task.space.width, generator=g, dtype=torch.float64).to(
+        task.dtype
+    )
 
 
 def fresh(task: Task, size: int = SIZE) -> Callable[[int], Batch]:
@@ -95,18 +115,27 @@ def fresh(task: Task, size: int = SIZE) -> Callable[[int], Batch]:
     return drawn.__getitem__
 
 
-def by_torch(task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms: Objective) -> Tensor:
+def by_torch(
+    task: Task, start: Tensor, batch_of: Callable[[int], Batch], terms: Objective
+) -> Tensor:
     """The same descent step by step, every gradient by the torch path."""
     step = iter(range(10**6))
 
     def gradient(x: Tensor) -> Tensor:
         return task.gradient(x, batch_of(next(step))) + task.l2 * x
 
-    fields = {name: getattr(terms, name) for name in ("prox", "l1", "linear", "mask", "part", "decay")}
+    fields = {
+        name: getattr(terms, name) for name in ("prox", "l1", "linear", "mask", "part", "decay")
+    }
     return descend(start, gradient, steps=terms.steps, lr=terms.lr, **fields)
 
 
-def compare(task: Task, terms: Objective, batch_of: Callable[[int], Batch] | None = None, one: Batch | None = None) -> Tensor:
+def compare(
+    task: Task,
+    terms: Objective,
+    batch_of: Callable[[int], Batch] | None = None,
+    one: Batch | None = None,
+) -> Tensor:
     start = rows(task, 1)
     before = start.clone()
     batch_of = (lambda step: one) if one is not None else batch_of or fresh(task)
@@ -121,7 +150,10 @@ def compare(task: Task, terms: Objective, batch_of: Callable[[int], Batch] | Non
 @pytest.mark.parametrize("loss", native.LOSSES)
 @pytest.mark.parametrize("name", STACKS)
 def test_every_stack_and_loss(instructions: str, name: str, loss: str, dtype: torch.dtype) -> None:
-    compare(make(STACKS[name], loss=loss, dtype=dtype), Objective(3, 0.1 if loss == "cross_entropy" else 0.002))
+    compare(
+        make(STACKS[name], loss=loss, dtype=dtype),
+        Objective(3, 0.1 if loss == "cross_entropy" else 0.002),
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 7, 13, 40])
@@ -192,20 +224,30 @@ def test_short_batches(instructions: str, turn: int) -> None:
     task = make(STACKS["relu"])
     batch = task.cyclic(IDS, 6, torch.full((DEVICES,), turn))
     compare(task, Objective(4, 0.1, prox=(1.0, rows(task, 2))), one=batch)
-    compare(task, Objective(2, 0.1), lambda step: task.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)))
+    compare(
+        task,
+        Objective(2, 0.1),
+        lambda step: task.cyclic(IDS, 4, torch.full((DEVICES,), turn + step)),
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", STACKS)
 @pytest.mark.parametrize("lam", [None, 0.0, 1.0, 8.0])
-def test_factored_steps_are_plain_steps(instructions: str, name: str, lam: float | None, dtype: torch.dtype) -> None:
+def test_factored_steps_are_plain_steps(
+    instructions: str, name: str, lam: float | None, dtype: torch.dtype
+) -> None:
     task = make(STACKS[name], dtype=dtype, l2=0.0 if lam == 1.0 else 0.1)
     prox = None if lam is None else (lam, rows(task, 2))
     batch = fresh(task)(0)
     terms = Objective(5, 0.1, prox=prox)
     assert solver(Given(task, one=batch), rows(task, 1), terms).name == "factored native"
     compare(task, terms, one=batch)
-    compare(task, Objective(torch.tensor([0, 2, 3, 5, 9]), column(0.05, 0.1).to(dtype), prox=prox), one=batch)
+    compare(
+        task,
+        Objective(torch.tensor([0, 2, 3, 5, 9]), column(0.05, 0.1).to(dtype), prox=prox),
+        one=batch,
+    )
 
 
 def test_more_steps_than_go_into_one_call() -> None:
@@ -215,15 +257,21 @@ def test_more_steps_than_go_into_one_call() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("one", [False, True])
-def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch.dtype, one: bool) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(
+    instructions: str, dtype: torch.dtype, one: bool
+) -> None:
     task = make(chain(WIDTH, 21, 3), dtype=dtype)
     start, anchor, steps = rows(task, 1), rows(task, 2), torch.tensor([1, 2, 3, 4, 5])
     drawn = task.draw(7, IDS, SIZE, range(5))
 
     def some(chosen: list[int]) -> Tensor:
         batches = [Batch(batch.data, batch.examples[chosen]) for batch in drawn]
-        terms = Objective(steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05))
-        return descended(task, start[chosen], batches.__getitem__, terms, one=batches[0] if one else None)
+        terms = Objective(
+            steps[chosen], 0.1, prox=(1.0, anchor[chosen]), l1=None if one else (0.1, 0.05)
+        )
+        return descended(
+            task, start[chosen], batches.__getitem__, terms, one=batches[0] if one else None
+        )
 
     whole = some([0, 1, 2, 3, 4])
     for chosen in ([0], [4], [1, 2], [4, 0, 3], []):
@@ -233,7 +281,9 @@ def test_a_row_does_not_depend_on_its_neighbours(instructions: str, dtype: torch
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["relu", "tanh", "three layers", "one layer"])
 @pytest.mark.parametrize("one", [False, True])
-def test_what_diverges_is_not_finite(instructions: str, name: str, dtype: torch.dtype, one: bool) -> None:
+def test_what_diverges_is_not_finite(
+    instructions: str, name: str, dtype: torch.dtype, one: bool
+) -> None:
     task = make(STACKS[name], dtype=dtype)
     batch_of = fresh(task)
     terms = Objective(99, 1e6, prox=(1e6, rows(task, 2)))
@@ -268,8 +318,16 @@ def test_what_the_kernel_is_not_asked() -> None:
     start = rows(task, 1)
     for loss in (NO_DATA, Given(task, fresh(task))):
         assert solver(loss, start, Objective(1, 0.1)).name == "native"
-        for other in ({"method": "adam"}, {"tol": 0.1}, {"part": slice(0, 9, 2)}, {"mask": torch.ones_like(start)}):
-            assert "native" not in solver(loss, start, Objective(**{"steps": 1, "lr": 0.1, **other})).name
+        for other in (
+            {"method": "adam"},
+            {"tol": 0.1},
+            {"part": slice(0, 9, 2)},
+            {"mask": torch.ones_like(start)},
+        ):
+            assert (
+                "native"
+                not in solver(loss, start, Objective(**{"steps": 1, "lr": 0.1, **other})).name
+            )
     wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
     with pytest.raises(IndexError, match="an example that is not there"):
         descended(task, start, lambda step: wrong, Objective(1, 0.1))
@@ -284,12 +342,19 @@ def test_convolutions_and_own_losses_stay_with_torch() -> None:
 
 @pytest.mark.parametrize(("dtype", "ulps"), [(torch.float32, 4), (torch.float64, 4)])
 def test_tanh(instructions: str, dtype: torch.dtype, ulps: int) -> None:
-    grid = torch.cat([torch.linspace(-30, 30, 200_001, dtype=torch.float64), torch.logspace(-30, 4, 20_001, dtype=torch.float64)])
+    grid = torch.cat(
+        [
+            torch.linspace(-30, 30, 200_001, dtype=torch.float64),
+            torch.logspace(-30, 4, 20_001, dtype=torch.float64),
+        ]
+    )
     x = torch.cat([grid, -grid]).to(dtype)
     exact, got = torch.tanh(x.double()), native.tanh(x)
     error = (got.double() - exact).abs() / exact.abs().clamp(min=1e-300)
     assert float(error.max()) < ulps * torch.finfo(dtype).eps
-    edge = native.tanh(torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40], dtype=dtype))
+    edge = native.tanh(
+        torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40], dtype=dtype)
+    )
     assert edge[0].isnan()
     assert edge[1:5].tolist() == [1.0, -1.0, 0.0, -0.0]
     assert torch.copysign(torch.ones(()), edge[4]) == -1
@@ -351,11 +416,20 @@ def test_the_environment_decides(tmp_path: Any, wish: str) -> None:
     environment = {**os.environ, "COVEY_NATIVE": wish, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", _ALONE, file], check=True, env=environment)
     found = torch.load(file)
-    want = {"0": "off: COVEY_NATIVE=0", "": SETS[-1], "sse9": "off: COVEY_NATIVE=sse9 is none of 0, plain, avx2, avx512"}
+    want = {
+        "0": "off: COVEY_NATIVE=0",
+        "": SETS[-1],
+        "sse9": "off: COVEY_NATIVE=sse9 is none of 0, plain, avx2, avx512",
+    }
     assert found["status"] == want.get(wish, wish)
     assert found["kernel"] == ("torch" if wish in ("0", "sse9") else f"native {found['status']}")
     task = make(mlp(WIDTH, 21, 3))
-    here = descended(task, rows(task, 1), fresh(task), Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+    here = descended(
+        task,
+        rows(task, 1),
+        fresh(task),
+        Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)),
+    )
     torch.testing.assert_close(found["rows"], here, rtol=1e-12, atol=1e-12)
 
 
@@ -420,15 +494,24 @@ def test_an_empty_layer_runs_in_torch() -> None:
 
 
 def test_labels_under_a_squared_error_are_scored_as_torch_scores_them() -> None:
-    pairs = [(torch.randn(7, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(7, dtype=torch.int64))]
+    pairs = [
+        (
+            torch.randn(7, 3, generator=torch.Generator().manual_seed(1)),
+            torch.zeros(7, dtype=torch.int64),
+        )
+    ]
     task = Task(linear(3, 1), own_parts(train=pairs, classes=1), loss="squared_error")
-    assert task.evaluate(task.space.initial(0)[None], "train", torch.arange(1)).right.tolist() == [7.0]
+    assert task.evaluate(task.space.initial(0)[None], "train", torch.arange(1)).right.tolist() == [
+        7.0
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("loss", native.LOSSES)
 @pytest.mark.parametrize("stack", STACKS)
-def test_scores_are_those_of_torch(instructions: str, stack: str, loss: str, dtype: torch.dtype) -> None:
+def test_scores_are_those_of_torch(
+    instructions: str, stack: str, loss: str, dtype: torch.dtype
+) -> None:
     task = make(STACKS[stack], loss=loss, dtype=dtype)
     x = rows(task, 3, scale=2.0)
     got, alone = task.evaluate(x, "train", IDS), task.evaluate(x[1:2], "train", IDS[1:2])
@@ -444,11 +527,19 @@ def test_scores_of_large_outputs_and_of_nobody(instructions: str) -> None:
     task = make(STACKS["relu"], dtype=torch.float32)
     got = task.evaluate(rows(task, 3, scale=3e3), "train", IDS)
     assert bool(torch.isfinite(got.loss).all())
-    assert task.evaluate(rows(task, 3), "test", IDS).count.tolist() == [0.0] * DEVICES  # nobody has test examples
+    assert (
+        task.evaluate(rows(task, 3), "test", IDS).count.tolist() == [0.0] * DEVICES
+    )  # nobody has test examples
     assert task.evaluate(rows(task, 3)[:0], "train", IDS[:0]).loss.shape == (0,)
     broken = rows(task, 3)
     broken[2] = torch.nan
-    assert task.evaluate(broken, "train", IDS).loss.isnan().tolist() == [False, False, True, False, False]
+    assert task.evaluate(broken, "train", IDS).loss.isnan().tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 WIDTHS = [0, 1, 7, 8, 9, 63, 64, 65, 127, 128, 130, 191, 300, 1025]
@@ -467,7 +558,9 @@ def guarded(count: int, dtype: Any) -> tuple[np.ndarray[Any, Any], Callable[[], 
     """Memory for `count` values at an odd address, and whether what lies around it is as it was."""
     raw = np.full(count * np.dtype(dtype).itemsize + 131, FILL, np.uint8)
     size = count * np.dtype(dtype).itemsize
-    return raw[67 : 67 + size].view(dtype), lambda: bool((raw[:67] == FILL).all() and (raw[67 + size :] == FILL).all())
+    return raw[67 : 67 + size].view(dtype), lambda: bool(
+        (raw[:67] == FILL).all() and (raw[67 + size :] == FILL).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -493,7 +586,9 @@ def test_bits_and_the_values_under_them(instructions: str, share: float, dtype: 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_values_and_bits_that_do_not_agree_stay_within_their_memory(instructions: str, dtype: Any) -> None:
+def test_values_and_bits_that_do_not_agree_stay_within_their_memory(
+    instructions: str, dtype: Any
+) -> None:
     for width in WIDTHS:
         bits, values = np.full((width + 7) // 8, 255, np.uint8), np.ones(width, dtype)
         for fewer in {0, 1, width // 2, max(0, width - 1)}:
@@ -565,7 +660,10 @@ def test_halves(instructions: str, dtype: Any, brain: bool) -> None:
         values[rng.random(width) < 0.5] *= 1e-40 if brain else 1e-8
         native.nonzero_halves(values, bits, brain=brain)
         few = torch.from_numpy(values).float().to(half)
-        assert bits.tolist() == np.packbits(few.view(torch.int16).numpy() != 0, bitorder="little").tolist()
+        assert (
+            bits.tolist()
+            == np.packbits(few.view(torch.int16).numpy() != 0, bitorder="little").tolist()
+        )
         assert alone()
         blurred = np.empty(width, dtype)
         native.blur(values, blurred, brain=brain)
@@ -593,7 +691,11 @@ def test_quantised(instructions: str, dtype: torch.dtype, levels: int, key: int 
             native.dequantise(got, scales, back, peaks, block=block)
             want = whole[0].to(dtype) * scale[0].repeat_interleave(block)[:width]
             assert torch.equal(torch.from_numpy(back).nan_to_num(9e9), want.nan_to_num(9e9))
-            assert peaks.tolist() == [int(part.abs().max()) for part in whole[0].split(block)] if width else True
+            assert (
+                peaks.tolist() == [int(part.abs().max()) for part in whole[0].split(block)]
+                if width
+                else True
+            )
 
 
 def test_nibbles() -> None:

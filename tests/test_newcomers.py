@@ -19,8 +19,16 @@ TREE = covey.Tree.grouped([5, 5, 5, 5])
 
 
 def make(algorithm: covey.Algorithm | None = None, **changes: Any) -> covey.Experiment:
-    settings: dict[str, Any] = {"rounds": 2, "holdout_devices": 4, "tree": TREE, "data": covey.data.digits(), **changes}
-    return covey.Experiment(algorithm or PerMFL(edge_rounds=2), model=covey.models.mlp(64, 8, 10), **settings)
+    settings: dict[str, Any] = {
+        "rounds": 2,
+        "holdout_devices": 4,
+        "tree": TREE,
+        "data": covey.data.digits(),
+        **changes,
+    }
+    return covey.Experiment(
+        algorithm or PerMFL(edge_rounds=2), model=covey.models.mlp(64, 8, 10), **settings
+    )
 
 
 def test_a_number_is_drawn_evenly_from_all_edges_and_by_the_seed() -> None:
@@ -50,7 +58,9 @@ def test_who_is_held_out_changes_nothing_for_the_others() -> None:
     """Training is that of the other devices alone."""
     run, data = covey.run(make(holdout_devices=(3, 11))), covey.data.digits()
     others = [device for device in range(20) if device not in (3, 11)]
-    alone = covey.run(make(holdout_devices=0, data=data.chosen(others), tree=covey.Tree.grouped([4, 5, 4, 5])))
+    alone = covey.run(
+        make(holdout_devices=0, data=data.chosen(others), tree=covey.Tree.grouped([4, 5, 4, 5]))
+    )
     for record, other in zip(run, alone, strict=True):
         assert record.traffic == other.traffic
         assert {name: record.models[name] for name in other.models} == other.models
@@ -96,7 +106,9 @@ def test_the_best_fitting_model_is_that_of_least_training_loss() -> None:
     x = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]])
     pairs = [(x, torch.tensor([1, 0, 1, 0])), (x, torch.tensor([0, 1, 0, 1]))]
     data = own_parts(train=pairs, test=pairs)
-    here = covey.Experiment(FedAvg(), data, covey.models.linear(1, 2, bias=False), covey.Tree.flat(2), rounds=1)
+    here = covey.Experiment(
+        FedAvg(), data, covey.models.linear(1, 2, bias=False), covey.Tree.flat(2), rounds=1
+    )
     new = Newcomers([here], [data])
     rising = torch.tensor([[-1.0, 1.0]])
     assert new.fitting([torch.cat([-rising, rising])]).tolist() == [1, 0]
@@ -106,9 +118,21 @@ def test_the_best_fitting_model_is_that_of_least_training_loss() -> None:
 def test_adapting_is_the_algorithms_own_inner_problem() -> None:
     """PerMFL with full batches by hand: L steps on f + lam/2 |theta - w|^2 from w."""
     data, algorithm = covey.data.digits(devices=3), PerMFL(batch=None, steps=7, lr=0.1, lam=2.0)
-    here = covey.Experiment(algorithm, data, covey.models.linear(64, 10), covey.Tree.grouped([3]), rounds=1, dtype=torch.float64)
+    here = covey.Experiment(
+        algorithm,
+        data,
+        covey.models.linear(64, 10),
+        covey.Tree.grouped([3]),
+        rounds=1,
+        dtype=torch.float64,
+    )
     new = Newcomers([here], [data])
-    w = torch.randn(3, new.task.space.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 10
+    w = (
+        torch.randn(
+            3, new.task.space.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        / 10
+    )
     theta = w.clone()
     for _ in range(7):
         theta = theta - 0.1 * (new.task.full_gradient(theta, new.ids) + 2.0 * (theta - w))

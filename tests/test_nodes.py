@@ -29,14 +29,36 @@ class Nobody(Algorithm):
 
 
 def simulator(batches: str = "uniform", seed: int = 0) -> Simulator:
-    pairs = [(torch.arange(float(n))[:, None] + 100 * n, torch.zeros(n, dtype=torch.int64)) for n in (2, 3, 4, 5, 6)]
-    task = Task(mlp(1, 2, 2), own_parts(train=pairs, classes=2), private=("3.*",), dtype=torch.float64)
+    pairs = [
+        (torch.arange(float(n))[:, None] + 100 * n, torch.zeros(n, dtype=torch.int64))
+        for n in (2, 3, 4, 5, 6)
+    ]
+    task = Task(
+        mlp(1, 2, 2), own_parts(train=pairs, classes=2), private=("3.*",), dtype=torch.float64
+    )
     links = dict.fromkeys(("server-edge", "edge-device"), CODECS["dense"])
-    return Simulator(Nobody(), Tree.grouped([2, 3]), task, links, task.space.initial(seed)[None], seeds=(seed,), batches=batches)
+    return Simulator(
+        Nobody(),
+        Tree.grouped([2, 3]),
+        task,
+        links,
+        task.space.initial(seed)[None],
+        seeds=(seed,),
+        batches=batches,
+    )
 
 
-def nodes(ids: list[int], *, tier: str = "device", round: int = 0, path: int = 0, on: Simulator | None = None) -> Nodes:
-    return Nodes(on or simulator(), tier, torch.tensor(ids, dtype=torch.int64), round=round, path=path)
+def nodes(
+    ids: list[int],
+    *,
+    tier: str = "device",
+    round: int = 0,
+    path: int = 0,
+    on: Simulator | None = None,
+) -> Nodes:
+    return Nodes(
+        on or simulator(), tier, torch.tensor(ids, dtype=torch.int64), round=round, path=path
+    )
 
 
 def test_who_they_are() -> None:
@@ -56,12 +78,18 @@ def test_draws_belong_to_the_address() -> None:
     for a, b in zip(base, draw(nodes([3, 1])), strict=True):
         assert torch.equal(a[[3, 1]], b)
     assert not torch.equal(base[0], base[1])  # the second call of a stream
-    for other in (nodes([0, 1, 2, 3, 4], round=1), nodes([0, 1, 2, 3, 4], path=5), nodes([0, 1, 2, 3, 4], on=simulator(seed=1))):
+    for other in (
+        nodes([0, 1, 2, 3, 4], round=1),
+        nodes([0, 1, 2, 3, 4], path=5),
+        nodes([0, 1, 2, 3, 4], on=simulator(seed=1)),
+    ):
         assert all(not torch.equal(a, b) for a, b in zip(base, draw(other), strict=True))
     me = nodes([0, 1, 2, 3, 4])
     me.uniform("other")
     me.batch(4, stream="probe")
-    assert all(torch.equal(a, b) for a, b in zip(base, draw(me), strict=True))  # streams do not disturb each other
+    assert all(
+        torch.equal(a, b) for a, b in zip(base, draw(me), strict=True)
+    )  # streams do not disturb each other
     assert base[0].dtype == torch.float64
 
 
@@ -85,7 +113,9 @@ def test_cyclic_batches_go_on_where_the_last_call_stopped() -> None:
         end(on, me, round)
         on.store.commit()
     assert seen == [[300.0, 301.0], [302.0], [300.0, 301.0]]
-    assert not on.store.get("device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0).any()
+    assert not on.store.get(
+        "device", "_probe_turn", torch.tensor([1]), torch.zeros(1, 1).long(), 0
+    ).any()
 
 
 def test_weights() -> None:
@@ -121,7 +151,9 @@ def test_a_number_for_all_or_one_for_each() -> None:
     assert isinstance(column, Tensor)
     assert column.tolist() == [[0.5], [0.1]]
     assert nodes([1], tier="edge").own([1.0, 2.0]).tolist() == [[2.0]]
-    with pytest.raises(ConfigError, match=r"a list of 2 values for 5 nodes of tier device: \[1, 2\]"):
+    with pytest.raises(
+        ConfigError, match=r"a list of 2 values for 5 nodes of tier device: \[1, 2\]"
+    ):
         me.own([1, 2])
 
 
@@ -167,13 +199,18 @@ def test_losses_of_a_batch_and_of_everything() -> None:
 
 def test_rounds_go_on_for_the_nodes_that_have_more() -> None:
     me = nodes([0, 1], tier="edge")
-    assert [(k, going.tolist()) for k, going in me.rounds(2)] == [(0, [[True], [True]]), (1, [[True], [True]])]
+    assert [(k, going.tolist()) for k, going in me.rounds(2)] == [
+        (0, [[True], [True]]),
+        (1, [[True], [True]]),
+    ]
     lists = [(k, going.tolist()) for k, going in me.rounds([1, 3])]
     assert lists == [(0, [[True], [True]]), (1, [[False], [True]]), (2, [[False], [True]])]
     swapped = [going.tolist() for _, going in nodes([1, 0], tier="edge").rounds([1, 3])]
     assert swapped[1] == [[True], [False]]  # a node's own number, whoever stands beside it
     nobody = nodes([], tier="edge")
-    assert [going.shape for _, going in nobody.rounds([1, 3])] == [(0, 1)] * 3  # as many for everybody, so that paths agree
+    assert [going.shape for _, going in nobody.rounds([1, 3])] == [
+        (0, 1)
+    ] * 3  # as many for everybody, so that paths agree
 
 
 def test_rounds_of_the_wrong_number_of_nodes() -> None:

@@ -76,7 +76,9 @@ def test_mean_least_and_most_by_tier_and_name() -> None:
 def test_only_those_asked_count(idle: Any) -> None:
     for record in start(Noting(sample=1), idle=idle):
         asked = record.cohorts["device"]
-        assert record.notes["device"]["number"] == Note(sum(asked) / len(asked), min(asked), max(asked), 2 * len(asked))
+        assert record.notes["device"]["number"] == Note(
+            sum(asked) / len(asked), min(asked), max(asked), 2 * len(asked)
+        )
         assert record.notes["edge"]["children"].count == 2
 
 
@@ -91,7 +93,10 @@ def test_chunks_change_no_bit(chunks: dict[str, int]) -> None:
 
 
 def test_every_seed_has_its_own() -> None:
-    apart = [Experiment(Noting(), shards(), linear(1, 2), TREE, 2, seed=seed, parts=("test",)) for seed in (3, 4)]
+    apart = [
+        Experiment(Noting(), shards(), linear(1, 2), TREE, 2, seed=seed, parts=("test",))
+        for seed in (3, 4)
+    ]
     for records, alone in zip(zip(*covey.runs(apart), strict=True), apart, strict=True):
         assert [record.notes for record in records] == [record.notes for record in covey.run(alone)]
         assert records[0].notes["device"]["number"].count == 10
@@ -113,7 +118,9 @@ def test_they_are_saved_with_the_history(tmp_path: Path) -> None:
     run = start(rounds=4)
     next(run), next(run)
     run.save(tmp_path / "saved")
-    assert [record.notes for record in covey.history(tmp_path / "saved")] == [record.notes for record in run.history]
+    assert [record.notes for record in covey.history(tmp_path / "saved")] == [
+        record.notes for record in run.history
+    ]
     resumed = covey.run(run.experiment, resume=tmp_path / "saved")
     list(run), list(resumed)
     assert differences(state(run), state(resumed)) == []
@@ -122,7 +129,12 @@ def test_they_are_saved_with_the_history(tmp_path: Path) -> None:
 def test_they_are_json_and_records_without_any_are_read() -> None:
     record = next(start())
     facts = json.loads(json.dumps(record.as_dict()))
-    assert facts["notes"]["device"]["number"] == {"mean": 2.0, "least": 0.0, "most": 4.0, "count": 10}
+    assert facts["notes"]["device"]["number"] == {
+        "mean": 2.0,
+        "least": 0.0,
+        "most": 4.0,
+        "count": 10,
+    }
     assert read(facts) == record
     del facts["notes"]
     assert read(facts).notes == {}
@@ -135,23 +147,29 @@ def test_scoring_and_newcomers_note_nothing() -> None:
         assert record.notes["device"]["kept"].count == len(record.cohorts["device"]) == 6
 
 
-@pytest.mark.parametrize(("shape", "words"), [("wide", r"\(0, 2\) for 0 nodes"), ("all", r"got shape \(\) for 0 nodes")])
+@pytest.mark.parametrize(
+    ("shape", "words"), [("wide", r"\(0, 2\) for 0 nodes"), ("all", r"got shape \(\) for 0 nodes")]
+)
 def test_one_number_per_node(shape: str, words: str) -> None:
-    with pytest.raises(ProgramError, match=rf"device: note\('number'\).*{words}; give one number per node"):
+    with pytest.raises(
+        ProgramError, match=rf"device: note\('number'\).*{words}; give one number per node"
+    ):
         start(Noting(shape=shape))
 
 
 def test_a_figure_that_is_not_finite_is_named_and_undone() -> None:
     run = start(Noting(shape="infinite"))
-    with pytest.raises(DivergedError, match=r"round 1: the note 'far' of device 3 is no longer finite"):
+    with pytest.raises(
+        DivergedError, match=r"round 1: the note 'far' of device 3 is no longer finite"
+    ):
         next(run)
     assert run.round == 0
 
 
 def test_the_mean_does_not_depend_on_the_order_of_arrival() -> None:
-    values = torch.rand(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 10.0 ** torch.arange(
-        -12, 13
-    ).repeat(40)
+    values = torch.rand(
+        1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ) * 10.0 ** torch.arange(-12, 13).repeat(40)
     turned = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
     found = []
     for order in (torch.arange(1000), turned):

@@ -18,7 +18,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "write-an-algorithm.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-FILES = {block.partition("\n")[0].removeprefix("# "): block for block in BLOCKS if block.startswith("# ")}
+FILES = {
+    block.partition("\n")[0].removeprefix("# "): block for block in BLOCKS if block.startswith("# ")
+}
 SCRIPTS = [block for block in BLOCKS if not block.startswith("# ")]
 COPIED = ("covey", "tests", "experiments", "examples", "docs", "pyproject.toml", "README.md")
 NAMED = "FedAvgM or fedavgm"
@@ -103,7 +105,9 @@ def test_it_is_held_to_the_laws_and_its_own_test(copy: Path) -> None:
 
 
 def test_the_programs_of_the_page_run(copy: Path) -> None:
-    first, second = (output(process) for process in [python(copy, "-c", script) for script in SCRIPTS])
+    first, second = (
+        output(process) for process in [python(copy, "-c", script) for script in SCRIPTS]
+    )
     assert "round" in first
     assert "note: Theorem 1: lr = 0.05 <= 0.333: holds." in second
     assert "warning: inner step: lr*lam = 0.05*50 = 2.5 is 2 or more" in second

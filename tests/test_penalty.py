@@ -31,7 +31,12 @@ class Kept:
 
 def test_the_term_is_off_from_its_round_on() -> None:
     ending = replace(SPARSE, until=3)
-    assert [ending.term(round) for round in (0, 2, 3, 9)] == [(0.5, 0.01), (0.5, 0.01), (0.0, 0.01), (0.0, 0.01)]
+    assert [ending.term(round) for round in (0, 2, 3, 9)] == [
+        (0.5, 0.01),
+        (0.5, 0.01),
+        (0.0, 0.01),
+        (0.0, 0.01),
+    ]
     assert [SPARSE.term(round) for round in (0, 999)] == [(0.5, 0.01)] * 2
     assert replace(SPARSE, until=0).term(0) == (0.0, 0.01)
 
@@ -64,6 +69,8 @@ def test_below_the_floor_a_device_has_the_low_weight_until_its_next_round() -> N
     assert (gammas.tolist(), rho) == ([[0.5], [pytest.approx(0.1)]], 0.01)
     me.keep("personal", torch.cat([thin, dense]))
     assert torch.equal(sparse.term_of(me, start, kept="_gamma")[0], gammas)  # decided once a round
-    assert torch.equal(sparse.term_of(me, start)[0], gammas.flip(0))  # without a name, at every call
+    assert torch.equal(
+        sparse.term_of(me, start)[0], gammas.flip(0)
+    )  # without a name, at every call
     me.round = 1
     assert torch.equal(sparse.term_of(me, start, kept="_gamma")[0], gammas.flip(0))

@@ -14,7 +14,11 @@ def test_jobs_errors_and_going_on(tmp_path: Path) -> None:
     def plan(found: Found) -> list[Job]:
         """The second wave is planned from the first one's answers."""
         jobs: list[Job] = [("a", (GOOD,)), ("bad", (BAD,))]
-        return [job for job in [*jobs, *([("late", (GOOD,))] if "a" in found else [])] if job[0] not in found]
+        return [
+            job
+            for job in [*jobs, *([("late", (GOOD,))] if "a" in found else [])]
+            if job[0] not in found
+        ]
 
     answers = Answers(path)
     run(eval, plan, answers, processes=2)

@@ -37,22 +37,35 @@ class Stubborn(Algorithm):
 def shards() -> covey.data.Shards:
     g = torch.Generator().manual_seed(1)
     sizes = [4, 300, 9, 40]  # two blocks of the largest
-    parts = [[(torch.randn(n, 2, generator=g), torch.randint(3, (n,), generator=g)) for n in sizes] for _ in range(3)]
+    parts = [
+        [(torch.randn(n, 2, generator=g), torch.randint(3, (n,), generator=g)) for n in sizes]
+        for _ in range(3)
+    ]
     return own_parts(train=parts[0], validation=parts[1], test=parts[2], classes=3)
 
 
 def test_scores_are_of_what_the_algorithm_predicts() -> None:
     data, model = shards(), covey.models.linear(2, 3)
-    run = covey.run(covey.Experiment(Stubborn(), data, model, covey.Tree.flat(4), rounds=1, holdout_devices=(3,)))
+    run = covey.run(
+        covey.Experiment(
+            Stubborn(), data, model, covey.Tree.flat(4), rounds=1, holdout_devices=(3,)
+        )
+    )
     record = next(run)
     ones = [int((data.y[data.test.held(device)] == 1).sum()) for device in range(4)]
     score = record.models["personal"].scores["test"]
     assert score.accuracy == pytest.approx(sum(ones[:3]) / 313)
-    expected = -(sum(ones[:3]) * torch.tensor(0.8).log() + (313 - sum(ones[:3])) * torch.tensor(0.1).log()) / 313
+    expected = (
+        -(sum(ones[:3]) * torch.tensor(0.8).log() + (313 - sum(ones[:3])) * torch.tensor(0.1).log())
+        / 313
+    )
     assert score.loss == pytest.approx(float(expected), rel=1e-5)
     assert record.models["new_personal"].scores["test"].accuracy == pytest.approx(ones[3] / 40)
     assert record.models["global"].scores["test"].loss != pytest.approx(score.loss)
-    assert record.models["new_global"].scores["test"].loss != record.models["new_personal"].scores["test"].loss
+    assert (
+        record.models["new_global"].scores["test"].loss
+        != record.models["new_personal"].scores["test"].loss
+    )
     found = run.calibration(bins=10)["personal"]
     assert found.ece == pytest.approx(abs(0.8 - sum(ones[:3]) / 313), abs=1e-6)
 
@@ -64,7 +77,9 @@ def test_the_gradient_of_a_loss_of_ones_own() -> None:
     found = task.gradient_of(rows, batch, lambda outputs: task.losses(outputs, batch.y).mean(1))
     assert torch.allclose(found, task.gradient(rows, batch), atol=1e-14)
     none, calls = task.draw(7, torch.arange(0), 5)[0], []
-    found = task.gradient_of(rows[:0], none, lambda outputs: calls.append(outputs.shape) or outputs.sum((1, 2)))
+    found = task.gradient_of(
+        rows[:0], none, lambda outputs: calls.append(outputs.shape) or outputs.sum((1, 2))
+    )
     assert found.shape == (0, task.space.width)
     assert calls == [(0, 5, 3)]  # so that a rehearsal finds what cannot work
 
@@ -85,5 +100,7 @@ def test_examples_are_all_or_evenly_spaced() -> None:
 def test_labels_are_those_of_the_training_part() -> None:
     data = shards()
     task = Task(covey.models.linear(2, 3), data)
-    assert torch.equal(task.labels(torch.tensor([2, 0])), torch.from_numpy(data.labels()[[2, 0]] > 0))
+    assert torch.equal(
+        task.labels(torch.tensor([2, 0])), torch.from_numpy(data.labels()[[2, 0]] > 0)
+    )
     assert task.most_labels == 3

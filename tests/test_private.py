@@ -28,7 +28,9 @@ def experiment(algorithm: Algorithm, **changes: Any) -> Experiment:
 def test_the_last_layer_is_private_by_default_and_never_sent(cls: type[Algorithm]) -> None:
     run = covey.run(experiment(cls()))
     assert run.experiment.private == ("head",)
-    assert run.notes == [f'{cls.__name__}: layer 3 stays on each device (private = "head"); private = "" shares all.']
+    assert run.notes == [
+        f'{cls.__name__}: layer 3 stays on each device (private = "head"); private = "" shares all.'
+    ]
     list(run)
     space = run.runtime.task.space
     head = slice(space.shared, None)
@@ -77,7 +79,9 @@ def test_nothing_is_said_of_algorithms_that_share_everything() -> None:
 def test_the_command_says_it_first_and_names_the_rows(tmp_path: Path) -> None:
     ended = command("run", *SMALL, "algorithm.name=fedper", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
-    engine, first = [line for line in ended.out.splitlines() if not line.startswith("note: algorithm.name")][:2]
+    engine, first = [
+        line for line in ended.out.splitlines() if not line.startswith("note: algorithm.name")
+    ][:2]
     assert engine.startswith("engine: ")
     assert first.startswith("note: FedPer: layer 3 stays on each device")
     assert "global (each device's own head)" in ended.out
@@ -93,4 +97,6 @@ def test_local_training_has_no_global_model_to_show(tmp_path: Path) -> None:
     assert "personal" in ended.out
     assert "global" not in ended.out
     assert "global" not in covey.load(tmp_path / "run").table()
-    assert "global" in command("run", *SMALL, "algorithm.name=fedavg", "--out", tmp_path / "other").out
+    assert (
+        "global" in command("run", *SMALL, "algorithm.name=fedavg", "--out", tmp_path / "other").out
+    )

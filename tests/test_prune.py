@@ -39,7 +39,9 @@ def test_removal_is_taylors_polynomial_of_a_quadratic() -> None:
 def test_removal_is_first_order_in_small_weights() -> None:
     """For small weights (5) is (g_j x_j)^2, so that it ranks by derivative times weight, not by derivative alone as (6) does."""
     small = 1e-5 * X
-    torch.testing.assert_close(prune.removal(small, quadratic), (gradient(small) * small) ** 2, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        prune.removal(small, quadratic), (gradient(small) * small) ** 2, rtol=1e-3, atol=0
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -47,7 +49,12 @@ def test_change_is_the_step_size_times_the_derivative(steps: int) -> None:
     """To first order in the step size: exactly for one step, and for several up to their number times lr squared."""
     lr = 1e-6
     found = prune.change(descend(X, gradient, steps=steps, lr=lr), X) / (steps * lr)
-    torch.testing.assert_close(found, gradient(X).abs(), rtol=1e-7 if steps == 1 else 1e-3, atol=1e-7 if steps == 1 else 1e-3)
+    torch.testing.assert_close(
+        found,
+        gradient(X).abs(),
+        rtol=1e-7 if steps == 1 else 1e-3,
+        atol=1e-7 if steps == 1 else 1e-3,
+    )
 
 
 @given(
@@ -55,9 +62,13 @@ def test_change_is_the_step_size_times_the_derivative(steps: int) -> None:
     ratio=st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.floats(0, 1)),
     column=st.booleans(),
 )
-def test_a_mask_drops_exactly_the_ratio_and_of_equals_the_last(values: list[int], ratio: float, column: bool) -> None:
+def test_a_mask_drops_exactly_the_ratio_and_of_equals_the_last(
+    values: list[int], ratio: float, column: bool
+) -> None:
     importance = torch.tensor([values, values[::-1]], dtype=torch.float32)
-    found = prune.mask(importance, torch.tensor([[ratio], [ratio]], dtype=torch.float64) if column else ratio)
+    found = prune.mask(
+        importance, torch.tensor([[ratio], [ratio]], dtype=torch.float64) if column else ratio
+    )
     dropped = min(math.floor(ratio * (1 + 1e-7) * len(values) + 0.5), len(values))
     for row, mask in zip(importance.tolist(), found.tolist(), strict=True):
         order = sorted(range(len(row)), key=lambda j: (-row[j], j))
@@ -70,12 +81,20 @@ def test_a_list_of_ratios_drops_as_many_as_one_ratio_in_any_precision(width: int
     for k in range(21):
         ratio = k / 20
         wanted = (2 * k * width + 20) // 40  # a half rounds up, in whole numbers
-        for given_as in (ratio, torch.tensor([[ratio]]), torch.tensor([[ratio]], dtype=torch.float64)):
+        for given_as in (
+            ratio,
+            torch.tensor([[ratio]]),
+            torch.tensor([[ratio]], dtype=torch.float64),
+        ):
             assert int((~prune.mask(importance, given_as)).sum()) == wanted
 
 
 def test_rows_have_ratios_of_their_own_and_there_may_be_none() -> None:
     importance = torch.rand(3, 10, generator=DRAW)
-    assert prune.mask(importance, torch.tensor([[0.0], [0.4], [1.0]])).sum(dim=1).tolist() == [10, 6, 0]
+    assert prune.mask(importance, torch.tensor([[0.0], [0.4], [1.0]])).sum(dim=1).tolist() == [
+        10,
+        6,
+        0,
+    ]
     assert prune.mask(importance[:0], torch.zeros(0, 1)).shape == (0, 10)
     assert prune.mask(importance[:0], 0.5).shape == (0, 10)

@@ -35,13 +35,20 @@ def numbers(outputs: int = 0, dtype: torch.dtype = torch.float64, shift: float =
     for size in SIZES:
         x = rng.normal(size=(size, 4))
         y = x @ rng.normal(size=(4, max(outputs, 1))) + shift * (1 + np.arange(max(outputs, 1)))
-        pairs.append((torch.tensor(x, dtype=dtype), torch.tensor(y if outputs else y[:, 0], dtype=dtype)))
+        pairs.append(
+            (torch.tensor(x, dtype=dtype), torch.tensor(y if outputs else y[:, 0], dtype=dtype))
+        )
     return data.own(pairs)
 
 
 def started(shards: Shards, outputs: int = 1, **more: Any) -> Run:
     """Personal models that not all devices have yet."""
-    settings = {"rounds": 2, "parts": ("train", "validation", "test"), "dtype": torch.float64, **more}
+    settings = {
+        "rounds": 2,
+        "parts": ("train", "validation", "test"),
+        "dtype": torch.float64,
+        **more,
+    }
     algorithm = PFedMe(sample=2, lr=0.01, personal_lr=0.01)
     return covey.run(Experiment(algorithm, shards, models.linear(4, outputs), FLAT, **settings))
 
@@ -49,7 +56,11 @@ def started(shards: Shards, outputs: int = 1, **more: Any) -> Run:
 def expected(errors: Floats, y: Floats) -> list[float]:
     """RMSE, MAE and R2 of all examples."""
     spread = ((y - y.mean(0)) ** 2).sum()
-    return [float(np.sqrt((errors**2).mean())), float(np.abs(errors).mean()), float(1 - (errors**2).sum() / spread)]
+    return [
+        float(np.sqrt((errors**2).mean())),
+        float(np.abs(errors).mean()),
+        float(1 - (errors**2).sum() / spread),
+    ]
 
 
 def answers(run: Run, model: str, part: str) -> tuple[list[Floats], list[Floats], list[bool]]:
@@ -81,8 +92,13 @@ def test_errors_are_those_of_numpy_over_all_examples(outputs: int, part: str) ->
             errors, targets, holds = answers(run, model, part)
             everybody = expected(np.concatenate(errors), np.concatenate(targets))
             held = [k for k, yes in enumerate(holds) if yes]
-            holders = expected(np.concatenate([errors[k] for k in held]), np.concatenate([targets[k] for k in held]))
-            assert [score.rmse_fallback, score.mae_fallback, score.r2_fallback] == pytest.approx(everybody, rel=1e-9)
+            holders = expected(
+                np.concatenate([errors[k] for k in held]),
+                np.concatenate([targets[k] for k in held]),
+            )
+            assert [score.rmse_fallback, score.mae_fallback, score.r2_fallback] == pytest.approx(
+                everybody, rel=1e-9
+            )
             assert [score.rmse, score.mae, score.r2] == pytest.approx(holders, rel=1e-9)
             assert score.accuracy is None
             assert (score.rmse == score.rmse_fallback) == all(holds)
@@ -99,7 +115,11 @@ def test_devices_have_errors_of_their_own_also_in_a_file() -> None:
             line = lines[model, "test", str(device)]
             assert line.rmse == pytest.approx(np.sqrt((mine**2).mean()), rel=1e-9)
             assert line.mae == pytest.approx(np.abs(mine).mean(), rel=1e-9)
-            assert (line.last_rmse, line.last_mae, line.holds) == (line.rmse, line.mae, holds[device])
+            assert (line.last_rmse, line.last_mae, line.holds) == (
+                line.rmse,
+                line.mae,
+                holds[device],
+            )
     text = to_csv(run.devices())
     assert from_csv(text) == run.devices()
     assert text.splitlines()[0].endswith("holds,rmse,mae,last_rmse,last_mae")
@@ -122,13 +142,17 @@ def test_the_compiled_kernel_and_torch_agree_and_the_loss_stays_the_kernels() ->
     rows = task.space.initial(1).repeat(shards.devices, 1)
     tally = task.evaluate(rows, "train", ids, errors=True)
     assert torch.equal(tally.loss, task.evaluate(rows, "train", ids).loss)
-    slow = Task(models.mlp(4, 3, 1), shards, loss=lambda outputs, y: 0.5 * (outputs[:, 0] - y).square())
+    slow = Task(
+        models.mlp(4, 3, 1), shards, loss=lambda outputs, y: 0.5 * (outputs[:, 0] - y).square()
+    )
     other = slow.evaluate(rows, "train", ids, errors=True)
     assert tally.errors is not None
     assert other.errors is not None
     torch.testing.assert_close(tally.errors, other.errors, rtol=1e-6, atol=0)
     torch.testing.assert_close(tally.errors[:, 1] / 2, tally.loss, rtol=1e-5, atol=0)
-    assert task.evaluate(rows, "train", ids).errors is None  # which a program that asks for a loss need not pay for
+    assert (
+        task.evaluate(rows, "train", ids).errors is None
+    )  # which a program that asks for a loss need not pay for
 
 
 def test_equal_targets_have_no_r2() -> None:
@@ -143,7 +167,9 @@ def test_outputs_that_are_no_predictions_have_a_loss_alone() -> None:
         return outputs[:, 1] + 0.5 * ((outputs[:, 0] - y) * torch.exp(-outputs[:, 1])).square()
 
     shards = numbers(shift=0.0)
-    run = covey.run(Experiment(FedAvg(lr=0.001), shards, models.linear(4, 2), FLAT, 1, loss=likelihood))
+    run = covey.run(
+        Experiment(FedAvg(lr=0.001), shards, models.linear(4, 2), FLAT, 1, loss=likelihood)
+    )
     score = next(run).models["global"].scores["test"]
     assert score.loss is not None
     assert (score.rmse, score.mae, score.r2) == (None, None, None)
@@ -160,8 +186,12 @@ def test_float_targets_choose_the_squared_error(loss: Any) -> None:
 def test_labels_choose_the_cross_entropy_and_are_numbers_if_a_squared_error_is_named() -> None:
     pairs = [(np.ones((5, 2)), np.array([0, 1, 2, 4, 3])) for _ in range(2)]
     shards = data.own(pairs)
-    assert Experiment(FedAvg(), shards, models.linear(2, 5), Tree.flat(2), 1).loss == "cross_entropy"
-    experiment = Experiment(FedAvg(lr=0.01), shards, models.linear(2, 1), Tree.flat(2), 1, loss="mse")
+    assert (
+        Experiment(FedAvg(), shards, models.linear(2, 5), Tree.flat(2), 1).loss == "cross_entropy"
+    )
+    experiment = Experiment(
+        FedAvg(lr=0.01), shards, models.linear(2, 1), Tree.flat(2), 1, loss="mse"
+    )
     assert experiment.data.classes is None
     assert experiment.data.y.tolist() == shards.y.tolist()
     assert next(covey.run(experiment)).models["global"].scores["test"].rmse is not None
@@ -171,15 +201,21 @@ def test_numbers_have_no_cross_entropy_but_probabilities_do() -> None:
     with pytest.raises(ConfigError, match="targets are numbers, not classes; leave loss out"):
         Experiment(FedAvg(), numbers(), models.linear(4, 3), FLAT, 1, loss="cross_entropy")
     soft = replace(numbers(3), y=torch.softmax(numbers(3).y, dim=1))
-    experiment = Experiment(FedAvg(), soft, models.linear(4, 3), FLAT, 1, loss="cross_entropy", dtype=torch.float64)
+    experiment = Experiment(
+        FedAvg(), soft, models.linear(4, 3), FLAT, 1, loss="cross_entropy", dtype=torch.float64
+    )
     score = next(covey.run(experiment)).models["global"].scores["test"]
     assert score.rmse is None  # outputs are logits
 
 
 def test_the_round_with_the_smallest_error_is_chosen() -> None:
-    run = covey.run(Experiment(FedAvg(lr=0.01), numbers(), models.linear(4, 1), FLAT, 6, dtype=torch.float64))
+    run = covey.run(
+        Experiment(FedAvg(lr=0.01), numbers(), models.linear(4, 1), FLAT, 6, dtype=torch.float64)
+    )
     history = list(run)
-    errors = [record.models["global"].scores["validation"].rmse_fallback or 0.0 for record in history]
+    errors = [
+        record.models["global"].scores["validation"].rmse_fallback or 0.0 for record in history
+    ]
     assert select(history).chosen.round == int(np.argmin(errors))
 
 
@@ -190,7 +226,9 @@ def table(path: Path, *, words: bool = False) -> Path:
     for number in range(120):
         heat, flow = rng.normal(size=2)
         quality = str(round(500 + 90 * heat - 50 * flow))
-        rows.append(f"pump-{number % 3},{heat:.4f},{flow:.4f},{'ok' if words and number == 7 else quality}")
+        rows.append(
+            f"pump-{number % 3},{heat:.4f},{flow:.4f},{'ok' if words and number == 7 else quality}"
+        )
     path.with_suffix(".csv").write_text("\n".join(rows))
     return path.with_suffix(".csv")
 
@@ -244,14 +282,20 @@ def test_such_a_run_goes_on_though_its_resolved_file_says_more(folder: Path) -> 
 def test_predictions_of_a_loaded_run_have_the_errors_of_its_table(folder: Path) -> None:
     run = covey.load(folder / "run")
     shards = run.experiment.data
-    line = next(one for one in run.devices() if (one.model, one.part, one.device) == ("personal", "test", "pump-1"))
+    line = next(
+        one
+        for one in run.devices()
+        if (one.model, one.part, one.device) == ("personal", "test", "pump-1")
+    )
     examples = shards.test.held(1)
     assert shards.scaling is not None
     raw = shards.x[examples].double() / shards.scaling.factor + shards.scaling.shift
     predicted = run.predict(raw, device="pump-1")
     assert predicted.shape == (len(examples),)
     error = predicted - shards.y[examples].numpy()
-    assert float(np.sqrt((error.astype(np.float64) ** 2).mean())) == pytest.approx(line.rmse, rel=1e-4)
+    assert float(np.sqrt((error.astype(np.float64) ** 2).mean())) == pytest.approx(
+        line.rmse, rel=1e-4
+    )
 
 
 def test_text_among_the_labels_is_named(tmp_path: Path) -> None:
@@ -261,7 +305,10 @@ def test_text_among_the_labels_is_named(tmp_path: Path) -> None:
 
 
 def test_words_as_classes_are_no_numbers() -> None:
-    shards = replace(data.digits(devices=2), names=replace(data.digits().names, classes=tuple("abcdefghij"), devices=()))
+    shards = replace(
+        data.digits(devices=2),
+        names=replace(data.digits().names, classes=tuple("abcdefghij"), devices=()),
+    )
     with pytest.raises(ConfigError, match="predicts numbers, but the labels of digits are a, b, c"):
         Experiment(FedAvg(), shards, models.linear(64, 1), Tree.flat(2), 1, loss="squared_error")
 

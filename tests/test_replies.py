@@ -18,7 +18,11 @@ quick = settings(max_examples=60)
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """(rows, mask, weights, asker, askers) of up to 12 answers to up to 5 askers, some of whom nobody answers."""
-    askers, count, width = draw(st.integers(1, 5)), draw(st.integers(0, 12)), draw(st.integers(1, 3))
+    askers, count, width = (
+        draw(st.integers(1, 5)),
+        draw(st.integers(0, 12)),
+        draw(st.integers(1, 3)),
+    )
     asker = sorted(draw(st.lists(st.integers(0, askers - 1), min_size=count, max_size=count)))
     numbers = st.floats(-10, 10, width=32)
     rows = [[draw(numbers) for _ in range(width)] for _ in range(count)]
@@ -34,7 +38,9 @@ def answers(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     )
 
 
-def naive(rows: Tensor, mask: Tensor, weights: Tensor, asker: Tensor, askers: int) -> tuple[list[list[float]], list[list[float]]]:
+def naive(
+    rows: Tensor, mask: Tensor, weights: Tensor, asker: Tensor, askers: int
+) -> tuple[list[list[float]], list[list[float]]]:
     total = [[0.0] * rows.shape[1] for _ in range(askers)]
     scale = [[0.0] * rows.shape[1] for _ in range(askers)]
     for i, a in enumerate(asker.tolist()):
@@ -46,7 +52,9 @@ def naive(rows: Tensor, mask: Tensor, weights: Tensor, asker: Tensor, askers: in
 
 @quick
 @given(case=answers(), masked=st.booleans(), weighted=st.booleans())
-def test_means_and_sums_equal_a_loop(case: tuple[Tensor, Tensor, Tensor, Tensor, int], masked: bool, weighted: bool) -> None:
+def test_means_and_sums_equal_a_loop(
+    case: tuple[Tensor, Tensor, Tensor, Tensor, int], masked: bool, weighted: bool
+) -> None:
     rows, mask, weights, asker, askers = case
     replies = Replies(rows, asker=asker, askers=askers, mask=mask if masked else None)
     weight = Replies(weights, asker=asker, askers=askers) if weighted else None
@@ -54,7 +62,9 @@ def test_means_and_sums_equal_a_loop(case: tuple[Tensor, Tensor, Tensor, Tensor,
         mask = torch.ones_like(mask)
     if not weighted:
         weights = torch.ones_like(weights)
-    total, scale = (torch.tensor(t, dtype=torch.float64) for t in naive(rows, mask, weights, asker, askers))
+    total, scale = (
+        torch.tensor(t, dtype=torch.float64) for t in naive(rows, mask, weights, asker, askers)
+    )
 
     sums, weights_sum = replies.sums(weight)
     torch.testing.assert_close(sums, total)
@@ -76,7 +86,9 @@ def test_means_and_sums_equal_a_loop(case: tuple[Tensor, Tensor, Tensor, Tensor,
 
 @quick
 @given(case=answers())
-def test_the_sum_leaves_out_what_is_masked(case: tuple[Tensor, Tensor, Tensor, Tensor, int]) -> None:
+def test_the_sum_leaves_out_what_is_masked(
+    case: tuple[Tensor, Tensor, Tensor, Tensor, int],
+) -> None:
     rows, mask, _, asker, askers = case
     for sent, total in ((mask, rows * mask), (None, rows)):
         replies = Replies(rows, asker=asker, askers=askers, mask=sent)
@@ -98,7 +110,10 @@ def test_an_askers_bits_do_not_depend_on_other_askers() -> None:
         nobody = torch.zeros(int(mine.sum()), dtype=torch.int64)
         alone = Replies(rows[order][mine], asker=nobody, askers=1)
         assert torch.equal(alone.mean()[0], replies.mean()[a])
-        weight, weight_alone = Replies(weights, asker=asker[order], askers=4), Replies(weights[mine], asker=nobody, askers=1)
+        weight, weight_alone = (
+            Replies(weights, asker=asker[order], askers=4),
+            Replies(weights[mine], asker=nobody, askers=1),
+        )
         assert torch.equal(alone.mean(weight=weight_alone)[0], replies.mean(weight=weight)[a])
 
 
@@ -125,13 +140,17 @@ def test_a_program_that_answers_nothing() -> None:
         with pytest.raises(ProgramError, match="answers None"):
             reduce()
     some = Replies(torch.tensor([[1.0], [3.0]]), asker=torch.tensor([0, 0]), askers=1)
-    assert some.mean(weight=nothing).tolist() == [[2.0]]  # a device that sends no weight weighs as all others
+    assert some.mean(weight=nothing).tolist() == [
+        [2.0]
+    ]  # a device that sends no weight weighs as all others
 
 
 def test_weights_are_one_number_per_answer() -> None:
     asker = torch.tensor([0, 0])
     rows = Replies(torch.ones(2, 3), asker=asker, askers=1)
-    with pytest.raises(ProgramError, match=r"weights of shape \(2, 3\) for 2 answers; answer one number per node"):
+    with pytest.raises(
+        ProgramError, match=r"weights of shape \(2, 3\) for 2 answers; answer one number per node"
+    ):
         rows.mean(weight=Replies(torch.ones(2, 3), asker=asker, askers=1))
     with pytest.raises(ProgramError, match=r"weights of shape \(1, 1\) for 2 answers"):
         rows.sums(Replies(torch.ones(1, 1), asker=asker[:1], askers=1))
@@ -142,7 +161,10 @@ def test_no_askers_and_dtype() -> None:
     assert empty.mean().shape == (0, 4)
     assert empty.count.tolist() == []
     weights = Replies(torch.ones(1, 1, dtype=torch.float64), asker=torch.tensor([0]), askers=1)
-    assert Replies(torch.ones(1, 2), asker=torch.tensor([0]), askers=1).mean(weight=weights).dtype == torch.float32
+    assert (
+        Replies(torch.ones(1, 2), asker=torch.tensor([0]), askers=1).mean(weight=weights).dtype
+        == torch.float32
+    )
     assert exact(torch.ones(1, 2)).rows.shape == (1, 2)
 
 
@@ -176,10 +198,15 @@ REDUCTIONS: dict[str, Reduce] = {
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parts_change_no_bit_and_one_is_held_at_a_time(name: str, masked: bool, weighted: bool, dtype: torch.dtype) -> None:
+def test_parts_change_no_bit_and_one_is_held_at_a_time(
+    name: str, masked: bool, weighted: bool, dtype: torch.dtype
+) -> None:
     """Against one tensor of all answers, whose weighted rows are added as a whole."""
     g = torch.Generator().manual_seed(4)
-    rows = (torch.randn(24, 9, generator=g, dtype=torch.float64) * 10.0 ** torch.randint(-6, 6, (24, 1), generator=g)).to(dtype)
+    rows = (
+        torch.randn(24, 9, generator=g, dtype=torch.float64)
+        * 10.0 ** torch.randint(-6, 6, (24, 1), generator=g)
+    ).to(dtype)
     rows[3, 2] = -0.0
     masks = torch.rand(24, 9, generator=g) < 0.7 if masked else None
     asker = torch.tensor([0] * 7 + [1] * 1 + [3] * 16)  # nobody answers 2 and 4
@@ -218,7 +245,9 @@ def test_a_weighted_sum_is_the_loop_in_id_order() -> None:
 def test_deferred_answers_are_read_again_by_every_reduction_until_they_are_gathered() -> None:
     rows, asker = torch.arange(6.0).reshape(3, 2), torch.tensor([0, 0, 1])
     shelf = Shelf()
-    replies = Replies([shelf.defer(rows[:2]), shelf.defer(rows[2:])], asker=asker, askers=2, child=torch.arange(3))
+    replies = Replies(
+        [shelf.defer(rows[:2]), shelf.defer(rows[2:])], asker=asker, askers=2, child=torch.arange(3)
+    )
     assert replies.count.tolist() == [2, 1]
     assert shelf.made == []  # a count needs none of them
     first = replies.mean()
@@ -230,7 +259,11 @@ def test_deferred_answers_are_read_again_by_every_reduction_until_they_are_gathe
 
 
 def test_masks_survive_a_gather() -> None:
-    rows, mask, asker = torch.ones(3, 2), torch.tensor([[True, False], [True, True], [False, False]]), torch.zeros(3).long()
+    rows, mask, asker = (
+        torch.ones(3, 2),
+        torch.tensor([[True, False], [True, True], [False, False]]),
+        torch.zeros(3).long(),
+    )
     shelf = Shelf()
     parts = [shelf.defer(rows[:2], mask[:2]), shelf.defer(rows[2:], mask[2:])]
     replies = Replies(parts, asker=asker, askers=1, child=torch.arange(3))
@@ -249,4 +282,6 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     for parts in ([rows, rows], [rows[:1]]):
         with pytest.raises(ProgramError, match="2 children were asked"):
             Replies(parts, asker=asker, askers=1).sum()
-    assert Replies([Deferred(lambda: exact(rows))], asker=asker, askers=1).mean().tolist() == [[1.0] * 3]
+    assert Replies([Deferred(lambda: exact(rows))], asker=asker, askers=1).mean().tolist() == [
+        [1.0] * 3
+    ]

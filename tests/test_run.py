@@ -65,7 +65,10 @@ def test_records_are_json() -> None:
         back = json.loads(json.dumps(record.as_dict()))
         assert back["round"] == record.round
         assert back["cohorts"] == record.cohorts
-        assert sum(t["bytes"] for key, t in back["traffic"].items() if key.endswith("/train")) == record.bytes()
+        assert (
+            sum(t["bytes"] for key, t in back["traffic"].items() if key.endswith("/train"))
+            == record.bytes()
+        )
         assert bool(back["models"]) == (record.round in (2, 3))
         assert f"round {record.round + 1:4d}" in str(record)
         assert ("personal 0." in str(record)) == (record.round in (2, 3))
@@ -90,7 +93,10 @@ def test_rows_and_modules() -> None:
     absent = next(d for d in range(6) if d not in ids.tolist())
     with pytest.raises(ConfigError, match=f"node {absent} keeps no 'personal' yet; these do: \\["):
         run.module("personal", absent)
-    with pytest.raises(ConfigError, match="no model 'theta' in this run; there are global, edge, edge_global, personal"):
+    with pytest.raises(
+        ConfigError,
+        match="no model 'theta' in this run; there are global, edge, edge_global, personal",
+    ):
         run.rows("theta")
 
 
@@ -101,7 +107,9 @@ def equal(a: covey.Run, b: covey.Run) -> None:
     for left, right in zip(one, two, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(left[2:], right[2:], strict=True))
     assert a.meter == b.meter
-    assert [dataclasses.replace(r, seconds=0.0) for r in a.history] == [dataclasses.replace(r, seconds=0.0) for r in b.history]
+    assert [dataclasses.replace(r, seconds=0.0) for r in a.history] == [
+        dataclasses.replace(r, seconds=0.0) for r in b.history
+    ]
 
 
 def test_resumed_is_as_if_it_had_never_stopped(tmp_path: Path) -> None:
@@ -154,7 +162,9 @@ def test_nothing_left_to_run(tmp_path: Path) -> None:
     run = covey.run(experiment(rounds=2))
     list(run)
     run.save(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"rounds = 2, but .*run has run 2 already; give more rounds"):
+    with pytest.raises(
+        ConfigError, match=r"rounds = 2, but .*run has run 2 already; give more rounds"
+    ):
         covey.run(experiment(rounds=2), resume=tmp_path / "run")
 
 
@@ -170,7 +180,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "algorithm": ({"algorithm": FedAvg(), "codec": "bitmap"}, r"FedAvg\(sample=None"),
     "a field of it": (
-        {"algorithm": SFedHP(lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5)},
+        {
+            "algorithm": SFedHP(
+                lam1=24.0, sample=1, device_sample=0.5, edge_rounds=2, steps=2, batch=5
+            )
+        },
         r"lam1=24\.0",
     ),
     "seed": ({"seed": 1}, "its seed is 0, this one's is 1"),
@@ -232,7 +246,9 @@ def test_a_rewritten_checkpoint_still_works(saved: Path, tmp_path: Path) -> None
     ],
     ids=lambda change: " ".join(f"{k}={str(v)[:20]}" for k, v in change.items()),
 )  # fmt: skip
-def test_a_checkpoint_with_missing_or_wrong_entries(saved: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_checkpoint_with_missing_or_wrong_entries(
+    saved: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
     with pytest.raises(CheckpointError):
         covey.run(experiment(), resume=rewritten(saved, tmp_path / "run", **change))
 
@@ -259,10 +275,16 @@ list(run)
 run.save(sys.argv[2])
 """
     data, model = synthetic(devices=4, sizes=[20] * 4), mlp(60, 5, 10)
-    run = covey.run(Experiment(PFedMe(sample=2, local_rounds=2, batch=4), data, model, Tree.flat(4), 3))
+    run = covey.run(
+        Experiment(PFedMe(sample=2, local_rounds=2, batch=4), data, model, Tree.flat(4), 3)
+    )
     next(run)
     run.save(tmp_path / "half")
-    subprocess.run([sys.executable, "-c", script, tmp_path / "half", tmp_path / "resumed"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "half", tmp_path / "resumed"],
+        check=True,
+        capture_output=True,
+    )
     list(run)
     run.save(tmp_path / "whole")
     whole, resumed = load_file(tmp_path / "whole"), load_file(tmp_path / "resumed")
@@ -295,7 +317,9 @@ def test_seeds_and_rounds_change_the_draws_and_nothing_else_does() -> None:
     assert not torch.equal(base.runtime.start[0], other.runtime.start[0])
 
 
-def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole, run = covey.run(experiment()), covey.run(experiment())
     real = run._runs._score
     broken = iter([True])
@@ -329,7 +353,9 @@ class InPlace(covey.Algorithm):
 def test_a_program_that_writes_in_place_and_fails_leaves_the_rows() -> None:
     run = covey.run(experiment(algorithm=InPlace()))
     before = run.w.clone()
-    with pytest.raises(ProgramError, match=r"InPlace fails in round 1, with ZeroDivisionError .*test_run"):
+    with pytest.raises(
+        ProgramError, match=r"InPlace fails in round 1, with ZeroDivisionError .*test_run"
+    ):
         next(run)
     assert torch.equal(run.w, before)
 

@@ -44,7 +44,12 @@ def shards(counts: list[int], regression: bool = False) -> Shards:
         return out
 
     same = [6] * len(counts)
-    return own_parts(train=part(same), validation=part(counts), test=part(counts), classes=None if regression else 2)
+    return own_parts(
+        train=part(same),
+        validation=part(counts),
+        test=part(counts),
+        classes=None if regression else 2,
+    )
 
 
 def ragged(count: int = DEVICES) -> list[int]:
@@ -52,8 +57,15 @@ def ragged(count: int = DEVICES) -> list[int]:
 
 
 def experiment(tree: str = "flat", regression: bool = False, **changes: Any) -> Experiment:
-    algorithm = FedAvg(lr=0.1, steps=1) if tree == "flat" else HierFAVG(lr=0.1, steps=1, edge_rounds=1)
-    settings: dict[str, Any] = {"algorithm": algorithm, "rounds": 3, "dtype": torch.float64, **changes}
+    algorithm = (
+        FedAvg(lr=0.1, steps=1) if tree == "flat" else HierFAVG(lr=0.1, steps=1, edge_rounds=1)
+    )
+    settings: dict[str, Any] = {
+        "algorithm": algorithm,
+        "rounds": 3,
+        "dtype": torch.float64,
+        **changes,
+    }
     model = linear(3, 1 if regression else 2)
     data = settings.pop("data", None) or shards(ragged(), regression)
     return Experiment(data=data, model=model, tree=TREES[tree], **settings)
@@ -82,14 +94,21 @@ def test_without_it_a_record_has_no_word_of_it() -> None:
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("idle", ["skip", "train"])
 def test_training_does_not_depend_on_it(tree: str, idle: str) -> None:
-    plain = finished(experiment(tree, idle=idle, algorithm=FedAlt() if tree == "flat" else HierFAVG(device_sample=0.5)))
+    plain = finished(
+        experiment(
+            tree, idle=idle, algorithm=FedAlt() if tree == "flat" else HierFAVG(device_sample=0.5)
+        )
+    )
     sampled = finished(replace(plain.experiment, score_sample=7))
     for record, other in zip(plain.history, sampled.history, strict=True):
         assert record.cohorts == other.cohorts
         assert record.gradients == other.gradients
         assert record.bytes() == other.bytes()
     assert torch.equal(plain.w, sampled.w)
-    columns = [[(name, ids, rounds, rows) for _, name, ids, rounds, rows in run._columns()] for run in (plain, sampled)]
+    columns = [
+        [(name, ids, rounds, rows) for _, name, ids, rounds, rows in run._columns()]
+        for run in (plain, sampled)
+    ]
     for kept, others in zip(*columns, strict=True):
         assert kept[0] == others[0]
         assert all(torch.equal(a, b) for a, b in zip(kept[1:], others[1:], strict=True))
@@ -116,7 +135,15 @@ TOUCHED: set[int] = set()
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("idle", ["skip", "train"])
 def test_only_the_devices_drawn_are_touched(tree: str, idle: str) -> None:
-    run = covey.run(experiment(tree, algorithm=Watched() if tree == "flat" else WatchedTree(), score_sample=7, idle=idle, seed=4))
+    run = covey.run(
+        experiment(
+            tree,
+            algorithm=Watched() if tree == "flat" else WatchedTree(),
+            score_sample=7,
+            idle=idle,
+            seed=4,
+        )
+    )
     cohorts = []
     for _ in range(3):
         TOUCHED.clear()
@@ -180,7 +207,9 @@ def test_figures_are_those_of_the_devices_drawn(tree: str, regression: bool) -> 
 def test_the_standard_error_by_hand() -> None:
     right, count = torch.tensor([[1.0, 3.0], [2.0, 4.0]]).double()
     # r = 4/6, residuals 1 - 4/3 = -1/3 and 3 - 8/3 = 1/3, s^2 = 2/9, mean count 3, fpc 1 - 2/10
-    assert standard_error(right, count, 10) == pytest.approx(math.sqrt(0.8 / 2 * 2 / 9) / 3, rel=1e-12)
+    assert standard_error(right, count, 10) == pytest.approx(
+        math.sqrt(0.8 / 2 * 2 / 9) / 3, rel=1e-12
+    )
     assert standard_error(right, count, 2) == 0.0
     assert standard_error(right[:1], count[:1], 10) is None
     assert standard_error(right[:1], count[:1], 1) == 0.0
@@ -204,7 +233,12 @@ def test_the_estimate_is_unbiased_over_many_rounds(equal: bool) -> None:
     data = shards([8] * DEVICES if equal else ragged())
     still = FedAvg(lr=1e-300, steps=1)
     rounds = 400
-    whole = finished(experiment(algorithm=still, data=data, rounds=1)).history[0].models["global"].scores["test"]
+    whole = (
+        finished(experiment(algorithm=still, data=data, rounds=1))
+        .history[0]
+        .models["global"]
+        .scores["test"]
+    )
     run = finished(experiment(algorithm=still, data=data, rounds=rounds, score_sample=10))
     scores = [record.models["global"].scores["test"] for record in run.history]
     estimates = np.array([score.accuracy for score in scores])
@@ -227,8 +261,14 @@ def test_a_sample_of_all_is_all(sample: int) -> None:
         assert other.traffic == record.traffic
         for name, model in other.models.items():
             for part, score in model.scores.items():
-                assert (score.sampled, score.standard_error, score.standard_error_fallback) == (DEVICES, 0.0, 0.0)
-                plain = replace(score, sampled=None, standard_error=None, standard_error_fallback=None)
+                assert (score.sampled, score.standard_error, score.standard_error_fallback) == (
+                    DEVICES,
+                    0.0,
+                    0.0,
+                )
+                plain = replace(
+                    score, sampled=None, standard_error=None, standard_error_fallback=None
+                )
                 assert plain == record.models[name].scores[part]
 
 
@@ -306,16 +346,29 @@ def test_the_command_reports_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = command("run", *SMALL, "score_sample=3", "seeds=2", "--out", folder)
     assert ended.code == 0, ended.err
-    assert "scored on 3 devices drawn in each round; standard error of a figure: global " in ended.out
+    assert (
+        "scored on 3 devices drawn in each round; standard error of a figure: global " in ended.out
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["sample"]["devices"] == 3
     assert 0 < summary["sample"]["standard_errors"]["personal"] < 0.5
     assert "score_sample = 3" in (folder / "config.toml").read_text()
     table = list(csv.DictReader(io.StringIO((folder / "seed-0" / "devices.csv").read_text())))
-    assert len({line["device"] for line in table if line["model"] == "global" and line["part"] == "test"}) == 3
+    assert (
+        len(
+            {
+                line["device"]
+                for line in table
+                if line["model"] == "global" and line["part"] == "test"
+            }
+        )
+        == 3
+    )
     before = (folder / "summary.json").read_text()
     assert command("run", "--resume", folder).code == 0
-    assert json.loads(before)["models"] == json.loads((folder / "summary.json").read_text())["models"]
+    assert (
+        json.loads(before)["models"] == json.loads((folder / "summary.json").read_text())["models"]
+    )
     shown = command("show", folder)
     assert shown.code == 0
     assert "scored on 3 devices" in shown.out

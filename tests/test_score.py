@@ -26,13 +26,18 @@ def shards(regression: bool = False) -> Shards:
         made = []
         for n in counts:
             x = torch.randn(n, 2, generator=g, dtype=torch.float64)
-            made.append((x, x.sum(1, keepdim=True) if regression else torch.randint(3, (n,), generator=g)))
+            made.append(
+                (x, x.sum(1, keepdim=True) if regression else torch.randint(3, (n,), generator=g))
+            )
         return made
 
     ragged = [1 + 7 * d % 11 for d in range(15)]
     nothing_there = [0 if d in (4, 13) else n for d, n in enumerate(ragged)]
     return own_parts(
-        train=part(ragged), validation=part(nothing_there), test=part(ragged[::-1]), classes=None if regression else 3
+        train=part(ragged),
+        validation=part(nothing_there),
+        test=part(ragged[::-1]),
+        classes=None if regression else 3,
     )
 
 
@@ -53,7 +58,9 @@ class Keeper(Algorithm):
     def device(self, me: Nodes, w: Tensor) -> Tensor:
         me.keep("_secret", w)
         me.keep("narrow", w[:, :2])
-        return me.keep("personal", w + me.normal("noise", w.shape[1]) * (me.uniform("coin", w.shape[1]) < 0.7))
+        return me.keep(
+            "personal", w + me.normal("noise", w.shape[1]) * (me.uniform("coin", w.shape[1]) < 0.7)
+        )
 
     def cut(self, tier: str, round: int = 0) -> float | None:
         return CUT if tier == "device" else None
@@ -62,7 +69,12 @@ class Keeper(Algorithm):
 def started(regression: bool = False, **more: object) -> Run:
     data = shards(regression)
     model = linear(2, 1 if regression else 3)
-    given = {"rounds": 2, "loss": "squared_error" if regression else "cross_entropy", "dtype": torch.float64, **more}
+    given = {
+        "rounds": 2,
+        "loss": "squared_error" if regression else "cross_entropy",
+        "dtype": torch.float64,
+        **more,
+    }
     return covey.run(Experiment(Keeper(), data, model, TREE, **given))
 
 
@@ -88,7 +100,9 @@ def naive(run: Run, model: str, part: str, regression: bool) -> dict[str, float 
         if node in by_node and len(x):
             right, count = right + hits, count + len(x)
             loss += (
-                float(0.5 * (outputs - y).square().sum()) if regression else float(F.cross_entropy(outputs, y, reduction="sum"))
+                float(0.5 * (outputs - y).square().sum())
+                if regression
+                else float(F.cross_entropy(outputs, y, reduction="sum"))
             )
             accuracies.append(hits / len(x))
     worst = sorted(accuracies)
@@ -110,7 +124,9 @@ def test_scores_are_a_loop_over_devices(model: str, part: str) -> None:
         score = record.models[model].scores[part]
         expected = naive(run, model, part, regression=False)
         for name, value in expected.items():
-            assert getattr(score, name) == pytest.approx(value, abs=0.0101 if name == "worst_decile" else 1e-9), name
+            assert getattr(score, name) == pytest.approx(
+                value, abs=0.0101 if name == "worst_decile" else 1e-9
+            ), name
         if model != "global":
             assert score.devices < 15
     assert record.accuracy(model, part) == pytest.approx(expected["accuracy"])
@@ -120,14 +136,19 @@ def test_the_scores_differ_so_that_the_loop_can_tell_them_apart() -> None:
     *_, record = started()
     figures = [s.loss for m in record.models.values() for s in m.scores.values()]
     assert len(set(figures)) == len(figures)
-    assert record.models["personal"].scores["test"].accuracy != record.models["personal"].scores["test"].accuracy_fallback
+    assert (
+        record.models["personal"].scores["test"].accuracy
+        != record.models["personal"].scores["test"].accuracy_fallback
+    )
 
 
 def test_regression_has_a_loss_and_no_accuracy_that_means_anything() -> None:
     run = started(regression=True)
     for record in run:
         for model in ("global", "edge", "personal"):
-            assert record.models[model].scores["test"].loss == pytest.approx(naive(run, model, "test", regression=True)["loss"])
+            assert record.models[model].scores["test"].loss == pytest.approx(
+                naive(run, model, "test", regression=True)["loss"]
+            )
 
 
 def test_regression_has_no_accuracy() -> None:
@@ -143,14 +164,22 @@ def test_holders_age_and_nonzeros() -> None:
     run = started()
     records = list(run)
     models = records[-1].models
-    assert list(models) == ["global", "edge", "personal"]  # not "_secret", and not what is narrower than a model
+    assert list(models) == [
+        "global",
+        "edge",
+        "personal",
+    ]  # not "_secret", and not what is narrower than a model
     assert [models[name].tier for name in models] == ["server", "edge", "device"]
     for name, cut in (("edge", 0.0), ("personal", CUT)):
         ids, rows = run.rows(name)
         assert models[name].holders == len(ids)
-        last = {node: record.round for record in records for node in record.cohorts[models[name].tier]}
+        last = {
+            node: record.round for record in records for node in record.cohorts[models[name].tier]
+        }
         assert sorted(last) == ids.tolist()
-        assert models[name].age == pytest.approx(sum(1 - round for round in last.values()) / len(last))
+        assert models[name].age == pytest.approx(
+            sum(1 - round for round in last.values()) / len(last)
+        )
         assert models[name].nonzeros == pytest.approx(float((rows.abs() > cut).double().mean()))
         assert models[name].cut == cut
     assert models["personal"].holders < 15
@@ -161,7 +190,16 @@ def test_holders_age_and_nonzeros() -> None:
 
 def test_a_model_from_above_is_scored_with_each_devices_own_private_layers() -> None:
     algorithm = FedAlt(steps=2, personal_steps=2, lr=0.3, personal_lr=0.3, batch=None, sample=2)
-    here = Experiment(algorithm, shards(), mlp(2, 4, 3), TREE, rounds=2, private="head", dtype=torch.float64, parts=("test",))
+    here = Experiment(
+        algorithm,
+        shards(),
+        mlp(2, 4, 3),
+        TREE,
+        rounds=2,
+        private="head",
+        dtype=torch.float64,
+        parts=("test",),
+    )
     run = covey.run(here)
     record = list(run)[-1]
     task, w = run.runtime.task, run.w.clone()
@@ -170,7 +208,9 @@ def test_a_model_from_above_is_scored_with_each_devices_own_private_layers() -> 
     rows[ids, task.space.shared :] = personal[:, task.space.shared :]
     tally = task.evaluate(rows, "test", torch.arange(TREE.devices))
     assert 0 < len(ids) < TREE.devices
-    assert record.models["global"].scores["test"].loss == pytest.approx(float(tally.loss.sum() / tally.count.sum()), rel=1e-12)
+    assert record.models["global"].scores["test"].loss == pytest.approx(
+        float(tally.loss.sum() / tally.count.sum()), rel=1e-12
+    )
     alone = task.evaluate(w.repeat(TREE.devices, 1), "test", torch.arange(TREE.devices))
     assert abs(float(alone.loss.sum() - tally.loss.sum())) > 1e-3
 
@@ -188,7 +228,13 @@ def test_scoring_changes_nothing() -> None:
 def test_an_empty_part_has_no_scores() -> None:
     record = next(started(protocol="paper"))
     empty = record.models["global"].scores["validation"]
-    assert (empty.accuracy, empty.accuracy_uniform, empty.worst_decile, empty.loss, empty.devices) == (None, None, None, None, 0)
+    assert (
+        empty.accuracy,
+        empty.accuracy_uniform,
+        empty.worst_decile,
+        empty.loss,
+        empty.devices,
+    ) == (None, None, None, None, 0)
     assert record.accuracy("global", "validation") is None
     assert record.accuracy("nobody") is None
 

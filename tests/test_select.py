@@ -21,7 +21,9 @@ def history(*figures: tuple[Score | None, Score | None], model: str = "global") 
     """One round for each pair (validation, test); (None, None) is a round that was not scored."""
     rounds = []
     for at, pair in enumerate(figures):
-        scores = {part: s for part, s in zip(("validation", "test"), pair, strict=True) if s is not None}
+        scores = {
+            part: s for part, s in zip(("validation", "test"), pair, strict=True) if s is not None
+        }
         models = {model: Model("server", 1, 0.0, 1.0, 0.0, scores)} if scores else {}
         rounds.append(Round(at, {}, {}, models, 0.0))
     return rounds
@@ -47,12 +49,17 @@ def test_the_papers_protocol_chooses_on_test() -> None:
     without = history(*((None, score(a)) for a in (0.2, 0.9, 0.3)))
     picked = select(without, protocol="paper")
     assert (picked.chosen.round, picked.best_on_test.round, picked.last.round) == (1, 1, 2)
-    with pytest.raises(ConfigError, match="round 1 was not scored on 'validation'; add it to the experiment's parts"):
+    with pytest.raises(
+        ConfigError,
+        match="round 1 was not scored on 'validation'; add it to the experiment's parts",
+    ):
         select(without)
 
 
 def test_regression_is_chosen_by_the_smallest_loss() -> None:
-    runs = history(*((score(None, v), score(None, t)) for v, t in ((3.0, 1.0), (1.0, 5.0), (2.0, 0.5))))
+    runs = history(
+        *((score(None, v), score(None, t)) for v, t in ((3.0, 1.0), (1.0, 5.0), (2.0, 0.5)))
+    )
     assert select(runs).chosen.round == 1
     assert select(runs).best_on_test.round == 2
 

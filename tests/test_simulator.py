@@ -57,7 +57,9 @@ class Sampled(Base):
         if len(me):
             assert replies.count.tolist() == [2]
             gathered = replies.gather()
-            torch.testing.assert_close(gathered.rows - w, gathered.child[:, None].double().expand(-1, P))
+            torch.testing.assert_close(
+                gathered.rows - w, gathered.child[:, None].double().expand(-1, P)
+            )
         return replies.mean()
 
 
@@ -83,7 +85,9 @@ class Each(Algorithm):
     def edge(self, me: Nodes, w: Tensor) -> Tensor:
         here = torch.tensor([int(i) in me.ids.tolist() for i in (0, 0, 1, 1, 1)], dtype=torch.bool)
         values = 10.0 * torch.arange(5)[here].float()
-        replies = me.ask(self.device, w, each=(values, values.double()[:, None].expand(-1, 2)), sample=1)
+        replies = me.ask(
+            self.device, w, each=(values, values.double()[:, None].expand(-1, 2)), sample=1
+        )
         return replies.mean()
 
     def device(self, me: Nodes, w: Tensor, value: Tensor, wide: Tensor) -> Tensor:
@@ -99,7 +103,9 @@ def test_each_child_gets_its_own_value() -> None:
     assert len(record.cohorts["device"]) == 2
     torch.testing.assert_close(run.w, before + 10 * sum(record.cohorts["device"]) / 2)
     row, single, wide = HEADER + 8 * P, HEADER + 4, HEADER + 16
-    assert record.bytes("edge-device", "down") == 2 * (row + single + wide)  # always dense, one value a child
+    assert record.bytes("edge-device", "down") == 2 * (
+        row + single + wide
+    )  # always dense, one value a child
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,9 @@ class Odd(Base):
 
     def server(self, me: Nodes, w: Tensor) -> Tensor:
         down = exact(w.to(self.kind)) if self.place == "down" else w
-        each = torch.zeros(int(me.children.sum()), dtype=self.kind if self.place == "each" else w.dtype)
+        each = torch.zeros(
+            int(me.children.sum()), dtype=self.kind if self.place == "each" else w.dtype
+        )
         return me.ask(self.device, w, down, each=(each,))[0].mean()
 
     def device(self, me: Nodes, w: Tensor, down: Tensor, each: Tensor) -> Any:
@@ -150,10 +158,18 @@ class Odd(Base):
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("place", "who"),
-    [("down", r"server: ask\(device\) sends"), ("each", r"server: ask\(device\) sends"), ("up", "device: device answers")],
+    [
+        ("down", r"server: ask\(device\) sends"),
+        ("each", r"server: ask\(device\) sends"),
+        ("up", "device: device answers"),
+    ],
 )
-def test_other_types_are_refused_before_the_first_round(place: str, who: str, kind: torch.dtype) -> None:
-    with pytest.raises(ProgramError, match=rf"^{who} {kind}, but links carry float32 and float64 only; convert it"):
+def test_other_types_are_refused_before_the_first_round(
+    place: str, who: str, kind: torch.dtype
+) -> None:
+    with pytest.raises(
+        ProgramError, match=rf"^{who} {kind}, but links carry float32 and float64 only; convert it"
+    ):
         start(Odd(place, kind), Tree.flat(3))
 
 
@@ -163,7 +179,9 @@ class TooFew(Base):
 
 
 def test_each_needs_a_value_for_every_child() -> None:
-    with pytest.raises(ProgramError, match="each= holds 2 values for the 0 children of 0 server nodes"):
+    with pytest.raises(
+        ProgramError, match="each= holds 2 values for the 0 children of 0 server nodes"
+    ):
         start(TooFew(), Tree.flat(3))
 
 
@@ -232,8 +250,14 @@ class Wrong(Base):
 @pytest.mark.parametrize(
     ("sample", "error"),
     [
-        (torch.ones(2, dtype=torch.bool), "sample= holds 2 values for the 0 children of 0 server nodes"),
-        (torch.ones(0), r"server: sample= is torch.float32; give a number, or a bool for each child"),
+        (
+            torch.ones(2, dtype=torch.bool),
+            "sample= holds 2 values for the 0 children of 0 server nodes",
+        ),
+        (
+            torch.ones(0),
+            r"server: sample= is torch.float32; give a number, or a bool for each child",
+        ),
     ],
 )
 def test_a_sample_that_says_which_has_a_bool_for_every_child(sample: Tensor, error: str) -> None:
@@ -249,7 +273,9 @@ class Tuple(Base):
         assert torch.equal(numbers.sum(), torch.full((len(me), 1), 6.0).double())
         assert nothing.sum() is None
         assert nothing.count.tolist() == [4] * len(me)
-        return torch.cat([rows.mean()[:, :2], masked.mean(default=torch.full_like(w, -7.0))[:, 2:]], dim=1)
+        return torch.cat(
+            [rows.mean()[:, :2], masked.mean(default=torch.full_like(w, -7.0))[:, 2:]], dim=1
+        )
 
     def device(self, me: Nodes, w: Tensor) -> Any:
         mask = torch.zeros(len(me), P, dtype=torch.bool)
@@ -263,9 +289,13 @@ def test_a_tuple_comes_back_as_a_tuple(workers: int, codec: str, masked: int | N
     run = start(Tuple(), Tree.flat(4), workers=workers, codec=codec)
     before = run.w.clone()
     record = next(run)
-    torch.testing.assert_close(run.w, torch.cat([before[:, :2] + 1.5, torch.tensor([[5.5, -7.0]]).double()], dim=1))
+    torch.testing.assert_close(
+        run.w, torch.cat([before[:, :2] + 1.5, torch.tensor([[5.5, -7.0]]).double()], dim=1)
+    )
     row, number_bytes = HEADER + 8 * P, HEADER + 8
-    parts = 4 * masked if masked else 2 * (HEADER + 1 + 8) + 2 * (HEADER + 1)  # a bitmap holds only what is under the mask
+    parts = (
+        4 * masked if masked else 2 * (HEADER + 1 + 8) + 2 * (HEADER + 1)
+    )  # a bitmap holds only what is under the mask
     assert record.bytes(direction="up") == 4 * row + parts + 4 * number_bytes
 
 
@@ -299,7 +329,11 @@ def test_the_cut_is_what_the_receiver_uses() -> None:
     torch.testing.assert_close(run.w, torch.tensor([[0.0, 0.0, 7.5, 30.0]]).double())
     assert run.rows("full")[1][0].tolist() == [0.25, -0.5, 0.75, 3.0]  # memory is not a message
     dense, half = HEADER + 8 * P, HEADER + 1 + 8 * 2
-    assert {(link, way): record.bytes(link, way) for link in ("server-edge", "edge-device") for way in ("down", "up")} == {
+    assert {
+        (link, way): record.bytes(link, way)
+        for link in ("server-edge", "edge-device")
+        for way in ("down", "up")
+    } == {
         ("server-edge", "down"): 2 * 2 * dense,  # the row and its exact copy
         ("server-edge", "up"): 2 * dense,
         ("edge-device", "down"): 5 * half,
@@ -316,9 +350,17 @@ def test_bytes_of_a_flat_tree(dtype: torch.dtype) -> None:
             return torch.zeros_like(w)
 
     size = torch.finfo(dtype).bits // 8
-    dense, bitmap = (next(start(Zeros(), Tree.flat(5), codec=name, dtype=dtype)) for name in ("dense", "bitmap"))
-    assert dense.bytes("server-device", "down") == dense.bytes("server-device", "up") == 5 * (HEADER + size * P)
-    assert bitmap.bytes("server-device", "down") == 5 * (HEADER + size * P)  # no zeros: falls back to dense
+    dense, bitmap = (
+        next(start(Zeros(), Tree.flat(5), codec=name, dtype=dtype)) for name in ("dense", "bitmap")
+    )
+    assert (
+        dense.bytes("server-device", "down")
+        == dense.bytes("server-device", "up")
+        == 5 * (HEADER + size * P)
+    )
+    assert bitmap.bytes("server-device", "down") == 5 * (
+        HEADER + size * P
+    )  # no zeros: falls back to dense
     assert bitmap.bytes("server-device", "up") == 5 * (HEADER + 1)
     assert bitmap.traffic["server-device", "up", "train"].nonzeros == 0
 
@@ -342,7 +384,10 @@ def test_a_round_that_fails_leaves_the_last_good_one() -> None:
     next(run)
     w, meter = run.w.clone(), run.meter.copy()
     kept = run.rows("last")[1].clone()
-    with pytest.raises(DivergedError, match=r"round 2: the answer of device of device 1 is no longer finite \(1 of 3 nodes\)"):
+    with pytest.raises(
+        DivergedError,
+        match=r"round 2: the answer of device of device 1 is no longer finite \(1 of 3 nodes\)",
+    ):
         next(run)
     assert torch.equal(run.w, w)
     assert torch.equal(run.rows("last")[1], kept)
@@ -373,11 +418,16 @@ def test_the_second_ask_has_other_draws() -> None:
     assert not torch.equal(one.w, two.w)
 
 
-@pytest.mark.parametrize("more", [{"workers": 2}, {"workers": 1, "memory": 1}, {"workers": 3, "memory": 40_000}])
+@pytest.mark.parametrize(
+    "more", [{"workers": 2}, {"workers": 1, "memory": 1}, {"workers": 3, "memory": 40_000}]
+)
 def test_chunks_and_workers_change_no_bit(more: dict[str, int]) -> None:
     algorithm = covey.algorithms.PFedMe(sample=4, batch=2)
     given = {"dtype": torch.float32, "rounds": 2}
-    base, other = start(algorithm, Tree.flat(7), workers=1, **given), start(algorithm, Tree.flat(7), **more, **given)
+    base, other = (
+        start(algorithm, Tree.flat(7), workers=1, **given),
+        start(algorithm, Tree.flat(7), **more, **given),
+    )
     for a, b in zip(base, other, strict=True):
         assert a.cohorts == b.cohorts
         assert a.traffic == b.traffic

@@ -21,7 +21,9 @@ def signs(x: Tensor) -> list[bool]:
     return torch.signbit(x).tolist()
 
 
-def descend(x: float, *, lr: float, gamma: float, lam: float, steps: int = 3000, g: float = 0.0) -> list[float]:
+def descend(
+    x: float, *, lr: float, gamma: float, lam: float, steps: int = 3000, g: float = 0.0
+) -> list[float]:
     """Gradient descent on g x + gamma phi(x) + lam/2 x^2: the last two points, where a 2-cycle shows."""
     path = [x]
     for _ in range(steps):
@@ -38,7 +40,9 @@ def test_it_is_at_most_rho_log_2_below_the_l1_norm(x: float, rho: float) -> None
 
 def test_it_is_the_sum_of_log_cosh_over_the_last_axis() -> None:
     x = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(smooth_l1.value(x, 0.5), (0.5 * torch.log(torch.cosh(x / 0.5))).sum(-1))
+    torch.testing.assert_close(
+        smooth_l1.value(x, 0.5), (0.5 * torch.log(torch.cosh(x / 0.5))).sum(-1)
+    )
 
 
 @quick
@@ -72,11 +76,18 @@ def test_it_rests_near_zero_but_not_at_zero(g: float) -> None:
     _, x = descend(0.01, lr=0.05, gamma=0.001, lam=0.0, g=g)
     assert x == pytest.approx(RHO * math.atanh(-g / 0.001), abs=1e-12)
     assert abs(x) < 2.65 * RHO
-    assert smooth_l1.cut(torch.tensor([x]), smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.001)).item() == 0
+    assert (
+        smooth_l1.cut(torch.tensor([x]), smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.001)).item()
+        == 0
+    )
 
 
-@pytest.mark.parametrize(("curvature", "settles"), [(1.9, True), (1.99, True), (2.01, False), (2.1, False)])
-def test_descent_is_stable_up_to_a_curvature_of_two_over_lr(curvature: float, settles: bool) -> None:
+@pytest.mark.parametrize(
+    ("curvature", "settles"), [(1.9, True), (1.99, True), (2.01, False), (2.1, False)]
+)
+def test_descent_is_stable_up_to_a_curvature_of_two_over_lr(
+    curvature: float, settles: bool
+) -> None:
     lam, lr = 5.0, 0.05
     gamma = (curvature / lr - lam) * RHO  # so that lr (gamma / rho + lam) = curvature
     before, after = descend(1e-6, lr=lr, gamma=gamma, lam=lam)
@@ -86,7 +97,9 @@ def test_descent_is_stable_up_to_a_curvature_of_two_over_lr(curvature: float, se
 
 
 @pytest.mark.parametrize("curvature", [2.01, 2.1, 2.5, 4.0, 10.0, 100.0])
-def test_the_amplitude_solves_its_equation_and_reaches_its_limit_only_far_past_the_edge(curvature: float) -> None:
+def test_the_amplitude_solves_its_equation_and_reaches_its_limit_only_far_past_the_edge(
+    curvature: float,
+) -> None:
     """a = limit tanh(a / rho): less than half of the limit just past the edge, 99 % of it from a = 2.65 rho on."""
     lam, lr = 5.0, 0.05
     gamma = (curvature / lr - lam) * RHO
@@ -101,7 +114,9 @@ def test_the_amplitude_solves_its_equation_and_reaches_its_limit_only_far_past_t
 
 
 @pytest.mark.parametrize(("lam", "amplitude"), [(25.0, 5.3e-4), (30.0, 8.0e-4)])
-def test_past_the_edge_it_alternates_and_the_threshold_is_above(lam: float, amplitude: float) -> None:
+def test_past_the_edge_it_alternates_and_the_threshold_is_above(
+    lam: float, amplitude: float
+) -> None:
     before, after = descend(0.3, lr=0.05, gamma=0.008, lam=lam)
     assert before == pytest.approx(-after)
     assert abs(after) == pytest.approx(amplitude, rel=0.01)
@@ -120,7 +135,9 @@ def test_the_papers_small_penalty_is_past_the_edge_too() -> None:
 def test_the_threshold() -> None:
     assert smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.0, lam=100.0) is None
     assert smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.001) == 3 * RHO
-    assert smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.008, lam=25.0) == pytest.approx(2 * 0.0004 / 0.75)
+    assert smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.008, lam=25.0) == pytest.approx(
+        2 * 0.0004 / 0.75
+    )
     with pytest.raises(ConfigError, match=r"0\.05 \* 40\.0 = 2 must be below 2: the step diverges"):
         smooth_l1.threshold(rho=RHO, lr=0.05, gamma=0.001, lam=40.0)
 
@@ -140,20 +157,29 @@ def test_the_soft_threshold(x: list[float], limit: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zeros_are_plus_zero(dtype: torch.dtype) -> None:
     x = torch.tensor([-0.5, -0.0, 0.0, 0.5, -1.0, 1.0], dtype=dtype)
-    for zeros in (smooth_l1.soft(x, 1.0), smooth_l1.soft(x, torch.ones(6, 1))[0], smooth_l1.cut(x, 1.0)):
+    for zeros in (
+        smooth_l1.soft(x, 1.0),
+        smooth_l1.soft(x, torch.ones(6, 1))[0],
+        smooth_l1.cut(x, 1.0),
+    ):
         assert zeros.tolist() == [0.0] * 6
         assert signs(zeros) == [False] * 6
 
 
 def test_the_soft_threshold_keeps_the_dtype() -> None:
-    assert smooth_l1.soft(torch.ones(1, 2), torch.ones(1, 1, dtype=torch.float64)).dtype == torch.float32
+    assert (
+        smooth_l1.soft(torch.ones(1, 2), torch.ones(1, 1, dtype=torch.float64)).dtype
+        == torch.float32
+    )
 
 
 def test_the_cut_is_not_in_place_and_hides_no_divergence() -> None:
     rows = torch.tensor([[1.0, -2.0, 0.5, math.nan, -math.inf]])
     kept = rows.clone()
     got = smooth_l1.cut(rows, 1.0)
-    torch.testing.assert_close(got, torch.tensor([[0.0, -2.0, 0.0, math.nan, -math.inf]]), equal_nan=True)
+    torch.testing.assert_close(
+        got, torch.tensor([[0.0, -2.0, 0.0, math.nan, -math.inf]]), equal_nan=True
+    )
     torch.testing.assert_close(rows, kept, equal_nan=True)
     assert smooth_l1.cut(rows, None) is rows
 

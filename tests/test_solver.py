@@ -29,7 +29,10 @@ NATIVE = pytest.mark.skipif(not native.loaded(), reason=f"the compiled kernel is
 
 def shards(*shape: int) -> Any:
     g = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(n, *shape, generator=g), torch.randint(3, (n,), generator=g)) for n in (5, 40, 9)]
+    pairs = [
+        (torch.randn(n, *shape, generator=g), torch.randint(3, (n,), generator=g))
+        for n in (5, 40, 9)
+    ]
     return own_parts(train=pairs, classes=3)
 
 
@@ -96,11 +99,17 @@ def test_the_fastest_that_fits_is_chosen() -> None:
     [
         ({"method": "adam"}, "the method is adam"),
         ({"tol": 0.1}, "tol is set"),
-        ({"lr": torch.full((1, 3), 0.1)}, "step sizes differ from row to row or from column to column"),
+        (
+            {"lr": torch.full((1, 3), 0.1)},
+            "step sizes differ from row to row or from column to column",
+        ),
         ({"steps": torch.tensor([1, 2])}, "steps differ from row to row"),
         ({"mask": torch.ones(2, 3)}, "a mask is set"),
         ({"part": slice(0, 2)}, "only a part of the columns moves"),
-        ({"prox": (torch.ones(2, 1), torch.ones(2, 3))}, "the weight of the prox term differs from row to row"),
+        (
+            {"prox": (torch.ones(2, 1), torch.ones(2, 3))},
+            "the weight of the prox term differs from row to row",
+        ),
     ],
 )
 def test_a_reason_in_words(terms: dict[str, Any], reason: str) -> None:
@@ -113,7 +122,9 @@ def test_a_reason_in_words(terms: dict[str, Any], reason: str) -> None:
 def test_the_names_are_told_apart_and_the_last_takes_everything() -> None:
     for candidates in (WITHOUT_DATA, ON_DATA):
         assert len({candidate.name for candidate in candidates}) == len(candidates)
-        everything = Objective(torch.tensor([1, 2]), 0.1, tol=0.1, mask=torch.ones(2, 3), method="adam")
+        everything = Objective(
+            torch.tensor([1, 2]), 0.1, tol=0.1, mask=torch.ones(2, 3), method="adam"
+        )
         assert candidates[-1].fits(NO_DATA, torch.zeros(2, 3), everything) is None
 
 
@@ -151,7 +162,10 @@ def test_fused_native() -> None:
 def test_fused_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_library", "COVEY_NATIVE=0")
     facts = engine(mlp())
-    assert facts["sentence"] == "fused layers in torch, because the native kernel is off: COVEY_NATIVE=0"
+    assert (
+        facts["sentence"]
+        == "fused layers in torch, because the native kernel is off: COVEY_NATIVE=0"
+    )
     assert facts["solver"] == "in place"
     assert engine(mlp(), PFedMe(batch=4))["solver"] == "factored"
 
@@ -174,15 +188,28 @@ def test_vmap() -> None:
     assert engine(Odd())["sentence"] == f"vmap, because {reason} ({slower})"
     task = Task(nn.Sequential(Odd()), shards(30))
     assert sentence(task).startswith("vmap, because Odd is not a known layer (")
-    task = Task(nn.Sequential(nn.Linear(30, 3), nn.ReLU(inplace=True), nn.Linear(3, 3), nn.ELU(inplace=True)), shards(30))
+    task = Task(
+        nn.Sequential(
+            nn.Linear(30, 3), nn.ReLU(inplace=True), nn.Linear(3, 3), nn.ELU(inplace=True)
+        ),
+        shards(30),
+    )
     assert sentence(task).startswith("vmap, because ReLU is used in a way that is not known (")
 
 
 @pytest.mark.parametrize(
     ("model", "loss", "reason"),
     [
-        (nn.Sequential(nn.Linear(30, 3), nn.ReLU()), "cross_entropy", "the last layer is not Linear"),
-        (nn.Sequential(nn.ReLU(), nn.Linear(30, 3)), "cross_entropy", "ReLU does not follow a Linear layer"),
+        (
+            nn.Sequential(nn.Linear(30, 3), nn.ReLU()),
+            "cross_entropy",
+            "the last layer is not Linear",
+        ),
+        (
+            nn.Sequential(nn.ReLU(), nn.Linear(30, 3)),
+            "cross_entropy",
+            "ReLU does not follow a Linear layer",
+        ),
         (mlp(), lambda out, y: out.square().sum(1), "the loss is a function of your own"),
     ],
 )
@@ -245,10 +272,16 @@ class Twice(Mean):
     ("algorithm", "words"),
     [
         (Careful, "fused layers in torch, because tol is set"),
-        (AllExamples, "fused layers in torch, because each step takes the gradient of all examples"),
+        (
+            AllExamples,
+            "fused layers in torch, because each step takes the gradient of all examples",
+        ),
         (ByHand, "fused layers in torch, because the algorithm takes its steps itself"),
         (OwnLoss, "fused layers in torch, because the algorithm has a loss of its own"),
-        (Twice, r"fused layers, native [\w -]+ kernel; some steps in torch, because the method is adam"),
+        (
+            Twice,
+            r"fused layers, native [\w -]+ kernel; some steps in torch, because the method is adam",
+        ),
     ],
 )
 def test_an_algorithm_may_be_the_reason(algorithm: type[Mean], words: str) -> None:

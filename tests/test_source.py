@@ -150,7 +150,9 @@ def test_what_a_class_runs_changes_its_hash(folder: Path, file: str, old: str, n
         ("alone.py", "1", "2"),
     ],
 )
-def test_what_it_does_not_run_leaves_the_hash_alone(folder: Path, file: str, old: str, new: str) -> None:
+def test_what_it_does_not_run_leaves_the_hash_alone(
+    folder: Path, file: str, old: str, new: str
+) -> None:
     before = source.digest([nets().Net])
     change(folder / file, old, new)
     assert source.digest([nets().Net]) == before
@@ -192,9 +194,16 @@ for net in (Inner(), Outer()):
 def printed(folder: Path, seed: int, rounds: int) -> list[str]:
     """The fingerprints of a script's experiments in a process of its own."""
     (folder / "script.py").write_text(SCRIPT.format(folder=str(folder), rounds=rounds))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(seed), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": str(seed),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "script.py"]
-    return subprocess.run(command, cwd=folder, env=environment, text=True, stdout=-1, check=True).stdout.splitlines()
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, stdout=-1, check=True
+    ).stdout.splitlines()
 
 
 def test_equal_experiments_have_equal_fingerprints_in_every_process(folder: Path) -> None:
@@ -245,7 +254,9 @@ def test_lambdas_and_functions_count_by_what_they_do() -> None:
     assert hashed(loss_one) != hashed(loss_two)
 
 
-def test_a_shipped_algorithm_counts_by_its_file_without_comments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_shipped_algorithm_counts_by_its_file_without_comments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = Path(str(sys.modules[FedAvg.__module__].__file__))
     before = source.digest([FedAvg])
     other = tmp_path / "fedavg.py"
@@ -265,7 +276,9 @@ def test_a_shipped_algorithm_counts_by_its_file_without_comments(monkeypatch: py
         ("nets.py", '"""A net."""', '"""The net."""', False),
     ],
 )
-def test_a_checkpoint_of_other_code_is_refused(folder: Path, file: str, old: str, new: str, refused: bool) -> None:
+def test_a_checkpoint_of_other_code_is_refused(
+    folder: Path, file: str, old: str, new: str, refused: bool
+) -> None:
     def experiment(rounds: int) -> covey.Experiment:
         data = covey.data.synthetic(devices=2, sizes=[20, 20])
         return covey.Experiment(FedAvg(), data, nets().Net(), covey.Tree.flat(2), rounds=rounds)

@@ -67,7 +67,14 @@ def test_a_view_shares_the_rows_memory() -> None:
 def test_private_parameters_come_last() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.Linear(2, 1))
     space = ParameterLayout(module, private=["0.*", "2.bias"])
-    assert [slot.name for slot in space.slots] == ["1.weight", "1.bias", "2.weight", "0.weight", "0.bias", "2.bias"]
+    assert [slot.name for slot in space.slots] == [
+        "1.weight",
+        "1.bias",
+        "2.weight",
+        "0.weight",
+        "0.bias",
+        "2.bias",
+    ]
     assert (space.shared, space.width) == (8, 17)
     assert torch.equal(space.row(space.fill(torch.arange(17.0))), torch.arange(17.0))
     assert ParameterLayout(module).shared == 17
@@ -95,13 +102,18 @@ class Named(nn.Module):
         ("named", {"scale"}),
     ],
 )  # fmt: skip
-def test_a_pattern_may_name_parameters_layers_and_kinds_of_layers(private: Any, names: set[str]) -> None:
+def test_a_pattern_may_name_parameters_layers_and_kinds_of_layers(
+    private: Any, names: set[str]
+) -> None:
     space = ParameterLayout(Named(), private=private)
     assert {slot.name for slot in space.slots if slot.start >= space.shared} == names
 
 
 def test_the_head_is_the_last_layer_where_none_is_called_so() -> None:
-    for module in (mlp(3, 4, 2), nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))):
+    for module in (
+        mlp(3, 4, 2),
+        nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2))),
+    ):
         space = ParameterLayout(module, private="head")
         assert (space.shared, space.width) == (16, 26)
 
@@ -124,7 +136,9 @@ def test_the_initial_row_depends_on_the_seed_alone() -> None:
     assert torch.equal(second.initial(0), a)
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(second.initial(1), a)
-    assert not torch.equal(second.row(second.module), first.row(first.module))  # initial does not change the module either
+    assert not torch.equal(
+        second.row(second.module), first.row(first.module)
+    )  # initial does not change the module either
 
 
 def test_the_initial_row_is_each_layers_own_law() -> None:
@@ -145,7 +159,10 @@ def test_a_bare_parameter_keeps_its_value() -> None:
     [
         (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "'1' is BatchNorm1d.*GroupNorm"),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), "BatchNorm2d.*GroupNorm"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), r"'1' drops at random \(p = 0.5\).*p = 0"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)),
+            r"'1' drops at random \(p = 0.5\).*p = 0",
+        ),
         (nn.Sequential(nn.ReLU()), "Sequential has no trainable parameter"),
         (nn.Linear(2, 2).requires_grad_(False), "Linear has no trainable parameter"),
         (nn.LazyLinear(2), "lazy layers; run one example through it first"),
@@ -161,5 +178,7 @@ def test_dropout_that_drops_nothing_is_welcome() -> None:
 
 
 def test_a_pattern_that_matches_nothing_names_the_parameters() -> None:
-    with pytest.raises(ModelError, match=r"'head\.\*' matches no parameter; they are 1\.weight, 1\.bias"):
+    with pytest.raises(
+        ModelError, match=r"'head\.\*' matches no parameter; they are 1\.weight, 1\.bias"
+    ):
         ParameterLayout(mlp(2, 2), private=["head.*"])

@@ -27,7 +27,9 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
     good: Kept = {}
     round, value = 0, 0.0
     for _ in range(data.draw(st.integers(1, 25))):
-        match data.draw(st.sampled_from(["put", "put", "put", "get", "commit", "rollback", "reload"])):
+        match data.draw(
+            st.sampled_from(["put", "put", "put", "get", "commit", "rollback", "reload"])
+        ):
             case "put":
                 ids = data.draw(nodes)
                 rows = [[value + k, -value] for k in range(len(ids))]
@@ -38,7 +40,9 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
                 ids, since = data.draw(nodes), data.draw(st.integers(0, round + 1))
                 default = torch.full((len(ids), WIDTH), 0.5)
                 fresh = [node in now and now[node][0] >= since for node in ids]
-                expected = [now[node][1] if f else [0.5, 0.5] for node, f in zip(ids, fresh, strict=True)]
+                expected = [
+                    now[node][1] if f else [0.5, 0.5] for node, f in zip(ids, fresh, strict=True)
+                ]
                 assert store.get("device", "w", ids_of(ids), default, since).tolist() == expected
                 bare = store.get("device", "w", ids_of(ids), None, since)
                 if ids:
@@ -58,7 +62,9 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
                     fresh_store.thaw(frozen, slice(0, NODES))
                 store = fresh_store
         everyone = torch.arange(NODES)
-        assert store.rounds("device", "w", everyone).tolist() == [now[i][0] if i in now else NEVER for i in range(NODES)]
+        assert store.rounds("device", "w", everyone).tolist() == [
+            now[i][0] if i in now else NEVER for i in range(NODES)
+        ]
         held = {
             int(i): (int(r), row.tolist())
             for _, _, ids, rounds, rows in store.dump()
@@ -104,7 +110,9 @@ def test_held_versions_stay_as_they_were(data: st.DataObject) -> None:
         for name in ("a", "b"):
             for k, span in enumerate(halves):
                 kept, _, rows = column.read(name, span)
-                assert dict(zip(kept.tolist(), rows.tolist(), strict=True)) == copies.get((name, k), {})
+                assert dict(zip(kept.tolist(), rows.tolist(), strict=True)) == copies.get(
+                    (name, k), {}
+                )
     assert len(store.columns["device", "w"].rows) <= 5 * NODES
 
 
@@ -164,7 +172,10 @@ def test_names_and_tiers_are_apart() -> None:
     store = Store({"edge": 2, "device": 2})
     for k, (tier, name) in enumerate([("edge", "w"), ("device", "w"), ("device", "v")]):
         store.put(tier, name, torch.tensor([1]), torch.full((1, 1), float(k)), k)
-    assert [store.get(t, n, torch.tensor([1]), None, 0).item() for t, n in (("edge", "w"), ("device", "w"), ("device", "v"))] == [
+    assert [
+        store.get(t, n, torch.tensor([1]), None, 0).item()
+        for t, n in (("edge", "w"), ("device", "w"), ("device", "v"))
+    ] == [
         0,
         1,
         2,

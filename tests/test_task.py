@@ -20,23 +20,36 @@ def random(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def labelled(sizes: tuple[int, ...] = SIZES, features: tuple[int, ...] = (4,), classes: int = 3) -> Shards:
+def labelled(
+    sizes: tuple[int, ...] = SIZES, features: tuple[int, ...] = (4,), classes: int = 3
+) -> Shards:
     def part(seed: int, counts: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
         g = random(seed)
         return [
-            (torch.randn(n, *features, generator=g, dtype=torch.float64), torch.randint(classes, (n,), generator=g))
+            (
+                torch.randn(n, *features, generator=g, dtype=torch.float64),
+                torch.randint(classes, (n,), generator=g),
+            )
             for n in counts
         ]
 
     shifted = (*sizes[1:], 0)  # so that some device has nothing to test on
-    return own_parts(train=part(0, sizes), validation=part(1, sizes[::-1]), test=part(2, shifted), classes=classes)
+    return own_parts(
+        train=part(0, sizes),
+        validation=part(1, sizes[::-1]),
+        test=part(2, shifted),
+        classes=classes,
+    )
 
 
 def targets(outputs: int | None) -> Shards:
     g = random(3)
     shape = () if outputs is None else (outputs,)
     pairs = [
-        (torch.randn(n, 4, generator=g, dtype=torch.float64), torch.randn(n, *shape, generator=g, dtype=torch.float64))
+        (
+            torch.randn(n, 4, generator=g, dtype=torch.float64),
+            torch.randn(n, *shape, generator=g, dtype=torch.float64),
+        )
         for n in SIZES
     ]
     return own_parts(train=pairs, test=pairs)
@@ -64,7 +77,9 @@ class Residual(nn.Module):
         return self.head(x + torch.tanh(self.inner(x)))
 
 
-TANH = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 3, bias=False))
+TANH = nn.Sequential(
+    nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 3, bias=False)
+)
 GELU = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3))
 CASES = {
     "mlp": (mlp(4, 6, 5, 3), labelled(), "cross_entropy", cross_entropy),
@@ -85,15 +100,24 @@ CASES = {
 def made(name: str) -> tuple[Task, Shards, Callable[[Tensor, Tensor], Tensor], Tensor]:
     module, shards, loss, naive = CASES[name]
     task = Task(module, shards, loss=loss, dtype=torch.float64)
-    return task, shards, naive, torch.randn(len(SIZES), task.space.width, generator=random(4), dtype=torch.float64)
+    return (
+        task,
+        shards,
+        naive,
+        torch.randn(len(SIZES), task.space.width, generator=random(4), dtype=torch.float64),
+    )
 
 
-def gradient_alone(task: Task, row: Tensor, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def gradient_alone(
+    task: Task, row: Tensor, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     module = task.space.fill(row)
     module.zero_grad()
     loss(module(x), y).mean().backward()
     named = dict(module.named_parameters())
-    parts = [named[s.name].grad.t() if s.transposed else named[s.name].grad for s in task.space.slots]
+    parts = [
+        named[s.name].grad.t() if s.transposed else named[s.name].grad for s in task.space.slots
+    ]
     return torch.cat([part.reshape(-1) for part in parts])
 
 
@@ -104,7 +128,10 @@ def test_full_gradient_of_ragged_devices(name: str) -> None:
     for d in range(len(SIZES)):
         held = shards.train.held(d)
         torch.testing.assert_close(
-            got[d], gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss), atol=1e-12, rtol=1e-10
+            got[d],
+            gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss),
+            atol=1e-12,
+            rtol=1e-10,
         )
 
 
@@ -116,7 +143,12 @@ def test_gradient_of_a_batch(name: str) -> None:
     got = task.gradient(rows, batch)
     assert torch.equal(rows, before)
     for d in range(len(SIZES)):
-        torch.testing.assert_close(got[d], gradient_alone(task, rows[d], batch.x[d], batch.y[d], loss), atol=1e-12, rtol=1e-10)
+        torch.testing.assert_close(
+            got[d],
+            gradient_alone(task, rows[d], batch.x[d], batch.y[d], loss),
+            atol=1e-12,
+            rtol=1e-10,
+        )
         own = {tuple(example.flatten().tolist()) for example in shards.x[shards.train.held(d)]}
         assert {tuple(example.flatten().tolist()) for example in batch.x[d]} <= own
     some = drawn(task, 7, IDS[[2]], 9)
@@ -133,7 +165,9 @@ def test_loss_of_a_batch_and_of_a_short_one(name: str) -> None:
         for d, length in enumerate((1, 3, 100, 100)):
             module = task.space.fill(rows[d])
             torch.testing.assert_close(whole[d], loss(module(batch.x[d]), batch.y[d]).mean())
-            torch.testing.assert_close(short[d], loss(module(lap.x[d, :length]), lap.y[d, :length]).mean())
+            torch.testing.assert_close(
+                short[d], loss(module(lap.x[d, :length]), lap.y[d, :length]).mean()
+            )
     assert task.loss(rows[:0], drawn(task, 7, IDS[:0], 9)).shape == (0,)
 
 
@@ -145,7 +179,10 @@ def test_gradient_of_a_short_batch(name: str) -> None:
     for d, (start, stop) in enumerate(lengths):
         held = shards.train.held(d)[start:stop]
         torch.testing.assert_close(
-            got[d], gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss), atol=1e-12, rtol=1e-10
+            got[d],
+            gradient_alone(task, rows[d], shards.x[held], shards.y[held], loss),
+            atol=1e-12,
+            rtol=1e-10,
         )
 
 
@@ -159,8 +196,12 @@ def test_evaluate_is_a_loop_over_devices(name: str, part: str) -> None:
         assert tally.count[d] == len(held)
         with torch.no_grad():
             outputs = task.space.fill(rows[d])(shards.x[held])
-        torch.testing.assert_close(tally.loss[d], loss(outputs, shards.y[held]).sum() if len(held) else tally.loss[d] * 0)
-        right = int((outputs.argmax(1) == shards.y[held]).sum()) if shards.classes and len(held) else 0
+        torch.testing.assert_close(
+            tally.loss[d], loss(outputs, shards.y[held]).sum() if len(held) else tally.loss[d] * 0
+        )
+        right = (
+            int((outputs.argmax(1) == shards.y[held]).sum()) if shards.classes and len(held) else 0
+        )
         assert tally.right[d] == right
     assert tally.loss.dtype == torch.float64
 
@@ -211,7 +252,12 @@ def test_no_rows_at_all(name: str) -> None:
 def test_everything_is_of_the_wanted_type(dtype: torch.dtype) -> None:
     task = Task(mlp(4, 3), labelled(), dtype=dtype)
     rows = torch.zeros(len(SIZES), task.space.width, dtype=dtype)
-    assert task.x.dtype == task.full_gradient(rows, IDS).dtype == task.gradient(rows, drawn(task, 0, IDS, 2)).dtype == dtype
+    assert (
+        task.x.dtype
+        == task.full_gradient(rows, IDS).dtype
+        == task.gradient(rows, drawn(task, 0, IDS, 2)).dtype
+        == dtype
+    )
     assert task.y.dtype == torch.int64
     assert task.counts("train", IDS).tolist() == list(SIZES)
 
@@ -224,14 +270,19 @@ def test_the_module_given_is_not_changed() -> None:
 
 def test_soft_labels() -> None:
     g = random(6)
-    pairs = [(torch.randn(5, 4, generator=g), torch.softmax(torch.randn(5, 3, generator=g), 1)) for _ in range(2)]
+    pairs = [
+        (torch.randn(5, 4, generator=g), torch.softmax(torch.randn(5, 3, generator=g), 1))
+        for _ in range(2)
+    ]
     shards = own_parts(train=pairs)
     task = Task(linear(4, 3), shards, dtype=torch.float64)
     rows = torch.randn(2, task.space.width, generator=g, dtype=torch.float64)
     got = task.full_gradient(rows, torch.arange(2))
     for d in range(2):
         held = shards.train.held(d)
-        expected = gradient_alone(task, rows[d], shards.x[held].double(), shards.y[held].double(), cross_entropy)
+        expected = gradient_alone(
+            task, rows[d], shards.x[held].double(), shards.y[held].double(), cross_entropy
+        )
         torch.testing.assert_close(got[d], expected, atol=1e-12, rtol=1e-10)
 
 
@@ -243,15 +294,47 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
 @pytest.mark.parametrize(
     ("module", "shards", "loss", "error", "words"),
     [
-        (mlp(5, 3), labelled(), "cross_entropy", ModelError, r"does not take examples of shape \(4,\)"),
-        (mlp(4, 2), labelled(), "cross_entropy", ModelError, "has 2 outputs, but the labels need 3"),
-        (mlp(4, 3), labelled(), "hinge", ConfigError, "loss = 'hinge': choose one of cross_entropy, squared_error"),
+        (
+            mlp(5, 3),
+            labelled(),
+            "cross_entropy",
+            ModelError,
+            r"does not take examples of shape \(4,\)",
+        ),
+        (
+            mlp(4, 2),
+            labelled(),
+            "cross_entropy",
+            ModelError,
+            "has 2 outputs, but the labels need 3",
+        ),
+        (
+            mlp(4, 3),
+            labelled(),
+            "hinge",
+            ConfigError,
+            "loss = 'hinge': choose one of cross_entropy, squared_error",
+        ),
         (mlp(4, 3), labelled(), "squared_error", DataError, "the loss does not take outputs"),
         (mlp(4, 3), targets(2), "squared_error", DataError, "the loss does not take outputs"),
-        (mlp(4, 3), labelled(), lambda out, y: F.cross_entropy(out, y), ConfigError, "one number per example"),
+        (
+            mlp(4, 3),
+            labelled(),
+            lambda out, y: F.cross_entropy(out, y),
+            ConfigError,
+            "one number per example",
+        ),
         (mlp(4, 3), labelled(), lambda out, y: out, ConfigError, "loss"),
     ],
-    ids=["inputs", "outputs", "unknown", "labels as targets", "targets", "a mean loss", "a loss with two axes"],
+    ids=[
+        "inputs",
+        "outputs",
+        "unknown",
+        "labels as targets",
+        "targets",
+        "a mean loss",
+        "a loss with two axes",
+    ],
 )
 def test_what_does_not_fit_is_said_at_once(
     module: nn.Module, shards: Shards, loss: object, error: type[Exception], words: str

@@ -31,7 +31,11 @@ def test_children_of_a_tier_are_the_next_tier(tree: Tree) -> None:
         first, counts = tree.first(tier, ids), tree.counts(tier, ids)
         below = tree.below(tier)
         assert below is not None
-        listed = [child for f, c in zip(first.tolist(), counts.tolist(), strict=True) for child in range(f, f + c)]
+        listed = [
+            child
+            for f, c in zip(first.tolist(), counts.tolist(), strict=True)
+            for child in range(f, f + c)
+        ]
         assert listed == list(range(tree.size(below)))
     assert tree.below("device") is None
     assert tree.counts("device", torch.arange(tree.devices)).tolist() == [0] * tree.devices
@@ -40,7 +44,9 @@ def test_children_of_a_tier_are_the_next_tier(tree: Tree) -> None:
 
 @quick
 @given(tree=trees(), address=st.integers(0, 2**64 - 1), data=st.data())
-def test_a_cohort_has_the_right_counts_and_only_own_children(tree: Tree, address: int, data: st.DataObject) -> None:
+def test_a_cohort_has_the_right_counts_and_only_own_children(
+    tree: Tree, address: int, data: st.DataObject
+) -> None:
     tier = data.draw(st.sampled_from(tree.tiers[:-1]))
     fewest = min(tree.children[tree.index(tier)])
     sample = data.draw(st.one_of(st.none(), st.integers(1, fewest), st.floats(0.01, 1.0)))
@@ -59,7 +65,9 @@ def test_a_cohort_has_the_right_counts_and_only_own_children(tree: Tree, address
             assert 1 <= got <= count
             assert abs(got - count * sample) <= 0.5 + 1e-5 or got == 1
 
-    some = torch.tensor(sorted(data.draw(st.sets(st.sampled_from(everyone.tolist())))), dtype=torch.int64)
+    some = torch.tensor(
+        sorted(data.draw(st.sets(st.sampled_from(everyone.tolist())))), dtype=torch.int64
+    )
     at, asked = tree.cohort(tier, some, sample=sample, address=address)
     expected = [
         (i, c)
@@ -84,7 +92,9 @@ def test_a_cohort_has_the_right_counts_and_only_own_children(tree: Tree, address
         (7, 0.999, 7),
     ],
 )
-def test_a_fraction_is_rounded_half_up_and_is_at_least_one(count: int, fraction: float, picks: int) -> None:
+def test_a_fraction_is_rounded_half_up_and_is_at_least_one(
+    count: int, fraction: float, picks: int
+) -> None:
     assert Tree.flat(count).picks("server", fraction).tolist() == [picks]
 
 
@@ -102,7 +112,10 @@ def test_a_cohort_of_a_large_population_costs_the_sample() -> None:
 
 def test_cohorts_change_with_the_address() -> None:
     tree = Tree.flat(20)
-    drawn = {tuple(tree.cohort("server", torch.tensor([0]), sample=5, address=a)[1].tolist()) for a in range(30)}
+    drawn = {
+        tuple(tree.cohort("server", torch.tensor([0]), sample=5, address=a)[1].tolist())
+        for a in range(30)
+    }
     assert len(drawn) >= 29
 
 
@@ -128,13 +141,21 @@ def test_tiers_have_names() -> None:
         (((2,),), ("node", "node"), "give 2 different names"),
     ],
 )
-def test_malformed_trees(children: tuple[tuple[int, ...], ...], tiers: tuple[str, ...], words: str) -> None:
+def test_malformed_trees(
+    children: tuple[tuple[int, ...], ...], tiers: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(TreeError, match=words):
         Tree(children, tiers)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Tree.flat(0), lambda: Tree.grouped([]), lambda: Tree.grouped([2, 0]), lambda: Tree.uniform()]
+    "make",
+    [
+        lambda: Tree.flat(0),
+        lambda: Tree.grouped([]),
+        lambda: Tree.grouped([2, 0]),
+        lambda: Tree.uniform(),
+    ],
 )
 def test_malformed_shortcuts(make: object) -> None:
     with pytest.raises(TreeError):
@@ -153,7 +174,10 @@ def test_wrong_samples(sample: float) -> None:
 
 
 def test_a_sample_larger_than_some_group_names_the_group() -> None:
-    with pytest.raises(TreeError, match=r"sample = 3 at the edge, but edge 1 has only 2 children; ask for at most 2"):
+    with pytest.raises(
+        TreeError,
+        match=r"sample = 3 at the edge, but edge 1 has only 2 children; ask for at most 2",
+    ):
         Tree.grouped([4, 2, 5]).cohort("edge", torch.tensor([0]), sample=3, address=0)
 
 

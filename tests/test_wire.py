@@ -25,17 +25,33 @@ ROUGH: dict[str, Any] = {
     "f16 down, bf16 up": {"down": "dense_f16", "up": "dense_bf16"},
     "stochastic": {"name": "int8", "rounding": "stochastic"},
     "int4 of updates, fed back": {"down": "dense", "up": HALF},
-    "largest tenth": {"down": "int8", "up": {"name": "auto", "keep": 0.1, "update": True, "feedback": True}},
+    "largest tenth": {
+        "down": "int8",
+        "up": {"name": "auto", "keep": 0.1, "update": True, "feedback": True},
+    },
     "fed back both ways": {"name": "int4", "feedback": True},
 }
 every_rough = pytest.mark.parametrize("spec", ROUGH.values(), ids=ROUGH.keys())
 
 
-def experiment(spec: Any, algorithm: covey.Algorithm | None = None, **changes: Any) -> covey.Experiment:
-    plain: dict[str, Any] = {"rounds": 4, "workers": 1, "tree": covey.Tree.grouped([3, 3]), **changes}
+def experiment(
+    spec: Any, algorithm: covey.Algorithm | None = None, **changes: Any
+) -> covey.Experiment:
+    plain: dict[str, Any] = {
+        "rounds": 4,
+        "workers": 1,
+        "tree": covey.Tree.grouped([3, 3]),
+        **changes,
+    }
     data = covey.data.digits(devices=plain["tree"].devices)
     links = dict.fromkeys(LINKS, spec)
-    return covey.Experiment(algorithm or PerMFL(edge_rounds=2, lr=0.1), data, covey.models.mlp(64, 8, 10), codec=links, **plain)
+    return covey.Experiment(
+        algorithm or PerMFL(edge_rounds=2, lr=0.1),
+        data,
+        covey.models.mlp(64, 8, 10),
+        codec=links,
+        **plain,
+    )
 
 
 def test_one_name_serves_every_link_and_direction() -> None:
@@ -55,15 +71,30 @@ def test_links_and_directions_may_differ_and_dense_is_the_default() -> None:
     [
         ("zip", ["there is no codec 'zip'"]),
         ({"server-moon": "dense"}, ["the link 'server-moon'", "server-edge, edge-device"]),
-        ({"server-edge": {"sideways": "dense"}}, ["codec.server-edge", "'sideways'", "down and up"]),
+        (
+            {"server-edge": {"sideways": "dense"}},
+            ["codec.server-edge", "'sideways'", "down and up"],
+        ),
         ({"server-edge": {"up": {"codec": "int8"}}}, ["codec.server-edge", "a table with a name"]),
         ({"server-edge": {"up": 3}}, ["codec.server-edge = 3"]),
-        ({"server-edge": {"up": {"name": "int8", "keep": 0}}}, ["codec.server-edge, up", "keep = 0"]),
+        (
+            {"server-edge": {"up": {"name": "int8", "keep": 0}}},
+            ["codec.server-edge, up", "keep = 0"],
+        ),
         ({"server-edge": {"up": {"name": "int8", "keep": 1.5}}}, ["keep = 1.5"]),
-        ({"server-edge": {"up": {"name": "int8", "feedback": "yes"}}}, ["feedback = 'yes'", "true or false"]),
+        (
+            {"server-edge": {"up": {"name": "int8", "feedback": "yes"}}},
+            ["feedback = 'yes'", "true or false"],
+        ),
         ({"server-edge": {"up": {"name": "bitmap", "feedback": True}}}, ["bitmap loses nothing"]),
-        ({"server-edge": {"down": {"name": "int8", "update": True}}}, ["codec.server-edge", "give it under up"]),
-        ({"server-edge": {"up": {"name": "int8", "blocks": 7}}}, ["codec.server-edge, up", "blocks"]),
+        (
+            {"server-edge": {"down": {"name": "int8", "update": True}}},
+            ["codec.server-edge", "give it under up"],
+        ),
+        (
+            {"server-edge": {"up": {"name": "int8", "blocks": 7}}},
+            ["codec.server-edge, up", "blocks"],
+        ),
     ],
 )
 def test_what_is_wrong_is_named(spec: Any, parts: list[str]) -> None:
@@ -84,7 +115,9 @@ def test_the_largest_entries_stay(values: list[float], share: float) -> None:
 
 
 @every_rough
-def test_a_rough_link_changes_what_the_receiver_computes_with_and_learns_nevertheless(spec: Any) -> None:
+def test_a_rough_link_changes_what_the_receiver_computes_with_and_learns_nevertheless(
+    spec: Any,
+) -> None:
     plain, rough = covey.run(experiment("dense", rounds=12)), covey.run(experiment(spec, rounds=12))
     last = [list(run)[-1] for run in (plain, rough)]
     assert not torch.equal(plain.w, rough.w)
@@ -125,20 +158,29 @@ class Constant(covey.Algorithm):
     """Every round each device answers the same row; the server sums what arrives."""
 
     def server(self, me: covey.Nodes, w: Tensor) -> Tensor:
-        return me.keep("sum", me.recall("sum", default=torch.zeros_like(w)) + me.ask(self.device, w).mean())
+        return me.keep(
+            "sum", me.recall("sum", default=torch.zeros_like(w)) + me.ask(self.device, w).mean()
+        )
 
     def device(self, me: covey.Nodes, w: Tensor) -> Tensor:
         return me.keep("row", me.initial() + me.normal("noise", w.shape[1]) * 0 + 0.37)
 
 
-@pytest.mark.parametrize("spec", [{"name": "int4", "feedback": True}, {"name": "auto", "keep": 0.02, "feedback": True}])
+@pytest.mark.parametrize(
+    "spec", [{"name": "int4", "feedback": True}, {"name": "auto", "keep": 0.02, "feedback": True}]
+)
 def test_what_is_fed_back_adds_up(spec: Any) -> None:
     """After t rounds all that was sent is t times the row, up to what the last message lost."""
-    here = replace(experiment("dense", Constant(), rounds=60, tree=covey.Tree.flat(1)), codec={"server-device": {"up": spec}})
+    here = replace(
+        experiment("dense", Constant(), rounds=60, tree=covey.Tree.flat(1)),
+        codec={"server-device": {"up": spec}},
+    )
     run = covey.run(here)
     list(run)
     row, total = run.rows("row")[1], run.rows("sum")[1]
-    lost = run.runtime.store.get("device", "_lost server-device up device 0", torch.arange(1), torch.zeros_like(row), 0)
+    lost = run.runtime.store.get(
+        "device", "_lost server-device up device 0", torch.arange(1), torch.zeros_like(row), 0
+    )
     assert lost is not None
     torch.testing.assert_close(total + lost, 60 * row, rtol=1e-4, atol=1e-3)
     if "keep" in spec:
@@ -157,10 +199,14 @@ class Alternating(covey.Algorithm):
     def device(self, me: covey.Nodes, w: Tensor) -> covey.Masked:
         mask = torch.ones_like(w, dtype=torch.bool)
         mask[:, 1::2] = me.round % 2 == 0
-        return covey.Masked(me.keep("row", torch.linspace(-1, 1, w.shape[1]).expand(w.shape).clone()), mask)
+        return covey.Masked(
+            me.keep("row", torch.linspace(-1, 1, w.shape[1]).expand(w.shape).clone()), mask
+        )
 
 
-@pytest.mark.parametrize("spec", [{"name": "int4", "feedback": True}, {"name": "auto", "keep": 0.02, "feedback": True}])
+@pytest.mark.parametrize(
+    "spec", [{"name": "int4", "feedback": True}, {"name": "auto", "keep": 0.02, "feedback": True}]
+)
 def test_what_lies_outside_a_mask_is_still_to_be_sent(spec: Any) -> None:
     """A coordinate that is left out of a message keeps what its earlier ones lost, to the bit, and sends it later."""
     plain = experiment("dense", Alternating(), rounds=5, tree=covey.Tree.flat(2))
@@ -168,7 +214,9 @@ def test_what_lies_outside_a_mask_is_still_to_be_sent(spec: Any) -> None:
     lost = []
     for _ in run:
         zeros = torch.zeros(2, run.w.shape[1])
-        found = run.runtime.store.get("device", "_lost server-device up device 0", torch.arange(2), zeros, 0)
+        found = run.runtime.store.get(
+            "device", "_lost server-device up device 0", torch.arange(2), zeros, 0
+        )
         assert found is not None
         lost.append(found.clone())
     assert all(float(rows[:, 1::2].abs().max()) > 1e-3 for rows in lost)
@@ -191,11 +239,16 @@ def test_an_update_is_the_difference_from_what_came_down() -> None:
     algorithm = FedAvg(steps=1, lr=1e-4)
     errors = []
     for up in ("dense", "int8", {"name": "int8", "update": True}):
-        here = replace(experiment("dense", algorithm, rounds=1, tree=covey.Tree.flat(4)), codec={"server-device": {"up": up}})
+        here = replace(
+            experiment("dense", algorithm, rounds=1, tree=covey.Tree.flat(4)),
+            codec={"server-device": {"up": up}},
+        )
         run = covey.run(here)
         next(run)
         errors.append(run.w)
-    assert float((errors[2] - errors[0]).abs().max()) < 0.05 * float((errors[1] - errors[0]).abs().max())
+    assert float((errors[2] - errors[0]).abs().max()) < 0.05 * float(
+        (errors[1] - errors[0]).abs().max()
+    )
 
 
 def test_a_cut_comes_before_the_codec() -> None:

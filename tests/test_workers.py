@@ -34,7 +34,9 @@ class Slow(covey.Algorithm):
 
 def experiment(rounds: int = 3) -> covey.Experiment:
     data = covey.data.synthetic(devices=8, sizes=[20] * 8, seed=1)
-    return covey.Experiment(Slow(), data, covey.models.linear(60, 10), covey.Tree.flat(8), rounds=rounds, workers=4)
+    return covey.Experiment(
+        Slow(), data, covey.models.linear(60, 10), covey.Tree.flat(8), rounds=rounds, workers=4
+    )
 
 
 def test_a_round_that_fails_in_one_thread_leaves_nothing_of_the_others() -> None:

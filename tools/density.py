@@ -112,7 +112,11 @@ def docstrings(tree: ast.AST) -> set[int]:
     """The lines of all strings that stand alone: docstrings, and those below a field."""
     out: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             out |= set(range(node.lineno, (node.end_lineno or 0) + 1))
     return out
 
@@ -123,7 +127,11 @@ def is_packed(node: ast.AST) -> bool:
     >>> [is_packed(ast.parse(text).body[0]) for text in ("a, b = x, y", "a, b = b, a", "a, b = f()")]
     [True, False, False]
     """
-    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple) or len(node.targets) != 1:
+    if (
+        not isinstance(node, ast.Assign)
+        or not isinstance(node.value, ast.Tuple)
+        or len(node.targets) != 1
+    ):
         return False
     target = node.targets[0]
     if not isinstance(target, ast.Tuple):

@@ -22,13 +22,18 @@ BASE = {"draws", "errors", "installed", "origin", "tree", "types"}
 def sources(revision: str) -> dict[str, str]:
     """The text of every module of covey by its path, in the working tree or in a revision."""
     if revision == ".":
-        return {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "covey").rglob("*.py"))}
+        return {
+            str(path.relative_to(ROOT)): path.read_text()
+            for path in sorted((ROOT / "covey").rglob("*.py"))
+        }
     listed = _git("ls-tree", "-r", "--name-only", revision, "covey").split()
     return {path: _git("show", f"{revision}:{path}") for path in listed if path.endswith(".py")}
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def graph(texts: dict[str, str]) -> tuple[Graph, int]:
@@ -62,7 +67,9 @@ def imported(text: str) -> list[str]:
     for statement in ast.walk(ast.parse(text)):
         if isinstance(statement, ast.ImportFrom) and statement.module == "covey":
             names += [alias.name for alias in statement.names]
-        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("covey."):
+        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(
+            "covey."
+        ):
             names.append(str(statement.module).split(".")[1])
     return names
 
@@ -108,11 +115,21 @@ def panel(axes: Any, title: str, edges: Graph) -> None:
     for name, others in edges.items():
         for other in others:
             red = other in cycle[name]
-            style = {"arrowstyle": "-|>", "color": "#c0392b" if red else "#9aa5b1", "lw": 1.0 if red else 0.5}
-            axes.annotate("", place[other], place[name], arrowprops={**style, "shrinkA": 8, "shrinkB": 8})
+            style = {
+                "arrowstyle": "-|>",
+                "color": "#c0392b" if red else "#9aa5b1",
+                "lw": 1.0 if red else 0.5,
+            }
+            axes.annotate(
+                "", place[other], place[name], arrowprops={**style, "shrinkA": 8, "shrinkB": 8}
+            )
     for name, (x, y) in place.items():
         red = len(cycle[name]) > 1
-        box = {"boxstyle": "round,pad=0.25", "fc": "#fdecea" if red else "#eef3f8", "ec": "#c0392b" if red else "#5b7a99"}
+        box = {
+            "boxstyle": "round,pad=0.25",
+            "fc": "#fdecea" if red else "#eef3f8",
+            "ec": "#c0392b" if red else "#5b7a99",
+        }
         axes.text(x, y, name, ha="center", va="center", fontsize=7.5, bbox=box, zorder=3)
     in_cycles = sum(len(group) > 1 for group in cycle.values())
     facts = f"{len(edges)} parts on {len(levels)} levels, {in_cycles} of them in cycles"
@@ -129,7 +146,9 @@ def draw(out: Path, revisions: list[str]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(revisions), figsize=(7.2 * len(revisions), 8.5), squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(revisions), figsize=(7.2 * len(revisions), 8.5), squeeze=False
+    )
     for revision, ax in zip(revisions, axes[0], strict=True):
         edges, count = graph(sources(revision))
         panel(ax, f"{'now' if revision == '.' else 'before'}: {count} imports between parts", edges)

@@ -60,7 +60,14 @@ def mlr() -> nn.Module:
 
 def cnn() -> nn.Module:
     """The 2-layer CNN of pfl-research's CIFAR10 benchmark, its dropout left out; 1.6 M parameters."""
-    convolutions = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    convolutions = [
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*convolutions, nn.Linear(14 * 14 * 64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
@@ -68,9 +75,24 @@ WORKS = {
     work.name: work
     for work in (
         Work("W2", dnn, (784,), devices=20, asked=20, examples=200, steps=20, batch=20, lr=0.02),
-        Work("W3-DNN", dnn, (784,), devices=1000, asked=100, examples=200, steps=5, batch=20, lr=0.02),
-        Work("W3-MLR", mlr, (784,), devices=1000, asked=100, examples=200, steps=5, batch=20, lr=0.02),
-        Work("CIFAR", cnn, (3, 32, 32), devices=1000, asked=50, examples=50, steps=5, batch=10, lr=0.1, scored=5),
+        Work(
+            "W3-DNN", dnn, (784,), devices=1000, asked=100, examples=200, steps=5, batch=20, lr=0.02
+        ),
+        Work(
+            "W3-MLR", mlr, (784,), devices=1000, asked=100, examples=200, steps=5, batch=20, lr=0.02
+        ),
+        Work(
+            "CIFAR",
+            cnn,
+            (3, 32, 32),
+            devices=1000,
+            asked=50,
+            examples=50,
+            steps=5,
+            batch=10,
+            lr=0.1,
+            scored=5,
+        ),
     )
 }
 
@@ -103,13 +125,17 @@ def cifar10(work: Work, images: Path) -> tuple[Tensor, Tensor]:
     """The 50,000 training pictures, normalised by channel and dealt out at random."""
     files = sorted(images.glob("data_batch_*.bin"))
     if len(files) != 5:
-        raise SystemExit(f"{images} has {len(files)} files data_batch_*.bin, not 5; give the folder cifar-10-batches-bin.")
+        raise SystemExit(
+            f"{images} has {len(files)} files data_batch_*.bin, not 5; give the folder cifar-10-batches-bin."
+        )
     records = np.concatenate([np.fromfile(file, np.uint8).reshape(-1, 3073) for file in files])
     order = torch.randperm(len(records), generator=torch.Generator().manual_seed(0))
     x = torch.from_numpy(records[:, 1:]).view(-1, *work.shape)[order].float() / 255
     spread, middle = torch.std_mean(x, (0, 2, 3), keepdim=True)
     y = torch.from_numpy(records[:, 0]).long()[order]
-    return ((x - middle) / spread).view(work.devices, work.examples, *work.shape), y.view(work.devices, work.examples)
+    return ((x - middle) / spread).view(work.devices, work.examples, *work.shape), y.view(
+        work.devices, work.examples
+    )
 
 
 def first(module: nn.Module) -> State:
@@ -124,7 +150,9 @@ def first(module: nn.Module) -> State:
 
 def load(work: Work) -> tuple[Tensor, Tensor]:
     """(x [devices, examples, ...], y [devices, examples]), mapped from disk: processes share the pages."""
-    x, y = (torch.from_numpy(np.load(work.folder / f"{name}.npy", mmap_mode="c")) for name in ("x", "y"))
+    x, y = (
+        torch.from_numpy(np.load(work.folder / f"{name}.npy", mmap_mode="c")) for name in ("x", "y")
+    )
     return x, y
 
 
@@ -145,7 +173,9 @@ def descend(work: Work, module: nn.Module, x: Tensor, y: Tensor) -> None:
     """The local steps as a careful author writes them: no optimiser object, updates in place."""
     parameters = list(module.parameters())
     for batch_x, batch_y in zip(x.split(work.batch), y.split(work.batch), strict=True):
-        gradients = torch.autograd.grad(nn.functional.cross_entropy(module(batch_x), batch_y), parameters)
+        gradients = torch.autograd.grad(
+            nn.functional.cross_entropy(module(batch_x), batch_y), parameters
+        )
         with torch.no_grad():
             for p, g in zip(parameters, gradients, strict=True):
                 p.sub_(g, alpha=work.lr)
@@ -171,7 +201,10 @@ def loss(work: Work, state: State, x: Tensor, y: Tensor) -> float:
     module = work.module()
     module.load_state_dict(state)
     pieces = zip(x.flatten(0, 1).split(1000), y.flatten().split(1000), strict=True)
-    return sum(nn.functional.cross_entropy(module(a), b, reduction="sum").item() for a, b in pieces) / y.numel()
+    return (
+        sum(nn.functional.cross_entropy(module(a), b, reduction="sum").item() for a, b in pieces)
+        / y.numel()
+    )
 
 
 def write(out: Path, work: Work, watch: Watch, *packages: str) -> None:
@@ -179,7 +212,9 @@ def write(out: Path, work: Work, watch: Watch, *packages: str) -> None:
     torch.set_num_threads(2)
     x, y = load(work)
     losses = [loss(work, state, x[:, : work.scored], y[:, : work.scored]) for state in watch.states]
-    versions = {"python": platform.python_version()} | {name: version(name) for name in ("torch", *packages)}
+    versions = {"python": platform.python_version()} | {
+        name: version(name) for name in ("torch", *packages)
+    }
     out.write_text(json.dumps({"seconds": watch.seconds, "losses": losses, "versions": versions}))
 
 

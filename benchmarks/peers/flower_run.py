@@ -35,7 +35,10 @@ def train(message: Message, context: Context) -> Message:
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     device = int(context.node_config["partition-id"])
     descend(work, module, *draw(work, x[device], y[device], generator))
-    reply = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": work.examples})}
+    reply = {
+        "arrays": ArrayRecord(module.state_dict()),
+        "metrics": MetricRecord({"num-examples": work.examples}),
+    }
     return Message(RecordDict(reply), reply_to=message)
 
 
@@ -49,7 +52,9 @@ def server(work: Work, rounds: int, watch: Watch) -> ServerApp:
     def all_came(replies: list[RecordDict], weight: str) -> MetricRecord:
         """Flower averages whoever answered and goes on, so a device that failed would make a round faster."""
         if len(replies) != work.asked:
-            raise RuntimeError(f"{len(replies)} of {work.asked} devices answered; run with logging to see why.")
+            raise RuntimeError(
+                f"{len(replies)} of {work.asked} devices answered; run with logging to see why."
+            )
         return MetricRecord()
 
     @app.main()
@@ -83,11 +88,16 @@ def main() -> None:
         num_supernodes=work.devices,
         backend_config={"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )
-    watch.seconds, watch.states = watch.seconds[1:], watch.states[1:]  # the hook is also called before the first round
+    watch.seconds, watch.states = (
+        watch.seconds[1:],
+        watch.states[1:],
+    )  # the hook is also called before the first round
     write(out, work, watch, "flwr", "ray")
 
 
 if __name__ == "__main__":
-    from benchmarks.peers.flower_run import main  # so that workers import this file instead of receiving it with each task
+    from benchmarks.peers.flower_run import (
+        main,
+    )  # so that workers import this file instead of receiving it with each task
 
     main()

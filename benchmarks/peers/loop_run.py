@@ -14,7 +14,9 @@ def copy(source: list[Tensor], target: list[nn.Parameter]) -> None:
         p.copy_(w)
 
 
-def round_of(work: Work, module: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+def round_of(
+    work: Work, module: nn.Module, x: Tensor, y: Tensor, generator: torch.Generator
+) -> None:
     """Train the asked devices one after the other; the module is the global model before and after."""
     parameters = list(module.parameters())
     w = [p.detach().clone() for p in parameters]

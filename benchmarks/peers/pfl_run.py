@@ -58,7 +58,9 @@ def model(work: Work) -> PyTorchModel:
         return {"count": Weighted(len(x), 1)}
 
     module.loss, module.metrics = MethodType(loss, module), MethodType(metrics, module)
-    return PyTorchModel(module, torch.optim.SGD, central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0))
+    return PyTorchModel(
+        module, torch.optim.SGD, central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0)
+    )
 
 
 def main() -> None:
@@ -67,11 +69,16 @@ def main() -> None:
     timer, data = Timer(), devices(work)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds + 1, train_cohort_size=work.asked, val_cohort_size=0
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds + 1,
+            train_cohort_size=work.asked,
+            val_cohort_size=0,
         ),
         backend=SimulatedBackend(training_data=data, val_data=data),
         model=model(work),
-        model_train_params=NNTrainHyperParams(local_batch_size=work.batch, local_num_epochs=1, local_learning_rate=work.lr),
+        model_train_params=NNTrainHyperParams(
+            local_batch_size=work.batch, local_num_epochs=1, local_learning_rate=work.lr
+        ),
         callbacks=[timer],
         send_metrics_to_platform=False,
     )

@@ -36,8 +36,18 @@ class Program:
 
     def command(self) -> list[str]:
         python = sys.executable if self.peer is None else str(setup.python(self.peer))
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
-        return [python, *(torchrun if self.processes > 1 else []), "-m", f"benchmarks.peers.{self.script}"]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc_per_node={self.processes}",
+        ]
+        return [
+            python,
+            *(torchrun if self.processes > 1 else []),
+            "-m",
+            f"benchmarks.peers.{self.script}",
+        ]
 
 
 PROGRAMS = (
@@ -53,18 +63,35 @@ PROGRAMS = (
 
 def play(program: Program, work: Work, rounds: int) -> dict[str, Any]:
     """What the program wrote, or {"error": its last words}."""
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+    quiet = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONWARNINGS": "ignore",
+    }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        told = ["--work", work.name, "--rounds", str(rounds + 1), "--threads", str(program.threads), "--out", str(out)]
+        told = [
+            "--work",
+            work.name,
+            "--rounds",
+            str(rounds + 1),
+            "--threads",
+            str(program.threads),
+            "--out",
+            str(out),
+        ]
         env = os.environ | quiet | {"OMP_NUM_THREADS": str(program.threads)}
-        done = subprocess.run([*program.command(), *told], cwd=setup.ROOT, env=env, capture_output=True, text=True)
+        done = subprocess.run(
+            [*program.command(), *told], cwd=setup.ROOT, env=env, capture_output=True, text=True
+        )
         if done.returncode or not out.exists():
             return {"error": done.stderr.strip()[-2000:] or f"exit status {done.returncode}"}
         return json.loads(out.read_text())
 
 
-def measure(programs: Sequence[Program], work: Work, *, rounds: int, repeats: int) -> dict[str, Any]:
+def measure(
+    programs: Sequence[Program], work: Work, *, rounds: int, repeats: int
+) -> dict[str, Any]:
     """Results by program; repeats take turns, so that a slow minute of the machine falls on all."""
     found: dict[str, Any] = {}
     for turn in range(repeats):
@@ -107,8 +134,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each program")
     parser.add_argument("--repeats", type=int, default=1, help="how often each program is started")
-    parser.add_argument("--only", nargs="+", choices=["loop", "covey", "pfl", "flower"], help="leave the others out")
-    parser.add_argument("--images", type=Path, help="folder cifar-10-batches-bin: real pictures for the work CIFAR")
+    parser.add_argument(
+        "--only", nargs="+", choices=["loop", "covey", "pfl", "flower"], help="leave the others out"
+    )
+    parser.add_argument(
+        "--images", type=Path, help="folder cifar-10-batches-bin: real pictures for the work CIFAR"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("results.json"))
     return parser.parse_args()
 
@@ -116,15 +147,23 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Print a table per work and save everything."""
     given = arguments()
-    programs = [p for p in PROGRAMS if given.only is None or p.script.removesuffix("_run") in given.only]
+    programs = [
+        p for p in PROGRAMS if given.only is None or p.script.removesuffix("_run") in given.only
+    ]
     for program in programs:
         program.command()  # a missing environment is said before anything is run
     for work in [WORKS[name] for name in given.work]:
         what, load = prepare(work, images=given.images), os.getloadavg()[0]
         results = measure(programs, work, rounds=given.rounds, repeats=given.repeats)
-        print(f"\n{work.name} ({what} data), {given.rounds} rounds x {given.repeats}; load before the start {load:.2f}")
+        print(
+            f"\n{work.name} ({what} data), {given.rounds} rounds x {given.repeats}; load before the start {load:.2f}"
+        )
         print(table(results), flush=True)
-        save(given.out, work, {"data": what, "load": load, "cores": os.cpu_count(), "programs": results})
+        save(
+            given.out,
+            work,
+            {"data": what, "load": load, "cores": os.cpu_count(), "programs": results},
+        )
 
 
 if __name__ == "__main__":

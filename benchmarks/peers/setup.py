@@ -20,7 +20,9 @@ def python(peer: str) -> Path:
     """The interpreter of a peer's environment, which must be there."""
     path = FOLDER / peer / "bin" / "python"
     if not (FOLDER / peer / "ready").exists():
-        raise SystemExit(f"{peer} has no environment in {FOLDER / peer}; make it with: python -m benchmarks.peers.setup {peer}")
+        raise SystemExit(
+            f"{peer} has no environment in {FOLDER / peer}; make it with: python -m benchmarks.peers.setup {peer}"
+        )
     return path
 
 
@@ -28,7 +30,15 @@ def make(peer: str) -> None:
     """Create the environment; torch comes first, so that nothing looks for another build."""
     folder = FOLDER / peer
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    pip = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-c",
+        str(ROOT / "constraints.txt"),
+    ]
     subprocess.run([*pip, TORCH, "numpy"], check=True)
     subprocess.run([*pip, *PACKAGES[peer]], check=True)
     (folder / "ready").touch()

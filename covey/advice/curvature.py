@@ -46,13 +46,18 @@ class Probe:
         local = list(range(len(self._ids)))
         if ids is not None:
             position = {device: row for row, device in enumerate(ids.tolist())}
-            local = [number for number, device in enumerate(self._ids.tolist()) if device in position]
+            local = [
+                number for number, device in enumerate(self._ids.tolist()) if device in position
+            ]
             rows = rows[[position[int(self._ids[number])] for number in local]]
         if not local or not bool(torch.isfinite(rows).all()):
             return None
         try:
             top = _largest(self._task, rows, torch.tensor(local), self._seed, _ITERATIONS, self._l2)
-        except (RuntimeError, NotImplementedError) as error:  # of torch, where an operation has no second derivative
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ) as error:  # of torch, where an operation has no second derivative
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"the curvature of this model's loss cannot be measured: {reason} `--fast` does without."
@@ -78,7 +83,9 @@ def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | Non
 
 def _task(e: Experiment, shards: Shards) -> Task:
     """The experiment's losses on these devices, in float64: rounding must not look like curvature."""
-    return Task(e.model, shards, loss=e.loss, private=e.private, dtype=torch.float64, device=e.device)
+    return Task(
+        e.model, shards, loss=e.loss, private=e.private, dtype=torch.float64, device=e.device
+    )
 
 
 def _largest(task: Task, row: Tensor, ids: Tensor, seed: int, iterations: int, l2: float) -> Tensor:
@@ -102,7 +109,9 @@ def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
         here = torch.arange(len(ids), device=x.device) if rows is None else rows.to(x.device)
         leaf = x[here].requires_grad_()
         assert batch.weight is not None
-        losses = task.losses(task.forward([slot.view(leaf) for slot in task.space.slots], batch.x), batch.y)
+        losses = task.losses(
+            task.forward([slot.view(leaf) for slot in task.space.slots], batch.x), batch.y
+        )
         total = ((losses * batch.weight).sum(1) / counts[here]).sum()
         (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
         if gradient.requires_grad:  # a loss linear in the parameters has no curvature
@@ -119,7 +128,9 @@ def _lanczos(product: Callable[[Rows], Rows], v: Rows, iterations: int) -> Tenso
         inside[:, k, k] = alpha = (rest * v).sum(1)
         rest = rest - alpha[:, None] * v
         beta = rest.norm(dim=1, keepdim=True)
-        beta = torch.where(beta > 1e-8 * alpha.abs()[:, None], beta, 0.0)  # below it is rounding: the space is used up
+        beta = torch.where(
+            beta > 1e-8 * alpha.abs()[:, None], beta, 0.0
+        )  # below it is rounding: the space is used up
         before, v = v, torch.where(beta > 0, rest / beta, 0.0)
         if k + 1 < iterations:
             inside[:, k, k + 1] = inside[:, k + 1, k] = beta[:, 0]

@@ -155,7 +155,9 @@ def _stretch(excess: Excess) -> tuple[float, float]:
     if not bool(stable.any()):  # only between the points of the grid
         return math.nan, math.nan
     first = int(stable.argmax())
-    end = first + int((~stable[first:]).argmax())  # the next unstable one, or `first` if there is none
+    end = first + int(
+        (~stable[first:]).argmax()
+    )  # the next unstable one, or `first` if there is none
     low, high = 0.0, math.inf
     if first > 0:
         low = _edge(excess, float(_CURVATURES[first]), float(_CURVATURES[first - 1]))
@@ -179,4 +181,8 @@ def _words(low: float, high: float) -> str:
     if math.isnan(low):
         return "few curvatures"
     below = f"curvatures up to {high:.4g}" if high < math.inf else "any curvature"
-    return below if low == 0 else f"curvatures from {low:.4g}" + (f" to {high:.4g}" if high < math.inf else "")
+    return (
+        below
+        if low == 0
+        else f"curvatures from {low:.4g}" + (f" to {high:.4g}" if high < math.inf else "")
+    )

@@ -108,12 +108,23 @@ class _Search:
         """The whole search: steps, then the upper models' steps, then penalties, then steps again."""
         self._prepare()
         if self.start.typical == 0:
-            return Findings(start=self.start, nothing="the loss has no curvature, or its model no second derivative")
+            return Findings(
+                start=self.start,
+                nothing="the loss has no curvature, or its model no second derivative",
+            )
         given, given_later = self._given()
         ways = [given]
         ways.append(self._steps(ways[-1]))
-        ways.append(self._best_of(levers.moves(ways[-1].algorithm, given.algorithm, ways[-1].curvature), ways[-1]))
-        ways.append(self._best_of(levers.ties(ways[-1].algorithm, given.algorithm, ways[-1].curvature), ways[-1]))
+        ways.append(
+            self._best_of(
+                levers.moves(ways[-1].algorithm, given.algorithm, ways[-1].curvature), ways[-1]
+            )
+        )
+        ways.append(
+            self._best_of(
+                levers.ties(ways[-1].algorithm, given.algorithm, ways[-1].curvature), ways[-1]
+            )
+        )
         if ways[-1] is not ways[1]:
             ways.append(self._steps(ways[-1]))
         advised = self._confirmed(ways, given_later)
@@ -136,7 +147,9 @@ class _Search:
 
     def _given(self) -> tuple[Trial, Trial]:
         """The file's own setting after a trial's rounds, and after those of the last comparison."""
-        run = Run(replace(self._short(self.longer, self.experiment.algorithm), score_every=self.rounds))
+        run = Run(
+            replace(self._short(self.longer, self.experiment.algorithm), score_every=self.rounds)
+        )
         trials: list[Trial] = []
         for end in (self.rounds, self.longer):
             trial = self._after(run, end)
@@ -168,13 +181,18 @@ class _Search:
         has_validation = bool(e.data.validation.counts().sum())
         self.part = "validation" if has_validation else "train"
         self.experiment = replace(
-            e, protocol="honest" if has_validation else e.protocol, parts=(self.part,), score_train_every=None
+            e,
+            protocol="honest" if has_validation else e.protocol,
+            parts=(self.part,),
+            score_train_every=None,
         )
         first = Run(self._short(1, e.algorithm))
         self.probe = Probe(self.experiment, first.trained)
         start = self.probe.measure(first.w)
         if start is None:
-            raise ConfigError("the curvature of the loss is not finite at the initial model; `--fast` does not measure it.")
+            raise ConfigError(
+                "the curvature of the loss is not finite at the initial model; `--fast` does not measure it."
+            )
         self.start = start
         gradients = _first_round(first)
         work = max(gradients * first.w.shape[1], 1)
@@ -251,7 +269,9 @@ class _Search:
             tried.append(trial)
             if trial.score < max(t.score for t in tried) - GAIN and _stable(trial):
                 break
-            sizes = {step.field: _shorter(step, sizes[step.field], trial.curvature) for step in steps}
+            sizes = {
+                step.field: _shorter(step, sizes[step.field], trial.curvature) for step in steps
+            }
         return _chosen(tried, steps[0])
 
     def _best_of(self, proposals: Any, best: Trial) -> Trial:

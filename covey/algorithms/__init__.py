@@ -49,7 +49,9 @@ def _classes(module: ModuleType) -> dict[str, type]:
     return {
         name: value
         for name, value in vars(module).items()
-        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     }
 
 
@@ -72,7 +74,9 @@ def _place(name: str) -> tuple[int, str]:
 _NAMES = sorted((info.name for info in pkgutil.iter_modules(__path__)), key=_place)
 _MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
 
-ALGORITHMS: dict[str, type[Algorithm]] = {name: _algorithm(module) for name, module in _MODULES.items()}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    name: _algorithm(module) for name, module in _MODULES.items()
+}
 """Every algorithm by the name of its file, which is its name in an experiment file."""
 
 for _module in _MODULES.values():

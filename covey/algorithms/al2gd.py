@@ -52,12 +52,22 @@ class AL2GD(Algorithm):
         return mean
 
     def edge(self, me: Nodes, flips: Rows) -> tuple[Rows, Exact]:
-        p, mean, left, going = me.own(self.edge_p), me.initial(), flips, torch.ones_like(flips, dtype=torch.bool)
+        p, mean, left, going = (
+            me.own(self.edge_p),
+            me.initial(),
+            flips,
+            torch.ones_like(flips, dtype=torch.bool),
+        )
         one = torch.ones_like(flips)
-        lr, pull = self.lr / (1 - self.p) / (1 - p) * one, self.lr * self.lam / (1 - self.p) / p * one
+        lr, pull = (
+            self.lr / (1 - self.p) / (1 - p) * one,
+            self.lr * self.lam / (1 - self.p) / p * one,
+        )
         while True:  # at least once: the server needs a mean even if no flip is left
             steps = torch.minimum(draws.failures(me.uniform("coin"), p), left)
-            mean = me.ask(self.device, exact(torch.cat([steps, lr], 1)), where=going).mean(default=mean)
+            mean = me.ask(self.device, exact(torch.cat([steps, lr], 1)), where=going).mean(
+                default=mean
+            )
             going = left > steps
             me.ask(self.pull, mean, exact(pull), where=going)
             left = left - steps - going.to(left)
@@ -82,7 +92,9 @@ class AL2GD(Algorithm):
         me.keep("personal", me.recall("personal", default=me.initial()) - step)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return descend(w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr)
+        return descend(
+            w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         local = self.lr / (1 - self.p) / (1 - largest(self.edge_p))

@@ -44,7 +44,9 @@ class Centralised(Algorithm):
         return gradient(w), me.weight("samples")
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)  # as of FedAvg, on its own data
+        return descend(
+            w, me.grad(self.batch), steps=self.steps, lr=self.lr
+        )  # as of FedAvg, on its own data
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         return inner_step(self.lr, 0.0, loss, steps=self.steps)

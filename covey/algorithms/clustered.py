@@ -54,14 +54,19 @@ class Clustered(Algorithm):
     def server(self, me: Nodes, w: Rows) -> Rows:
         models = self.begin(me, w) if (last := me.recall("clusters")) is None else last
         answers, *picked = me.ask(self.device, *models.unbind(1), sample=self.sample)
-        means = [answers.mean(weight=picks, default=old) for picks, old in zip(picked, models.unbind(1), strict=True)]
+        means = [
+            answers.mean(weight=picks, default=old)
+            for picks, old in zip(picked, models.unbind(1), strict=True)
+        ]
         me.keep("clusters", torch.stack(means, dim=1))
         totals, counts = zip(*(answers.sums(picks) for picks in picked), strict=True)
         return torch.stack(totals).sum(0) / torch.stack(counts).sum(0)
 
     def begin(self, me: Nodes, w: Rows) -> Tensor:
         """The models of all clusters, [n, k, P]."""
-        away = me.normal("clusters", (self.clusters - 1) * w.shape[1]).view(len(w), self.clusters - 1, w.shape[1])
+        away = me.normal("clusters", (self.clusters - 1) * w.shape[1]).view(
+            len(w), self.clusters - 1, w.shape[1]
+        )
         return torch.cat([w[:, None], w[:, None] + self.spread * away], dim=1)
 
     def device(self, me: Nodes, *models: Rows) -> tuple[Message, ...]:
@@ -69,7 +74,9 @@ class Clustered(Algorithm):
         losses = torch.cat([me.loss(model, examples) for model in models], dim=1)
         picked = one_hot(losses.argmin(1), len(models)).to(losses)
         start = torch.where(picked[:, :, None] == 1, torch.stack(models, dim=1), 0).sum(1)
-        theta = descend(me.keep("cluster", start), me.grad(self.batch), steps=self.steps, lr=self.lr)
+        theta = descend(
+            me.keep("cluster", start), me.grad(self.batch), steps=self.steps, lr=self.lr
+        )
         weight = me.weight(self.weight)
         weights = picked if weight is None else picked * weight.rows
         return me.keep("personal", theta), *(exact(column) for column in weights.t()[:, :, None])

@@ -66,10 +66,18 @@ class DemLearn(Algorithm):
 
     def device(self, me: Nodes) -> Rows:
         theta, parent = (me.recall(name, default=me.initial()) for name in ("personal", "_parent"))
-        return me.keep("local", descend(theta, me.grad(self.batch), prox=(self.mu, parent), steps=self.steps, lr=self.lr))
+        return me.keep(
+            "local",
+            descend(
+                theta, me.grad(self.batch), prox=(self.mu, parent), steps=self.steps, lr=self.lr
+            ),
+        )
 
     def mix(self, me: Nodes, parent: Rows) -> None:
-        me.keep("personal", torch.lerp(me.recall("local", default=parent), me.keep("_parent", parent), self.alpha))
+        me.keep(
+            "personal",
+            torch.lerp(me.recall("local", default=parent), me.keep("_parent", parent), self.alpha),
+        )
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(w, me.grad(self.batch), prox=(self.mu, w), steps=self.steps, lr=self.lr)
@@ -80,10 +88,16 @@ class DemLearn(Algorithm):
             return list(range(len(theta)))
         from scipy.cluster import hierarchy
 
-        finite = torch.nan_to_num(theta.double()).clamp(-1e100, 1e100).cpu()  # what diverges is refused when the round ends
-        return members(hierarchy.to_tree(hierarchy.linkage(finite.numpy(), self.linkage)), self.levels)
+        finite = (
+            torch.nan_to_num(theta.double()).clamp(-1e100, 1e100).cpu()
+        )  # what diverges is refused when the round ends
+        return members(
+            hierarchy.to_tree(hierarchy.linkage(finite.numpy(), self.linkage)), self.levels
+        )
 
-    def mix_down(self, group: Group, theta: Rows, parent: Rows, factor: float, above: Rows | None = None) -> Rows:
+    def mix_down(
+        self, group: Group, theta: Rows, parent: Rows, factor: float, above: Rows | None = None
+    ) -> Rows:
         """The group's model, mixed with that of the group it is in; `parent` gets, for every device below, that of its group."""
         model = average(group, theta, factor)
         model = model if above is None else torch.lerp(model, above, self.alpha)
@@ -120,4 +134,7 @@ def members(node: Any, levels: int) -> Group:
     """The top of a dendrogram as lists in lists; of its last level, all devices below."""
     if levels == 1:
         return list(node.pre_order())
-    return [child.id if child.is_leaf() else members(child, levels - 1) for child in (node.left, node.right)]
+    return [
+        child.id if child.is_leaf() else members(child, levels - 1)
+        for child in (node.left, node.right)
+    ]

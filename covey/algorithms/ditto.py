@@ -46,7 +46,13 @@ class Ditto(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         v = me.recall("personal", default=w)
-        v = descend(v, me.grad(self.batch, "personal"), prox=(self.lam, w), steps=self.personal_steps, lr=self.personal_lr)
+        v = descend(
+            v,
+            me.grad(self.batch, "personal"),
+            prox=(self.lam, w),
+            steps=self.personal_steps,
+            lr=self.personal_lr,
+        )
         return me.keep("personal", v)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:

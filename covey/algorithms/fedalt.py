@@ -45,7 +45,9 @@ class FedAlt(Algorithm):
     any_depth: ClassVar[bool] = True
 
     def work(self, shared: int, private: int) -> Work:
-        return Work(shared, private, steps=self.steps, personal_steps=self.personal_steps, probe_steps=0)
+        return Work(
+            shared, private, steps=self.steps, personal_steps=self.personal_steps, probe_steps=0
+        )
 
     def above(self) -> str:
         return "edge"
@@ -67,7 +69,13 @@ class FedAlt(Algorithm):
     def device(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
         v = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([u, v], dim=1)
-        x = descend(x, me.grad(self.batch, "personal"), part=me.private, steps=self.personal_steps, lr=self.personal_lr)
+        x = descend(
+            x,
+            me.grad(self.batch, "personal"),
+            part=me.private,
+            steps=self.personal_steps,
+            lr=self.personal_lr,
+        )
         x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
 
@@ -76,4 +84,6 @@ class FedAlt(Algorithm):
         above = replace(loss, exact=False)
         yield from inner_step(self.lr, 0.0, above, steps=self.steps)
         personal = ("personal_lr", "lam")
-        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)
+        yield from inner_step(
+            self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal
+        )

@@ -16,7 +16,17 @@ import numpy as np
 import torch
 
 from covey.engine.descend import NO_DATA, descend
-from covey.kernel.advice import HALFWAY, Advice, Levers, Loss, RoundFactor, Statement, Step, Upper, Vector
+from covey.kernel.advice import (
+    HALFWAY,
+    Advice,
+    Levers,
+    Loss,
+    RoundFactor,
+    Statement,
+    Step,
+    Upper,
+    Vector,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
     Condition,
@@ -118,15 +128,21 @@ class FedMac(Algorithm):
         if self.method == "nesterov":
             yield from momentum_step(self.personal_lr, 0.0, loss, names=names)
         if smooth:
-            yield from smooth_l1_cycle(self.personal_lr, 0.0, self.gamma, self.rho, L=loss.L, names=(*names, "gamma"))
-            yield from smooth_l1_cycle(lr, lam, self.gamma_w, self.rho, names=("lr", "lam", "gamma_w"))
+            yield from smooth_l1_cycle(
+                self.personal_lr, 0.0, self.gamma, self.rho, L=loss.L, names=(*names, "gamma")
+            )
+            yield from smooth_l1_cycle(
+                lr, lam, self.gamma_w, self.rho, names=("lr", "lam", "gamma_w")
+            )
         yield from self._penalty_step()
         largest = lr * lam**2 / (lr * lam - 2) if lr * lam > 2 else math.inf
         why = "lam < L < lr lam^2/(lr lam - 2)"
         yield from outer_step(lr, lam, names=("lr", "lam"), largest=largest, why=why)
         moved = 1 - (1 - lr * lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
-        if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
+        if (
+            self.method == "gradient" and not self.tol
+        ):  # else the number of steps or their law is another
             yield RoundFactor(self._excess)
         yield from self._correlation(loss)
 

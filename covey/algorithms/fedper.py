@@ -44,7 +44,9 @@ class FedPer(Algorithm):
 
     def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
         head = me.recall("personal", default=me.initial())[:, me.private]
-        x = descend(torch.cat([base, head], dim=1), me.grad(self.batch), steps=self.steps, lr=self.lr)
+        x = descend(
+            torch.cat([base, head], dim=1), me.grad(self.batch), steps=self.steps, lr=self.lr
+        )
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:

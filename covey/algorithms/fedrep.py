@@ -44,14 +44,22 @@ class FedRep(Algorithm):
         return torch.cat([base.mean(weight=samples), w[:, me.private]], dim=1)
 
     def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
-        x = descend(self.fitted(me, base), me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
+        x = descend(
+            self.fitted(me, base), me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr
+        )
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
 
     def fitted(self, me: Nodes, base: Rows) -> Rows:
         """The base with each device's head after its steps."""
         head = me.recall("personal", default=me.initial())[:, me.private]
         start = torch.cat([base, head], dim=1)
-        return descend(start, me.grad(self.batch, "head"), part=me.private, steps=self.head_steps, lr=self.head_lr)
+        return descend(
+            start,
+            me.grad(self.batch, "head"),
+            part=me.private,
+            steps=self.head_steps,
+            lr=self.head_lr,
+        )
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return self.fitted(me, w[:, me.shared])

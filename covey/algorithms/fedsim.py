@@ -65,7 +65,12 @@ class FedSim(Algorithm):
 
     def device(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
         v = me.recall("personal", default=me.initial())[:, me.private]
-        x = descend(torch.cat([u, v], dim=1), me.grad(self.batch), steps=self.steps, lr=me.by_part(self.lr, self.personal_lr))
+        x = descend(
+            torch.cat([u, v], dim=1),
+            me.grad(self.batch),
+            steps=self.steps,
+            lr=me.by_part(self.lr, self.personal_lr),
+        )
         return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:

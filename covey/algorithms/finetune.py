@@ -35,7 +35,10 @@ class FineTune(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
         x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
-        me.keep("personal", descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr))
+        me.keep(
+            "personal",
+            descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr),
+        )
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:

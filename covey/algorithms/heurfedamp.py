@@ -49,7 +49,9 @@ class HeurFedAMP(Algorithm):
 
     def weights(self, models: Tensor) -> Tensor:
         """xi, [n, N, N]: rows that sum to 1, none of them negative."""
-        likeness = attention.only_others(self.sigma * attention.cosines(models), -math.inf).softmax(2)
+        likeness = attention.only_others(self.sigma * attention.cosines(models), -math.inf).softmax(
+            2
+        )
         likeness = likeness.nan_to_num(0)  # who is alone has no others to weigh
         return attention.with_itself((1 - self.self_weight) * likeness)
 

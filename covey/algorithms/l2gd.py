@@ -53,7 +53,9 @@ class L2GD(Algorithm):
         me.keep("personal", torch.lerp(x, mean, self.lr * self.lam / self.p))
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return descend(w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr)
+        return descend(
+            w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Flips add up whatever a round holds, so that several local steps follow each other."""

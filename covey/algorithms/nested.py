@@ -59,7 +59,9 @@ class Level:
     def __post_init__(self) -> None:
         check(self)
         if self.warm and not self.name:
-            raise ConfigError(f"a warm level of tier {self.tier} goes on from what it kept, so it needs a name.")
+            raise ConfigError(
+                f"a warm level of tier {self.tier} goes on from what it kept, so it needs a name."
+            )
 
     def advice(self, loss: Loss) -> Iterator[Advice]:
         """What theory says of this level alone, whose loss is that of the levels below it."""
@@ -81,10 +83,14 @@ class Nested(Algorithm):
     def __post_init__(self) -> None:
         listed = isinstance(self.levels, list | tuple)
         if not listed or not all(isinstance(level, Level) for level in self.levels):
-            raise ConfigError(f"Nested: levels = {shown(self.levels)} must be a list of Level(...).")
+            raise ConfigError(
+                f"Nested: levels = {shown(self.levels)} must be a list of Level(...)."
+            )
         object.__setattr__(self, "levels", tuple(self.levels))
         if len(self.tiers()) < 2:
-            raise ConfigError("Nested needs levels on two tiers or more, the server's first and the devices' last.")
+            raise ConfigError(
+                "Nested needs levels on two tiers or more, the server's first and the devices' last."
+            )
 
     def tiers(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(level.tier for level in self.levels))
@@ -105,7 +111,9 @@ class Nested(Algorithm):
     def threshold(self, at: int) -> float | None:
         level = self.levels[at]
         pull = 0.0 if at + 1 == len(self.levels) else self.pull(at)
-        return smooth_l1.threshold(rho=level.rho, lr=level.lr, gamma=level.gamma, lam=level.lam + level.ridge + pull)
+        return smooth_l1.threshold(
+            rho=level.rho, lr=level.lr, gamma=level.gamma, lam=level.lam + level.ridge + pull
+        )
 
     def pull(self, at: int) -> float:
         """The weight of the next level's answer."""
@@ -115,7 +123,11 @@ class Nested(Algorithm):
     def above(self) -> str:
         """The level above the devices' first, unless it is the server's."""
         at = next(i for i, level in enumerate(self.levels) if level.tier == self.tiers()[-1]) - 1
-        return self.levels[at].name if self.levels[at].tier != self.tiers()[0] and self.levels[at].name else "global"
+        return (
+            self.levels[at].name
+            if self.levels[at].tier != self.tiers()[0] and self.levels[at].name
+            else "global"
+        )
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         answer = self.below(me, w)
@@ -125,7 +137,9 @@ class Nested(Algorithm):
         return self.solve(me, 0, x)
 
     def below(self, me: Nodes, anchor: Rows) -> Rows:
-        return self.solve(me, next(i for i, level in enumerate(self.levels) if level.tier == me.tier), anchor)
+        return self.solve(
+            me, next(i for i, level in enumerate(self.levels) if level.tier == me.tier), anchor
+        )
 
     def solve(self, me: Nodes, at: int, anchor: Rows) -> Rows:
         """The model of a level after its steps, given the one above."""
@@ -142,7 +156,9 @@ class Nested(Algorithm):
         """The gradient of the envelopes below, from their answer."""
         level, child = self.levels[at], self.levels[at + 1]
         near = child.tier == level.tier
-        answer = self.solve(me, at + 1, x) if near else me.ask(self.below, x, sample=level.sample).mean()
+        answer = (
+            self.solve(me, at + 1, x) if near else me.ask(self.below, x, sample=level.sample).mean()
+        )
         pull = self.pull(at)
         return pull * (x - answer) if child.coupling == "prox" else -pull * answer
 
@@ -197,7 +213,9 @@ class Nested(Algorithm):
 
 def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
     tie = level.lam * (x - anchor) if level.coupling == "prox" else -level.lam * anchor
-    return tie + level.ridge * x + (level.gamma * smooth_l1.grad(x, level.rho) if level.gamma else 0.0)
+    return (
+        tie + level.ridge * x + (level.gamma * smooth_l1.grad(x, level.rho) if level.gamma else 0.0)
+    )
 
 
 def _under(lam: float, loss: Loss) -> Loss:

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from covey.engine.descend import descend
-from covey.kernel.advice import FLAT, HALFWAY, Levers, Loss, RoundFactor, Statement, Step, Upper, Vector
+from covey.kernel.advice import (
+    FLAT,
+    HALFWAY,
+    Levers,
+    Loss,
+    RoundFactor,
+    Statement,
+    Step,
+    Upper,
+    Vector,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import power
 from covey.kernel.fields import Count, NonNegative, Positive
@@ -56,7 +66,9 @@ class PerFedAvg(Algorithm):
         x, inner, outer = w, me.grad(self.batch, "inner"), me.grad(self.batch)
         for _ in range(self.steps):
             g = outer(x - self.alpha * inner(x))
-            x = x - self.lr * (g if self.order == "first" else g - self.alpha * self.curved(me, x, g))
+            x = x - self.lr * (
+                g if self.order == "first" else g - self.alpha * self.curved(me, x, g)
+            )
         return x, me.weight(self.weight)
 
     def curved(self, me: Nodes, x: Rows, g: Rows) -> Rows:
@@ -67,7 +79,9 @@ class PerFedAvg(Algorithm):
         return (gradient(x + self.delta * g) - gradient(x - self.delta * g)) / (2 * self.delta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return me.keep("personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha))
+        return me.keep(
+            "personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha)
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         yield RoundFactor(self._excess)

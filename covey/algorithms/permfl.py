@@ -29,7 +29,17 @@ from covey.kernel.advice import (
     per_cent,
 )
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import at_most, at_most_of, descended, exceeds, inner_step, largest, power, same_for_all, theorem
+from covey.kernel.conditions import (
+    at_most,
+    at_most_of,
+    descended,
+    exceeds,
+    inner_step,
+    largest,
+    power,
+    same_for_all,
+    theorem,
+)
 from covey.kernel.fields import Count, CountPerNode, Positive, PositivePerNode
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Replies
@@ -225,9 +235,7 @@ class PerMFL(Algorithm):
             return
         per_k = lam**2 * eta / (2 * lr * (1 - lr * (L + lam) / 2) * (lam - L) ** 2)
         per_t = 2 * self.beta * gamma**2 / (eta * (gamma - lam) ** 2)
-        text = (
-            f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, gaps of all levels taken as equal."
-        )
+        text = f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, gaps of all levels taken as equal."
         numbers = {"K per T": per_t, "L per K": per_k}
         yield Advice("note", "K and L of PerMFL (nonconvex)", text, numbers)
 

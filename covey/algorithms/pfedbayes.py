@@ -61,7 +61,10 @@ class PFedBayes(Algorithm):
 
     def device(self, me: Nodes, local_mu: Rows, local_rho: Rows) -> tuple[Rows, Rows]:
         since = me.round if self.restart else 0
-        mu, rho = me.recall("personal", local_mu, since), me.recall("_personal_rho", local_rho, since)
+        mu, rho = (
+            me.recall("personal", local_mu, since),
+            me.recall("_personal_rho", local_rho, since),
+        )
         tie = self.zeta / me.count.clamp(min=1)
         personal, local = Stepper(self.method, self.personal_lr), Stepper(self.method, self.lr)
         for _ in range(self.local_rounds):
@@ -70,7 +73,9 @@ class PFedBayes(Algorithm):
                 noise = me.normal("epsilon", mu.shape[1])
                 g = gradient(mu + softplus(rho) * noise)
                 by_mu, by_rho, *_ = divergence_gradients(mu, rho, local_mu, local_rho)
-                mu, rho = personal.step((mu, rho), (g + tie * by_mu, g * noise * sigmoid(rho) + tie * by_rho))
+                mu, rho = personal.step(
+                    (mu, rho), (g + tie * by_mu, g * noise * sigmoid(rho) + tie * by_rho)
+                )
             *_, by_mu, by_rho = divergence_gradients(mu, rho, local_mu, local_rho)
             local_mu, local_rho = local.step((local_mu, local_rho), (tie * by_mu, tie * by_rho))
         me.keep("personal", mu), me.keep("_personal_rho", rho)
@@ -84,7 +89,9 @@ class PFedBayes(Algorithm):
         if not self.draws or model == "global":
             return None
         sigma = softplus(me.recall(f"_{model}_rho", default=torch.full_like(rows, self.rho)))
-        drawn = [rows + sigma * me.normal(f"{model} predicts", rows.shape[1]) for _ in range(self.draws)]
+        drawn = [
+            rows + sigma * me.normal(f"{model} predicts", rows.shape[1]) for _ in range(self.draws)
+        ]
 
         def predict(batch: Batch, which: Tensor) -> Tensor:
             logs = [torch.log_softmax(me.outputs(one[which], batch), dim=-1) for one in drawn]
@@ -147,7 +154,9 @@ def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:
     return each.sum(1, keepdim=True)
 
 
-def divergence_gradients(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> tuple[Rows, Rows, Rows, Rows]:
+def divergence_gradients(
+    mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows
+) -> tuple[Rows, Rows, Rows, Rows]:
     """The derivatives of `divergence` by mu, rho, m and the rho of s; that of sigma by rho is sigmoid(rho)."""
     sigma, s, gap = softplus(rho), softplus(local_rho), mu - local_mu
     by_mu, by_sigma = gap / (s * s), sigma / (s * s) - 1 / sigma

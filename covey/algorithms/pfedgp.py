@@ -72,27 +72,58 @@ class PFedGP(Algorithm):
 
     def loss(self, me: Nodes, features: Tensor, batch: Batch) -> Tensor:
         """Minus the mean logarithm of the chance that the second half's labels have, given the first half, [n]."""
-        half, weight = self.batch // 2, torch.ones_like(features[:, :, 0]) if batch.weight is None else batch.weight
-        known = self.classifier(me, features[:, :half], batch.y[:, :half], weight[:, :half], draws=self.draws, stream="train")
+        half, weight = (
+            self.batch // 2,
+            torch.ones_like(features[:, :, 0]) if batch.weight is None else batch.weight,
+        )
+        known = self.classifier(
+            me,
+            features[:, :half],
+            batch.y[:, :half],
+            weight[:, :half],
+            draws=self.draws,
+            stream="train",
+        )
         logs = known.log_chances(features[:, half:]).gather(2, batch.y[:, half:, None])[:, :, 0]
         return -(weight[:, half:] * logs).sum(1) / weight[:, half:].sum(1).clamp(min=1)
 
     def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
         batch, has = me.examples(self.support), me.labels
-        known = self.classifier(me, me.outputs(rows, batch), batch.y, batch.weight, draws=self.predict_draws, stream=model)
+        known = self.classifier(
+            me,
+            me.outputs(rows, batch),
+            batch.y,
+            batch.weight,
+            draws=self.predict_draws,
+            stream=model,
+        )
 
         def predict(batch: Batch, which: Tensor) -> Tensor:
-            chances = has[which][:, None] * known.log_chances(me.outputs(rows[which], batch), which).exp()
+            chances = (
+                has[which][:, None] * known.log_chances(me.outputs(rows[which], batch), which).exp()
+            )
             return torch.log((1 - _ELSE) * chances + _ELSE / has.shape[1])
 
         return predict
 
     def memory(self) -> int:
-        train, predict = 8 * self.draws * (self.batch // 2) ** 2, self.predict_draws * self.support * (3 * self.support + 512)
-        return 8 * max(train, predict)  # matrices that a gradient goes back through, and those of one block of examples
+        train, predict = (
+            8 * self.draws * (self.batch // 2) ** 2,
+            self.predict_draws * self.support * (3 * self.support + 512),
+        )
+        return 8 * max(
+            train, predict
+        )  # matrices that a gradient goes back through, and those of one block of examples
 
     def classifier(
-        self, me: Nodes, features: Tensor, y: Tensor, weight: Tensor | None, *, draws: int, stream: str
+        self,
+        me: Nodes,
+        features: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        *,
+        draws: int,
+        stream: str,
     ) -> gp.Classifier:
         """The device's own classifier on the features of these examples."""
         return gp.classifier(gp.CovarianceKernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,

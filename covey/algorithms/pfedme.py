@@ -16,7 +16,18 @@ import numpy as np
 import torch
 
 from covey.engine.descend import descend
-from covey.kernel.advice import HALFWAY, Levers, Loss, RoundFactor, Statement, Step, Tie, Upper, Vector, envelope
+from covey.kernel.advice import (
+    HALFWAY,
+    Levers,
+    Loss,
+    RoundFactor,
+    Statement,
+    Step,
+    Tie,
+    Upper,
+    Vector,
+    envelope,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
     at_least_of,
@@ -93,17 +104,23 @@ class PFedMe(Algorithm):
         personal = ("personal_lr", "lam")
         total = self.steps * self.local_rounds
         curve = self.gamma / self.rho
-        yield from inner_step(self.personal_lr, lam, loss, steps=self.steps, total=total, curve=curve, names=personal)
+        yield from inner_step(
+            self.personal_lr, lam, loss, steps=self.steps, total=total, curve=curve, names=personal
+        )
         if self.method == "nesterov":
             yield from momentum_step(self.personal_lr, lam, loss, names=personal)
         names = (*personal, "gamma")
-        yield from smooth_l1_cycle(self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names)
+        yield from smooth_l1_cycle(
+            self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names
+        )
         largest = envelope_bound(self.lr * self.lam, self.lam)
         why = "L < 2 lam/(lr lam - 2)"
         yield from outer_step(self.lr, self.lam, names=("lr", "lam"), largest=largest, why=why)
         moved = 1 - (1 - self.lr * self.lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
-        if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
+        if (
+            self.method == "gradient" and not self.tol
+        ):  # else the number of steps or their law is another
             yield RoundFactor(self._excess)
         yield from self._theorems(loss)
 

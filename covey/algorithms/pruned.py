@@ -164,4 +164,6 @@ class Pruned(Algorithm):
         above = replace(loss, exact=False)
         yield from inner_step(self.lr, 0.0, above, steps=self.steps)
         personal = ("personal_lr", "lam")
-        yield from inner_step(self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal)
+        yield from inner_step(
+            self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal
+        )

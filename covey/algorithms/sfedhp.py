@@ -15,7 +15,18 @@ import numpy as np
 import torch
 
 from covey.engine.descend import NO_DATA, descend
-from covey.kernel.advice import HALFWAY, Levers, Loss, RoundFactor, Statement, Step, Tie, Upper, Vector, envelope
+from covey.kernel.advice import (
+    HALFWAY,
+    Levers,
+    Loss,
+    RoundFactor,
+    Statement,
+    Step,
+    Tie,
+    Upper,
+    Vector,
+    envelope,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import (
     at_least_of,
@@ -132,7 +143,9 @@ class SFedHP(Algorithm):
             yield from momentum_step(self.lr2, self.lam1, loss, names=("lr2", "lam1"))
         if self.l1 == "smooth":
             names = ("lr2", "lam1", "gamma1")
-            yield from smooth_l1_cycle(self.lr2, self.lam1, self.gamma1, self.rho, L=loss.L, names=names)
+            yield from smooth_l1_cycle(
+                self.lr2, self.lam1, self.gamma1, self.rho, L=loss.L, names=names
+            )
             names = ("lr1", "lam_bar", "gamma2")
             yield from smooth_l1_cycle(self.lr1, both, self.gamma2, self.rho, names=names)
         largest = envelope_bound(self.lr1 * both, both)
@@ -140,7 +153,9 @@ class SFedHP(Algorithm):
         yield from outer_step(self.lr1, both, names=("lr1", "lam_bar"), largest=largest, why=why)
         moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
-        if self.method == "gradient" and not self.tol:  # else the number of steps or their law is another
+        if (
+            self.method == "gradient" and not self.tol
+        ):  # else the number of steps or their law is another
             yield RoundFactor(self._excess)
         yield from self._theorems(loss, curve1, self.lam2 + curve2)
 
@@ -169,7 +184,9 @@ class SFedHP(Algorithm):
         first = exceeds(f"lam1 = {lam1:g}", lam1, "2 (L + gamma1/rho)", double)
         second = (f"lam2 = {lam2:g} > 2 lam1 = {2 * lam1:g}", lam2 > 2 * lam1)
         numbers = {"gamma1/rho": curve1, "L_F": smooth}
-        yield theorem("Theorem 1 of sFedHP", [first, second], numbers, "a convex loss needs neither")
+        yield theorem(
+            "Theorem 1 of sFedHP", [first, second], numbers, "a convex loss needs neither"
+        )
         lam, scale = lam1 * lam2 / math.hypot(lam1, lam2), self.beta * self.edge_rounds
         bound = min(1 / (588 * smooth * lam**2), self.beta / (2 * smooth)) / scale
         wide = at_least_of(f"lam = {lam:.4g}", lam, "sqrt(16 (L + gamma1/rho)^2 + 1)", least)

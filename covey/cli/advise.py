@@ -25,10 +25,20 @@ from covey.runs.experiment import Experiment
 
 def advise(
     what: What = None,
-    write: Annotated[bool, typer.Option("--write", help="Make the changes in the file; its comments and order stay.")] = False,
-    fast: Annotated[bool, typer.Option("--fast", help="Run nothing: only say what is certain or likely to fail.")] = False,
-    theory: Annotated[bool, typer.Option("--theory", help="Also hold the file against the theorems' conditions.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="Accepted as before: measuring is now the default.")] = False,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Make the changes in the file; its comments and order stay."),
+    ] = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Run nothing: only say what is certain or likely to fail."),
+    ] = False,
+    theory: Annotated[
+        bool, typer.Option("--theory", help="Also hold the file against the theorems' conditions.")
+    ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Accepted as before: measuring is now the default.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say which step sizes and penalties to change, and why: one line per change.
@@ -70,7 +80,11 @@ def advise(
     smoothness = None if findings.curvature is None else findings.curvature.typical
     theorems = quick(experiment, smoothness=smoothness)
     if as_json:
-        print(json.dumps(_as_dict(findings, theorems, seconds, path if write and findings.changes else None)))
+        print(
+            json.dumps(
+                _as_dict(findings, theorems, seconds, path if write and findings.changes else None)
+            )
+        )
     else:
         _show(console, findings, experiment.rounds, seconds)
         _show_end(console, findings, path, write)
@@ -93,21 +107,32 @@ def print_advice(console: Console, items: list[Advice]) -> None:
     """One line for each."""
     colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
     for item in items:
-        console.print(f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}", highlight=False)
+        console.print(
+            f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}",
+            highlight=False,
+        )
 
 
 def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
     """Refuse a --write that has no file of the user's own to change, before anything is run."""
     if path is None:
-        raise ConfigError("--write changes a file, but none was given: covey advise my.toml --write.")
+        raise ConfigError(
+            "--write changes a file, but none was given: covey advise my.toml --write."
+        )
     with resources.as_file(resources.files("covey.cli").joinpath("demo.toml")) as demo:
         if path.exists() and path.resolve() == demo.resolve():
-            raise ConfigError(f"{path} is the demo that covey ships; copy it and advise the copy: cp {path} my.toml.")
+            raise ConfigError(
+                f"{path} is the demo that covey ships; copy it and advise the copy: cp {path} my.toml."
+            )
     if changes:
         listed = " ".join(changes)
-        raise ConfigError(f"--write changes {path}, which does not say {listed}; write that into the file first.")
+        raise ConfigError(
+            f"--write changes {path}, which does not say {listed}; write that into the file first."
+        )
     if fast:
-        raise ConfigError("--fast tries nothing, so that --write has nothing to write; leave out one of them.")
+        raise ConfigError(
+            "--fast tries nothing, so that --write has nothing to write; leave out one of them."
+        )
 
 
 def _text(path: Path) -> str:
@@ -149,7 +174,9 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
     length = f"{findings.rounds} of {rounds} rounds"
     if not findings.changes:
         console.print(f"nothing to change{_because(findings)}", highlight=False)
-        figures = ", ".join(f"{name} {_figure(value, findings)}" for name, value in findings.given.figures.items())
+        figures = ", ".join(
+            f"{name} {_figure(value, findings)}" for name, value in findings.given.figures.items()
+        )
         console.print(f"tried {length}, {findings.part}: {figures}", highlight=False)
     else:
         console.print(f"tried {length}, {findings.part}: {_compared(findings)}", highlight=False)
@@ -157,7 +184,10 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
     if findings.changes and findings.given.bytes and not 0.95 < more < 1.05:
         console.print(f"it sends {more:.2g} times as many bytes as before", highlight=False)
     if findings.part == "train":
-        console.print("no device has validation examples: judged on training data, which overfitting flatters", highlight=False)
+        console.print(
+            "no device has validation examples: judged on training data, which overfitting flatters",
+            highlight=False,
+        )
     console.print(f"{len(findings.trials)} settings tried in {seconds:.1f} s", highlight=False)
 
 
@@ -172,7 +202,10 @@ def _show_end(console: Console, findings: Findings, path: Path | None, write: bo
     if write:
         console.print(f"{escape(str(path))} is changed", highlight=False)
         return
-    console.print(f"the file is unchanged; to change it: covey advise {escape(str(path))} --write", highlight=False)
+    console.print(
+        f"the file is unchanged; to change it: covey advise {escape(str(path))} --write",
+        highlight=False,
+    )
 
 
 def _compared(findings: Findings) -> str:
@@ -193,13 +226,17 @@ def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
     return f"{value:.1f} %" if unit else f"{value:.1f}"
 
 
-def _as_dict(findings: Findings, theorems: list[Advice], seconds: float, written: Path | None) -> dict[str, Any]:
+def _as_dict(
+    findings: Findings, theorems: list[Advice], seconds: float, written: Path | None
+) -> dict[str, Any]:
     """Everything, as JSON can hold it; `advice` has the theorems."""
     curvature = findings.curvature
     return {
         "smoothness": None if curvature is None else curvature.typical,
         "curvature": {"start": _plain(findings.start), "along": _plain(curvature)},
-        "changes": [{**asdict(change), "field": f"algorithm.{change.field}"} for change in findings.changes],
+        "changes": [
+            {**asdict(change), "field": f"algorithm.{change.field}"} for change in findings.changes
+        ],
         "nothing": findings.nothing,
         "part": findings.part,
         "rounds": findings.rounds,
@@ -221,7 +258,11 @@ def _trial(trial: Trial | None) -> dict[str, Any] | None:
     if trial is None:
         return None
     return {
-        "algorithm": {name: value for name, value in vars(trial.algorithm).items() if isinstance(value, int | float | str)},
+        "algorithm": {
+            name: value
+            for name, value in vars(trial.algorithm).items()
+            if isinstance(value, int | float | str)
+        },
         "figures": trial.figures,
         "diverged": trial.diverged,
         "curvature": asdict(trial.curvature),

@@ -116,7 +116,9 @@ class Config(BaseModel):
         out = self.model_dump()
         for section in named.KINDS:
             out[section] = named.resolved(section, getattr(self, section))
-        out["compare"] = [named.without_null(named.resolved("algorithm", table)) for table in self.compared()]
+        out["compare"] = [
+            named.without_null(named.resolved("algorithm", table)) for table in self.compared()
+        ]
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
         if self.radio is None:
             del out["radio"]
@@ -160,7 +162,9 @@ def _read(path: Path | None) -> dict[str, Any]:
     try:
         return parsed(path.read_text(), path)
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no file {path}; `covey run` without a file runs the demo.") from error
+        raise ConfigError(
+            f"there is no file {path}; `covey run` without a file runs the demo."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
 
@@ -184,7 +188,9 @@ def _check_compare(config: Config) -> None:
     for name in names:
         times = names.count(name)
         if times > 1:
-            raise ConfigError(f"compare names {name!r} {times} times; keep one, or start a run for each.")
+            raise ConfigError(
+                f"compare names {name!r} {times} times; keep one, or start a run for each."
+            )
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> None:

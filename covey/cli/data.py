@@ -25,7 +25,12 @@ from covey.tree import Tree
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="The data folder. Default: COVEY_DATA, else the user's own.")
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="The data folder. Default: COVEY_DATA, else the user's own.",
+    ),
 ]
 
 
@@ -79,10 +84,15 @@ def check(
         console = Console(soft_wrap=True)
         for verdict in verdicts:
             colour = "green" if verdict.good else "bold red"
-            console.print(f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", highlight=False)
+            console.print(
+                f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", highlight=False
+            )
         if bad:
             advice = locations.advice(known(name), locations.folder(data_dir))
-            console.print(f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}.", highlight=False)
+            console.print(
+                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}.",
+                highlight=False,
+            )
     if bad:
         raise typer.Exit(2)
 
@@ -90,7 +100,9 @@ def check(
 @app.command()
 def show(
     what: What = None,
-    out: Annotated[Path | None, typer.Option(help="The picture to write. Default: NAME-data.png here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture to write. Default: NAME-data.png here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show who holds what in an experiment: a picture of labels per device and edge, sizes, overlaps, leaks.
@@ -123,17 +135,24 @@ def show(
     console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}", highlight=False)
     for name, (least, middle, most, total) in facts["sizes"].items():
         console.print(
-            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; {total:,} in all", highlight=False
+            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; {total:,} in all",
+            highlight=False,
         )
     if facts["labels"]:
-        console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]), highlight=False)
+        console.print(
+            "{:12} {} to {} per device, median {}".format("labels", *facts["labels"]),
+            highlight=False,
+        )
     if facts["targets"]:
         console.print(f"{'targets':12} {_spelled(facts['targets'])}", highlight=False)
     if facts["scaling"]:
         console.print(f"{'scaling':12} {escape(facts['scaling'])}", highlight=False)
     found = facts["overlaps"]
     share = f"{found['shared']:,} of {found['held']:,} examples are held by several devices"
-    console.print(f"{'overlaps':12} {share if found['shared'] else 'none: nobody holds what another holds'}", highlight=False)
+    console.print(
+        f"{'overlaps':12} {share if found['shared'] else 'none: nobody holds what another holds'}",
+        highlight=False,
+    )
     colour = "bold red" if leaks else "green"
     console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}", highlight=False)
     console.print(f"{'picture':12} {escape(str(picture))}", highlight=False)
@@ -188,7 +207,12 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
     sizes = {}
     for part in SPLITS:
         counts = shards.part(part).counts()
-        sizes[part] = [int(counts.min()), int(counts.median()), int(counts.max()), int(counts.sum())]
+        sizes[part] = [
+            int(counts.min()),
+            int(counts.median()),
+            int(counts.max()),
+            int(counts.sum()),
+        ]
     labels = (shards.labels() > 0).sum(1)
     kind = shards.scaling.kind if shards.scaling is not None else None
     return {
@@ -196,21 +220,32 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "devices": shards.devices,
         "edges": list(tree.children[-1]) if tree.depth > 2 else None,
         "sizes": sizes,
-        "labels": [int(labels.min()), int(np.median(labels)), int(labels.max())] if shards.classes else None,
+        "labels": [int(labels.min()), int(np.median(labels)), int(labels.max())]
+        if shards.classes
+        else None,
         "targets": _targets(shards),
-        "scaling": None if kind is None else f"{kind}{', over test examples too' if kind == 'paper' else ''}",
+        "scaling": None
+        if kind is None
+        else f"{kind}{', over test examples too' if kind == 'paper' else ''}",
         "overlaps": asdict(overlaps(shards)),
     }
 
 
 def _print(console: Console, status: Status) -> None:
-    examples = f"{status.train:,} + {status.test:,} images" if status.test else f"{status.train:,} images"
+    examples = (
+        f"{status.train:,} + {status.test:,} images" if status.test else f"{status.train:,} images"
+    )
     there = "[green]here    [/]" if status.present else "[yellow]not here[/]"
-    console.print(f"[bold]{status.name:15}[/]{there}  {examples}, {status.classes} classes", highlight=False)
+    console.print(
+        f"[bold]{status.name:15}[/]{there}  {examples}, {status.classes} classes", highlight=False
+    )
     if status.present:
         console.print(f"{'':15}{escape(status.source)}", highlight=False)
         return
     if status.files:
         lacking = ", ".join(status.missing)
-        console.print(f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}", highlight=False)
+        console.print(
+            f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}",
+            highlight=False,
+        )
     console.print(f"{'':15}[dim]{escape(status.get)}[/]", highlight=False)

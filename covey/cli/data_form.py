@@ -26,12 +26,18 @@ class DataForm:
     @staticmethod
     def of(shards: Shards) -> DataForm:
         """The form of these shards."""
-        return DataForm(shards.name, tuple(shards.x.shape[1:]), shards.classes, shards.names, shards.scaling)
+        return DataForm(
+            shards.name, tuple(shards.x.shape[1:]), shards.classes, shards.names, shards.scaling
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         how = self.scaling
-        scaling = None if how is None else {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
+        scaling = (
+            None
+            if how is None
+            else {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
+        )
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -47,8 +53,18 @@ class DataForm:
             found = json.loads(path.read_text())
             names = Names(**{key: tuple(value) for key, value in found["names"].items()})
             how = found["scaling"]
-            shift, factor = (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor")) if how else (None, None)
-            scaling = Scaling(how["kind"], shift, factor) if shift is not None and factor is not None else None
+            shift, factor = (
+                (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor"))
+                if how
+                else (None, None)
+            )
+            scaling = (
+                Scaling(how["kind"], shift, factor)
+                if shift is not None and factor is not None
+                else None
+            )
             return DataForm(found["name"], tuple(found["shape"]), found["classes"], names, scaling)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"cannot read {path}: {error!r}; it is written when a run starts.") from error
+            raise ConfigError(
+                f"cannot read {path}: {error!r}; it is written when a run starts."
+            ) from error

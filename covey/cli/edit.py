@@ -34,7 +34,9 @@ def edited(text: str, section: str, values: Mapping[str, float]) -> str:
     wanted = {**before, section: {**before.get(section, {}), **values}}
     if not lines or _table(after) != wanted:
         listed = ", ".join(f"{key} = {value!r}" for key, value in values.items())
-        raise ConfigError(f"the file has [{section}] in a form that is not changed here; write into it: {listed}.")
+        raise ConfigError(
+            f"the file has [{section}] in a form that is not changed here; write into it: {listed}."
+        )
     return after
 
 
@@ -83,7 +85,11 @@ def _with_line(lines: list[str], section: str, key: str, value: str) -> list[str
     name = key
     if not own:
         name, own = f"{section}.{key}", dotted
-    said = [position for position in own if lines[position].strip() and not lines[position].lstrip().startswith("#")]
+    said = [
+        position
+        for position in own
+        if lines[position].strip() and not lines[position].lstrip().startswith("#")
+    ]
     last = said[-1]
     ending = "\r\n" if lines[last].endswith("\r\n") else "\n"
     if not lines[last].endswith(("\n", "\r")):
@@ -93,7 +99,9 @@ def _with_line(lines: list[str], section: str, key: str, value: str) -> list[str
 
 def _places(lines: list[str], section: str) -> list[int]:
     """The lines of a table, header included, and those above all tables."""
-    return [position for position in range(len(lines)) if _header(lines, position) in (None, section)]
+    return [
+        position for position in range(len(lines)) if _header(lines, position) in (None, section)
+    ]
 
 
 def _inside(lines: list[str], position: int, section: str) -> bool:

@@ -146,13 +146,17 @@ class _Command:
             try:
                 histories, _ = seeds.run()
             except DivergedError as error:
-                self.console.print(f"note: {title} is left out of the table: {error}", highlight=False)
+                self.console.print(
+                    f"note: {title} is left out of the table: {error}", highlight=False
+                )
                 continue
             folder.write_json("summary.json", summarise(histories, other.protocol).as_dict())
             others[title] = histories
         return others
 
-    def _finish(self, histories: Histories, others: dict[str, Histories], engine: dict[str, Any]) -> Summary:
+    def _finish(
+        self, histories: Histories, others: dict[str, Histories], engine: dict[str, Any]
+    ) -> Summary:
         """The summary and the pictures."""
         config = self.config
         folders = list(folders_of(config, self.folder).values())
@@ -165,9 +169,13 @@ class _Command:
         self._draw(histories, others, devices)
         return summary
 
-    def _draw(self, histories: Histories, others: dict[str, Histories], devices: list[list[DeviceScore]]) -> None:
+    def _draw(
+        self, histories: Histories, others: dict[str, Histories], devices: list[list[DeviceScore]]
+    ) -> None:
         title = method(self.config.algorithm["name"])
-        plot, per_device, compared = (self.folder.path / f"{name}.png" for name in ("plot", "devices", "compare"))
+        plot, per_device, compared = (
+            self.folder.path / f"{name}.png" for name in ("plot", "devices", "compare")
+        )
         with refused(plot):
             draw(histories, plot, title, devices)
         with refused(per_device):

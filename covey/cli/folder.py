@@ -41,7 +41,9 @@ from covey.runs import snapshot
 from covey.runs.run import Round, Seed, Which
 
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
-_PATIENCE = 1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
+_PATIENCE = (
+    1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
+)
 
 
 class Folder:
@@ -75,7 +77,9 @@ class Folder:
             until = time.monotonic() + _PATIENCE
             while not _locked(file):
                 if time.monotonic() > until:
-                    raise ConfigError(f"another run is writing to {self.path}; wait for it, or give another folder.")
+                    raise ConfigError(
+                        f"another run is writing to {self.path}; wait for it, or give another folder."
+                    )
                 time.sleep(_PATIENCE / 20)
             yield
 
@@ -104,7 +108,9 @@ class Folder:
 
     def metrics(self, history: Iterable[Round]) -> None:
         """Replace metrics.jsonl by these rounds: what a crash wrote after the last checkpoint happens again."""
-        self.write("metrics.jsonl", "".join(json.dumps(record.as_dict()) + "\n" for record in history))
+        self.write(
+            "metrics.jsonl", "".join(json.dumps(record.as_dict()) + "\n" for record in history)
+        )
 
     def append(self, record: Round) -> None:
         """One more line of metrics.jsonl."""
@@ -117,7 +123,12 @@ class Folder:
         space = run.runtime.task.space
         for name in run.models(scored=False):
             for which, place in WHERE.items():
-                snapshot.write(self.path / place / f"{name}.safetensors", run.snapshot(name, which), space, algorithm)
+                snapshot.write(
+                    self.path / place / f"{name}.safetensors",
+                    run.snapshot(name, which),
+                    space,
+                    algorithm,
+                )
 
 
 def _locked(file: IO[str]) -> bool:
@@ -134,7 +145,9 @@ def create(path: Path) -> Folder:
     _mkdir(path)
     with refused(path):
         if any(entry.name not in (".lock", ".config.toml.part") for entry in path.iterdir()):
-            raise ConfigError(f"{path} is not empty; give another --out, or continue it with --resume {path}.")
+            raise ConfigError(
+                f"{path} is not empty; give another --out, or continue it with --resume {path}."
+            )
     return Folder(path)
 
 
@@ -154,8 +167,18 @@ def environment(command: list[str]) -> dict[str, Any]:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     versions = {"covey": covey.__version__, "torch": torch.__version__, "numpy": numpy.__version__}
     versions |= {"safetensors": safetensors.__version__, "python": platform.python_version()}
-    machine = {"system": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "cuda": cuda}
-    return {"versions": versions, "machine": machine, "command": command, "executable": sys.executable}
+    machine = {
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": cuda,
+    }
+    return {
+        "versions": versions,
+        "machine": machine,
+        "command": command,
+        "executable": sys.executable,
+    }
 
 
 @contextmanager
@@ -164,7 +187,9 @@ def refused(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {error}; what was saved before is untouched.") from error
+        raise CheckpointError(
+            f"cannot write {path}: {error}; what was saved before is untouched."
+        ) from error
 
 
 def _mkdir(path: Path) -> None:

@@ -78,7 +78,12 @@ def kind_of(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(parts))
     if origin is not None:
         return "list"
-    words: Mapping[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    words: Mapping[Any, str] = {
+        bool: "true or false",
+        int: "whole number",
+        float: "number",
+        str: "text",
+    }
     return words.get(annotation, "")
 
 
@@ -94,5 +99,10 @@ def _comments(make: object) -> dict[str, str]:
         source = inspect.getsource(make)
     except (OSError, TypeError):
         return {}
-    comments = {field: re.sub(r"\s*\n {4}# ", " ", comment).strip() for field, comment in _FIELD.findall(textwrap.dedent(source))}
-    return {field: comment for field, comment in comments.items() if not comment.startswith(_FOR_TOOLS)}
+    comments = {
+        field: re.sub(r"\s*\n {4}# ", " ", comment).strip()
+        for field, comment in _FIELD.findall(textwrap.dedent(source))
+    }
+    return {
+        field: comment for field, comment in comments.items() if not comment.startswith(_FOR_TOOLS)
+    }

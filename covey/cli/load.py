@@ -50,7 +50,9 @@ def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
     """The run in a folder; of several seeds the first, or the one that is asked for."""
     folder = Path(path)
     if not (folder / "config.toml").exists():
-        raise ConfigError(f"{folder} is not a run folder: it has no config.toml; give the folder that `covey run` named.")
+        raise ConfigError(
+            f"{folder} is not a run folder: it has no config.toml; give the folder that `covey run` named."
+        )
     return Loaded(folder, seed)
 
 
@@ -107,7 +109,9 @@ class Loaded:
     def chosen(self) -> dict[str, int]:
         """The round that is reported for each model, counted from 1."""
         protocol = self.config.protocol
-        return {name: select(self.history, name, protocol).chosen.round + 1 for name in self.models()}
+        return {
+            name: select(self.history, name, protocol).chosen.round + 1 for name in self.models()
+        }
 
     def models(self) -> list[str]:
         """The names of all models that were scored, "global" first; held-out devices' are left out."""
@@ -138,7 +142,12 @@ class Loaded:
 
         self._need_scores()
         target = self.place / "plot.png" if path is None else Path(path)
-        draw([self.history], target, title=registry.method(self.config.algorithm["name"]), devices=[self.devices()])
+        draw(
+            [self.history],
+            target,
+            title=registry.method(self.config.algorithm["name"]),
+            devices=[self.devices()],
+        )
         return target
 
     def devices(self) -> list[DeviceScore]:
@@ -191,7 +200,9 @@ class Loaded:
             self._snapshots[name, which] = read
         return self._snapshots[name, which]
 
-    def module(self, model: str | None = None, device: str | int | None = None, which: Which = "chosen") -> nn.Module:
+    def module(
+        self, model: str | None = None, device: str | int | None = None, which: Which = "chosen"
+    ) -> nn.Module:
         """The module that a device uses: its own, its edge's or the global one, with its private layers."""
         read = self.snapshot(model, which)
         number = self._number(device, read)
@@ -201,16 +212,28 @@ class Loaded:
         return self._space.fill(row)
 
     def probabilities(
-        self, examples: Any, *, device: str | int | None = None, model: str | None = None, which: Which = "chosen"
+        self,
+        examples: Any,
+        *,
+        device: str | int | None = None,
+        model: str | None = None,
+        which: Which = "chosen",
     ) -> npt.NDArray[np.float64]:
         """The probability of every class for each example, [n, classes]."""
         if self.classes is None:
-            raise ConfigError("this run predicts numbers, which have no probabilities; use predict.")
+            raise ConfigError(
+                "this run predicts numbers, which have no probabilities; use predict."
+            )
         outputs = self._outputs(self._inputs(examples), device, model, which)
         return np.asarray(torch.softmax(outputs.double(), dim=-1).numpy())
 
     def predict(
-        self, examples: Any, *, device: str | int | None = None, model: str | None = None, which: Which = "chosen"
+        self,
+        examples: Any,
+        *,
+        device: str | int | None = None,
+        model: str | None = None,
+        which: Which = "chosen",
     ) -> Array:
         """What a device's model says of new examples: names of classes (numbers where they have none), or values.
 
@@ -220,7 +243,9 @@ class Loaded:
         outputs = self._outputs(self._inputs(examples), device, model, which)
         if self.classes is None:
             shape = tuple(self.experiment.data.y.shape[1:])
-            if outputs.shape[1:].numel() == int(np.prod(shape)):  # a module answers [n, 1] where targets are [n]
+            if outputs.shape[1:].numel() == int(
+                np.prod(shape)
+            ):  # a module answers [n, 1] where targets are [n]
                 outputs = outputs.reshape(len(outputs), *shape)
             return np.asarray(outputs.numpy())
         best = outputs.argmax(-1).numpy()
@@ -261,7 +286,9 @@ class Loaded:
         if model is None:
             return next(name for name in (*_MOST_PERSONAL, names[0]) if name in names)
         if model not in names:
-            raise ConfigError(f"there is no model {model!r} in {self.place}; there are {', '.join(names)}.")
+            raise ConfigError(
+                f"there is no model {model!r} in {self.place}; there are {', '.join(names)}."
+            )
         return model
 
     def _number(self, device: str | int | None, read: Snapshot) -> int:
@@ -270,7 +297,9 @@ class Loaded:
         if device is None:
             if self.alike(read.model) or len(names) == 1:
                 return 0
-            raise ConfigError(f"every device has a {read.model!r} of its own or above it; say whose, as in device={names[0]!r}.")
+            raise ConfigError(
+                f"every device has a {read.model!r} of its own or above it; say whose, as in device={names[0]!r}."
+            )
         if isinstance(device, str):
             if device in names:
                 return names.index(device)
@@ -309,7 +338,9 @@ class Loaded:
         """Whether the algorithm predicts otherwise than by a forward pass."""
         return type(self.experiment.algorithm).predictor is not Algorithm.predictor
 
-    def _outputs(self, x: Tensor, device: str | int | None, model: str | None, which: Which) -> Tensor:
+    def _outputs(
+        self, x: Tensor, device: str | int | None, model: str | None, which: Which
+    ) -> Tensor:
         read = self.snapshot(model, which)
         if self._own_way:
             outputs = self._predicted(x, self._number(device, read), read)
@@ -347,7 +378,9 @@ class Loaded:
             values = values[None]
         fits = values.ndim > 0 and values.size == len(values) * int(np.prod(shape))
         if not fits:
-            raise DataError(f"examples of shape {values.shape[1:]}, but this run was trained on {shape}.")
+            raise DataError(
+                f"examples of shape {values.shape[1:]}, but this run was trained on {shape}."
+            )
         if not len(values):
             raise DataError("there are no examples to predict; give at least one.")
         return self._scaled(values.reshape(len(values), *shape))
@@ -387,7 +420,9 @@ def _array(examples: Any, features: Sequence[str]) -> Array:
         return _numbers(examples, "the examples")
     _check_columns([str(column) for column in header], features)
     columns = [_numbers(examples[name], f"column {name!r} of the examples") for name in features]
-    return np.stack(np.atleast_1d(*columns) if len(columns) > 1 else [np.atleast_1d(columns[0])], axis=-1)
+    return np.stack(
+        np.atleast_1d(*columns) if len(columns) > 1 else [np.atleast_1d(columns[0])], axis=-1
+    )
 
 
 def _check_columns(header: Iterable[str], features: Sequence[str]) -> None:

@@ -43,7 +43,9 @@ EXIT_CODES = {
     4: "something could not be read or written; what was saved before is untouched",
     130: "stopped by Ctrl-C or SIGTERM; the state is saved",
 }
-_EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+_EPILOG = (
+    "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + "."
+)
 
 app = typer.Typer(
     help="Personalized federated learning on trees of machines.",
@@ -65,7 +67,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _covey(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Personalized federated learning on trees of machines."""
@@ -86,14 +91,24 @@ class Kind(StrEnum):
 def run(
     what: What = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write; it must be new or empty. Default: runs/NAME-ALGORITHM-N.")
+        Path | None,
+        typer.Option(
+            help="The folder to write; it must be new or empty. Default: runs/NAME-ALGORITHM-N."
+        ),
     ] = None,
     resume_from: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder.")
+        Path | None,
+        typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")
+    ] = False,
     runtime: Annotated[
-        str, typer.Option(metavar="NAME", help="simulator: all devices at once. loopback: nodes that share nothing; slow.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="simulator: all devices at once. loopback: nodes that share nothing; slow.",
+        ),
     ] = "simulator",
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +137,9 @@ def run(
     forced = False
     if resume_from is not None:
         if out is not None:
-            raise ConfigError(f"--resume {resume_from} goes on in its own folder; leave out --out {out}.")
+            raise ConfigError(
+                f"--resume {resume_from} goes on in its own folder; leave out --out {out}."
+            )
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
         folder, summary = resume(resume_from, changes, console, sys.argv, runtime)
@@ -149,11 +166,27 @@ app.command(epilog=_EPILOG)(results.predict)
 @app.command(epilog=_EPILOG)
 def personalize(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    file: Annotated[Path, typer.Option("--data", metavar="FILE", help="The new device's examples: .csv, .parquet or .npz.")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to the algorithm.")] = None,
-    edge: Annotated[str | None, typer.Option(help="The edge it stands under. Default: the one whose model fits best.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model to write. Default: RUN/personal-FILE.safetensors.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")] = None,
+    file: Annotated[
+        Path,
+        typer.Option(
+            "--data", metavar="FILE", help="The new device's examples: .csv, .parquet or .npz."
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to the algorithm."),
+    ] = None,
+    edge: Annotated[
+        str | None,
+        typer.Option(help="The edge it stands under. Default: the one whose model fits best."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The model to write. Default: RUN/personal-FILE.safetensors."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Which of the run's seeds. Default: the first.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Give a device that was not in training a personal model, by a few steps of the algorithm's own inner problem.
@@ -180,8 +213,12 @@ app.command(epilog=_EPILOG)(advise)
 
 @app.command(name="list", epilog=_EPILOG)
 def list_(
-    kind: Annotated[Kind | None, typer.Argument(help="What to list. Default: the names of every kind.")] = None,
-    name: Annotated[str | None, typer.Argument(help="One of them: its table, with defaults and meanings.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Argument(help="What to list. Default: the names of every kind.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One of them: its table, with defaults and meanings.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what an experiment file can name, or show one's table with every field, its default and its meaning.
@@ -213,12 +250,20 @@ def _list_kinds(as_json: bool) -> None:
         return
     console = Console(soft_wrap=True)
     for kind, known in names.items():
-        console.print(f"[bold]{kind}[/] ({len(known)}): {escape(', '.join(known))}", highlight=False)
-    console.print("more: covey list algorithms; every field of one: covey list algorithms pfedme", highlight=False)
+        console.print(
+            f"[bold]{kind}[/] ({len(known)}): {escape(', '.join(known))}", highlight=False
+        )
+    console.print(
+        "more: covey list algorithms; every field of one: covey list algorithms pfedme",
+        highlight=False,
+    )
 
 
 def _list_entries(kind: Kind, as_json: bool) -> None:
-    rows = [{"name": entry.name, "about": entry.line, **_more(kind, entry)} for entry in registry.entries(kind)]
+    rows = [
+        {"name": entry.name, "about": entry.line, **_more(kind, entry)}
+        for entry in registry.entries(kind)
+    ]
     if as_json:
         print(json.dumps(rows))
         return
@@ -263,7 +308,14 @@ def doctor(what: What = None, as_json: AsJson = False) -> None:
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in facts.items():
-        table.add_row(name, escape(", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)))
+        table.add_row(
+            name,
+            escape(
+                ", ".join(f"{k} {v}" for k, v in value.items())
+                if isinstance(value, dict)
+                else str(value)
+            ),
+        )
     Console().print(table)
 
 
@@ -276,7 +328,9 @@ def main() -> None:
     except (BrokenPipeError, Interrupted, CoveyError) as error:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         if not isinstance(error, BrokenPipeError):
-            Console(stderr=True, soft_wrap=True).print(f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}", highlight=False)
+            Console(stderr=True, soft_wrap=True).print(
+                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}", highlight=False
+            )
         sys.exit(code)
 
 
@@ -324,7 +378,9 @@ def _diagnose(config: Config) -> dict[str, Any]:
     experiment = config.experiment(config.seed)
     run = Run(experiment)
     disk = shutil.disk_usage(".")
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    pages = (
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    )
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],

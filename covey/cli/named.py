@@ -141,7 +141,11 @@ def resolved(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
     What the data decides of a model is left out where the table does not give it.
     """
     values = checked(section, table).model_dump()
-    fields = {key: value for key, value in values.items() if value is not None or not _from_data(section, key)}
+    fields = {
+        key: value
+        for key, value in values.items()
+        if value is not None or not _from_data(section, key)
+    }
     return {"name": table["name"], **fields}
 
 

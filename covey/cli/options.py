@@ -12,7 +12,10 @@ from covey.errors import ConfigError
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
 What = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE.toml] [KEY=VALUE ...]", help="An experiment file (the demo if none), and changes to it."),
+    typer.Argument(
+        metavar="[FILE.toml] [KEY=VALUE ...]",
+        help="An experiment file (the demo if none), and changes to it.",
+    ),
 ]
 
 
@@ -20,7 +23,9 @@ def split(what: list[str] | None) -> tuple[Path | None, list[str]]:
     """The one word that is a file, if any, and the changes."""
     files = [word for word in what or () if "=" not in word or Path(word).is_file()]
     if len(files) > 1:
-        raise ConfigError(f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15.")
+        raise ConfigError(
+            f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15."
+        )
     if files and (Path(files[0]) / "config.toml").is_file():
         run = files[0].rstrip("/")
         raise ConfigError(

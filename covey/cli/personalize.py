@@ -27,16 +27,28 @@ class Personalized:
 
     path: Path
     start: str  # "global", or the edge's name
-    scores: dict[str, dict[str, Score]]  # by model ("global", "edge", "personal"), then part of the device's data
+    scores: dict[
+        str, dict[str, Score]
+    ]  # by model ("global", "edge", "personal"), then part of the device's data
     counts: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        scores = {name: {part: vars(score) for part, score in parts.items()} for name, parts in self.scores.items()}
-        return {"file": str(self.path), "start": self.start, "examples": self.counts, "scores": scores}
+        scores = {
+            name: {part: vars(score) for part, score in parts.items()}
+            for name, parts in self.scores.items()
+        }
+        return {
+            "file": str(self.path),
+            "start": self.start,
+            "examples": self.counts,
+            "scores": scores,
+        }
 
 
-def personalize(run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None) -> Personalized:
+def personalize(
+    run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None
+) -> Personalized:
     """The personal model of the device whose data is in a file, written beside the run or to `out`.
 
     It starts from the models of the round that the run's table reports.
@@ -57,8 +69,14 @@ def personalize(run: Path, data: Path, edge: str | None, out: Path | None, chang
     at = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
     start_row = rows[at : at + 1].to(task.task.device)
     personal = task.adapted(start_row, round=config.rounds)
-    models = {"global": w.to(start_row), **({"edge": start_row} if above != "global" else {}), "personal": personal}
-    parts = {part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")}
+    models = {
+        "global": w.to(start_row),
+        **({"edge": start_row} if above != "global" else {}),
+        "personal": personal,
+    }
+    parts = {
+        part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")
+    }
     some = [part for part, count in parts.items() if count]
     scores = {name: _scores(task, name, row, some, config.rounds) for name, row in models.items()}
     path = out or place / f"personal-{data.stem}.safetensors"
@@ -71,8 +89,14 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
     """The run's file with changes, and the folder and number of one of its seeds."""
     if not (run / "config.toml").exists():
         raise ConfigError(f"{run} is not a run folder: it has no config.toml.")
-    if other := [change for change in changes if not change.startswith(("algorithm.", "device=", "data.label="))]:
-        raise ConfigError(f"{other[0]!r}: of a finished run only the algorithm's fields may change, as in algorithm.steps=50.")
+    if other := [
+        change
+        for change in changes
+        if not change.startswith(("algorithm.", "device=", "data.label="))
+    ]:
+        raise ConfigError(
+            f"{other[0]!r}: of a finished run only the algorithm's fields may change, as in algorithm.steps=50."
+        )
     config = load(run / "config.toml", changes)
     first, count = config.seed, config.seeds
     seed = first if seed is None else seed
@@ -80,7 +104,9 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
         raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
     place = run if count == 1 else run / f"seed-{seed}"
     if not (place / "models" / "global.safetensors").exists():
-        raise ConfigError(f"{place} has no models yet; finish the run first: covey run --resume {run}")
+        raise ConfigError(
+            f"{place} has no models yet; finish the run first: covey run --resume {run}"
+        )
     return config, place, seed
 
 
@@ -88,7 +114,13 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     classes = form.names.classes or form.classes
     label = str(config.data.get("label", "label"))
     return device_file(
-        path, features=form.names.features, classes=classes, scaling=form.scaling, shape=form.shape, label=label, seed=seed
+        path,
+        features=form.names.features,
+        classes=classes,
+        scaling=form.scaling,
+        shape=form.shape,
+        label=label,
+        seed=seed,
     )
 
 
@@ -107,13 +139,19 @@ def _chosen(edge: str, above: str, names: list[str]) -> int:
     return names.index(edge)
 
 
-def _scores(task: Newcomers, name: str, row: Tensor, parts: list[str], round: int) -> dict[str, Score]:
+def _scores(
+    task: Newcomers, name: str, row: Tensor, parts: list[str], round: int
+) -> dict[str, Score]:
     with torch.no_grad():
         tallies = task.tallies(name, row, parts, round)
-    return {part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()}
+    return {
+        part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()
+    }
 
 
-def _write(path: Path, space: ParameterLayout, personal: Tensor, config: Config, data: Path) -> None:
+def _write(
+    path: Path, space: ParameterLayout, personal: Tensor, config: Config, data: Path
+) -> None:
     """The personal model as a module's state, in one step."""
     module = space.fill(personal[0].cpu())
     state = {name: value.contiguous() for name, value in module.state_dict().items()}

@@ -23,17 +23,31 @@ from covey.wireless import POLICIES, Plan, Policy, fixed
 from covey.wireless import plan as make
 
 SWEEPS = {"deadline": "deadline", "bandwidth": "cells.bandwidth", "devices": "devices.count"}
-_OF_RUNS = {"deadline": "radio.deadline", "bandwidth": "radio.cells.bandwidth", "devices": "data.devices"}
+_OF_RUNS = {
+    "deadline": "radio.deadline",
+    "bandwidth": "radio.cells.bandwidth",
+    "devices": "data.devices",
+}
 _ROWS = 40  # devices that a table on a terminal lists
 
 
 def plan(
     file: Annotated[
-        Path, typer.Argument(metavar="SCENARIO.toml", help=escape("The scenario, or an experiment with a table [radio]."))
+        Path,
+        typer.Argument(
+            metavar="SCENARIO.toml",
+            help=escape("The scenario, or an experiment with a table [radio]."),
+        ),
     ],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")] = None,
-    sweep: Annotated[str | None, typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The picture to write. Default: NAME.png here.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The picture to write. Default: NAME.png here.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan rounds over the air: band, pruning ratio, latency and energy of every device, and who is starved or left out, and why.
@@ -55,11 +69,24 @@ def plan(
     picture = out or Path(f"{described.file.name}.png")
     with refused(picture):
         draw(
-            done, picture, f"{described.file.name}: {done.policy}, deadline {described.file.deadline}", sweep=name, points=points
+            done,
+            picture,
+            f"{described.file.name}: {done.policy}, deadline {described.file.deadline}",
+            sweep=name,
+            points=points,
         )
-    others = [make(described.scenario, policy, rounds=described.file.rounds).summary() for policy in POLICIES.values()]
+    others = [
+        make(described.scenario, policy, rounds=described.file.rounds).summary()
+        for policy in POLICIES.values()
+    ]
     if as_json:
-        facts = {"summary": done.summary(), "devices": rows(done), "policies": others, "sweep": points, "picture": str(picture)}
+        facts = {
+            "summary": done.summary(),
+            "devices": rows(done),
+            "policies": others,
+            "sweep": points,
+            "picture": str(picture),
+        }
         print(json.dumps(facts))
         return
     _show(Console(soft_wrap=True), done, others, name, points)
@@ -74,14 +101,26 @@ def _described(file: Path, changes: list[str]) -> ScenarioForm:
     experiment = settings.experiment(settings.seed)
     radio, work, name = experiment.radio, experiment.work(), type(experiment.algorithm).__name__
     if radio is None:
-        raise ConfigError(f"{file} is an experiment without a table [radio]; examples/radio.toml has one.")
+        raise ConfigError(
+            f"{file} is an experiment without a table [radio]; examples/radio.toml has one."
+        )
     if work is None:
         raise ConfigError(
             f"{name} does not say what its devices do, so there is no plan; take fedalt, fedsim, or pruned by plan."
         )
-    policy = radio.policy.name if radio.policy else "optimal" if experiment.algorithm.planned else "personal_only"
+    policy = (
+        radio.policy.name
+        if radio.policy
+        else "optimal"
+        if experiment.algorithm.planned
+        else "personal_only"
+    )
     scenario = radio.scenario(work, seed=settings.seed)
-    facts = {"policy": policy, "deadline": f"{1e3 * scenario.deadline:g} ms", "rounds": settings.rounds}
+    facts = {
+        "policy": policy,
+        "deadline": f"{1e3 * scenario.deadline:g} ms",
+        "rounds": settings.rounds,
+    }
     return ScenarioForm(ScenarioFile.model_validate({"name": settings.title, **facts}), scenario)
 
 
@@ -111,7 +150,9 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
         return "", []
     name, _, values = sweep.partition("=")
     if name.strip() not in SWEEPS or not values.strip():
-        raise ConfigError(f'--sweep {sweep!r} must be one of {", ".join(SWEEPS)} and values, such as "deadline=15 ms,25 ms".')
+        raise ConfigError(
+            f'--sweep {sweep!r} must be one of {", ".join(SWEEPS)} and values, such as "deadline=15 ms,25 ms".'
+        )
     name, points = name.strip(), []
     for value in (value.strip() for value in values.split(",")):
         key = (_OF_RUNS if _is_experiment(file) else SWEEPS)[name]
@@ -130,10 +171,18 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
         "upload_ms": 1e3 * plan.formula.upload, "joules": plan.formula.joules, "mbit_per_s": plan.rate / 1e6,
     }  # fmt: skip
     columns = {key: ((value * asked).sum(0) / times).tolist() for key, value in means.items()}
-    counts = {"asked": asked.sum(0).tolist(), "starved": plan.starved.sum(0).tolist(), "late": plan.late().sum(0).tolist()}
+    counts = {
+        "asked": asked.sum(0).tolist(),
+        "starved": plan.starved.sum(0).tolist(),
+        "late": plan.late().sum(0).tolist(),
+    }
     found = []
     for at in range(len(devices)):
-        place = {"device": devices.name(at), "cell": int(devices.cell[at]), "distance_m": float(devices.distance[at])}
+        place = {
+            "device": devices.name(at),
+            "cell": int(devices.cell[at]),
+            "distance_m": float(devices.distance[at]),
+        }
         figures = {key: column[at] for key, column in {**columns, **counts}.items()}
         found.append({**place, **figures, "why": _why(plan, at)})
     return found
@@ -150,11 +199,22 @@ def _why(plan: Plan, at: int) -> str:
     return f"{what}{when}: {plan.why(at, row)}"
 
 
-def _show(console: Console, plan: Plan, others: list[dict[str, Any]], name: str, points: list[dict[str, Any]]) -> None:
+def _show(
+    console: Console,
+    plan: Plan,
+    others: list[dict[str, Any]],
+    name: str,
+    points: list[dict[str, Any]],
+) -> None:
     summary, s = plan.summary(), plan.scenario
     sizes = f"{_count(len(s.devices), 'device')}, {_count(len(s.cells), 'cell')}, {_count(len(plan.rounds), 'round')}"
-    console.print(f"{plan.policy}: {sizes}, deadline {1e3 * s.deadline:g} ms, ratio up to {s.rho_max:g}", highlight=False)
-    table = _table("device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked")
+    console.print(
+        f"{plan.policy}: {sizes}, deadline {1e3 * s.deadline:g} ms, ratio up to {s.rho_max:g}",
+        highlight=False,
+    )
+    table = _table(
+        "device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked"
+    )
     found = rows(plan)
     for row in found[:_ROWS]:
         figures = [
@@ -163,7 +223,12 @@ def _show(console: Console, plan: Plan, others: list[dict[str, Any]], name: str,
             f"{100 * row['ratio']:.2f}",
             f"{row['mbit_per_s']:.2f}",
         ]
-        times = [f"{row['latency_ms']:.2f}", f"{row['latency_ms_encoded']:.2f}", f"{1e3 * row['joules']:.2f}", str(row["asked"])]
+        times = [
+            f"{row['latency_ms']:.2f}",
+            f"{row['latency_ms_encoded']:.2f}",
+            f"{1e3 * row['joules']:.2f}",
+            str(row["asked"]),
+        ]
         table.add_row(row["device"], str(row["cell"]), *figures, *times)
     console.print(table)
     if len(found) > _ROWS:
@@ -171,7 +236,10 @@ def _show(console: Console, plan: Plan, others: list[dict[str, Any]], name: str,
     for row in [row for row in found if row["why"]][:_ROWS]:
         console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}", highlight=False)
     if certificate := summary["certificate"]:
-        console.print("certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()), highlight=False)
+        console.print(
+            "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()),
+            highlight=False,
+        )
     console.print(
         "\nevery policy, by round: ratio, who is starved, left out and late (by what is encoded), time by formula, "
         "time encoded (with header and mask), energy",
@@ -191,8 +259,15 @@ def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
     table = _table(first, "mean %", "worst %", "starved", "left", "late", "ms", "encoded", "mJ")
     for one in summaries:
         ratios = [f"{100 * one['mean_ratio']:.2f}", f"{100 * one['worst_ratio']:.2f}"]
-        counts = [f"{one[key]:g}" if one[key] == int(one[key]) else f"{one[key]:.1f}" for key in ("starved", "left_out", "late")]
-        times = [f"{one['round_ms']:.2f}", f"{one['round_ms_encoded']:.2f}", f"{1e3 * one['joules']:.1f}"]
+        counts = [
+            f"{one[key]:g}" if one[key] == int(one[key]) else f"{one[key]:.1f}"
+            for key in ("starved", "left_out", "late")
+        ]
+        times = [
+            f"{one['round_ms']:.2f}",
+            f"{one['round_ms_encoded']:.2f}",
+            f"{1e3 * one['joules']:.1f}",
+        ]
         table.add_row(str(one[first]), *ratios, *counts, *times)
     return table
 

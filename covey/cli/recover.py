@@ -63,7 +63,9 @@ def history(folder: Folder, experiment: Experiment) -> list[Round]:
     """The records of a seed whose checkpoint must be this experiment's."""
     facts = checkpoint.read(folder.checkpoint, tensors=False).facts
     wanted = experiment.fingerprint()
-    checkpoint.same_experiment(folder.checkpoint, facts["experiment"], wanted, data=experiment.data.name)
+    checkpoint.same_experiment(
+        folder.checkpoint, facts["experiment"], wanted, data=experiment.data.name
+    )
     return covey.history(folder.checkpoint)
 
 

@@ -48,7 +48,12 @@ def _shape(shards: Shards) -> tuple[int, ...]:
     return tuple(shards.x.shape[1:])
 
 
-FACTS: dict[str, Callable[[Shards], Any]] = {"inputs": _inputs, "outputs": _outputs, "classes": _outputs, "shape": _shape}
+FACTS: dict[str, Callable[[Shards], Any]] = {
+    "inputs": _inputs,
+    "outputs": _outputs,
+    "classes": _outputs,
+    "shape": _shape,
+}
 """What the data decides of a model, by the names of the parameters that take it; a file may give them instead."""
 
 
@@ -106,8 +111,12 @@ REGISTRY: dict[str, dict[str, Listed]] = {
     )
     | {modules.FORM: Listed(modules.FORM, nn.Module, _OWN)},
     "partitions": {name: Listed(name, data.deal, line) for name, line in data.PARTITIONS.items()},
-    "codecs": {name: Listed(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()},
-    "policies": {name: Listed(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()},
+    "codecs": {
+        name: Listed(name, type(codec), _line(type(codec))) for name, codec in CODECS.items()
+    },
+    "policies": {
+        name: Listed(name, policy.allocate, _POLICIES[name]) for name, policy in POLICIES.items()
+    },
 }
 """What covey itself has."""
 

@@ -25,13 +25,17 @@ from covey.data.unlabelled import unlabelled
 from covey.errors import ConfigError
 from covey.runs.devices import DeviceScore
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
+]
 OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
 
 
 def show_run(
     run: RunFolder,
-    devices: Annotated[bool, typer.Option("--devices", help="Every device on its test examples, worst first.")] = False,
+    devices: Annotated[
+        bool, typer.Option("--devices", help="Every device on its test examples, worst first.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run has come to, finished or not: the table it printed, or how every device does.
@@ -54,16 +58,27 @@ def show_run(
         return
     console = Console(soft_wrap=True)
     if done < rounds:
-        console.print(f"{done} of {rounds} rounds; go on with: covey run --resume {run}", highlight=False)
+        console.print(
+            f"{done} of {rounds} rounds; go on with: covey run --resume {run}", highlight=False
+        )
     show.table(console, figures)
 
 
 def predict(
     run: RunFolder,
-    file: Annotated[Path, typer.Option("--data", metavar="FILE", help="The examples: .csv, .parquet or .npz.")],
-    device: Annotated[str | None, typer.Option(help="Whose model. Default: the device column says it, row by row.")] = None,
-    model: Annotated[str | None, typer.Option(help="Default: personal, or what the run has nearest to it.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")] = None,
+    file: Annotated[
+        Path, typer.Option("--data", metavar="FILE", help="The examples: .csv, .parquet or .npz.")
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(help="Whose model. Default: the device column says it, row by row."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Default: personal, or what the run has nearest to it.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
+    ] = None,
     seed: OfSeed = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,10 +118,16 @@ def _seeds(run: Path) -> list[Loaded]:
     return [first if seed == first.seed else load(run, seed=seed) for seed in first.seeds]
 
 
-def _show_devices(seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore]], as_json: bool) -> None:
+def _show_devices(
+    seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore]], as_json: bool
+) -> None:
     """A row per device, all models side by side; worst first by the most personal one."""
     if as_json:
-        lines = [{"seed": seed.seed, **asdict(line)} for seed, part in zip(seeds, scores, strict=True) for line in part]
+        lines = [
+            {"seed": seed.seed, **asdict(line)}
+            for seed, part in zip(seeds, scores, strict=True)
+            for line in part
+        ]
         print(json.dumps(lines))
         return
     models = seeds[0].models()
@@ -130,7 +151,11 @@ def _show_devices(seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore
         table.add_column(head, justify="right", no_wrap=True)
     for key in order:
         line = next(iter(lines_of[key].values()))
-        words = [str(key[0])] * (len(seeds) > 1) + [escape(line.device)] + [escape(line.edge or "")] * edges
+        words = (
+            [str(key[0])] * (len(seeds) > 1)
+            + [escape(line.device)]
+            + [escape(line.edge or "")] * edges
+        )
         figures = [_figure(lines_of[key].get(name), kind) for name in models]
         table.add_row(*words, str(line.examples), *figures)
     show.print_wide(Console(soft_wrap=True), table)
@@ -163,7 +188,9 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
     return table
 
 
-def _owners(run: Loaded, table: Table, file: Path, device: str | None, model: str | None, faults: Faults) -> list[str | None]:
+def _owners(
+    run: Loaded, table: Table, file: Path, device: str | None, model: str | None, faults: Faults
+) -> list[str | None]:
     """Whose model each row is predicted by; None where it is the same for all."""
     if device is not None:
         return [_known(run, device)] * len(table)
@@ -178,7 +205,9 @@ def _owners(run: Loaded, table: Table, file: Path, device: str | None, model: st
     known = set(run.device_names)
     for row, name in enumerate(table.device):
         if name not in known:
-            faults.add(table.source[row], table.place[row], f"device {name!r} did not train in this run")
+            faults.add(
+                table.source[row], table.place[row], f"device {name!r} did not train in this run"
+            )
     faults.refuse("correct them, or predict by --device NAME or --model global")
     return list(table.device)
 
@@ -188,7 +217,9 @@ def _known(run: Loaded, device: str) -> str:
     return device
 
 
-def _predictions(run: Loaded, table: Table, owners: Sequence[str | None], model: str | None) -> list[dict[str, Any]]:
+def _predictions(
+    run: Loaded, table: Table, owners: Sequence[str | None], model: str | None
+) -> list[dict[str, Any]]:
     """A row for each example, in order."""
     rows: list[dict[str, Any]] = [{} for _ in owners]
     for owner in dict.fromkeys(owners):
@@ -210,7 +241,10 @@ def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[d
     shares = run.probabilities(x, device=device, model=model)
     best = shares.argmax(1).tolist()
     return [
-        {"prediction": names[k], **{f"probability_{name}": round(p, 6) for name, p in zip(names, row, strict=True)}}
+        {
+            "prediction": names[k],
+            **{f"probability_{name}": round(p, 6) for name, p in zip(names, row, strict=True)},
+        }
         for k, row in zip(best, shares.tolist(), strict=True)
     ]
 

@@ -20,7 +20,19 @@ from covey import draws
 from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.errors import ConfigError, shown
 from covey.tree import Tree
-from covey.wireless import POLICIES, Cells, Channel, Devices, LogDistance, Noise, Radio, Scenario, Spread, Urban, Work
+from covey.wireless import (
+    POLICIES,
+    Cells,
+    Channel,
+    Devices,
+    LogDistance,
+    Noise,
+    Radio,
+    Scenario,
+    Spread,
+    Urban,
+    Work,
+)
 from covey.wireless.units import quantity, to_si
 
 _MOST_DEVICES = 10_000_000  # of a scenario, whose columns take a gigabyte then
@@ -97,7 +109,9 @@ class ChannelFile(BaseModel):
         plain = LogDistance(one("reference_loss", "decibels"), self.exponent, one("near", "length"))
         loss = plain if self.path_loss == "log_distance" else urban
         noise = Noise(heard.si, heard.kind == "power per hertz")
-        return Channel(noise, loss, one("shadowing", "decibels"), self.fading, one("rice_factor", "decibels"))
+        return Channel(
+            noise, loss, one("shadowing", "decibels"), self.fading, one("rice_factor", "decibels")
+        )
 
 
 class ModelFile(BaseModel):
@@ -116,7 +130,10 @@ class RadioFile(BaseModel):
     """The table [radio] of an experiment: what a run's virtual clock goes by; the tree says who is in which cell."""
 
     model_config = STRICT
-    policy: Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only"] | None = None
+    policy: (
+        Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only"]
+        | None
+    ) = None
     deadline: str | None = None
     late: Literal["wait", "drop"] = "wait"
     rho_max: float = Field(default=0.95, gt=0, le=1)
@@ -132,7 +149,9 @@ class ScenarioFile(BaseModel):
 
     model_config = STRICT
     name: str = Field(default="plan", pattern=r"^[^/\\]{1,100}$")
-    policy: Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only", "fixed"] = "optimal"
+    policy: Literal[
+        "optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only", "fixed"
+    ] = "optimal"
     ratio: float = Field(default=0.5, ge=0, le=1)  # of the policy fixed
     deadline: str = "25 ms"
     rho_max: float = Field(default=0.95, gt=0, le=1)
@@ -158,7 +177,9 @@ def load(path: Path, changes: Sequence[str] = ()) -> ScenarioForm:
     try:
         table = parsed(path.read_text(), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; examples/plan/scenario.toml is one to start from.") from error
+        raise ConfigError(
+            f"cannot read {path}: {error}; examples/plan/scenario.toml is one to start from."
+        ) from error
     for change in changes:
         apply(table, change)
     check_plain(table)
@@ -169,8 +190,15 @@ def load(path: Path, changes: Sequence[str] = ()) -> ScenarioForm:
 def radio_file(table: Mapping[str, Any]) -> RadioFile:
     """The table [radio], wholly checked but for the numbers in it, and with all defaults."""
     file = check(RadioFile, table, "radio.")
-    parts: dict[str, type[BaseModel]] = {"cells": BandsFile, "devices": ColumnsFile, "channel": ChannelFile}
-    known = {key: check(kind, getattr(file, key), f"radio.{key}.").model_dump(exclude_none=True) for key, kind in parts.items()}
+    parts: dict[str, type[BaseModel]] = {
+        "cells": BandsFile,
+        "devices": ColumnsFile,
+        "channel": ChannelFile,
+    }
+    known = {
+        key: check(kind, getattr(file, key), f"radio.{key}.").model_dump(exclude_none=True)
+        for key, kind in parts.items()
+    }
     return file.model_copy(update=known)
 
 
@@ -181,10 +209,14 @@ def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
     rows = _table(Path(given.table), tuple(KINDS), "radio.devices.table") if given.table else {}
     cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return Radio(
-        devices=Devices(cell=cell, names=(), **_columns(given, rows, len(cell), file.seed, "radio.devices.")),
+        devices=Devices(
+            cell=cell, names=(), **_columns(given, rows, len(cell), file.seed, "radio.devices.")
+        ),
         cells=_cells(check(BandsFile, file.cells, "radio.cells."), len(counts), "radio.cells."),
         channel=check(ChannelFile, file.channel, "radio.channel.").build("radio.channel."),
-        deadline=None if file.deadline is None else quantity(file.deadline, "radio.deadline", "time").si,
+        deadline=None
+        if file.deadline is None
+        else quantity(file.deadline, "radio.deadline", "time").si,
         policy=None if file.policy is None else POLICIES[file.policy],
         late=file.late,
         rho_max=file.rho_max,
@@ -192,28 +224,55 @@ def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
     )
 
 
-KINDS = {"distance": "length", "cpu": "frequency", "cycles": "", "power": "power", "capacitance": "", "weight": ""}
+KINDS = {
+    "distance": "length",
+    "cpu": "frequency",
+    "cycles": "",
+    "power": "power",
+    "capacitance": "",
+    "weight": "",
+}
 """The columns of devices, and what each is a quantity of."""
 
 
-def _columns(file: ColumnsFile, rows: Mapping[str, list[Any]], n: int, seed: int, place: str) -> dict[str, Tensor]:
+def _columns(
+    file: ColumnsFile, rows: Mapping[str, list[Any]], n: int, seed: int, place: str
+) -> dict[str, Tensor]:
     values = {key: rows.get(key, getattr(file, key)) for key in KINDS}
-    return {key: _column(values[key], f"{place}{key}", kind, n, seed) for key, kind in KINDS.items()}
+    return {
+        key: _column(values[key], f"{place}{key}", kind, n, seed) for key, kind in KINDS.items()
+    }
 
 
 def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
-    given, model = check(DevicesFile, file.devices, "devices."), check(ModelFile, file.model, "model.")
+    given, model = (
+        check(DevicesFile, file.devices, "devices."),
+        check(ModelFile, file.model, "model."),
+    )
     named = check(CellsFile, file.cells, "cells.")
     cells = _cells(named, named.count, "cells.")
-    rows = _table(folder / given.table, (*KINDS, "name", "cell", "shared", "personal"), "devices.table") if given.table else {}
+    rows = (
+        _table(
+            folder / given.table, (*KINDS, "name", "cell", "shared", "personal"), "devices.table"
+        )
+        if given.table
+        else {}
+    )
     n, cell = _places(given, rows, len(cells))
     columns = _columns(given, rows, n, file.seed, "devices.")
-    sizes = {key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed) for key in ("shared", "personal")}
+    sizes = {
+        key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed)
+        for key in ("shared", "personal")
+    }
     for key, size in sizes.items():
         if not bool(((size >= 0) & (size <= _MOST_WEIGHTS)).all()):
             rule = f"must be numbers of weights, 0 to {_MOST_WEIGHTS:g}"
             raise ConfigError(f"model.{key} = {shown(getattr(model, key))} {rule}.")
-    steps = {"steps": model.steps, "personal_steps": model.personal_steps, "probe_steps": model.probe_steps}
+    steps = {
+        "steps": model.steps,
+        "personal_steps": model.personal_steps,
+        "probe_steps": model.probe_steps,
+    }
     return Scenario(
         devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
         cells=cells,
@@ -230,13 +289,23 @@ def _cells(file: BandsFile, count: int | None, place: str) -> Cells:
     values: dict[str, Any] = {}
     for key, kind in (("bandwidth", "frequency"), ("wire_rate", "rate"), ("wire_delay", "time")):
         given = getattr(file, key)
-        each = [quantity(one, f"{place}{key}", kind).si for one in (given if isinstance(given, list) else [given])]
+        each = [
+            quantity(one, f"{place}{key}", kind).si
+            for one in (given if isinstance(given, list) else [given])
+        ]
         if not each:
             raise ConfigError(f"{place}{key} = [] is empty; give one value for each cell, or one.")
         if isinstance(given, list) and count not in (None, len(each)):
-            raise ConfigError(f"{place}{key} has {len(each)} values for {count} cells; give one for each, or one.")
+            raise ConfigError(
+                f"{place}{key} has {len(each)} values for {count} cells; give one for each, or one."
+            )
         values[key] = each if isinstance(given, list) else each[0]
-    return Cells.of(values["bandwidth"], wire_rate=values["wire_rate"], wire_delay=values["wire_delay"], count=count)
+    return Cells.of(
+        values["bandwidth"],
+        wire_rate=values["wire_rate"],
+        wire_delay=values["wire_delay"],
+        count=count,
+    )
 
 
 def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tuple[int, Tensor]:
@@ -250,9 +319,15 @@ def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tup
             raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
         return n, torch.tensor([int(one) for one in cell])
     count = file.count if file.count is not None else 10
-    counts = count if isinstance(count, list) else [count // cells + (at < count % cells) for at in range(cells)]
+    counts = (
+        count
+        if isinstance(count, list)
+        else [count // cells + (at < count % cells) for at in range(cells)]
+    )
     if len(counts) != cells or min(counts) < 0 or not 1 <= sum(counts) <= _MOST_DEVICES:
-        raise ConfigError(f"devices.count = {count}: give how many there are in all, or a number for each of {cells} cells.")
+        raise ConfigError(
+            f"devices.count = {count}: give how many there are in all, or a number for each of {cells} cells."
+        )
     return sum(counts), torch.arange(cells).repeat_interleave(torch.tensor(counts))
 
 
@@ -278,9 +353,13 @@ def _table(path: Path, known: Sequence[str], place: str) -> dict[str, list[Any]]
     elif len(set(header)) < len(header):
         trouble = f"a column is named twice among {shown(header)}"
     elif wrong := [number for number, cells in enumerate(rows, 1) if len(cells) != len(header)]:
-        trouble = f"row {wrong[0]} has {len(rows[wrong[0] - 1])} cells where the header has {len(header)}"
+        trouble = (
+            f"row {wrong[0]} has {len(rows[wrong[0] - 1])} cells where the header has {len(header)}"
+        )
     if trouble:
-        raise ConfigError(f"{place} {path}: {trouble}; known columns are {', '.join(sorted(known))}.")
+        raise ConfigError(
+            f"{place} {path}: {trouble}; known columns are {', '.join(sorted(known))}."
+        )
     return {name: [cells[column] for cells in rows] for column, name in enumerate(header)}
 
 
@@ -288,19 +367,33 @@ def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
     """A column in SI units, float64 [n]."""
     if isinstance(value, dict):
         if len(value) != 1 or not isinstance(ends := next(iter(value.values())), list):
-            raise ConfigError(f'{name} = {value} must have one kind and its values, such as {{ uniform = ["1", "2"] }}.')
-        numbers, units = zip(*(_number(one, name, kind) for one in ends), strict=True) if ends else ((), ())
+            raise ConfigError(
+                f'{name} = {value} must have one kind and its values, such as {{ uniform = ["1", "2"] }}.'
+            )
+        numbers, units = (
+            zip(*(_number(one, name, kind) for one in ends), strict=True) if ends else ((), ())
+        )
         if len(set(units)) > 1:
-            raise ConfigError(f"{name} = {value} has the units {', '.join(units)}; write all values in one.")
-        drawn = Spread(next(iter(value)), tuple(numbers)).draw(draws.key(seed, name), torch.arange(n))
+            raise ConfigError(
+                f"{name} = {value} has the units {', '.join(units)}; write all values in one."
+            )
+        drawn = Spread(next(iter(value)), tuple(numbers)).draw(
+            draws.key(seed, name), torch.arange(n)
+        )
         if units[0]:
-            drawn = torch.tensor([to_si(one, units[0]) for one in drawn.tolist()], dtype=torch.float64)
+            drawn = torch.tensor(
+                [to_si(one, units[0]) for one in drawn.tolist()], dtype=torch.float64
+            )
         if not drawn.isfinite().all():
-            raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")
+            raise ConfigError(
+                f"{name} = {shown(value)} draws values out of range; give smaller ones."
+            )
         return drawn
     each = [_si(one, name, kind) for one in (value if isinstance(value, list) else [value])]
     if len(each) not in (1, n) or (isinstance(value, list) and len(each) != n):
-        raise ConfigError(f"{name} has {len(each)} values for {n} devices; give one for each, or one.")
+        raise ConfigError(
+            f"{name} has {len(each)} values for {n} devices; give one for each, or one."
+        )
     return torch.tensor(each, dtype=torch.float64).expand(n).clone()
 
 
@@ -317,7 +410,9 @@ def _number(value: Any, name: str, kind: str) -> tuple[float, str]:
             raise ValueError
         return number, ""
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{name} = {shown(value)} must be a finite number, of size {_LARGEST:g} at most.") from error
+        raise ConfigError(
+            f"{name} = {shown(value)} must be a finite number, of size {_LARGEST:g} at most."
+        ) from error
 
 
 def _si(value: Any, name: str, kind: str) -> float:

@@ -109,8 +109,14 @@ class Seeds:
             folder.make()
             if recover.finished(folder, self.config.rounds):
                 done[seed] = recover.history(folder, self.experiments.of(self.config, seed))
-                more = f"; for more, add rounds={self.config.rounds + 10}" if self.config.seeds == 1 else ""
-                self._note(f"{self._label([seed])}all {self.config.rounds} rounds were run before{more}")
+                more = (
+                    f"; for more, add rounds={self.config.rounds + 10}"
+                    if self.config.seeds == 1
+                    else ""
+                )
+                self._note(
+                    f"{self._label([seed])}all {self.config.rounds} rounds were run before{more}"
+                )
             else:
                 waiting.setdefault(recover.rounds_run(folder), []).append(seed)
         return waiting
@@ -151,7 +157,9 @@ class Seeds:
         hidden = () if runs.experiment.algorithm.learns_global else ("global",)
         rounds = self.config.rounds
         label = self._label(seeds)
-        with progress(self.console, label=label, rounds=rounds, done=runs.round, hidden=hidden) as show:
+        with progress(
+            self.console, label=label, rounds=rounds, done=runs.round, hidden=hidden
+        ) as show:
             try:
                 for records in runs:
                     self.stop.check()

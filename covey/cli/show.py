@@ -20,7 +20,9 @@ Show = Callable[[Sequence[Round]], None]
 
 
 @contextmanager
-def progress(console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()) -> Iterator[Show]:
+def progress(
+    console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()
+) -> Iterator[Show]:
     """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before.
 
     Models that are `hidden` are left out.
@@ -33,7 +35,9 @@ def progress(console: Console, *, label: str, rounds: int, done: int, hidden: Se
         total += sum(record.bytes() for record in records)
         if records[0].models:
             names = _one_per_tier(records[0]) if console.is_terminal else list(records[0].models)
-            scores = " ".join(f"{name} {_score(records, name)}" for name in names if name not in hidden)
+            scores = " ".join(
+                f"{name} {_score(records, name)}" for name in names if name not in hidden
+            )
         return f"{scores} {total / 1e6:.1f} MB"
 
     if not console.is_terminal:
@@ -42,11 +46,19 @@ def progress(console: Console, *, label: str, rounds: int, done: int, hidden: Se
             text, first = note(records), records[0]
             if first.models:
                 seconds = sum(record.seconds for record in records)
-                console.print(f"{label}round {first.round + 1}/{rounds}  {text}  {seconds:.2f} s", highlight=False)
+                console.print(
+                    f"{label}round {first.round + 1}/{rounds}  {text}  {seconds:.2f} s",
+                    highlight=False,
+                )
 
         yield line
         return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=8), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=8),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"{label}round", total=rounds, completed=done, note="")
         yield lambda records: bar.update(task, advance=1, note=note(records))
@@ -69,7 +81,8 @@ def table(console: Console, summary: Summary) -> None:
     elif _predicts_numbers(summary):
         figure = "errors in the units of the target"
     console.print(
-        f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:", highlight=False
+        f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:",
+        highlight=False,
     )
     print_wide(console, _fitting(console, summary))
     if summary.sample is not None:
@@ -80,7 +93,9 @@ def table(console: Console, summary: Summary) -> None:
     if cuts:
         console.print(f"non-zero: entries above the cut ({', '.join(cuts)})", highlight=False)
         angles = [f"{m.model} {m.angle.mean:.1f}" for m in summary.models if m.angle is not None]
-        console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False)
+        console.print(
+            f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False
+        )
     if summary.links:
         console.print("\nbytes of training, all rounds of one seed", highlight=False)
         print_wide(console, _links(summary))
@@ -88,7 +103,9 @@ def table(console: Console, summary: Summary) -> None:
         _radio(console, summary.radio)
     if summary.spent:
         total = sum(summary.spent.values())
-        shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items())
+        shares = ", ".join(
+            f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items()
+        )
         console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
 
 
@@ -197,11 +214,24 @@ def _gains(summary: Summary) -> Iterator[str]:
 
 def _radio(console: Console, figures: RadioFigures) -> None:
     """What the rounds took over the air."""
-    plan = "" if figures.formula_seconds is None else f" (by the plan's formulas {figures.formula_seconds})"
-    sure = "" if figures.certificate is None else f"; every plan is optimal to {figures.certificate:.0e}"
-    sent = "" if figures.formula_bytes is None else f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
+    plan = (
+        ""
+        if figures.formula_seconds is None
+        else f" (by the plan's formulas {figures.formula_seconds})"
+    )
+    sure = (
+        ""
+        if figures.certificate is None
+        else f"; every plan is optimal to {figures.certificate:.0e}"
+    )
+    sent = (
+        ""
+        if figures.formula_bytes is None
+        else f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
+    )
     console.print(
-        f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, {figures.joules} J of all devices,", highlight=False
+        f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, {figures.joules} J of all devices,",
+        highlight=False,
     )
     console.print(
         f"of which {figures.upload_joules} J for sending {figures.upload_bytes.mean / 1e6:.3f} MB{sent};"
@@ -213,14 +243,18 @@ def _radio(console: Console, figures: RadioFigures) -> None:
 def newcomer(console: Console, done: Personalized) -> None:
     """What each model does on a new device."""
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
-    console.print(f"a new device with {sizes} examples; its model starts from {done.start}", highlight=False)
+    console.print(
+        f"a new device with {sizes} examples; its model starts from {done.start}", highlight=False
+    )
     parts = [part for part, count in done.counts.items() if count]
     kinds = {part: _kind(done, part) for part in parts}
     heads = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}
     rows = _columns("model", "", *(f"{part} {heads[kind]}" for part, kind in kinds.items()))
     for name, scores in done.scores.items():
         figures = {part: getattr(scores[part], kind) for part, kind in kinds.items()}
-        rows.add_row(name, "", *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items()))
+        rows.add_row(
+            name, "", *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items())
+        )
     print_wide(console, rows)
     console.print(f"personal model: {done.path}", highlight=False)
 
@@ -241,7 +275,10 @@ def _links(summary: Summary) -> Table:
     links = _columns("link", "", "MB down", "MB up", "of dense", "by formula", "non-zero")
     for k in summary.links:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
-        ratios = [f"{a / b:.3f}" if b else "-" for a, b in ((k.down + k.up, k.dense), (k.formula_paper, k.formula_dense))]
+        ratios = [
+            f"{a / b:.3f}" if b else "-"
+            for a, b in ((k.down + k.up, k.dense), (k.formula_paper, k.formula_dense))
+        ]
         links.add_row(k.link, "", f"{k.down / 1e6:.3f}", f"{k.up / 1e6:.3f}", *ratios, share)
     return links
 

@@ -13,7 +13,9 @@ from covey.cli.validate import spell
 from covey.errors import ConfigError
 
 
-def taken_over(section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]) -> dict[str, Any]:
+def taken_over(
+    section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]
+) -> dict[str, Any]:
     """The fields of an algorithm that another one has too, with the same meaning.
 
     A note says which are dropped.

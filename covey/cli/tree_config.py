@@ -48,26 +48,40 @@ class TreeConfig(BaseModel):
         if isinstance(self.edges, list):
             return shards, Tree.grouped(self.edges)
         if not 1 <= self.edges <= shards.devices:
-            raise ConfigError(f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}.")
+            raise ConfigError(
+                f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}."
+            )
         if form == "similar":
             return similar(shards, model, self.edges, seed)
-        return edges.random(shards, self.edges, seed) if form == "random" else edges.consecutive(shards, self.edges)
+        return (
+            edges.random(shards, self.edges, seed)
+            if form == "random"
+            else edges.consecutive(shards, self.edges)
+        )
 
     def _check(self, shards: Shards) -> None:
         if self.edges is not None and self.children is not None:
             raise ConfigError("tree.edges and tree.children are both given; keep one of them.")
         if self.tiers is not None and self.children is None:
-            raise ConfigError("tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers.")
+            raise ConfigError(
+                "tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers."
+            )
         if self.form in ("random", "similar") and not isinstance(self.edges, int):
             raise ConfigError(
                 f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, not {spell(self.edges)}."
             )
         if self.form in ("worst", "average", "data") and self.edges is not None:
-            raise ConfigError(f"tree.form = {spell(self.form)} decides the edges; leave out tree.edges = {spell(self.edges)}.")
+            raise ConfigError(
+                f"tree.form = {spell(self.form)} decides the edges; leave out tree.edges = {spell(self.edges)}."
+            )
         if self.form == "data" and not shards.edges:
-            raise ConfigError(f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.')
+            raise ConfigError(
+                f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.'
+            )
         if self.form is not None and self.children is not None:
-            raise ConfigError(f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children.")
+            raise ConfigError(
+                f"tree.form = {spell(self.form)} is for tree.edges; leave it out, or tree.children."
+            )
 
 
 def read(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,4 +105,6 @@ def _check_edges(tree: Mapping[str, Any]) -> None:
     form = f"tree.form = {spell(edges)}"
     if edges in ("consecutive", "random", "similar"):
         form += " together with their number, as in tree.edges = 4"
-    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}.")
+    raise ConfigError(
+        f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}."
+    )

@@ -52,7 +52,9 @@ def check_plain(table: Mapping[str, Any]) -> None:
         place, value, depth = left.pop()
         if isinstance(value, Mapping | list):
             if depth > _DEEPEST:
-                raise ConfigError(f"{place[:100]}... has tables or lists too deep inside each other.")
+                raise ConfigError(
+                    f"{place[:100]}... has tables or lists too deep inside each other."
+                )
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
             left.extend((f"{place}.{key}".lstrip("."), item, depth + 1) for key, item in items)
         elif isinstance(value, datetime.date | datetime.time):
@@ -77,7 +79,9 @@ def apply(table: dict[str, Any], change: str, renamed: Renamed | None = None) ->
     """
     key, equals, text = change.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{change!r} is neither a file nor a change; write changes as algorithm.lam1=15.")
+        raise ConfigError(
+            f"{change!r} is neither a file nor a change; write changes as algorithm.lam1=15."
+        )
     *parents, last = key.strip().split(".")
     for parent in parents:
         table = table.setdefault(parent, {})
@@ -115,7 +119,9 @@ def check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
     for key in table:
         if key not in schema.model_fields:
             known = ", ".join(schema.model_fields)
-            raise ConfigError(f"unknown key {prefix}{key}{nearest(key, schema.model_fields, prefix)}; known are {known}.")
+            raise ConfigError(
+                f"unknown key {prefix}{key}{nearest(key, schema.model_fields, prefix)}; known are {known}."
+            )
     given = json.dumps(_with_null(table, schema))
     try:
         return schema.model_validate_json(given)  # JSON mode: strict, yet a list may become a tuple
@@ -125,7 +131,10 @@ def check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
 
 def _with_null(table: Mapping[str, Any], schema: type[BaseModel]) -> dict[str, Any]:
     fields = schema.model_fields
-    return {key: None if value == "none" and _optional(fields[key].annotation) else value for key, value in table.items()}
+    return {
+        key: None if value == "none" and _optional(fields[key].annotation) else value
+        for key, value in table.items()
+    }
 
 
 def _optional(annotation: Any) -> bool:
@@ -139,10 +148,18 @@ def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> st
     key = error.errors()[0]["loc"][0]
     mine = [e for e in error.errors() if e["loc"][0] == key]
     rules = dict.fromkeys(_rule(e["msg"]) for e in mine)
-    place = ".".join(str(part) for part in mine[0]["loc"] if isinstance(part, int | str) and str(part) not in _NOISE)
+    place = ".".join(
+        str(part)
+        for part in mine[0]["loc"]
+        if isinstance(part, int | str) and str(part) not in _NOISE
+    )
     field = schema.model_fields[str(key)]
     default = field.get_default(call_default_factory=True)
-    fix = "" if field.is_required() or isinstance(default, dict | BaseModel) else f"; the default is {spell(default)}"
+    fix = (
+        ""
+        if field.is_required() or isinstance(default, dict | BaseModel)
+        else f"; the default is {spell(default)}"
+    )
     if mine[0]["type"] == "unexpected_keyword_argument":
         known = _fields_inside(field.annotation)
         return f"unknown key {prefix}{place}{nearest(str(mine[0]['loc'][-1]), known)}; known are {', '.join(known)}."

@@ -15,7 +15,17 @@ from covey.errors import ConfigError
 from covey.installed import Declared, find
 from covey.origin import FAULTS, told
 
-__all__ = ["CODECS", "Auto", "Bitmap", "Codec", "Coo", "Dense", "Quantised", "codec", "declared_codec"]
+__all__ = [
+    "CODECS",
+    "Auto",
+    "Bitmap",
+    "Codec",
+    "Coo",
+    "Dense",
+    "Quantised",
+    "codec",
+    "declared_codec",
+]
 
 _ALL: tuple[Codec, ...] = (
     *(Dense(), Bitmap(), Coo(), Auto(), Quantised(8), Quantised(4)),
@@ -34,14 +44,18 @@ def codec(name: str, **options: Any) -> Codec:
     """
     declared = find("codecs", name, CODECS)
     if declared is None and name not in CODECS:
-        raise ConfigError(f"there is no codec {name!r}{_nearest(name, CODECS)}; the known ones are {', '.join(CODECS)}.")
+        raise ConfigError(
+            f"there is no codec {name!r}{_nearest(name, CODECS)}; the known ones are {', '.join(CODECS)}."
+        )
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
     own = fields(plain) if is_dataclass(plain) else ()
     optional = [field for field in own if field.default is not MISSING]
     free = [field.name for field in optional if getattr(plain, field.name) == field.default]
     if unknown := next((option for option in options if option not in free), None):
         known = f"its options are {', '.join(free)}" if free else "it has none"
-        raise ConfigError(f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {known}.")
+        raise ConfigError(
+            f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {known}."
+        )
     made: Codec = replace(plain, **options) if options else plain
     return made
 

@@ -41,6 +41,8 @@ class Auto:
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> None:
         """Unknown, as that of `Coo` is."""
 
-    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
         """Each value as it is."""
         return blocks.arriving(rows, mask, "own")

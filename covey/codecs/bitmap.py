@@ -52,14 +52,20 @@ class Bitmap:
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """Counted from the bits that would be set."""
         sent = blocks.count(blocks.which(rows, mask, self.values))
-        return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
+        return self.lengths(
+            sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
+        )
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """A bit for each value and the values sent, or all values where that is not longer."""
         short = header.SIZE + bits.length(width) + numbers.size(self.values, size) * sent
-        return torch.minimum(short, Dense(self.values).lengths(sent, width=width, size=size, masked=masked))
+        return torch.minimum(
+            short, Dense(self.values).lengths(sent, width=width, size=size, masked=masked)
+        )
 
-    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
         """Each value as it arrives."""
         return blocks.arriving(rows, mask, self.values)
 

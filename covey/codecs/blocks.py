@@ -43,16 +43,24 @@ def count(sent: Tensor) -> Tensor:
 def check_dtype(rows: Tensor) -> None:
     """Refuse what the header has no number for."""
     if rows.dtype not in PATTERNS:
-        raise ConfigError(f"a codec carries float32 or float64 rows, not {rows.dtype}; convert the row first.")
+        raise ConfigError(
+            f"a codec carries float32 or float64 rows, not {rows.dtype}; convert the row first."
+        )
 
 
 def check_rows(rows: Tensor, mask: Tensor | None, *, ndim: int) -> None:
     """Refuse rows of another shape, and masks that do not say yes or no to each of their values."""
     check_dtype(rows)
     if rows.ndim != ndim:
-        raise ConfigError(f"expected {'one row [P]' if ndim == 1 else 'rows [n, P]'}, got shape {list(rows.shape)}.")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape not in (rows.shape, rows.shape[-1:])):
-        raise ConfigError(f"a mask for {list(rows.shape)} must be bool and as wide, got {mask.dtype} {list(mask.shape)}.")
+        raise ConfigError(
+            f"expected {'one row [P]' if ndim == 1 else 'rows [n, P]'}, got shape {list(rows.shape)}."
+        )
+    if mask is not None and (
+        mask.dtype != torch.bool or mask.shape not in (rows.shape, rows.shape[-1:])
+    ):
+        raise ConfigError(
+            f"a mask for {list(rows.shape)} must be bool and as wide, got {mask.dtype} {list(mask.shape)}."
+        )
 
 
 def kept(rows: Tensor, mask: Tensor | None) -> Tensor:
@@ -84,7 +92,11 @@ class Sent:
     @cached_property
     def bits(self) -> Bytes:
         """Which values are sent if not all are: those inside the mask, or those that arrive as not 0."""
-        return numbers.bits_of(self.row, self.values) if self.mask is None else bits.of_mask(self.mask.numpy())
+        return (
+            numbers.bits_of(self.row, self.values)
+            if self.mask is None
+            else bits.of_mask(self.mask.numpy())
+        )
 
     @cached_property
     def count(self) -> int:
@@ -108,7 +120,9 @@ class Sent:
 
     def header(self, tag: Tag) -> bytes:
         """The first bytes; `tag` is the layout's without a mask."""
-        return Header(Tag(tag + (self.mask is not None)), self.dtype, self.width, self.values).pack()
+        return Header(
+            Tag(tag + (self.mask is not None)), self.dtype, self.width, self.values
+        ).pack()
 
     def all_values(self) -> NDArray[Any]:
         """Every value as it travels."""
@@ -129,9 +143,16 @@ def sent(row: Tensor, mask: Tensor | None, values: str) -> Sent:
 
 def join(*parts: bytes | NDArray[Any]) -> bytes:
     """The parts of a message, one after the other."""
-    raw = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part.view(np.uint8) for part in parts]
+    raw = [
+        np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part.view(np.uint8)
+        for part in parts
+    ]
     size = sum(len(part) for part in raw)
-    return native.join(raw, size) if size > _LARGE and native.packs() else b"".join(part.data for part in raw)
+    return (
+        native.join(raw, size)
+        if size > _LARGE and native.packs()
+        else b"".join(part.data for part in raw)
+    )
 
 
 class Reader:
@@ -167,14 +188,20 @@ class Reader:
         width = self.head.width
         packed = self.block(bits.length(width), f"{width} mask bits")
         if width % 8 and packed[-1] >> (width % 8):
-            raise DecodeError(f"last mask byte is {packed[-1]:#04x}, expected only its low {width % 8} bits to be used.")
+            raise DecodeError(
+                f"last mask byte is {packed[-1]:#04x}, expected only its low {width % 8} bits to be used."
+            )
         return packed
 
     def values(self, count: int) -> Values:
         """The next `count` values, perhaps in the memory of the message."""
         size, dtype = self.value_size, self.head.dtype
-        what = f"{count} values of {dtype}" + ("" if self.head.values == "own" else f" as {self.head.values}")
-        return numbers.from_wire(self.block(count * size, what), self.head.values, LITTLE_ENDIAN[dtype])
+        what = f"{count} values of {dtype}" + (
+            "" if self.head.values == "own" else f" as {self.head.values}"
+        )
+        return numbers.from_wire(
+            self.block(count * size, what), self.head.values, LITTLE_ENDIAN[dtype]
+        )
 
     @property
     def value_size(self) -> int:
@@ -206,7 +233,9 @@ class Reader:
     def end(self) -> None:
         """Refuse bytes after the last block."""
         if self.left:
-            raise DecodeError(f"message of {len(self._message)} bytes, expected it to end after {self._at}.")
+            raise DecodeError(
+                f"message of {len(self._message)} bytes, expected it to end after {self._at}."
+            )
 
 
 def _zeros(width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -244,7 +273,9 @@ def shortest(layouts: Sequence[Layout], sent: Sent) -> bytes:
     return min(layouts, key=lambda layout: layout.length(sent)).write(sent)
 
 
-def decode(layouts: Sequence[Layout], message: bytes, *, values: str, limit: int) -> tuple[Tensor, Tensor | None]:
+def decode(
+    layouts: Sequence[Layout], message: bytes, *, values: str, limit: int
+) -> tuple[Tensor, Tensor | None]:
     """The row in a message of one of these layouts, and its mask if it has one."""
     known = {Tag(layout.tag + masked): layout for layout in layouts for masked in (0, 1)}
     head = header.read(message, tags=known, values=values, limit=limit)

@@ -59,7 +59,9 @@ class Codec(Protocol):
         """
         ...
 
-    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
         """What the receiver gets, `[n, P]`; the same tensor when the codec is lossless and there is no mask.
 
         `keys`, `[n]` int64, are the addresses of the draws: a row rounds in the same way whoever stands beside it.

@@ -13,7 +13,9 @@ from covey.codecs.header import Tag
 from covey.errors import DecodeError
 
 _COUNT = 4  # bytes of the number of values sent
-_SPARSE = 64  # values of a row per byte of its message from which on the row is filled place by place
+_SPARSE = (
+    64  # values of a row per byte of its message from which on the row is filled place by place
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Coo:
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> None:
         """Unknown: far places take more bytes than near ones."""
 
-    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
         """Each value as it arrives."""
         return blocks.arriving(rows, mask, self.values)
 
@@ -71,14 +75,20 @@ class Coo:
     def write(self, sent: Sent) -> bytes:
         """How many are sent, the gaps before them, and their values."""
         places = gaps.write(sent.bits, sent.width, sent.gap_length)
-        return blocks.join(sent.header(self.tag), sent.count.to_bytes(_COUNT, "little"), places, sent.some_values())
+        return blocks.join(
+            sent.header(self.tag), sent.count.to_bytes(_COUNT, "little"), places, sent.some_values()
+        )
 
     def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
         """The reverse; the bytes that are left for the gaps follow from the number of values."""
         sent = reader.number(_COUNT, "the number of values sent")
         if sent > reader.head.width:
-            raise DecodeError(f"message with {sent} values, expected at most the {reader.head.width} of its row.")
-        places = reader.block(max(sent, reader.left - sent * reader.value_size), f"the gaps before {sent} values")
+            raise DecodeError(
+                f"message with {sent} values, expected at most the {reader.head.width} of its row."
+            )
+        places = reader.block(
+            max(sent, reader.left - sent * reader.value_size), f"the gaps before {sent} values"
+        )
         values = reader.values(sent)
         width = reader.head.width
         if width > _SPARSE * len(reader):  # a few bytes may declare a row of any width

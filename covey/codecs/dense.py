@@ -50,13 +50,17 @@ class Dense:
         """The same for every row."""
         blocks.check_rows(rows, mask, ndim=2)
         sent = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
+        return self.lengths(
+            sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
+        )
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """The same whatever is sent."""
         return torch.full_like(sent, _length(width, numbers.size(self.values, size), masked))
 
-    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
         """Each value as it arrives."""
         return blocks.arriving(rows, mask, self.values)
 

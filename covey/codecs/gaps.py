@@ -14,7 +14,9 @@ from covey.codecs import bits
 from covey.codecs.bits import Bytes
 from covey.errors import DecodeError
 
-_STEPS = [1 << 7 * k for k in range(1, 5)]  # from here on a gap takes one byte more; below 2**32 it takes five at most
+_STEPS = [
+    1 << 7 * k for k in range(1, 5)
+]  # from here on a gap takes one byte more; below 2**32 it takes five at most
 _AT_ONCE = 1 << 24  # values whose places are looked at together
 
 
@@ -62,8 +64,14 @@ def lengths(sent: Tensor) -> Tensor:
         return lengths(sent[:1]).expand(n)
     if sent.device.type == "cpu" and native.packs():
         pack = bits.of_mask if sent.dtype == torch.bool else bits.of_values
-        return torch.tensor([native.gap_length(pack(row), width) for row in sent.contiguous().numpy()], dtype=torch.int64)
-    out, few = torch.zeros(n, dtype=torch.int64, device=sent.device), max(1, _AT_ONCE // max(1, width))
+        return torch.tensor(
+            [native.gap_length(pack(row), width) for row in sent.contiguous().numpy()],
+            dtype=torch.int64,
+        )
+    out, few = (
+        torch.zeros(n, dtype=torch.int64, device=sent.device),
+        max(1, _AT_ONCE // max(1, width)),
+    )
     for k in range(0, n if width else 0, few):
         out[k : k + few] = _lengths(sent[k : k + few] != 0)
     return out
@@ -88,15 +96,21 @@ def places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
     """Where the bits are, in memory that grows with `block`, not with the width; errors as in `read`."""
     ends = np.flatnonzero(block < 128)
     if len(ends) != sent or (len(block) and block[-1] > 127):
-        raise DecodeError(f"{len(block)} bytes hold {len(ends)} whole gaps, expected {sent} and nothing after them.")
+        raise DecodeError(
+            f"{len(block)} bytes hold {len(ends)} whole gaps, expected {sent} and nothing after them."
+        )
     sizes = np.diff(ends, prepend=-1)
     if (long := np.flatnonzero((sizes > 5) | ((sizes > 1) & (block[ends] == 0)))).size:
-        raise DecodeError(f"gap {long[0]} takes {sizes[long[0]]} bytes, expected it in the fewest that hold it.")
+        raise DecodeError(
+            f"gap {long[0]} takes {sizes[long[0]]} bytes, expected it in the fewest that hold it."
+        )
     start, found = ends + 1 - sizes, np.zeros(sent, np.int64)
     for k in range(int(sizes.max(initial=0))):
         here = sizes > k
         found[here] |= (block[start[here] + k].astype(np.int64) & 127) << 7 * k
-    if sent and int(found.max()) >= width:  # before they are added up, which might be too much for 64 bits
+    if (
+        sent and int(found.max()) >= width
+    ):  # before they are added up, which might be too much for 64 bits
         raise DecodeError(f"a gap of {found.max()}, expected less than the row's {width} values.")
     positions = np.cumsum(found + 1) - 1
     if sent and positions[-1] >= width:

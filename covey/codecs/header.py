@@ -73,8 +73,12 @@ class Header:
     def pack(self) -> bytes:
         """The six bytes."""
         if self.width > WIDEST:
-            raise ConfigError(f"a row has {self.width} values, but a message holds at most {WIDEST}; split the row.")
-        return LAYOUT.pack(VERSION << 4 | self.tag, FORMATS.index(self.values) << 4 | TYPES[self.dtype], self.width)
+            raise ConfigError(
+                f"a row has {self.width} values, but a message holds at most {WIDEST}; split the row."
+            )
+        return LAYOUT.pack(
+            VERSION << 4 | self.tag, FORMATS.index(self.values) << 4 | TYPES[self.dtype], self.width
+        )
 
 
 def read(message: bytes, *, tags: Collection[Tag], values: str, limit: int) -> Header:
@@ -84,15 +88,21 @@ def read(message: bytes, *, tags: Collection[Tag], values: str, limit: int) -> H
     first, second, width = LAYOUT.unpack_from(message)
     version, tag, form, kind = first >> 4, first & 15, second >> 4, second & 15
     if version != VERSION:
-        raise DecodeError(f"message of format version {version}, expected {VERSION}; run one version of covey everywhere.")
+        raise DecodeError(
+            f"message of format version {version}, expected {VERSION}; run one version of covey everywhere."
+        )
     if tag not in tags:
         known = ", ".join(f"{t.value} ({t.name})" for t in tags)
-        raise DecodeError(f"message with tag {tag}, expected one of {known}; use the same codec on both ends of a link.")
+        raise DecodeError(
+            f"message with tag {tag}, expected one of {known}; use the same codec on both ends of a link."
+        )
     if kind not in DTYPES:
         raise DecodeError(f"message of a row of type {kind}, expected one of {DTYPES}.")
     if form != FORMATS.index(values):
         want = f"{FORMATS.index(values)} ({values})"
-        raise DecodeError(f"message with values in format {form}, expected {want}; use the same codec on both ends of a link.")
+        raise DecodeError(
+            f"message with values in format {form}, expected {want}; use the same codec on both ends of a link."
+        )
     if width > limit:
         raise DecodeError(f"message declares {width} values, expected at most {limit}.")
     return Header(Tag(tag), DTYPES[kind], width, values)

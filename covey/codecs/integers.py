@@ -36,8 +36,12 @@ def quantise(row: Values, *, block: int, levels: int, key: int | None) -> tuple[
         integers, scales = np.empty(len(row), np.int8), np.empty(blocks(len(row), block), row.dtype)
         native.quantise(row, integers, scales, block=block, levels=levels, key=key)
         return integers, scales
-    keys = None if key is None else torch.tensor([(key + (1 << 63)) % (1 << 64) - (1 << 63)])  # the same bits, signed
-    found, scale = quantise_rows(numbers.to_tensor(row)[None], block=block, levels=levels, keys=keys)
+    keys = (
+        None if key is None else torch.tensor([(key + (1 << 63)) % (1 << 64) - (1 << 63)])
+    )  # the same bits, signed
+    found, scale = quantise_rows(
+        numbers.to_tensor(row)[None], block=block, levels=levels, keys=keys
+    )
     return found[0].numpy(), numbers.to_little(scale[0])
 
 
@@ -48,11 +52,15 @@ def dequantise(integers: Integers, scales: Values, *, block: int) -> tuple[Value
         native.dequantise(integers, scales, row, peaks, block=block)
     elif len(row):
         row[:] = integers * np.repeat(scales, block)[: len(row)]
-        peaks[:] = np.maximum.reduceat(np.abs(integers.astype(np.int16)), np.arange(0, len(row), block))
+        peaks[:] = np.maximum.reduceat(
+            np.abs(integers.astype(np.int16)), np.arange(0, len(row), block)
+        )
     return row, peaks
 
 
-def quantise_rows(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> tuple[Tensor, Tensor]:
+def quantise_rows(
+    rows: Tensor, *, block: int, levels: int, keys: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The integers [n, P] and scales [n, blocks] of many rows, on any device: the same bits as one by one.
 
     For that a divisor is a tensor, since torch on a GPU multiplies by the reciprocal of a plain number.
@@ -73,7 +81,9 @@ def quantise_rows(rows: Tensor, *, block: int, levels: int, keys: Tensor | None)
         draw = draws.uniform(here, torch.zeros_like(here), count * block).reshape(cut.shape)
         whole = size.floor() + (draw < (size - size.floor()).double())
     whole = torch.minimum(whole, most)
-    return torch.where(cut < 0, -whole, whole).to(torch.int8).reshape(n, count * block)[:, :width], scale
+    return torch.where(cut < 0, -whole, whole).to(torch.int8).reshape(n, count * block)[
+        :, :width
+    ], scale
 
 
 def rounded(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> Tensor:
@@ -81,7 +91,9 @@ def rounded(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> Te
     if native.serves(rows) and native.packs():
         here = rows.contiguous().numpy()
         out = np.empty_like(here)
-        for row, to, key in zip(here, out, [None] * len(here) if keys is None else keys.tolist(), strict=True):
+        for row, to, key in zip(
+            here, out, [None] * len(here) if keys is None else keys.tolist(), strict=True
+        ):
             integers, scales = quantise(row, block=block, levels=levels, key=key)
             native.dequantise(integers, scales, to, np.empty(len(scales), np.uint8), block=block)
         return torch.from_numpy(out)
@@ -103,17 +115,25 @@ def check_scales(scales: Values, levels: int) -> None:
     whole = (scales >= limits.tiny) & (scales <= limits.max / levels) & (patterns & levels == 0)
     if (wrong := np.flatnonzero(~(none | whole))).size:
         found = scales[wrong[0]]
-        raise DecodeError(f"scale {wrong[0]} is {found}, expected 0, the usual NaN, or a number as `quantise` makes it.")
+        raise DecodeError(
+            f"scale {wrong[0]} is {found}, expected 0, the usual NaN, or a number as `quantise` makes it."
+        )
 
 
 def check_peaks(scales: Values, peaks: Bytes, levels: int) -> None:
     """Refuse blocks that `quantise` would have given another scale, which would not arrive again as they are."""
     none = ~(scales > 0)
-    fits = np.where(none, peaks == 0, (peaks == levels) | ((scales == np.finfo(scales.dtype).tiny) & (peaks < levels)))
+    fits = np.where(
+        none,
+        peaks == 0,
+        (peaks == levels) | ((scales == np.finfo(scales.dtype).tiny) & (peaks < levels)),
+    )
     if (wrong := np.flatnonzero(~fits)).size:
         k = wrong[0]
         want = 0 if none[k] else levels
-        raise DecodeError(f"block {k} has integers up to {peaks[k]} under the scale {scales[k]}, expected {want}.")
+        raise DecodeError(
+            f"block {k} has integers up to {peaks[k]} under the scale {scales[k]}, expected {want}."
+        )
 
 
 def pack_nibbles(integers: Integers) -> Bytes:
@@ -130,7 +150,9 @@ def pack_nibbles(integers: Integers) -> Bytes:
 def unpack_nibbles(packed: Bytes, count: int) -> Integers:
     """The reverse; DecodeError where a half is left over that is not 0."""
     if count % 2 and packed[-1] >> 4:
-        raise DecodeError(f"last byte of {count} int4 is {packed[-1]:#04x}, expected its high half to be 0.")
+        raise DecodeError(
+            f"last byte of {count} int4 is {packed[-1]:#04x}, expected its high half to be 0."
+        )
     integers = np.empty(count, np.int8)
     if native.packs():
         native.unpack_nibbles(packed, integers)

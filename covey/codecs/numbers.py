@@ -45,11 +45,15 @@ def rounded(rows: Tensor, values: str) -> Tensor:
     rows = rows.detach()
     if native.serves(rows) and native.packs():
         here = rows.contiguous().numpy()
-        out = np.empty_like(here)  # in larger pages than torch asks for: three times as fast on a row of ten million
+        out = np.empty_like(
+            here
+        )  # in larger pages than torch asks for: three times as fast on a row of ten million
         native.blur(here, out, brain=values == "bf16")
         return torch.from_numpy(out)
     flat = rows.reshape(-1)
-    parts = [_rounded(flat[k : k + _AT_ONCE], HALVES[values]) for k in range(0, len(flat), _AT_ONCE)]
+    parts = [
+        _rounded(flat[k : k + _AT_ONCE], HALVES[values]) for k in range(0, len(flat), _AT_ONCE)
+    ]
     return torch.cat(parts).reshape(rows.shape) if parts else rows.clone()
 
 
@@ -78,7 +82,14 @@ def to_wire(row: Values, values: str) -> NDArray[Any]:
         halves = np.empty(2 * len(row), np.uint8)
         native.narrow(row, halves, brain=values == "bf16")
         return halves
-    words = rounded(to_tensor(row), values).float().to(HALVES[values]).view(torch.int16).numpy().astype("<u2")
+    words = (
+        rounded(to_tensor(row), values)
+        .float()
+        .to(HALVES[values])
+        .view(torch.int16)
+        .numpy()
+        .astype("<u2")
+    )
     words[np.isnan(row)] = _NAN[values]
     return words
 
@@ -93,9 +104,13 @@ def from_wire(block: Bytes, values: str, dtype: np.dtype[Any]) -> Values:
     else:
         words = block.view("<u2").astype(np.uint16)
         strange = int((((words & 0x7FFF) > _INFINITE[values]) & (words != _NAN[values])).sum())
-        out[:] = torch.from_numpy(words.view(np.int16)).view(HALVES[values]).to(torch.float64).numpy()
+        out[:] = (
+            torch.from_numpy(words.view(np.int16)).view(HALVES[values]).to(torch.float64).numpy()
+        )
     if strange:
-        raise DecodeError(f"{strange} values are a NaN in other bits than {_NAN[values]:#06x}, expected none.")
+        raise DecodeError(
+            f"{strange} values are a NaN in other bits than {_NAN[values]:#06x}, expected none."
+        )
     return out
 
 

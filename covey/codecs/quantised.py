@@ -39,9 +39,13 @@ class Quantised:
         if type(self.bits) is not int or self.bits not in (4, 8):
             raise ConfigError(f"Quantised has bits=4 or 8, not {self.bits!r}.")
         if type(self.block) is not int or not 0 < self.block <= _LARGEST:
-            raise ConfigError(f"Quantised has a block of 1 to {_LARGEST} values, not {self.block!r}.")
+            raise ConfigError(
+                f"Quantised has a block of 1 to {_LARGEST} values, not {self.block!r}."
+            )
         if self.rounding not in ("nearest", "stochastic"):
-            raise ConfigError(f"Quantised has rounding 'nearest' or 'stochastic', not {self.rounding!r}.")
+            raise ConfigError(
+                f"Quantised has rounding 'nearest' or 'stochastic', not {self.rounding!r}."
+            )
 
     @property
     def name(self) -> str:
@@ -62,27 +66,47 @@ class Quantised:
         """The header, the block size, the mask if there is one, the scales and the integers."""
         blocks.check_rows(row, mask, ndim=1)
         if self.draws and key is None:
-            raise ConfigError(f"{self.name} with stochastic rounding draws by address: give encode a key, as draws.key makes it.")
+            raise ConfigError(
+                f"{self.name} with stochastic rounding draws by address: give encode a key, as draws.key makes it."
+            )
         if mask is not None:
             row, mask = row.detach().cpu(), mask.cpu()
         values = numbers.to_little(blocks.kept(row, mask))
-        found, scales = integers.quantise(values, block=self.block, levels=self.levels, key=key if self.draws else None)
+        found, scales = integers.quantise(
+            values, block=self.block, levels=self.levels, key=key if self.draws else None
+        )
         tag, packed = Tag.QUANTISED, np.empty(0, np.uint8)
         if mask is not None:
-            tag, packed, found = Tag.QUANTISED_MASKED, bits.of_mask(mask.numpy()), found[mask.numpy()]
-        first = Header(tag, row.dtype, len(row), self.name).pack() + self.block.to_bytes(_BLOCK, "little")
-        return blocks.join(first, packed, scales, found if self.bits == 8 else integers.pack_nibbles(found))
+            tag, packed, found = (
+                Tag.QUANTISED_MASKED,
+                bits.of_mask(mask.numpy()),
+                found[mask.numpy()],
+            )
+        first = Header(tag, row.dtype, len(row), self.name).pack() + self.block.to_bytes(
+            _BLOCK, "little"
+        )
+        return blocks.join(
+            first, packed, scales, found if self.bits == 8 else integers.pack_nibbles(found)
+        )
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
         """The row, and its mask if one was sent."""
-        head = header.read(message, tags=(Tag.QUANTISED, Tag.QUANTISED_MASKED), values=self.name, limit=limit)
+        head = header.read(
+            message, tags=(Tag.QUANTISED, Tag.QUANTISED_MASKED), values=self.name, limit=limit
+        )
         reader = Reader(message, head)
         if (block := reader.number(_BLOCK, "the block size")) != self.block:
-            raise DecodeError(f"message in blocks of {block}, expected {self.block}; use the same codec on both ends of a link.")
+            raise DecodeError(
+                f"message in blocks of {block}, expected {self.block}; use the same codec on both ends of a link."
+            )
         mask = reader.mask(reader.bits()) if head.masked else None
         count = integers.blocks(head.width, self.block)
         dtype = LITTLE_ENDIAN[head.dtype]
-        scales = reader.block(count * dtype.itemsize, f"{count} scales of {head.dtype}").view(dtype).copy()
+        scales = (
+            reader.block(count * dtype.itemsize, f"{count} scales of {head.dtype}")
+            .view(dtype)
+            .copy()
+        )
         integers.check_scales(scales, self.levels)
         found = self._integers(reader, head.width if mask is None else int(mask.count_nonzero()))
         reader.end()
@@ -98,21 +122,36 @@ class Quantised:
         blocks.check_rows(rows, mask, ndim=2)
         nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         sent = nothing if mask is None else blocks.count(mask.expand(rows.shape))
-        return self.lengths(sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None)
+        return self.lengths(
+            sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
+        )
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """All scales, and the integers inside the mask or all of them."""
-        always = header.SIZE + _BLOCK + size * integers.blocks(width, self.block) + (bits.length(width) if masked else 0)
+        always = (
+            header.SIZE
+            + _BLOCK
+            + size * integers.blocks(width, self.block)
+            + (bits.length(width) if masked else 0)
+        )
         return always + ((sent if masked else torch.full_like(sent, width)) * self.bits + 7) // 8
 
-    def roundtrip(self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
         """Integers times scales."""
         blocks.check_rows(rows, mask, ndim=2)
-        if self.draws and (keys is None or keys.dtype != torch.int64 or keys.shape != rows.shape[:1]):
+        if self.draws and (
+            keys is None or keys.dtype != torch.int64 or keys.shape != rows.shape[:1]
+        ):
             got = "none" if keys is None else f"{keys.dtype} {list(keys.shape)}"
-            raise ConfigError(f"{self.name} with stochastic rounding needs a key for each row, int64 [{len(rows)}], got {got}.")
+            raise ConfigError(
+                f"{self.name} with stochastic rounding needs a key for each row, int64 [{len(rows)}], got {got}."
+            )
         sent = blocks.kept(rows.detach(), mask)
-        back = integers.rounded(sent, block=self.block, levels=self.levels, keys=keys if self.draws else None)
+        back = integers.rounded(
+            sent, block=self.block, levels=self.levels, keys=keys if self.draws else None
+        )
         return blocks.kept(back, mask)
 
     def _integers(self, reader: Reader, count: int) -> Integers:

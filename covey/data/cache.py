@@ -16,7 +16,9 @@ from covey.errors import DataError
 
 def write(path: Path, arrays: Arrays, source: str) -> None:
     """Keep these examples and where they came from; the file is replaced whole or not at all."""
-    part = path.parent / f".{path.name}.{uuid.uuid4().hex}.part"  # two processes may fetch the same set at once
+    part = (
+        path.parent / f".{path.name}.{uuid.uuid4().hex}.part"
+    )  # two processes may fetch the same set at once
     who = arrays.writers if arrays.writers is not None else np.empty(0, dtype=np.int64)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

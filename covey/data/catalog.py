@@ -15,7 +15,9 @@ class Way:
     """One form in which a set is published: its format, and the names of the files that make it whole."""
 
     format: str  # a key of formats.FORMATS
-    files: tuple[str, ...]  # a name that ends in .gz may lie there unpacked too; * stands for anything
+    files: tuple[
+        str, ...
+    ]  # a name that ends in .gz may lie there unpacked too; * stands for anything
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class KnownSet:
     places: tuple[str, ...]  # folders to look into, below the data folder
     page: str
     download: str  # what to get there
-    repository: str | None  # on the Hugging Face hub; None where none is known to hold this set as published
+    repository: (
+        str | None
+    )  # on the Hugging Face hub; None where none is known to hold this set as published
     label: str = "label"  # the repository's column
     md5: Mapping[str, str] = field(default_factory=dict)  # by file name
 
@@ -137,7 +141,18 @@ _CIFAR100_MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
 }
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -203,7 +218,9 @@ _SETS = (
             Way("cifar-10 binary", ("cifar-10-binary.tar.gz",)),
             Way("cifar-10 python", ("cifar-10-python.tar.gz",)),
         ),
-        places=_places(("cifar10", "cifar-10", "CIFAR10"), ("cifar-10-batches-bin", "cifar-10-batches-py")),
+        places=_places(
+            ("cifar10", "cifar-10", "CIFAR10"), ("cifar-10-batches-bin", "cifar-10-batches-py")
+        ),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         download=f"cifar-10-binary.tar.gz, or cifar-10-python.tar.gz, or {_listed(CIFAR10_BINARY)}",
         repository="uoft-cs/cifar10",
@@ -221,7 +238,9 @@ _SETS = (
             Way("cifar-100 binary", ("cifar-100-binary.tar.gz",)),
             Way("cifar-100 python", ("cifar-100-python.tar.gz",)),
         ),
-        places=_places(("cifar100", "cifar-100", "CIFAR100"), ("cifar-100-binary", "cifar-100-python")),
+        places=_places(
+            ("cifar100", "cifar-100", "CIFAR100"), ("cifar-100-binary", "cifar-100-python")
+        ),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         download=f"cifar-100-binary.tar.gz, or cifar-100-python.tar.gz, or {_listed(CIFAR100_BINARY)}",
         repository="uoft-cs/cifar100",

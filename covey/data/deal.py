@@ -81,7 +81,9 @@ def _shuffled(piles: list[Numbers], seed: int) -> list[Numbers]:
     return [draw.permutation(pile) for draw, pile in zip(draws, piles, strict=True)]
 
 
-def _validated(piles: list[Numbers], share: float, seed: int) -> tuple[list[Numbers], list[Numbers]]:
+def _validated(
+    piles: list[Numbers], share: float, seed: int
+) -> tuple[list[Numbers], list[Numbers]]:
     """Each pile cut in two, train and validation, of which validation has this share."""
     shuffled = _shuffled(piles, seed)
     cuts = [max(len(pile) - round(len(pile) * share), min(len(pile), 1)) for pile in piles]
@@ -97,7 +99,9 @@ def _labels(y: Labels, seed: int, share: float, *, devices: int = 20, labels: in
     return Dealt(ways.by_labels(y, devices=devices, labels=labels, seed=seed))
 
 
-def _dirichlet(y: Labels, seed: int, share: float, *, devices: int = 20, alpha: float = 0.1) -> Dealt:
+def _dirichlet(
+    y: Labels, seed: int, share: float, *, devices: int = 20, alpha: float = 0.1
+) -> Dealt:
     return Dealt(ways.dirichlet(y, devices=devices, alpha=alpha, seed=seed))
 
 
@@ -127,11 +131,15 @@ def _permfl(y: Labels, seed: int, share: float, *, devices: int = 40, labels: in
     return recipes.permfl(y, devices=devices, labels=labels, seeds=(5 + seed, 9 + seed))
 
 
-def _permfl_cifar100(y: Labels, seed: int, share: float, *, devices: int = 350, labels: int = 3) -> Dealt:
+def _permfl_cifar100(
+    y: Labels, seed: int, share: float, *, devices: int = 350, labels: int = 3
+) -> Dealt:
     return recipes.permfl_cifar100(y, devices=devices, labels=labels, seed=1 + seed)
 
 
-def _permfl_femnist(y: Labels, seed: int, share: float, *, devices: int = 3500, labels: int = 3) -> Dealt:
+def _permfl_femnist(
+    y: Labels, seed: int, share: float, *, devices: int = 3500, labels: int = 3
+) -> Dealt:
     return recipes.permfl_femnist(y, devices=devices, labels=labels, seed=1 + seed)
 
 

@@ -15,7 +15,12 @@ from covey.data.shards import Shards
 
 
 def digits(
-    *, devices: int = 20, labels: int | None = 2, alpha: float | None = None, split: Split = SPLIT, seed: int = 0
+    *,
+    devices: int = 20,
+    labels: int | None = 2,
+    alpha: float | None = None,
+    split: Split = SPLIT,
+    seed: int = 0,
 ) -> Shards:
     """The digits as shards, x [1797, 64] in [0, 1]: `labels` per device, or by Dir(alpha) if alpha is given.
 
@@ -26,11 +31,15 @@ def digits(
     (20, 10, (1797, 64))
     """
     x, y = _load()
-    train, validation, test = partition.split(_deal(y, devices, labels, alpha, seed), split=split, seed=seed)
+    train, validation, test = partition.split(
+        _deal(y, devices, labels, alpha, seed), split=split, seed=seed
+    )
     return Shards(x, y, train, validation, test, classes=10, name="digits")
 
 
-def _deal(y: Tensor, devices: int, labels: int | None, alpha: float | None, seed: int) -> list[Numbers]:
+def _deal(
+    y: Tensor, devices: int, labels: int | None, alpha: float | None, seed: int
+) -> list[Numbers]:
     if alpha is not None:
         return partition.dirichlet(y, devices=devices, alpha=alpha, seed=seed)
     if labels is not None:
@@ -40,6 +49,10 @@ def _deal(y: Tensor, devices: int, labels: int | None, alpha: float | None, seed
 
 def _load() -> tuple[Tensor, Tensor]:
     packed = resources.files("covey.data").joinpath("digits.csv.gz").read_bytes()
-    table = np.loadtxt(gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=np.float32)
-    x = torch.from_numpy(table[:, :64] / 16)  # a pixel counts the dark points of a 4 x 4 block: 0 to 16
+    table = np.loadtxt(
+        gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=np.float32
+    )
+    x = torch.from_numpy(
+        table[:, :64] / 16
+    )  # a pixel counts the dark points of a 4 x 4 block: 0 to 16
     return x, torch.from_numpy(table[:, 64].astype(np.int64))

@@ -53,7 +53,9 @@ def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
     (('north', 'south'), (2, 1))
     """
     if len(names) != shards.devices:
-        raise DataError(f"there are {len(names)} edge names ({some(names)}) for {shards.devices} devices; give one per device.")
+        raise DataError(
+            f"there are {len(names)} edge names ({some(names)}) for {shards.devices} devices; give one per device."
+        )
     number = {name: at for at, name in enumerate(dict.fromkeys(names))}
     return grouped(shards, np.array([number[name] for name in names]), tuple(map(str, number)))
 
@@ -68,7 +70,9 @@ def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tre
     _check_sets(shards, sets)
     held = shards.labels()
     edge, sizes = np.zeros(shards.devices, dtype=np.int64), np.zeros(len(sets), dtype=np.int64)
-    for device, fit in enumerate(np.stack([held[:, sorted(set(owned))].sum(axis=1) for owned in sets], axis=1)):
+    for device, fit in enumerate(
+        np.stack([held[:, sorted(set(owned))].sum(axis=1) for owned in sets], axis=1)
+    ):
         edge[device] = np.lexsort((sizes, -fit))[0]
         sizes[edge[device]] += 1
     if not sizes.all():
@@ -98,12 +102,16 @@ def _even(order: Numbers, edges: int) -> Numbers:
 
 def check_edges(edges: int, devices: int) -> None:
     if not 1 <= edges <= devices:
-        raise DataError(f"edges={edges} for {devices} devices; give 1 to {devices}, so that every edge has a device.")
+        raise DataError(
+            f"edges={edges} for {devices} devices; give 1 to {devices}, so that every edge has a device."
+        )
 
 
 def _check_sets(shards: Shards, sets: Sequence[Sequence[int]]) -> None:
     if shards.classes is None:
-        raise DataError("by_label needs labels, but this data has numbers to predict; choose edges in another way.")
+        raise DataError(
+            "by_label needs labels, but this data has numbers to predict; choose edges in another way."
+        )
     wrong = [label for owned in sets for label in owned if not 0 <= label < shards.classes]
     if wrong or not sets or not all(map(len, sets)):
         raise DataError(

@@ -18,4 +18,6 @@ def needed(module: str, *, extra: str, to: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
-        raise DataError(f"To {to}, {library} is needed ({error}); pip install 'covey[{extra}]'.") from error
+        raise DataError(
+            f"To {to}, {library} is needed ({error}); pip install 'covey[{extra}]'."
+        ) from error

@@ -57,9 +57,17 @@ def files(
     >>> shards.names.classes, shards.y.tolist(), shards.x.flatten().tolist()
     (('hot', 'ok'), [1, 0, 1, 0, 1, 0], [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     """
-    columns, where, faults = Columns(label, device, edge, part, _tuple(features)), Path(path).expanduser(), Faults()
+    columns, where, faults = (
+        Columns(label, device, edge, part, _tuple(features)),
+        Path(path).expanduser(),
+        Faults(),
+    )
     _check_options(columns, classes, regression=regression)
-    table = folder_table(where, columns, faults) if _is_folder(where) else _table(where, columns, faults)
+    table = (
+        folder_table(where, columns, faults)
+        if _is_folder(where)
+        else _table(where, columns, faults)
+    )
     goal = _goal(table, classes, faults, regression=regression)
     homes = _homes(table)
     parts = _parts(table, homes, split=split, seed=seed)
@@ -67,7 +75,16 @@ def files(
     scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
     names = Names(homes.devices, homes.edges, goal.names, table.features)
     x, name = _inputs(table, scale), where.resolve().name
-    return Shards(x, goal.y, *parts, classes=goal.classes, name=name, edges=homes.sizes, names=names, scaling=scale)
+    return Shards(
+        x,
+        goal.y,
+        *parts,
+        classes=goal.classes,
+        name=name,
+        edges=homes.sizes,
+        names=names,
+        scaling=scale,
+    )
 
 
 def device_file(
@@ -96,15 +113,23 @@ def device_file(
     goal = _goal(table, known, faults, regression=known is None)
     homes = _Homes([np.arange(len(table))], (path.stem,))
     parts = _parts(table, homes, split=split, seed=seed)
-    names = Names(homes.devices, classes=() if isinstance(classes, int) else goal.names, features=tuple(features))
+    names = Names(
+        homes.devices,
+        classes=() if isinstance(classes, int) else goal.names,
+        features=tuple(features),
+    )
     x = _inputs(table, scaling)
-    return Shards(x, goal.y, *parts, classes=goal.classes, name=path.stem, names=names, scaling=scaling)
+    return Shards(
+        x, goal.y, *parts, classes=goal.classes, name=path.stem, names=names, scaling=scaling
+    )
 
 
 def _shaped(table: Table, shape: tuple[int, ...], path: Path) -> Table:
     have = table.x.shape[1:]
     if math.prod(have) != math.prod(shape):
-        raise DataError(f"{path} has examples of shape {have}, but the run was trained on {shape}; give as many numbers in each.")
+        raise DataError(
+            f"{path} has examples of shape {have}, but the run was trained on {shape}; give as many numbers in each."
+        )
     return replace(table, x=table.x.reshape(len(table.x), *shape))
 
 
@@ -122,7 +147,9 @@ def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
     except (OSError, ValueError) as error:  # a name too long, or with a byte that no name has
-        raise DataError(f"path = {shown(str(path))} cannot be looked up: {error!s:.100}.") from error
+        raise DataError(
+            f"path = {shown(str(path))} cannot be looked up: {error!s:.100}."
+        ) from error
 
 
 def _table(path: Path, columns: Columns, faults: Faults) -> Table:
@@ -131,13 +158,19 @@ def _table(path: Path, columns: Columns, faults: Faults) -> Table:
         start = "the file's own folder if an experiment file names them, else at the current folder"
         raise DataError(f"there is no file or folder {path}; relative paths start at {start}.")
     # A column that is called as it always is may be missing; one that the user has named may not.
-    named = [name for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part)) if name != usual]
+    named = [
+        name
+        for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part))
+        if name != usual
+    ]
     table = read(path, replace(columns, needed=(columns.device, *named)), faults)
     check_named(table, columns, path)
     return table
 
 
-def _goal(table: Table, classes: Sequence[str] | None, faults: Faults, *, regression: bool) -> Targets:
+def _goal(
+    table: Table, classes: Sequence[str] | None, faults: Faults, *, regression: bool
+) -> Targets:
     """What the labels are, once every row is fit for use."""
     faults.refuse("correct or remove them, or list the columns that are features")
 
@@ -198,7 +231,9 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
     train, validation, test = ([rows[part[rows] == name] for rows in homes.rows] for name in SPLITS)
     idle = [name for name, rows in zip(homes.devices, train, strict=True) if not len(rows)]
     if idle:
-        raise DataError(f"{len(idle)} of {len(train)} devices have no row to train on: {some(idle)}; add some or remove them.")
+        raise DataError(
+            f"{len(idle)} of {len(train)} devices have no row to train on: {some(idle)}; add some or remove them."
+        )
     return Part.of(train), Part.of(validation), Part.of(test)
 
 
@@ -209,27 +244,46 @@ def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> 
     faults, later = Faults(), torch.cat([part.index for part in parts[1:]])
     seen = goal.y[parts[0].index].bincount(minlength=goal.classes) > 0
     for row in later[~seen[goal.y[later]]].tolist():
-        faults.add(table.source[row], table.place[row], f"class {table.label[row]!r} is unseen in training")
-    faults.refuse("each class needs a row that somebody trains on: add some, remove these, or split otherwise")
+        faults.add(
+            table.source[row], table.place[row], f"class {table.label[row]!r} is unseen in training"
+        )
+    faults.refuse(
+        "each class needs a row that somebody trains on: add some, remove these, or split otherwise"
+    )
 
 
 def _check_options(columns: Columns, classes: Sequence[str] | None, *, regression: bool) -> None:
-    names = {"label": columns.label, "device": columns.device, "edge": columns.edge, "part": columns.part}
+    names = {
+        "label": columns.label,
+        "device": columns.device,
+        "edge": columns.edge,
+        "part": columns.part,
+    }
     if len(set(names.values())) < len(names):
         given = ", ".join(f"{what} = {name!r}" for what, name in names.items())
         raise DataError(f"{given}: name four different columns.")
     if columns.features is not None and (not columns.features or columns.label in columns.features):
-        raise DataError(f"features = {list(columns.features)}; list at least one column, and not the label {columns.label!r}.")
+        raise DataError(
+            f"features = {list(columns.features)}; list at least one column, and not the label {columns.label!r}."
+        )
     if classes is not None and (regression or not classes or len(set(classes)) < len(classes)):
-        raise DataError(f"classes = {list(classes)} and regression = {regression}; list each class once, or leave classes out.")
+        raise DataError(
+            f"classes = {list(classes)} and regression = {regression}; list each class once, or leave classes out."
+        )
 
 
 def _check_form(table: Table, features: Sequence[str], scale: Scaling | None, path: Path) -> None:
     """That a new device's examples have the shape of those trained on."""
     shape = table.x.shape[1:]
     if features and shape != (len(features),):
-        raise DataError(f"{path} has examples of shape {shape}, but the model was trained on {len(features)} features.")
+        raise DataError(
+            f"{path} has examples of shape {shape}, but the model was trained on {len(features)} features."
+        )
     have = tuple(scale.shift.shape) if scale is not None else ()
-    fits = len(have) <= len(shape) and all(a in (1, b) for a, b in zip(have[::-1], shape[::-1], strict=False))
+    fits = len(have) <= len(shape) and all(
+        a in (1, b) for a, b in zip(have[::-1], shape[::-1], strict=False)
+    )
     if not fits:
-        raise DataError(f"{path} has examples of shape {shape}, but those trained on were scaled by values of shape {have}.")
+        raise DataError(
+            f"{path} has examples of shape {shape}, but those trained on were scaled by values of shape {have}."
+        )

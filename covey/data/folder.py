@@ -30,14 +30,22 @@ def folder_table(folder: Path, columns: Columns, faults: Faults) -> Table:
 
 def _paths(folder: Path) -> list[Path]:
     """The devices' files under a folder, all in it or all one level below it."""
-    found = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file()]
+    found = [
+        path.relative_to(folder)
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in SUFFIXES and path.is_file()
+    ]
     found = [path for path in found if not any(part.startswith(".") for part in path.parts)]
     if not found:
-        raise DataError(f"there is no {ENDINGS} file in the folder {folder}; put one there for each device.")
+        raise DataError(
+            f"there is no {ENDINGS} file in the folder {folder}; put one there for each device."
+        )
     first = found[0]
     for path in found:
         if len(path.parts) > 2:
-            raise DataError(f"{path} lies too deep in {folder}; a device's file lies in the folder or in its edge's subfolder.")
+            raise DataError(
+                f"{path} lies too deep in {folder}; a device's file lies in the folder or in its edge's subfolder."
+            )
         if len(path.parts) != len(first.parts):
             raise DataError(
                 f"{folder} has devices with an edge and without, such as {first} and {path}; give every device a subfolder."
@@ -73,12 +81,18 @@ def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
     extra = [name for name in table.features if name not in like.features]
     if lacks or extra:
         told = [f"lacks {some(lacks)}"] * bool(lacks) + [f"has {some(extra)} besides"] * bool(extra)
-        raise DataError(f"compared with {first}, {path} {' and '.join(told)}; give all files the same features.")
+        raise DataError(
+            f"compared with {first}, {path} {' and '.join(told)}; give all files the same features."
+        )
     if table.x.shape[1:] != like.x.shape[1:]:
         shapes = f"{like.x.shape[1:]} in {first} and {table.x.shape[1:]} in {path}"
         raise DataError(f"examples have shape {shapes}; give all files the same features.")
     order = [table.features.index(name) for name in like.features]
-    return replace(table, x=table.x[:, order], features=like.features) if table.features != like.features else table
+    return (
+        replace(table, x=table.x[:, order], features=like.features)
+        if table.features != like.features
+        else table
+    )
 
 
 def _check_alike(tables: dict[Path, Table], columns: Columns) -> None:
@@ -86,4 +100,6 @@ def _check_alike(tables: dict[Path, Table], columns: Columns) -> None:
     having = [path for path, table in tables.items() if table.part is not None]
     lacking = [path for path, table in tables.items() if table.part is None]
     if having and lacking:
-        raise DataError(f"{having[0]} is split into parts (column {columns.part!r}) and {lacking[0]} is not; split all or none.")
+        raise DataError(
+            f"{having[0]} is split into parts (column {columns.part!r}) and {lacking[0]} is not; split all or none."
+        )

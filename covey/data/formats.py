@@ -28,7 +28,9 @@ from covey.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
-Pair = tuple[Bytes, npt.NDArray[Any]]  # images [n, height, width] or [n, channels, height, width], and labels [n]
+Pair = tuple[
+    Bytes, npt.NDArray[Any]
+]  # images [n, height, width] or [n, channels, height, width], and labels [n]
 Files = Sequence[Path]
 
 _SIDE = 28
@@ -51,7 +53,9 @@ def read(one: KnownSet, found: Found) -> Arrays:
     arrays = FORMATS[found.way.format](found.files)
     if arrays.x.shape[1:] != one.shape:
         have = tuple(arrays.x.shape[1:])
-        raise DataError(f"{found.place} has images of shape {have}, but those of {one.name} have {one.shape}; get its own files.")
+        raise DataError(
+            f"{found.place} has images of shape {have}, but those of {one.name} have {one.shape}; get its own files."
+        )
     wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(one.classes)))
     if len(wrong):
         raise DataError(
@@ -71,7 +75,9 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
     with named(name):
         magic = stream.read(4)
         if magic != bytes([0, 0, 8, axes]):
-            raise DataError(f"{name} begins with {magic!r}, so it is not an idx file of bytes with {axes} axes; get it again.")
+            raise DataError(
+                f"{name} begins with {magic!r}, so it is not an idx file of bytes with {axes} axes; get it again."
+            )
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         npz.check_memory(math.prod(shape), name)
         array = np.empty(shape, dtype=np.uint8)
@@ -80,7 +86,9 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
             room[filled : filled + len(block)] = block
             filled += len(block)
         if filled < len(room) or stream.read(1):
-            raise DataError(f"{name} does not have the {len(room)} values that its head speaks of; get it again.")
+            raise DataError(
+                f"{name} does not have the {len(room)} values that its head speaks of; get it again."
+            )
     return array
 
 
@@ -92,7 +100,9 @@ def named(name: object, remedy: str = "get it again") -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        raise DataError(f"{name} cannot be read ({type(error).__name__}: {error}); if it is damaged, {remedy}.") from error
+        raise DataError(
+            f"{name} cannot be read ({type(error).__name__}: {error}); if it is damaged, {remedy}."
+        ) from error
 
 
 def _idx_files(files: Files, *, turned: bool = False) -> Arrays:
@@ -133,7 +143,9 @@ def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Array
     for name, data in _contents(files, members):
         size = labels + 3 * 32 * 32
         if not data or len(data) % size:
-            raise DataError(f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; get it again.")
+            raise DataError(
+                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; get it again."
+            )
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
         pairs.append((records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]))
         names.append(name)
@@ -146,7 +158,9 @@ def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Array
     for name, data in _contents(files, members):
         found = pickles.batch(data, name)
         if lacking := {"data", labels} - found.keys():
-            raise DataError(f"{name} has no {lacking.pop()!r}, only {', '.join(found)}; get the official file again.")
+            raise DataError(
+                f"{name} has no {lacking.pop()!r}, only {', '.join(found)}; get the official file again."
+            )
         with named(name):
             pairs.append((found["data"].reshape(-1, 3, 32, 32), _labels(found[labels])))
         names.append(name)
@@ -159,7 +173,10 @@ def _emnist_matlab(files: Files) -> Arrays:
     scipy = needed("scipy.io", extra="matlab", to=f"read {path}")
     with named(path):
         data = scipy.loadmat(path, simplify_cells=True)["dataset"]
-        parts = [{key: np.asarray(value) for key, value in data[part].items()} for part in ("train", "test")]
+        parts = [
+            {key: np.asarray(value) for key, value in data[part].items()}
+            for part in ("train", "test")
+        ]
         images = [_upright(part["images"].reshape(-1, _SIDE, _SIDE)) for part in parts]
         labels = [_labels(part["labels"].reshape(-1)) for part in parts]
         who = _labels(np.concatenate([part["writers"].reshape(-1) for part in parts]))
@@ -167,7 +184,9 @@ def _emnist_matlab(files: Files) -> Arrays:
     if len(who) != len(arrays.y):
         raise DataError(f"{path} has {len(who)} writers for {len(arrays.y)} images; get it again.")
     numbers, writers = np.unique(who, return_inverse=True)
-    return arrays._replace(writers=writers.astype(np.int64), writer_names=tuple(str(number) for number in numbers))
+    return arrays._replace(
+        writers=writers.astype(np.int64), writer_names=tuple(str(number) for number in numbers)
+    )
 
 
 def _leaf(files: Files) -> Arrays:
@@ -211,7 +230,9 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
     """All parts in one array; the last is the test part."""
     for (x, y), name in zip(pairs, names, strict=True):
         if len(x) != len(y):
-            raise DataError(f"{name} has {len(y)} labels for {len(x)} images; get it again, or the images beside it.")
+            raise DataError(
+                f"{name} has {len(y)} labels for {len(x)} images; get it again, or the images beside it."
+            )
         if x.dtype != np.uint8:
             raise DataError(f"{name} has images of {x.dtype}, not of bytes; get it again.")
     if not pairs:
@@ -219,7 +240,9 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
     shape = pairs[0][0].shape[1:]
     x = np.empty((sum(len(x) for x, _ in pairs), *shape), dtype=np.uint8)
     with named(names[0]):
-        np.concatenate([x for x, _ in pairs], out=x)  # into C order, which transposed parts would not give
+        np.concatenate(
+            [x for x, _ in pairs], out=x
+        )  # into C order, which transposed parts would not give
     y = np.concatenate([y for _, y in pairs]).astype(np.int64)
     return Arrays(x if x.ndim == 4 else x[:, None], y, train=len(y) - len(pairs[-1][1]))
 
@@ -235,10 +258,16 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
     (path,) = files
     there = {}
     with named(path), tarfile.open(path) as archive:
-        for entry in archive:  # in its own order: going back would mean unpacking again from the start
-            if (name := Path(entry.name).name) in members and (stream := archive.extractfile(entry)):
+        for (
+            entry
+        ) in archive:  # in its own order: going back would mean unpacking again from the start
+            if (name := Path(entry.name).name) in members and (
+                stream := archive.extractfile(entry)
+            ):
                 if entry.size > _LARGEST_MEMBER:
-                    raise DataError(f"{path}: {name} would have {entry.size:,} bytes; get it again.")
+                    raise DataError(
+                        f"{path}: {name} would have {entry.size:,} bytes; get it again."
+                    )
                 there[name] = stream.read()
     if lacking := [name for name in members if name not in there]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; get it again.")
@@ -256,7 +285,9 @@ FORMATS: dict[str, Callable[[Files], Arrays]] = {
     "idx": _idx_files,
     "turned idx": partial(_idx_files, turned=True),
     **{
-        f"emnist-{split} zip": partial(_idx_zip, members=catalog.known("emnist", split).ways[0].files)
+        f"emnist-{split} zip": partial(
+            _idx_zip, members=catalog.known("emnist", split).ways[0].files
+        )
         for split in ("digits", "byclass")
     },
     "emnist matlab": _emnist_matlab,
@@ -264,5 +295,7 @@ FORMATS: dict[str, Callable[[Files], Arrays]] = {
     "cifar-10 binary": partial(_cifar_binary, members=catalog.CIFAR10_BINARY, labels=1),
     "cifar-10 python": partial(_cifar_python, members=catalog.CIFAR10_PYTHON, labels="labels"),
     "cifar-100 binary": partial(_cifar_binary, members=catalog.CIFAR100_BINARY, labels=2),
-    "cifar-100 python": partial(_cifar_python, members=catalog.CIFAR100_PYTHON, labels="fine_labels"),
+    "cifar-100 python": partial(
+        _cifar_python, members=catalog.CIFAR100_PYTHON, labels="fine_labels"
+    ),
 }

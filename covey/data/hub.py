@@ -19,7 +19,9 @@ from covey.data.extras import needed
 from covey.data.formats import Arrays, Bytes
 from covey.errors import DataError
 
-PATIENCE = 4.5  # seconds until a hub that does not answer counts as out of reach: a user knows within five
+PATIENCE = (
+    4.5  # seconds until a hub that does not answer counts as out of reach: a user knows within five
+)
 _IMAGES = ("image", "img")
 _WRITER = "writer_id"
 
@@ -30,12 +32,20 @@ def fetch(one: KnownSet, repository: str) -> Arrays:
         _check_within_reach()
     datasets = needed("datasets", extra="hub", to=f"fetch {repository} from the hub")
     try:
-        splits = datasets.load_dataset(str(Path(repository).expanduser()) if _local(repository) else repository)
+        splits = datasets.load_dataset(
+            str(Path(repository).expanduser()) if _local(repository) else repository
+        )
     except Exception as error:  # the library has errors of many kinds
-        raise DataError(f"{repository} cannot be fetched from the hub ({type(error).__name__}: {error}).") from error
+        raise DataError(
+            f"{repository} cannot be fetched from the hub ({type(error).__name__}: {error})."
+        ) from error
     if "train" not in splits:
-        raise DataError(f"{repository} has the splits {', '.join(splits)}, but not train; name another one by hub.")
-    return _converted(one, repository, [splits[name] for name in ("train", "test") if name in splits])
+        raise DataError(
+            f"{repository} has the splits {', '.join(splits)}, but not train; name another one by hub."
+        )
+    return _converted(
+        one, repository, [splits[name] for name in ("train", "test") if name in splits]
+    )
 
 
 def origin(repository: str) -> str:
@@ -43,7 +53,11 @@ def origin(repository: str) -> str:
     if not _local(repository):
         return repository
     root = Path(repository).expanduser().absolute()
-    facts = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file())
+    facts = sorted(
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    )
     return f"{root} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
 
@@ -65,7 +79,9 @@ def _check_within_reach() -> None:
 
 def _asked(patience: float) -> str | None:
     try:
-        request = urllib.request.Request(_endpoint(), method="HEAD", headers={"User-Agent": "covey"})
+        request = urllib.request.Request(
+            _endpoint(), method="HEAD", headers={"User-Agent": "covey"}
+        )
         urllib.request.urlopen(request, timeout=patience).close()
     except urllib.error.HTTPError as refusal:  # who refuses is there
         refusal.close()
@@ -108,26 +124,40 @@ def _column(columns: list[str], wanted: Iterable[str], repository: str) -> str:
     for name in wanted:
         if name in columns:
             return name
-    raise DataError(f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; name another one by hub.")
+    raise DataError(
+        f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; name another one by hub."
+    )
 
 
 def _image(one: KnownSet, cell: Any, where: str) -> Bytes:
     """Grey [height, width] or colour [3, height, width]."""
     if not hasattr(cell, "convert"):
-        raise DataError(f"{where}: the image is a {type(cell).__name__}; name a repository whose column holds images by hub.")
+        raise DataError(
+            f"{where}: the image is a {type(cell).__name__}; name a repository whose column holds images by hub."
+        )
     channels, height, width = one.shape
     if cell.size != (width, height):
-        raise DataError(f"{where}: the image has {cell.size} pixels, but those of {one.name} have {(width, height)}.")
-    return np.asarray(cell.convert("L")) if channels == 1 else np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
+        raise DataError(
+            f"{where}: the image has {cell.size} pixels, but those of {one.name} have {(width, height)}."
+        )
+    return (
+        np.asarray(cell.convert("L"))
+        if channels == 1
+        else np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
+    )
 
 
 def _label(one: KnownSet, cell: Any, where: str) -> int:
     if not isinstance(cell, int) or not 0 <= cell < len(one.classes):
-        raise DataError(f"{where}: the label is {cell!r}, but {one.name} has the classes 0 to {len(one.classes) - 1}.")
+        raise DataError(
+            f"{where}: the label is {cell!r}, but {one.name} has the classes 0 to {len(one.classes) - 1}."
+        )
     return cell
 
 
 def _signed(arrays: Arrays, who: list[str]) -> Arrays:
     names = tuple(dict.fromkeys(who))
     number = {name: at for at, name in enumerate(names)}
-    return arrays._replace(writers=np.array([number[name] for name in who], dtype=np.int64), writer_names=names)
+    return arrays._replace(
+        writers=np.array([number[name] for name in who], dtype=np.int64), writer_names=names
+    )

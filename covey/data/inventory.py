@@ -57,7 +57,9 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Verdict]:
     if found.missing and copy.is_file():
         return [Verdict(copy, *_counted(one, cache.read(copy)))]
     lacking = [Verdict(found.place / file, "missing", False) for file in found.missing]
-    compared = [Verdict(path, *_compared(one, path)) for path in found.files if path.name in one.md5]
+    compared = [
+        Verdict(path, *_compared(one, path)) for path in found.files if path.name in one.md5
+    ]
     rest = [path for path in found.files if path.name not in one.md5]
     if rest and not found.missing:
         said = _counted(one, formats.read(one, found))
@@ -74,7 +76,9 @@ def _status(one: KnownSet, root: Path) -> Status:
     if one.repository is not None:
         get = f"covey fetches {one.repository} from the hub (pip install 'covey[hub]'), or {get}"
     shown = source if not missing else ""
-    return Status(one.name, not missing, shown, files, missing, one.train, one.test, len(one.classes), get)
+    return Status(
+        one.name, not missing, shown, files, missing, one.train, one.test, len(one.classes), get
+    )
 
 
 def _compared(one: KnownSet, path: Path) -> tuple[str, bool]:
@@ -94,5 +98,8 @@ def _counted(one: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
     numbers = f"no published checksum known; {images} images, {labels} labels, shapes fit"
     published = (one.train, one.test)
     if one.test and (arrays.train, images - arrays.train) != published:
-        return f"{numbers}, but {published[0]} to train and {published[1]} to test on are published", False
+        return (
+            f"{numbers}, but {published[0]} to train and {published[1]} to test on are published",
+            False,
+        )
     return numbers, True

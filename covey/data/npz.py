@@ -58,7 +58,9 @@ def check_memory(size: int, name: object) -> None:
         raise DataError(f"{name} would take {size:,} bytes of memory, but {have}; get it again.")
 
 
-def _check_members(listed: Sequence[zipfile.ZipInfo], members: dict[str, zipfile.ZipInfo], size: int) -> None:
+def _check_members(
+    listed: Sequence[zipfile.ZipInfo], members: dict[str, zipfile.ZipInfo], size: int
+) -> None:
     if len(members) < len(listed):
         raise ValueError("two of its arrays have the same name")
     for info in listed:

@@ -25,7 +25,14 @@ Array = Tensor | npt.NDArray[Any]
 Pairs = Sequence[tuple[Array, Array]]
 
 
-def own(devices: Pairs, *, split: Split = SPLIT, seed: int = 0, classes: int | None = None, name: str = "own") -> Shards:
+def own(
+    devices: Pairs,
+    *,
+    split: Split = SPLIT,
+    seed: int = 0,
+    classes: int | None = None,
+    name: str = "own",
+) -> Shards:
     """Shards of one pair (x, y) per device, each device's examples shuffled and cut into train, validation and test.
 
     >>> rng = np.random.default_rng(0)
@@ -82,7 +89,9 @@ def _converted(pairs: Pairs, what: str) -> list[tuple[Tensor, Tensor]]:
     ready = []
     for device, pair in enumerate(_listed(pairs, what)):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise DataError(f"{what}: device {device} is {shown(pair)}; give a pair of arrays (x, y).")
+            raise DataError(
+                f"{what}: device {device} is {shown(pair)}; give a pair of arrays (x, y)."
+            )
         x = _tensor(pair[0], f"{what}: x of device {device}")
         y = _tensor(pair[1], f"{what}: y of device {device}")
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
@@ -96,7 +105,9 @@ def _converted(pairs: Pairs, what: str) -> list[tuple[Tensor, Tensor]]:
 
 def _listed(pairs: Any, what: str) -> Sequence[Any]:
     if not isinstance(pairs, list | tuple):
-        raise DataError(f"{what} is a {type(pairs).__name__}; give a list with one pair (x, y) per device.")
+        raise DataError(
+            f"{what} is a {type(pairs).__name__}; give a list with one pair (x, y) per device."
+        )
     return pairs
 
 
@@ -104,13 +115,19 @@ def _tensor(array: Any, what: str) -> Tensor:
     if isinstance(array, Tensor):
         return _plain(array, what)
     if np.ma.is_masked(array):
-        raise DataError(f"{what} has masked values, which would be taken as they are; fill or drop them.")
+        raise DataError(
+            f"{what} has masked values, which would be taken as they are; fill or drop them."
+        )
     try:
         array = np.asarray(array)
     except ValueError as error:  # of lists of different lengths
-        raise DataError(f"{what} is no array: {error}; give one row of as many numbers per example.") from error
+        raise DataError(
+            f"{what} is no array: {error}; give one row of as many numbers per example."
+        ) from error
     if array.dtype.kind not in "fiub":
-        raise DataError(f"{what} is an array of {array.dtype}; give numbers, as in array.astype('float32').")
+        raise DataError(
+            f"{what} is an array of {array.dtype}; give numbers, as in array.astype('float32')."
+        )
     # Copied: torch wants its own byte order, positive strides and memory it may write to.
     dtype = np.dtype(np.float32) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
     with np.errstate(over="ignore"):
@@ -169,7 +186,9 @@ def _classes(y: Tensor, classes: int | None) -> int | None:
     largest = int(y.max())
     if largest >= MOST_CLASSES:
         rule = "number the classes from 0, or give float targets for regression"
-        raise DataError(f"the largest label is {largest}, which would mean as many classes; {rule}.")
+        raise DataError(
+            f"the largest label is {largest}, which would mean as many classes; {rule}."
+        )
     return max(largest + 1, 1)  # a negative label is refused later, with its place
 
 

@@ -22,7 +22,11 @@ Numbers = npt.NDArray[np.int64]
 Labels = Tensor | npt.NDArray[Any]
 Split = tuple[float, float, float]
 
-SPLIT: Split = (0.6, 0.15, 0.25)  # train, validation, test: with validation joined to train, the papers' 75/25
+SPLIT: Split = (
+    0.6,
+    0.15,
+    0.25,
+)  # train, validation, test: with validation joined to train, the papers' 75/25
 
 
 _LARGEST_ALPHA = 1e9
@@ -75,7 +79,9 @@ def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Nu
     return [np.concatenate([np.empty(0, dtype=np.int64), *pile]) for pile in piles]
 
 
-def dirichlet(y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: int = 4) -> list[Numbers]:
+def dirichlet(
+    y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: int = 4
+) -> list[Numbers]:
     """Every example, each class dealt by proportions drawn from Dir(alpha) over the devices: small alpha, few labels.
 
     A device left with fewer than `minimum` examples gets the rest from the largest devices, so that no draw has to be
@@ -102,7 +108,9 @@ def dirichlet(y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: 
     return _topped_up(piles, minimum)
 
 
-def split(pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0) -> tuple[Part, Part, Part]:
+def split(
+    pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0
+) -> tuple[Part, Part, Part]:
     """Train, validation and test parts: each device's examples shuffled and cut by the fractions of `split`.
 
     Test and validation get their rounded share, train the rest and at least one example. A device's cut depends on
@@ -112,7 +120,10 @@ def split(pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0) -> 
     [[12, 2], [3, 1], [5, 1]]
     """
     check_split(split)
-    cuts = [_cut(piece, split, generator(seed, Use.SPLIT, device)) for device, piece in enumerate(pieces)]
+    cuts = [
+        _cut(piece, split, generator(seed, Use.SPLIT, device))
+        for device, piece in enumerate(pieces)
+    ]
     train, validation, test = ([cut[s] for cut in cuts] for s in range(3))
     return Part.of(train), Part.of(validation), Part.of(test)
 
@@ -125,7 +136,9 @@ def _cut(piece: Numbers, split: Split, draws: np.random.Generator) -> list[Numbe
     return np.split(draws.permutation(piece), [train, train + validation])
 
 
-def _dealt(examples: Numbers, devices: int, alpha: float, draws: np.random.Generator) -> list[Numbers]:
+def _dealt(
+    examples: Numbers, devices: int, alpha: float, draws: np.random.Generator
+) -> list[Numbers]:
     shares = draws.dirichlet(np.full(devices, alpha))
     cuts = (shares.cumsum()[:-1] * len(examples)).astype(np.int64)
     return np.split(draws.permutation(examples), cuts)
@@ -137,7 +150,10 @@ def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:
     kept = _lowered(sizes, int(lacking.sum()))
     given = np.concatenate([pile[keep:] for pile, keep in zip(piles, kept, strict=True)])
     gifts = np.split(given, lacking.cumsum()[:-1])
-    return [np.concatenate([pile[:keep], gift]) for pile, keep, gift in zip(piles, kept, gifts, strict=True)]
+    return [
+        np.concatenate([pile[:keep], gift])
+        for pile, keep, gift in zip(piles, kept, gifts, strict=True)
+    ]
 
 
 def _lowered(sizes: Numbers, by: int) -> Numbers:
@@ -189,7 +205,9 @@ def checked(y: Labels) -> Numbers:
 def check_labels(labels: int, classes: int) -> None:
     """An error if a device cannot own so many labels."""
     if not whole_within(labels, 1, classes):
-        raise DataError(f"labels={shown(labels)} per device, but y has {classes} classes; give 1 to {classes}.")
+        raise DataError(
+            f"labels={shown(labels)} per device, but y has {classes} classes; give 1 to {classes}."
+        )
 
 
 def check_devices(devices: int, examples: int) -> None:
@@ -197,7 +215,9 @@ def check_devices(devices: int, examples: int) -> None:
     if not whole_within(devices, 1, math.inf):
         raise DataError(f"devices={shown(devices)}; give a whole number of at least 1.")
     if devices > examples:
-        raise DataError(f"devices={shown(devices)}, but there are only {examples} examples; give at most {examples} devices.")
+        raise DataError(
+            f"devices={shown(devices)}, but there are only {examples} examples; give at most {examples} devices."
+        )
 
 
 def check_split(split: Split) -> None:
@@ -205,4 +225,6 @@ def check_split(split: Split) -> None:
     listed = isinstance(split, list | tuple) and len(split) == 3
     shares = listed and all(within(share, 0, 1) for share in split)
     if not shares or not math.isclose(sum(split), 1, abs_tol=1e-6):
-        raise DataError(f"split={shown(split)}; give three fractions (train, validation, test), none negative, that sum to 1.")
+        raise DataError(
+            f"split={shown(split)}; give three fractions (train, validation, test), none negative, that sum to 1."
+        )

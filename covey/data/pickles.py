@@ -30,10 +30,15 @@ def batch(data: bytes, name: str) -> dict[str, Any]:
         found = _loaded(data)
         if not isinstance(found, dict):
             raise TypeError(f"it holds a {type(found).__name__}, not a dictionary")
-        return {_text(key): value.array() if isinstance(value, _Array) else value for key, value in found.items()}
+        return {
+            _text(key): value.array() if isinstance(value, _Array) else value
+            for key, value in found.items()
+        }
     except Exception as error:  # a damaged pickle can fail in any way
         reason = str(error) or type(error).__name__
-        raise DataError(f"{name} is not a CIFAR batch: {reason}; get the official file again.") from error
+        raise DataError(
+            f"{name} is not a CIFAR batch: {reason}; get the official file again."
+        ) from error
 
 
 # What pickle itself writes of dictionaries of lists, text, bytes, numbers and arrays. There are no
@@ -57,7 +62,9 @@ class _Reader(pickle._Unpickler):
     pop_mark: Callable[[], list[Any]]
 
     def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data), encoding="bytes")  # the official files were written by Python 2
+        super().__init__(
+            io.BytesIO(data), encoding="bytes"
+        )  # the official files were written by Python 2
 
     def set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -79,11 +86,17 @@ class _Reader(pickle._Unpickler):
         for key, value in zip(items[::2], items[1::2], strict=True):
             # A hundred bytes can make tuples of tuples whose hash takes years.
             if not isinstance(key, str | bytes):
-                raise pickle.UnpicklingError(f"it has a key that is a {type(key).__name__}, not text")
+                raise pickle.UnpicklingError(
+                    f"it has a key that is a {type(key).__name__}, not text"
+                )
             table[key] = value
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = {
-        **{code: run for code, run in pickle._Unpickler.dispatch.items() if _CODES[code] in _OPERATIONS},
+        **{
+            code: run
+            for code, run in pickle._Unpickler.dispatch.items()
+            if _CODES[code] in _OPERATIONS
+        },
         pickle.SETITEM[0]: set_item,
         pickle.SETITEMS[0]: set_items,
         pickle.DICT[0]: dictionary,
@@ -91,7 +104,9 @@ class _Reader(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs and which is not run")
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which no batch needs and which is not run"
+            )
         return _ALLOWED[module, name]
 
 

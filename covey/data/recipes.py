@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.data.partition import Labels, Numbers, Use, check_devices, check_labels, checked, generator, within
+from covey.data.partition import (
+    Labels,
+    Numbers,
+    Use,
+    check_devices,
+    check_labels,
+    checked,
+    generator,
+    within,
+)
 from covey.data.shards import some
 from covey.errors import DataError, shown
 
@@ -49,7 +58,9 @@ def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
     """
     y, pools = _ten_pools(y)
     sizes = _pfedme_sizes(pools, seed).T.reshape(PFEDME_DEVICES, PFEDME_LABELS)
-    start = y[:PFEDME_CLASSES] == PFEDME_CLASSES - 1  # what was left of the last label's mask, one entry per label
+    start = (
+        y[:PFEDME_CLASSES] == PFEDME_CLASSES - 1
+    )  # what was left of the last label's mask, one entry per label
     piles: list[list[Numbers]] = [[] for _ in sizes]
     for u, j in np.ndindex(sizes.shape):
         label = (u + j) % PFEDME_CLASSES
@@ -90,7 +101,9 @@ def power_law(y: Labels, *, devices: int = 1000, seed: int = 0) -> Dealt:
     pools, owned = _pools_and_owned(y, devices, labels=2)
     classes = len(pools)
     drawn = _older(seed).lognormal(0, 2, (classes, -(-devices // classes), 2))
-    left = np.array([len(pool) for pool in pools]) - 5 * np.bincount(owned.reshape(-1), minlength=classes)
+    left = np.array([len(pool) for pool in pools]) - 5 * np.bincount(
+        owned.reshape(-1), minlength=classes
+    )
     shares = left[:, None, None] * drawn / drawn.sum(axis=(1, 2), keepdims=True)
     more = shares[owned, (np.arange(devices) // classes)[:, None], [0, 1]].astype(np.int64)
     return Dealt(_in_turn(pools, owned, first=5, more=more))
@@ -144,7 +157,9 @@ def sfedhp(
     return Dealt(_joined(trained), _joined(tested), _joined(validated))
 
 
-def permfl(y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)) -> Dealt:
+def permfl(
+    y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)
+) -> Dealt:
     """PerMFL's MNIST and Fashion-MNIST: 10 images per label, then a log-normal share and 300 to 600 more; 25 % for testing.
 
     A device gets its share only if the label has that many left, and double if there are at most 20 devices. The seeds are
@@ -156,12 +171,18 @@ def permfl(y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, i
     """
     pools, owned = _pools_and_owned(y, devices, labels)
     drawn = _older(seeds[1]).lognormal(0, 2, (len(pools), devices, labels))
-    left = np.maximum([len(pool) - devices for pool in pools], 0)  # though 10 images per device are gone: as published
+    left = np.maximum(
+        [len(pool) - devices for pool in pools], 0
+    )  # though 10 images per device are gone: as published
     shares = left[:, None, None] * drawn / drawn.sum(axis=(1, 2), keepdims=True)
     group = np.arange(devices) // max(devices // len(pools), 1)
     draws = random.Random(seeds[0])
-    more = shares[owned, group[:, None], np.arange(labels)].astype(np.int64) + _whole_numbers(draws, 300, 600, owned.shape)
-    return _quarter_tested(_in_turn(pools, owned, first=10, more=more * (2 if devices <= 20 else 1)), draws)
+    more = shares[owned, group[:, None], np.arange(labels)].astype(np.int64) + _whole_numbers(
+        draws, 300, 600, owned.shape
+    )
+    return _quarter_tested(
+        _in_turn(pools, owned, first=10, more=more * (2 if devices <= 20 else 1)), draws
+    )
 
 
 def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int = 1) -> Dealt:
@@ -179,7 +200,9 @@ def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int
     return _quarter_tested(_in_turn(pools, owned, first=10, more=more), draws)
 
 
-def permfl_femnist(y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True) -> Dealt:
+def permfl_femnist(
+    y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True
+) -> Dealt:
     """PerMFL's FEMNIST (EMNIST by class): 10 images per label, then 100 to 3,000 more if there are; 25 % for testing.
 
     `shuffle=False` is the paper's code, which cuts a device's images in the order they were dealt: a device of 30 is
@@ -203,7 +226,9 @@ def by_writer(writers: Labels) -> Dealt:
     """
     array = np.asarray(writers)
     if array.ndim != 1 or len(array) == 0:
-        raise DataError(f"writers has shape {array.shape}; give one writer per example, on one axis.")
+        raise DataError(
+            f"writers has shape {array.shape}; give one writer per example, on one axis."
+        )
     _, counts = np.unique(array, return_counts=True)
     return Dealt(np.split(np.argsort(array, kind="stable"), counts.cumsum()[:-1]))
 
@@ -291,17 +316,25 @@ def _shuffled(pile: Numbers, draws: random.Random) -> Numbers:
 
 def _whole_numbers(draws: random.Random, low: int, high: int, shape: tuple[int, ...]) -> Numbers:
     """Whole numbers from low to high, both included, in the order of the published loops."""
-    return np.array([draws.randint(low, high) for _ in range(int(np.prod(shape)))], dtype=np.int64).reshape(shape)
+    return np.array(
+        [draws.randint(low, high) for _ in range(int(np.prod(shape)))], dtype=np.int64
+    ).reshape(shape)
 
 
-def _per_label(pools: list[Numbers], setting: int, train: int | None, test: int | None) -> tuple[int, int]:
+def _per_label(
+    pools: list[Numbers], setting: int, train: int | None, test: int | None
+) -> tuple[int, int]:
     if setting not in SFEDHP:
-        raise DataError(f"setting={setting}; sFedHP has the settings 1 (few images to train on) and 2 (many).")
+        raise DataError(
+            f"setting={setting}; sFedHP has the settings 1 (few images to train on) and 2 (many)."
+        )
     half = sum(map(len, pools)) <= 6000 * len(pools)
     usual = [each // 2 if half else each for each in SFEDHP[setting]]
     asked = usual[0] if train is None else train, usual[1] if test is None else test
     if min(asked) < 1:
-        raise DataError(f"train_per_label={asked[0]}, test_per_label={asked[1]}; give at least 1 of each.")
+        raise DataError(
+            f"train_per_label={asked[0]}, test_per_label={asked[1]}; give at least 1 of each."
+        )
     return asked
 
 

@@ -48,7 +48,9 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
             [1., 1.]])
     """
     if kind not in get_args(Normalise):
-        raise DataError(f"normalise = {kind!r}: choose one of {', '.join(map(repr, get_args(Normalise)))}.")
+        raise DataError(
+            f"normalise = {kind!r}: choose one of {', '.join(map(repr, get_args(Normalise)))}."
+        )
     one, zero = torch.ones(()), torch.zeros(())
     if kind == "none":
         return Scaling(kind, zero, one)
@@ -63,7 +65,9 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
     mean, deviation = _moments(values, used, over)
     if kind in ("pixel", "paper"):
         return Scaling(kind, mean, 1 / (deviation + _EPS))
-    return Scaling(kind, mean, torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation)))
+    return Scaling(
+        kind, mean, torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation))
+    )
 
 
 def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -72,7 +76,11 @@ def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor,
     shape = tuple(1 if axis in over else size for axis, size in enumerate(array.shape))
     total, count = np.zeros(shape), 0
     square = np.zeros(shape)
-    centre = array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True) if len(where) else np.zeros(shape)
+    centre = (
+        array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)
+        if len(where)
+        else np.zeros(shape)
+    )
     for start in range(0, len(where), 4096):
         piece = array[where[start : start + 4096]].astype(np.float64) - centre
         total += piece.sum(axis=tuple(over), keepdims=True)

@@ -43,7 +43,13 @@ class Raw:
         return len(self.names)
 
 
-def load(name: str, *, data_dir: str | Path | None = None, hub: str | None = None, split: str | None = None) -> Raw:
+def load(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    hub: str | None = None,
+    split: str | None = None,
+) -> Raw:
     """The data set of that name; a second call in the same process returns the same tensors, which nobody may change.
 
     It is read from official files below `data_dir` (else COVEY_DATA, else the user's data folder). If they are not there,
@@ -84,7 +90,9 @@ def fashion_mnist(
 ) -> Shards:
     """Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels."""
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("fashion_mnist", data_dir=data_dir, hub=hub), "fashion_mnist", dealing, normalise)
+    return _shards(
+        load("fashion_mnist", data_dir=data_dir, hub=hub), "fashion_mnist", dealing, normalise
+    )
 
 
 def emnist(
@@ -102,7 +110,9 @@ def emnist(
 ) -> Shards:
     """EMNIST: 280,000 handwritten digits, or by class 814,255 digits and letters of 62 classes, 28 x 28 grey pixels."""
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("emnist", data_dir=data_dir, hub=hub, split=kind), f"emnist-{kind}", dealing, normalise)
+    return _shards(
+        load("emnist", data_dir=data_dir, hub=hub, split=kind), f"emnist-{kind}", dealing, normalise
+    )
 
 
 def femnist(
@@ -185,7 +195,11 @@ def _shards(raw: Raw, name: str, dealing: _Dealing, normalise: Normalise) -> Sha
     train, validation, test = dealing.parts(raw)
     how = scaling(normalise, raw.x, train.index)
     # What no device's examples have a say in is the same for every seed, and held once.
-    x = _scaled_once(raw, normalise) if normalise in ("none", "unit", "half", "paper") else _scaled(raw.x, how)
+    x = (
+        _scaled_once(raw, normalise)
+        if normalise in ("none", "unit", "half", "paper")
+        else _scaled(raw.x, how)
+    )
     writers = _signatures(raw, train) if dealing.partition == "writer" else ()
     return Shards(
         x,
@@ -237,7 +251,9 @@ def _from_files(one: KnownSet, root: Path, found: Found) -> Arrays:
         return formats.read(one, found)
     # Minutes of reading text: kept as arrays, where the folder may be written to.
     copy = root / f"{one.name}-leaf.npz"
-    source = repr([(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found.files])
+    source = repr(
+        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found.files]
+    )
     arrays = cache.read(copy, source)
     if arrays is None:
         arrays = formats.read(one, found)
@@ -249,7 +265,9 @@ def _from_files(one: KnownSet, root: Path, found: Found) -> Arrays:
 def _from_hub(one: KnownSet, root: Path, found: Found, hub: str | None) -> tuple[Arrays, str]:
     repository = hub or one.repository
     if repository is None:
-        trouble = "No repository on the hub is known to hold it as published; you may name one by hub."
+        trouble = (
+            "No repository on the hub is known to hold it as published; you may name one by hub."
+        )
         raise DataError(f"{_absence(one, root, found)} {trouble} Or {locations.advice(one, root)}.")
     copy, source = locations.hub_copy(one, root), hubs.origin(repository)
     arrays = cache.read(copy, source)
@@ -257,7 +275,9 @@ def _from_hub(one: KnownSet, root: Path, found: Found, hub: str | None) -> tuple
         try:
             arrays = hubs.fetch(one, repository)
         except DataError as error:
-            raise DataError(f"{_absence(one, root, found)} {error!s} Or {locations.advice(one, root)}.") from error
+            raise DataError(
+                f"{_absence(one, root, found)} {error!s} Or {locations.advice(one, root)}."
+            ) from error
         cache.write(copy, arrays, source)
     return arrays, f"{repository} (hub)"
 
@@ -265,4 +285,8 @@ def _from_hub(one: KnownSet, root: Path, found: Found, hub: str | None) -> tuple
 def _absence(one: KnownSet, root: Path, found: Found) -> str:
     if found.missing and found.files:
         return f"{one.name}: {found.place} lacks {', '.join(found.missing)}."
-    return f"{one.name} is not in {root}." if found.missing else f"{one.name} is asked for from the hub."
+    return (
+        f"{one.name} is not in {root}."
+        if found.missing
+        else f"{one.name} is asked for from the hub."
+    )

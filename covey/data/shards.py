@@ -37,16 +37,22 @@ class Part:
         for name, tensor in (("index", self.index), ("offset", self.offset)):
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
                 have = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-                raise DataError(f"Part.{name} is {have}; give one axis of int64, or build it with Part.of(...).")
+                raise DataError(
+                    f"Part.{name} is {have}; give one axis of int64, or build it with Part.of(...)."
+                )
         ends = self.offset[[0, -1]].tolist() if len(self.offset) else []
         if ends != [0, len(self.index)] or bool((self.counts() < 0).any()):
             raise DataError(
                 f"Part.offset must rise from 0 to {len(self.index)}, the length of index, but is "
                 f"{self.offset[:5].tolist()}... (ends {ends}); build it with Part.of(...)."
             )
-        if self.present is not None and (self.present.dtype != torch.bool or self.present.shape != (self.devices,)):
+        if self.present is not None and (
+            self.present.dtype != torch.bool or self.present.shape != (self.devices,)
+        ):
             have = f"{self.present.dtype} of shape {tuple(self.present.shape)}"
-            raise DataError(f"Part.present is {have}; give one bool for each of {self.devices} devices.")
+            raise DataError(
+                f"Part.present is {have}; give one bool for each of {self.devices} devices."
+            )
 
     @staticmethod
     def of(pieces: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> Part:
@@ -107,9 +113,13 @@ class Shards:
     test: Part
     classes: int | None = None  # None for regression
     name: str = "own"
-    edges: tuple[int, ...] = ()  # devices of each edge, which are consecutive, where the data says who stands under which
+    edges: tuple[
+        int, ...
+    ] = ()  # devices of each edge, which are consecutive, where the data says who stands under which
     names: Names = Names()
-    scaling: Scaling | None = None  # how x came from what was measured; None where x is as it was given
+    scaling: Scaling | None = (
+        None  # how x came from what was measured; None where x is as it was given
+    )
 
     def __post_init__(self) -> None:
         _check_parts(self)
@@ -162,7 +172,9 @@ class Shards:
         """
         devices = torch.as_tensor(ids, dtype=torch.int64).reshape(-1)
         if bool(((devices < 0) | (devices >= self.devices)).any()):
-            raise ConfigError(f"devices {some(devices.tolist())} of {self.devices}; number them from 0.")
+            raise ConfigError(
+                f"devices {some(devices.tolist())} of {self.devices}; number them from 0."
+            )
         self.check_present(devices)
         present = torch.zeros(self.devices, dtype=torch.bool)
         present[devices] = True
@@ -172,7 +184,9 @@ class Shards:
             held[part.index[present.repeat_interleave(part.counts())]] = True
         number = held.cumsum(0) - 1
         train, validation, test = (self.part(split)._only(present, number) for split in SPLITS)
-        return replace(self, x=self.x[held], y=self.y[held], train=train, validation=validation, test=test)
+        return replace(
+            self, x=self.x[held], y=self.y[held], train=train, validation=validation, test=test
+        )
 
     @staticmethod
     def none(like: Shards) -> Shards:
@@ -182,7 +196,9 @@ class Shards:
     def part(self, split: str) -> Part:
         """The part of that name: "train", "validation" or "test"."""
         if split not in SPLITS:
-            raise ConfigError(f"no split is called {split!r}; ask for one of {', '.join(map(repr, SPLITS))}.")
+            raise ConfigError(
+                f"no split is called {split!r}; ask for one of {', '.join(map(repr, SPLITS))}."
+            )
         return {"train": self.train, "validation": self.validation, "test": self.test}[split]
 
     @staticmethod
@@ -192,40 +208,66 @@ class Shards:
         if len(shards) == 1:
             return first
         same = all(torch.equal(s.x, first.x) and torch.equal(s.y, first.y) for s in shards[1:])
-        shift = [0 if same else sum(len(other.x) for other in shards[:at]) for at in range(len(shards))]
+        shift = [
+            0 if same else sum(len(other.x) for other in shards[:at]) for at in range(len(shards))
+        ]
 
         def part(split: str) -> Part:
-            index = torch.cat([s.part(split).index + by for s, by in zip(shards, shift, strict=True)])
+            index = torch.cat(
+                [s.part(split).index + by for s, by in zip(shards, shift, strict=True)]
+            )
             counts = torch.cat([s.part(split).counts() for s in shards])
             offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             if not any(s.partial for s in shards):
                 return Part(index, offset)
             return Part(index, offset, torch.cat([s.present for s in shards]))
 
-        x, y = (first.x, first.y) if same else (torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
+        x, y = (
+            (first.x, first.y)
+            if same
+            else (torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
+        )
         train, validation, test = (part(split) for split in SPLITS)
         names = Names(classes=first.names.classes)
-        return replace(first, x=x, y=y, edges=(), names=names, train=train, validation=validation, test=test)
+        return replace(
+            first, x=x, y=y, edges=(), names=names, train=train, validation=validation, test=test
+        )
 
     def chosen(self, devices: Sequence[int]) -> Shards:
         """The shards of some devices, in this order; edges stay known where that order keeps theirs together."""
-        train, validation, test = (Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS)
-        edge = np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)] if self.edges else np.empty(0, dtype=np.int64)
+        train, validation, test = (
+            Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS
+        )
+        edge = (
+            np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
+            if self.edges
+            else np.empty(0, dtype=np.int64)
+        )
         order = list(dict.fromkeys(edge.tolist()))
-        together = np.array_equal(np.sort(edge), edge) or len(order) == 1 + int((np.diff(edge) != 0).sum())
+        together = np.array_equal(np.sort(edge), edge) or len(order) == 1 + int(
+            (np.diff(edge) != 0).sum()
+        )
         sizes = tuple(int((edge == e).sum()) for e in order) if together else ()
         names = replace(
             self.names,
             devices=tuple(self.names.devices[d] for d in devices) if self.names.devices else (),
-            edges=tuple(self.names.edges[e] for e in order) if self.names.edges and together else (),
+            edges=tuple(self.names.edges[e] for e in order)
+            if self.names.edges and together
+            else (),
         )
-        return replace(self, edges=sizes, names=names, train=train, validation=validation, test=test)
+        return replace(
+            self, edges=sizes, names=names, train=train, validation=validation, test=test
+        )
 
     def labels(self) -> npt.NDArray[np.int64]:
         """How many training examples of each label each device has, [devices, classes]; of one column for regression."""
         owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
         held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
-        label = self.y[self.train.index].numpy() if self.classes else np.zeros(len(owner), dtype=np.int64)
+        label = (
+            self.y[self.train.index].numpy()
+            if self.classes
+            else np.zeros(len(owner), dtype=np.int64)
+        )
         np.add.at(held, (owner, label), 1)
         return held
 
@@ -253,7 +295,10 @@ class Shards:
 
     def paper(self) -> Shards:
         """The same examples by the papers' protocol: what was for validation is trained on, nothing validates."""
-        both = [torch.cat([self.train.held(d), self.validation.held(d)]).numpy() for d in range(self.devices)]
+        both = [
+            torch.cat([self.train.held(d), self.validation.held(d)]).numpy()
+            for d in range(self.devices)
+        ]
         return replace(self, train=Part.of(both), validation=Part.of([[]] * self.devices))
 
     def fingerprint(self) -> str:
@@ -262,7 +307,9 @@ class Shards:
         for name, tensor in _tensors(self):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
             if tensor.numel():  # torch may not view an empty tensor as bytes
-                digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+                digest.update(
+                    tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data
+                )
         return digest.hexdigest()
 
 
@@ -276,7 +323,9 @@ def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
     array = np.asarray(piece)
     if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
         have = f"{array.dtype} of shape {array.shape}"
-        raise DataError(f"the examples of device {device} are {have}; give their numbers, a list of whole numbers.")
+        raise DataError(
+            f"the examples of device {device} are {have}; give their numbers, a list of whole numbers."
+        )
     return array.astype(np.int64)
 
 
@@ -291,7 +340,9 @@ def _tensors(shards: Shards) -> Iterator[tuple[str, Tensor]]:
 def _check_parts(shards: Shards) -> None:
     devices = {split: shards.part(split).devices for split in SPLITS}
     if len(set(devices.values())) > 1:
-        raise DataError(f"the parts have different numbers of devices, {devices}; give a device without examples an empty piece.")
+        raise DataError(
+            f"the parts have different numbers of devices, {devices}; give a device without examples an empty piece."
+        )
     if shards.devices == 0:
         raise DataError("the parts have 0 devices; give at least one device with examples.")
     empty = ((shards.train.counts() == 0) & shards.present).nonzero().flatten().tolist()
@@ -310,7 +361,9 @@ def _check_names(shards: Shards) -> None:
         ("classes", names.classes, shards.classes or 0),
     ):
         if have and len(have) != want:
-            raise DataError(f"there are {len(have)} names of {name} ({some(have)}) for {want}; give each one, or none.")
+            raise DataError(
+                f"there are {len(have)} names of {name} ({some(have)}) for {want}; give each one, or none."
+            )
 
 
 def _check_features(x: Tensor, y: Tensor) -> None:
@@ -324,11 +377,17 @@ def _check_features(x: Tensor, y: Tensor) -> None:
             rule = "give a plain tensor, as in torch.from_numpy(array)"
             raise DataError(f"{name} is {have}; {rule}.")
     if not x.is_floating_point():
-        raise DataError(f"x is {x.dtype}, but features must be floats; convert them, as in x.float() / 255 for images.")
+        raise DataError(
+            f"x is {x.dtype}, but features must be floats; convert them, as in x.float() / 255 for images."
+        )
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise DataError(f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give one row of x and one of y per example.")
+        raise DataError(
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give one row of x and one of y per example."
+        )
     if 0 in x.shape[1:]:
-        raise DataError(f"x has shape {tuple(x.shape)}, so that an example has no features; give at least one.")
+        raise DataError(
+            f"x has shape {tuple(x.shape)}, so that an example has no features; give at least one."
+        )
 
 
 def _check_indices(shards: Shards) -> None:
@@ -355,7 +414,9 @@ def _holder(shards: Shards, example: int) -> str:
 def _check_finite(name: str, tensor: Tensor, shards: Shards) -> None:
     if native.finite(tensor):  # in one pass that makes no copy, where there is a kernel
         return
-    wrong = (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).nonzero().flatten().tolist()
+    wrong = (
+        (~torch.isfinite(tensor)).reshape(len(tensor), -1).any(dim=1).nonzero().flatten().tolist()
+    )
     if wrong:
         raise DataError(
             f"{name} has NaN or infinity in {len(wrong)} of {len(tensor)} examples, "
@@ -382,10 +443,18 @@ def _check_labels(shards: Shards) -> None:
     y, classes = shards.y, shards.classes
     if y.dtype != torch.int64 or y.ndim != 1:
         have = f"{y.dtype} of shape {tuple(y.shape)}"
-        raise DataError(f"y is {have}, but labels are one axis of int64; convert them, as in y.long().reshape(-1).")
+        raise DataError(
+            f"y is {have}, but labels are one axis of int64; convert them, as in y.long().reshape(-1)."
+        )
     if classes is None:
-        raise DataError(f"y holds labels but classes is None; give classes={int(y.max()) + 1}, or float targets.")
-    if isinstance(classes, bool) or not isinstance(classes, int) or not 1 <= classes <= MOST_CLASSES:
+        raise DataError(
+            f"y holds labels but classes is None; give classes={int(y.max()) + 1}, or float targets."
+        )
+    if (
+        isinstance(classes, bool)
+        or not isinstance(classes, int)
+        or not 1 <= classes <= MOST_CLASSES
+    ):
         rule = f"give how many there are, 1 to {MOST_CLASSES:,}"
         raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
     wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()

@@ -45,7 +45,9 @@ def synthetic(
         rule = f"they are standard deviations, give 0 or more, {_LARGEST:g} at most"
         raise DataError(f"alpha={shown(alpha)}, beta={shown(beta)}; {rule}.")
     if not partition.whole_within(devices, 1, _MOST_DEVICES):
-        raise DataError(f"devices={shown(devices)}; give at least 1 device, {_MOST_DEVICES:,} at most.")
+        raise DataError(
+            f"devices={shown(devices)}; give at least 1 device, {_MOST_DEVICES:,} at most."
+        )
     if not partition.whole_within(seed, 0, 2**32 - 1):
         raise DataError(f"seed={shown(seed)}; give 0 or more, {2**32 - 1} at most.")
     # The papers' generator: a newer one would draw other devices from the same seed.
@@ -55,18 +57,26 @@ def synthetic(
     pieces = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     x, y = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*pairs, strict=True))
     train, validation, test = partition.split(pieces, split=split, seed=seed)
-    return Shards(x, y, train, validation, test, classes=CLASSES, name=f"synthetic({alpha}, {beta})")
+    return Shards(
+        x, y, train, validation, test, classes=CLASSES, name=f"synthetic({alpha}, {beta})"
+    )
 
 
 def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomState) -> list[int]:
     if isinstance(sizes, str):
         if sizes not in ("pfedme", "fedprox"):
-            raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a number of examples per device.")
+            raise DataError(
+                f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a number of examples per device."
+            )
         counts = draws.lognormal(4, 2, devices).astype(int) + 50
         return [int(count) * (5 if sizes == "pfedme" else 1) for count in counts]
-    whole = isinstance(sizes, Sequence) and all(partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes)
+    whole = isinstance(sizes, Sequence) and all(
+        partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes
+    )
     if not whole:
-        raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of whole numbers.")
+        raise DataError(
+            f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of whole numbers."
+        )
     if len(sizes) != devices or min(sizes) < 1 or sum(sizes) > _MOST_EXAMPLES:
         raise DataError(
             f"sizes has {len(sizes)} numbers, the least is {min(sizes, default=None)}, for {devices} devices; "

@@ -54,9 +54,13 @@ def _csv(path: Path, columns: Columns, faults: Faults) -> Table:
         try:
             return _sheet(path, _records(reader), columns, faults)
         except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num}: {error}; see that every quote is closed.") from error
+            raise DataError(
+                f"{path}, line {reader.line_num}: {error}; see that every quote is closed."
+            ) from error
         except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8.") from error
+            raise DataError(
+                f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8."
+            ) from error
 
 
 def _records(reader: Any) -> Iterator[Record]:
@@ -76,11 +80,15 @@ def _sheet(path: Path, records: Iterator[Record], columns: Columns, faults: Faul
     check_header(header, columns, path)
     tables = [_piece(source, [], header, columns, faults)]
     while chunk := list(islice(records, _CHUNK)):
-        tables.append(_piece(source, _fitting(source, chunk, header, faults), header, columns, faults))
+        tables.append(
+            _piece(source, _fitting(source, chunk, header, faults), header, columns, faults)
+        )
     return joined(tables)
 
 
-def _fitting(source: str, records: list[Record], header: Sequence[str], faults: Faults) -> list[Record]:
+def _fitting(
+    source: str, records: list[Record], header: Sequence[str], faults: Faults
+) -> list[Record]:
     """The records with a cell for every column."""
     misfits = [(line, len(cells)) for line, cells in records if len(cells) != len(header)]
     for line, count in misfits:
@@ -88,7 +96,9 @@ def _fitting(source: str, records: list[Record], header: Sequence[str], faults: 
     return [record for record in records if len(record[1]) == len(header)] if misfits else records
 
 
-def _piece(source: str, records: Sequence[Record], header: Sequence[str], columns: Columns, faults: Faults) -> Table:
+def _piece(
+    source: str, records: Sequence[Record], header: Sequence[str], columns: Columns, faults: Faults
+) -> Table:
     """The table of a few records."""
     lines, rows = [line for line, _ in records], [cells for _, cells in records]
     features = columns.chosen(header)
@@ -111,7 +121,9 @@ def _numbers(cells: Sequence[Any]) -> npt.NDArray[np.float64]:
             raise ValueError  # numpy would read 1_000 as a thousand
         return np.array(cells, dtype=np.float64)
     except ValueError:
-        return np.array([number(some) if isinstance(some, str) else list(map(number, some)) for some in cells])
+        return np.array(
+            [number(some) if isinstance(some, str) else list(map(number, some)) for some in cells]
+        )
 
 
 def _parquet(path: Path, columns: Columns, faults: Faults) -> Table:
@@ -133,15 +145,32 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
     check_header(header, columns, path)
     features = columns.chosen(header)
     x = np.stack([_column(data.column(name)) for name in features], axis=1)
-    texts = {role: _texts(data.column(name).to_pylist()) for role, name in columns.roles(header).items()}
-    table = Table([f"{path}, row"] * len(x), list(range(len(x))), x, features=features, **{"label": [], **texts})
-    look(table, columns, lambda row, feature: _text(data.column(features[feature])[row].as_py()), faults)
+    texts = {
+        role: _texts(data.column(name).to_pylist()) for role, name in columns.roles(header).items()
+    }
+    table = Table(
+        [f"{path}, row"] * len(x),
+        list(range(len(x))),
+        x,
+        features=features,
+        **{"label": [], **texts},
+    )
+    look(
+        table,
+        columns,
+        lambda row, feature: _text(data.column(features[feature])[row].as_py()),
+        faults,
+    )
     return table
 
 
 def _column(column: Any) -> npt.NDArray[np.float64]:
     array = column.to_numpy()
-    return array.astype(np.float64) if array.dtype.kind in "fiub" else _numbers(_texts(column.to_pylist()))
+    return (
+        array.astype(np.float64)
+        if array.dtype.kind in "fiub"
+        else _numbers(_texts(column.to_pylist()))
+    )
 
 
 def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
@@ -151,7 +180,11 @@ def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
         return _examples(path, f"{path}, row", arrays, columns, faults)
     tables = []
     for split in SPLITS:
-        mine = {name.removeprefix(f"{split}_"): array for name, array in arrays.items() if name.startswith(f"{split}_")}
+        mine = {
+            name.removeprefix(f"{split}_"): array
+            for name, array in arrays.items()
+            if name.startswith(f"{split}_")
+        }
         if mine:
             mine[columns.part] = np.full(len(mine.get("x", ())), split)
             tables.append(_examples(path, f"{path}, {split} row", mine, columns, faults))
@@ -161,7 +194,9 @@ def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
 def _side_by_side(path: Path, tables: Sequence[Table]) -> Table:
     shapes = sorted({table.x.shape[1:] for table in tables})
     if len(shapes) > 1:
-        raise DataError(f"{path} has examples of shapes {shapes}; give its parts the same features.")
+        raise DataError(
+            f"{path} has examples of shapes {shapes}; give its parts the same features."
+        )
     return joined(tables)
 
 
@@ -177,12 +212,21 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise DataError(f"{path} cannot be read as .npz: {reason}. {remedy}.") from error
 
 
-def _examples(path: Path, source: str, arrays: Mapping[str, Array], columns: Columns, faults: Faults) -> Table:
+def _examples(
+    path: Path, source: str, arrays: Mapping[str, Array], columns: Columns, faults: Faults
+) -> Table:
     """The table of an array x of features, an array y of labels, and columns of text."""
     _check_arrays(path, arrays, columns)
     # Pixels stay bytes and float32 stays itself, for the sake of memory.
-    x = arrays["x"] if arrays["x"].dtype in (np.uint8, np.float32) else arrays["x"].astype(np.float64)
-    texts = {role: _texts(_decoded(arrays[name]).tolist()) for role, name in columns.roles(list(arrays)).items()}
+    x = (
+        arrays["x"]
+        if arrays["x"].dtype in (np.uint8, np.float32)
+        else arrays["x"].astype(np.float64)
+    )
+    texts = {
+        role: _texts(_decoded(arrays[name]).tolist())
+        for role, name in columns.roles(list(arrays)).items()
+    }
     table = Table([source] * len(x), list(range(len(x))), x, features=(), **{"label": [], **texts})
     look(table, columns, lambda row, at: str(x[row].flat[at]), faults)
     return table
@@ -190,16 +234,24 @@ def _examples(path: Path, source: str, arrays: Mapping[str, Array], columns: Col
 
 def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> None:
     label = ("y",) if columns.labelled else ()
-    remedy = _ARRAYS if columns.labelled else "give x (and where rows are of several devices, device)"
+    remedy = (
+        _ARRAYS if columns.labelled else "give x (and where rows are of several devices, device)"
+    )
     for name in ("x", *label, *columns.needed):
         if name not in arrays:
-            raise DataError(f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; {remedy}.")
+            raise DataError(
+                f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; {remedy}."
+            )
     x, names = arrays["x"], columns.roles(list(arrays)).values()
     if x.dtype.kind not in "fiub":
-        raise DataError(f"x in {path} is an array of {x.dtype}; give numbers, as in x.astype('float32').")
+        raise DataError(
+            f"x in {path} is an array of {x.dtype}; give numbers, as in x.astype('float32')."
+        )
     if x.ndim < 2 or any(arrays[name].shape != x.shape[:1] for name in names):
         shapes = ", ".join(f"{name} {arrays[name].shape}" for name in ("x", *names))
-        raise DataError(f"the arrays in {path} have shapes {shapes}; give x one row for each example, the others one value.")
+        raise DataError(
+            f"the arrays in {path} have shapes {shapes}; give x one row for each example, the others one value."
+        )
 
 
 def _decoded(array: Array) -> Array:

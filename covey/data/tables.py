@@ -73,7 +73,9 @@ class Table:
 
     def under(self, *, device: str, edge: str | None) -> Table:
         """The same rows, all of one device."""
-        return replace(self, device=[device] * len(self), edge=None if edge is None else [edge] * len(self))
+        return replace(
+            self, device=[device] * len(self), edge=None if edge is None else [edge] * len(self)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class Faults:
         """
         if not self.found:
             return
-        lines = [f"  {source} {place}: {why}" for (source, place), why in sorted(self.found.items())]
+        lines = [
+            f"  {source} {place}: {why}" for (source, place), why in sorted(self.found.items())
+        ]
         more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
         count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
         raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
@@ -109,10 +113,14 @@ def joined(tables: Sequence[Table]) -> Table:
 
     def column(name: str) -> Any:
         columns = [getattr(table, name) for table in tables]
-        return None if any(cells is None for cells in columns) else list(chain.from_iterable(columns))
+        return (
+            None if any(cells is None for cells in columns) else list(chain.from_iterable(columns))
+        )
 
     texts = {name: column(name) for name in ("source", "place", *_ROLES)}
-    return Table(x=np.concatenate([table.x for table in tables]), features=tables[0].features, **texts)
+    return Table(
+        x=np.concatenate([table.x for table in tables]), features=tables[0].features, **texts
+    )
 
 
 def is_number(cell: str) -> bool:
@@ -148,7 +156,13 @@ def complaint(cell: str) -> str:
     if not is_number(cell):
         return f"is {cell!r}, which is not a number"
     value = number(cell)
-    return "is NaN" if math.isnan(value) else "is infinite" if math.isinf(value) else f"is {cell}, too large for float32"
+    return (
+        "is NaN"
+        if math.isnan(value)
+        else "is infinite"
+        if math.isinf(value)
+        else f"is {cell}, too large for float32"
+    )
 
 
 def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -162,15 +176,23 @@ def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults
     for role in _ROLES:
         texts = getattr(table, role) or []
         for row in [row for row, text in enumerate(texts) if not text] if "" in texts else []:
-            faults.add(table.source[row], table.place[row], f"column {getattr(columns, role)!r} is empty")
+            faults.add(
+                table.source[row], table.place[row], f"column {getattr(columns, role)!r} is empty"
+            )
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
-            faults.add(table.source[row], table.place[row], f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}")
+            faults.add(
+                table.source[row],
+                table.place[row],
+                f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}",
+            )
     if table.x.dtype.kind == "f" and len(table):
         flat = table.x.reshape(len(table), -1)
         for row, feature in np.argwhere(unusable(flat)).tolist():
             name = f"column {table.features[feature]!r}" if table.features else "a value of x"
-            faults.add(table.source[row], table.place[row], f"{name} {complaint(cell(row, feature))}")
+            faults.add(
+                table.source[row], table.place[row], f"{name} {complaint(cell(row, feature))}"
+            )
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
@@ -178,21 +200,29 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     label = (columns.label,) if columns.labelled else ()
     for name in (*label, *(columns.features or ()), *columns.needed):
         if name not in header:
-            raise DataError(f"{path} has no column {name!r}{_hint(name, header)}; its columns are {_some(header)}.")
+            raise DataError(
+                f"{path} has no column {name!r}{_hint(name, header)}; its columns are {_some(header)}."
+            )
     features = columns.chosen(header)
     if not features:
         raise DataError(f"{path} has no column of features beside {_some(header)}; add one.")
     if "" in features:
-        raise DataError(f"column {header.index('') + 1} of {path} has no name; name it, or list the columns to use as features.")
+        raise DataError(
+            f"column {header.index('') + 1} of {path} has no name; name it, or list the columns to use as features."
+        )
     for name in (*features, *columns.roles(header).values()):
         if header.count(name) > 1:
-            raise DataError(f"{path} has {header.count(name)} columns {name!r}; give each a name of its own.")
+            raise DataError(
+                f"{path} has {header.count(name)} columns {name!r}; give each a name of its own."
+            )
 
 
 def check_named(table: Table, columns: Columns, path: Path) -> None:
     """That features the user lists can be found by name."""
     if columns.features and not table.features:
-        raise DataError(f"features = {list(columns.features)}, but the columns of x in {path} have no names; leave features out.")
+        raise DataError(
+            f"features = {list(columns.features)}, but the columns of x in {path} have no names; leave features out."
+        )
 
 
 def _hint(name: str, header: Sequence[str]) -> str:

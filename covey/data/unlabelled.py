@@ -12,7 +12,9 @@ from covey.data.tables import Columns, Faults, Table
 from covey.errors import DataError
 
 
-def unlabelled(path: Path, columns: Columns, *, features: Sequence[str], shape: tuple[int, ...], faults: Faults) -> Table:
+def unlabelled(
+    path: Path, columns: Columns, *, features: Sequence[str], shape: tuple[int, ...], faults: Faults
+) -> Table:
     """The rows of a file in the form of the training data; columns of labels, edges and parts are left unread.
 
     `features` are the columns that were trained on, in order; empty where they have no names. Then

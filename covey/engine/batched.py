@@ -21,9 +21,31 @@ Step = Callable[[list[Tensor], Tensor], Tensor]
 Own = dict[str, int]
 """Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}."""
 
-_STEADY = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Tanh)  # the same bits in a vector's tail
-_ELEMENTWISE = (*_STEADY, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Softplus, nn.Hardswish)
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # a space has no dropout but of p = 0
+_STEADY = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.Hardtanh,
+    nn.Tanh,
+)  # the same bits in a vector's tail
+_ELEMENTWISE = (
+    *_STEADY,
+    nn.ELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Hardswish,
+)
+_NOTHING = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+)  # a space has no dropout but of p = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +68,9 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     steps: list[Step] = []
     folded, before = False, type(space.module)
     for name, layer in layers(space.module):
-        own = {key: slots.get(f"{name}{key}", -1) for key, _ in layer.named_parameters(recurse=False)}
+        own = {
+            key: slots.get(f"{name}{key}", -1) for key, _ in layer.named_parameters(recurse=False)
+        }
         known = None if -1 in own.values() else _known(layer, own, axes, alone)
         if known is None:
             return _unknown(name, layer)
@@ -54,7 +78,9 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
         if known.folded not in (None, folded):
             steps += [_unfold] if folded else [_fold, _channels_last] if alone else [_fold]
             folded = not folded
-        steps.insert(len(steps) - swaps, known.apply)  # the largest of the ReLUs is the ReLU of the largest: fewer points
+        steps.insert(
+            len(steps) - swaps, known.apply
+        )  # the largest of the ReLUs is the ReLU of the largest: fewer points
         axes, before = known.axes, type(layer)
     return _run(steps + [_unfold] * folded)
 
@@ -66,7 +92,10 @@ def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """
     if type(module) is nn.Sequential:
         return [
-            pair for name, child in module._modules.items() if child is not None for pair in layers(child, f"{prefix}{name}.")
+            pair
+            for name, child in module._modules.items()
+            if child is not None
+            for pair in layers(child, f"{prefix}{name}.")
         ]
     return [(prefix, module)]
 
@@ -102,7 +131,9 @@ def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
     """Images with the channels of a point side by side: a CPU convolves and pools them up to twice as fast."""
     if x.dim() != 4:
         return x
-    if x.shape[1] == 1:  # both layouts at once; only these strides make torch go on with channels last
+    if (
+        x.shape[1] == 1
+    ):  # both layouts at once; only these strides make torch go on with channels last
         return x.reshape(len(x), *x.shape[2:], 1).movedim(-1, 1)
     return x.contiguous(memory_format=torch.channels_last)
 
@@ -128,18 +159,26 @@ def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     def on_the_last_axis(parameters: list[Tensor], x: Tensor) -> Tensor:
         return torch.unflatten(product(parameters, x.flatten(1, -2)), 1, x.shape[1:-1])
 
-    return BatchedLayer(product if axes == 1 else on_the_last_axis, axes, folded=False) if axes else None
+    return (
+        BatchedLayer(product if axes == 1 else on_the_last_axis, axes, folded=False)
+        if axes
+        else None
+    )
 
 
 def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(layer.kernel_size)]
+    convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[
+        len(layer.kernel_size)
+    ]
     weight, bias = own["weight"], own.get("bias")
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
         n = len(parameters[weight])
         offset = None if bias is None else parameters[bias].flatten()
         kernel = parameters[weight].flatten(0, 1)
-        return convolve(x, kernel, offset, layer.stride, layer.padding, layer.dilation, n * layer.groups)
+        return convolve(
+            x, kernel, offset, layer.stride, layer.padding, layer.dilation, n * layer.groups
+        )
 
     fits = axes == len(layer.kernel_size) + 1 and layer.padding_mode == "zeros"
     return BatchedLayer(apply, axes, folded=True) if fits else None
@@ -179,14 +218,18 @@ def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     start, end = layer.start_dim % (axes + 1), layer.end_dim % (axes + 1)
     if not 1 <= start <= end:  # it would mix examples
         return None
-    return BatchedLayer(lambda parameters, x: x.flatten(start + 1, end + 1), axes - (end - start), folded=False)
+    return BatchedLayer(
+        lambda parameters, x: x.flatten(start + 1, end + 1), axes - (end - start), folded=False
+    )
 
 
 def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     if not isinstance(layer.dim, int) or not layer.dim % (axes + 1):
         return None
     dim, sizes = layer.dim % (axes + 1) + 1, tuple(layer.unflattened_size)
-    return BatchedLayer(lambda parameters, x: torch.unflatten(x, dim, sizes), axes + len(sizes) - 1, folded=False)
+    return BatchedLayer(
+        lambda parameters, x: torch.unflatten(x, dim, sizes), axes + len(sizes) - 1, folded=False
+    )
 
 
 _MAX_POOLS: dict[type[nn.Module], int] = {

@@ -29,7 +29,9 @@ def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
     >>> round(found.ece, 4), round(found.brier, 4), round(found.log_loss, 4), found.count
     (0.25, 0.625, 0.837, 2)
     """
-    return read(sums(chances.double().log()[None], labels[None], torch.ones_like(labels)[None], bins)[0])
+    return read(
+        sums(chances.double().log()[None], labels[None], torch.ones_like(labels)[None], bins)[0]
+    )
 
 
 def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
@@ -42,10 +44,15 @@ def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
     confidence, guess = chances.max(dim=-1)
     right = (guess == y).double()
     inside = F.one_hot((confidence * bins).long().clamp(max=bins - 1), bins) * weight[..., None]
-    by_bin = [(inside * value[..., None]).sum(1) for value in (right, confidence, torch.ones_like(right))]
+    by_bin = [
+        (inside * value[..., None]).sum(1) for value in (right, confidence, torch.ones_like(right))
+    ]
     distance = (chances - F.one_hot(y, outputs.shape[-1])).square().sum(-1)
     surprise = -logs.gather(-1, y[..., None])[..., 0]
-    return torch.cat([*by_bin, torch.stack([(weight * value).sum(1) for value in (distance, surprise)], dim=1)], dim=1)
+    return torch.cat(
+        [*by_bin, torch.stack([(weight * value).sum(1) for value in (distance, surprise)], dim=1)],
+        dim=1,
+    )
 
 
 def read(total: Tensor) -> Calibration:

@@ -30,13 +30,17 @@ class Forward:
         """Outputs for inputs [n, B, ...]; `parameters` are the slots' views, in the order of the space."""
         if len(x):
             return self.apply(parameters, x)
-        one = self.apply([p.new_zeros(1, *p.shape[1:]) for p in parameters], x.new_zeros(1, *x.shape[1:]))
+        one = self.apply(
+            [p.new_zeros(1, *p.shape[1:]) for p in parameters], x.new_zeros(1, *x.shape[1:])
+        )
         return one[:0]  # neither vmap nor a convolution takes no rows; one of zeros tells the shape
 
 
 def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
     """The fastest pass that is exact for this module on examples of this shape, on this type of device."""
-    each = device == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in space.module.modules())
+    each = device == "cpu" and any(
+        isinstance(m, nn.modules.conv._ConvNd) for m in space.module.modules()
+    )
     steps = chain(space, len(example), alone=each)
     unknown = steps if isinstance(steps, str) else None
     if each:
@@ -54,7 +58,12 @@ def _each(one: Step) -> Step:
         if len(x) == 1:
             return one(parameters, x).contiguous()  # its layout decides the kernels of the way back
         rows = zip(*(torch.split(p, 1) for p in parameters), strict=True)
-        return torch.cat([one(list(row), own).contiguous() for row, own in zip(rows, torch.split(x, 1), strict=True)])
+        return torch.cat(
+            [
+                one(list(row), own).contiguous()
+                for row, own in zip(rows, torch.split(x, 1), strict=True)
+            ]
+        )
 
     return apply
 
@@ -74,9 +83,14 @@ def _call(space: ParameterLayout) -> Step:
     mine = threading.local()
 
     def call(parameters: list[Tensor], x: Tensor) -> Tensor:
-        if not hasattr(mine, "module"):  # functional_call swaps parameters in place, so every worker has a module of its own
+        if not hasattr(
+            mine, "module"
+        ):  # functional_call swaps parameters in place, so every worker has a module of its own
             mine.module = copy.deepcopy(space.module)
-        named = {s.name: p.t() if s.transposed else p for s, p in zip(space.slots, parameters, strict=True)}
+        named = {
+            s.name: p.t() if s.transposed else p
+            for s, p in zip(space.slots, parameters, strict=True)
+        }
         out: Tensor = functional_call(mine.module, named, (x,))
         return out
 

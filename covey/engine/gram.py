@@ -16,7 +16,9 @@ from covey.engine.objective import DataLoss, Objective
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
-LEAST_STEPS = 3  # below, the products with the anchor and with the batch itself cost more than they save
+LEAST_STEPS = (
+    3  # below, the products with the anchor and with the batch itself cost more than they save
+)
 
 
 def unfit(loss: DataLoss, terms: Objective) -> str | None:
@@ -54,7 +56,17 @@ def run(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     assert one is not None
     assert not isinstance(task.stack, str)
     assert not isinstance(terms.lr, Tensor)
-    return descend(task.stack, task.space, start, one.x, one.y, one.weight, terms=terms, lr=terms.lr, l2=task.l2)
+    return descend(
+        task.stack,
+        task.space,
+        start,
+        one.x,
+        one.y,
+        one.weight,
+        terms=terms,
+        lr=terms.lr,
+        l2=task.l2,
+    )
 
 
 def descend(
@@ -80,7 +92,11 @@ def descend(
     pulls = [s.view(anchor) for s in space.slots]
     first, gram = rowwise.bmm(x, slot.view(start)), rowwise.bmm(x, x.transpose(1, 2))
     pulled = first if anchor is start else rowwise.bmm(x, slot.view(anchor))
-    a, b, c = torch.ones((), dtype=x.dtype), torch.zeros((), dtype=x.dtype), torch.zeros_like(first)  # they may overflow
+    a, b, c = (
+        torch.ones((), dtype=x.dtype),
+        torch.zeros((), dtype=x.dtype),
+        torch.zeros_like(first),
+    )  # they may overflow
     for _ in range(terms.longest):
         inside = rowwise.baddbmm(a * first + b * pulled, gram, c)
         factors = stack.factors(views, x, y, weight, inside=inside)
@@ -88,7 +104,11 @@ def descend(
             if i != stack.layers[0].weight:
                 view.mul_(shrink).add_(pulls[i], alpha=lr * lam)
         stack.add(views, factors, scale=-lr, first=False)
-        a, b, c = shrink * a, shrink * b + lr * lam, torch.add(shrink * c, factors[-1].errors, alpha=-lr)
+        a, b, c = (
+            shrink * a,
+            shrink * b + lr * lam,
+            torch.add(shrink * c, factors[-1].errors, alpha=-lr),
+        )
     if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
         torch.lerp(slot.view(start), slot.view(anchor), float(b), out=views[stack.layers[0].weight])
     else:

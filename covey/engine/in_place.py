@@ -60,7 +60,9 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     return x
 
 
-def _step(loss: DataLoss, x: Rows, views: list[Tensor], step: int, terms: Objective, lr: float) -> None:
+def _step(
+    loss: DataLoss, x: Rows, views: list[Tensor], step: int, terms: Objective, lr: float
+) -> None:
     """One step in place: every term, the data's too, is evaluated at the x that comes in."""
     task = loss.task
     batch = loss.batch_of(step)

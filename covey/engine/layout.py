@@ -53,9 +53,15 @@ class ParameterLayout:
     def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
-        linear = {f"{name}.weight".lstrip(".") for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+        linear = {
+            f"{name}.weight".lstrip(".")
+            for name, m in module.named_modules()
+            if isinstance(m, nn.Linear)
+        }
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        secret = _private(module, [name for name, _ in named], (private,) if isinstance(private, str) else private)
+        secret = _private(
+            module, [name for name, _ in named], (private,) if isinstance(private, str) else private
+        )
         start, slots = 0, []
         for name, parameter in sorted(named, key=lambda item: item[0] in secret):
             slots.append(Slot(name, parameter.shape, start, transposed=name in linear))
@@ -88,7 +94,10 @@ class ParameterLayout:
     def row(self, module: nn.Module) -> Tensor:
         """The parameters of a module of the same kind, as a row [width]."""
         values = dict(module.named_parameters())
-        parts = [values[s.name].detach().t() if s.transposed else values[s.name].detach() for s in self.slots]
+        parts = [
+            values[s.name].detach().t() if s.transposed else values[s.name].detach()
+            for s in self.slots
+        ]
         return torch.cat([part.reshape(-1) for part in parts]).cpu()
 
     def fill(self, row: Tensor) -> nn.Module:
@@ -146,8 +155,14 @@ def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> se
     for pattern in patterns:
         if not any(fnmatchcase(call, pattern) for calls in called.values() for call in calls):
             kinds = "a kind of layer such as 'conv*', or 'head', the last layer"
-            raise ModelError(f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; or give {kinds}.")
-    return {name for name in names if any(fnmatchcase(call, pattern) for call in called[name] for pattern in patterns)}
+            raise ModelError(
+                f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; or give {kinds}."
+            )
+    return {
+        name
+        for name in names
+        if any(fnmatchcase(call, pattern) for call in called[name] for pattern in patterns)
+    }
 
 
 def _called(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
@@ -155,7 +170,10 @@ def _called(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
     layers = {name: name.rpartition(".")[0] for name in names}
     kinds = {layer: type(module.get_submodule(layer)).__name__.lower() for layer in layers.values()}
     last = layers[names[-1]] if names and "head" not in kinds else "head"
-    return {name: {name, layer, kinds[layer]} | ({"head"} if layer == last else set()) for name, layer in layers.items()}
+    return {
+        name: {name, layer, kinds[layer]} | ({"head"} if layer == last else set())
+        for name, layer in layers.items()
+    }
 
 
 def _check(module: nn.Module) -> None:
@@ -171,6 +189,10 @@ def _check(module: nn.Module) -> None:
             )
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
-        raise ModelError(f"{type(module).__name__} has no trainable parameter, so there is nothing to learn.")
+        raise ModelError(
+            f"{type(module).__name__} has no trainable parameter, so there is nothing to learn."
+        )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
-        raise ModelError("the module has lazy layers; run one example through it first, so that their shapes are known.")
+        raise ModelError(
+            "the module has lazy layers; run one example through it first, so that their shapes are known."
+        )

@@ -67,14 +67,24 @@ class NativeKernel:
             work.start, work.start_stride = work.rows, self.space.width
         return rows if terms.longest else start.clone()
 
-    def score(self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def score(
+        self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Right answers and summed loss of each row on the examples index[start : start + count], float64 [n] each."""
         self._check(rows)
         if len(rows) != len(starts):
-            raise ProgramError(f"{len(rows)} rows to score for {len(starts)} devices; give one each.")
+            raise ProgramError(
+                f"{len(rows)} rows to score for {len(starts)} devices; give one each."
+            )
         rows = _rows(rows, rows)
-        work = native.NativeWork(devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table))
-        work.start, work.start_stride, work.table = rows.data_ptr(), rows.stride(0), self.table.data_ptr()
+        work = native.NativeWork(
+            devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table)
+        )
+        work.start, work.start_stride, work.table = (
+            rows.data_ptr(),
+            rows.stride(0),
+            self.table.data_ptr(),
+        )
         work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
         work.loss, work.examples = native.LOSSES.index(self.loss), index.data_ptr()
         return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
@@ -181,7 +191,9 @@ def _absence(rows: Tensor) -> str:
     return f"the native kernel has no {str(rows.dtype).removeprefix('torch.')}"
 
 
-def kernel(stack: LinearStack | str, space: ParameterLayout, loss: object, x: Tensor, y: Tensor) -> NativeKernel | str:
+def kernel(
+    stack: LinearStack | str, space: ParameterLayout, loss: object, x: Tensor, y: Tensor
+) -> NativeKernel | str:
     """The kernel for a stack, or the reason why there is none."""
     if isinstance(stack, str):
         return stack
@@ -197,15 +209,29 @@ def kernel(stack: LinearStack | str, space: ParameterLayout, loss: object, x: Te
         out, inputs = space.slots[layer.weight].shape
         bias = -1 if layer.bias is None else space.slots[layer.bias].start
         activation = "none" if layer.activation is None else layer.activation.name
-        table.append([inputs, out, space.slots[layer.weight].start, bias, native.ACTIVATIONS.index(activation)])
+        table.append(
+            [
+                inputs,
+                out,
+                space.slots[layer.weight].start,
+                bias,
+                native.ACTIVATIONS.index(activation),
+            ]
+        )
     y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype)
-    return NativeKernel(stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous())
+    return NativeKernel(
+        stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous()
+    )
 
 
-def _run(work: native.NativeWork, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype) -> None:
+def _run(
+    work: native.NativeWork, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype
+) -> None:
     """One call: a batch per step, or one for all."""
     if any(len(batch.examples) != work.devices for batch in batches):
-        raise ProgramError(f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; give one for each.")
+        raise ProgramError(
+            f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; give one for each."
+        )
     examples = torch.stack([batch.examples for batch in batches], dim=1)
     weights = [batch.weight for batch in batches if batch.weight is not None]
     weight = torch.stack(weights, dim=1).to(dtype) if weights else None

@@ -39,7 +39,9 @@ def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
         if x.device.type != "cpu":
             return function(x)
         missing = -x.numel() % _LANES
-        return function(torch.nn.functional.pad(x.reshape(-1), (0, missing)))[: x.numel()].view_as(x)
+        return function(torch.nn.functional.pad(x.reshape(-1), (0, missing)))[: x.numel()].view_as(
+            x
+        )
 
     return apply
 

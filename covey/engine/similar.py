@@ -77,7 +77,9 @@ def _start(rows: Floats, count: int, draw: np.random.Generator) -> Floats:
     for _ in range(count - 1):
         far = np.minimum(far, np.maximum(1 - rows @ rows[chosen[-1]], 0))
         far[chosen] = 0
-        chance = far if far.any() else np.ones(len(rows))  # fewer directions than clusters: any row will do
+        chance = (
+            far if far.any() else np.ones(len(rows))
+        )  # fewer directions than clusters: any row will do
         chosen.append(int(draw.choice(len(rows), p=chance / chance.sum())))
     return rows[chosen]
 

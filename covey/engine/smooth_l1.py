@@ -59,7 +59,9 @@ def threshold(*, rho: float, lr: float, gamma: float, lam: float = 0.0) -> float
     if gamma == 0:
         return None
     if lr * lam >= 2:
-        raise ConfigError(f"lr * lam = {lr} * {lam} = {lr * lam:g} must be below 2: the step diverges; lower lr or lam.")
+        raise ConfigError(
+            f"lr * lam = {lr} * {lam} = {lr * lam:g} must be below 2: the step diverges; lower lr or lam."
+        )
     return max(3 * rho, 2 * lr * gamma / (2 - lr * lam))
 
 
@@ -69,13 +71,17 @@ def nonzeros(rows: Tensor, threshold: float | None) -> Tensor:
     return large.sum(dim=-1).to(rows.dtype) / max(rows.shape[-1], 1)
 
 
-def floored(gamma: float, rows: Tensor, *, threshold: float | None, floor: float, low: float) -> Tensor:
+def floored(
+    gamma: float, rows: Tensor, *, threshold: float | None, floor: float, low: float
+) -> Tensor:
     """The penalty of each row, `[n, 1]`: gamma, but `low` for a row whose share of non-zeros is below the floor.
 
     >>> floored(0.1, torch.tensor([[1.0, 0.0], [1.0, 1.0]]), threshold=None, floor=0.6, low=0.0).tolist()
     [[0.0], [0.10000000149011612]]
     """
-    return rows.new_full((len(rows), 1), gamma).masked_fill(nonzeros(rows, threshold)[:, None] < floor, low)
+    return rows.new_full((len(rows), 1), gamma).masked_fill(
+        nonzeros(rows, threshold)[:, None] < floor, low
+    )
 
 
 def angle(rows: Tensor, threshold: float) -> Tensor:

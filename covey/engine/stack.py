@@ -29,7 +29,9 @@ class Activation:
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: Activation("relu", torch.relu, lambda out: out > 0),
     nn.Tanh: Activation("tanh", torch.tanh, lambda out: 1 - out * out),
-    nn.Sigmoid: Activation("sigmoid", rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)),
+    nn.Sigmoid: Activation(
+        "sigmoid", rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)
+    ),
 }
 
 
@@ -59,7 +61,13 @@ class LinearStack:
     derivative: Callable[[Tensor, Tensor], Tensor]
 
     def factors(
-        self, parameters: list[Tensor], x: Tensor, y: Tensor, weight: Tensor | None, *, inside: Tensor | None = None
+        self,
+        parameters: list[Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+        *,
+        inside: Tensor | None = None,
     ) -> list[Factors]:
         """The gradient of each row's mean loss, as factors, the last layer's first, all at the same parameters.
 
@@ -69,10 +77,16 @@ class LinearStack:
         for layer in self.layers:
             inputs.append(_forward(layer, parameters, inputs[-1], inside))
             inside = None
-        share = 1 / y.shape[1] if weight is None else (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+        share = (
+            1 / y.shape[1]
+            if weight is None
+            else (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+        )
         errors = self.derivative(inputs.pop(), y) * share
         out: list[Factors] = []
-        for layer, above, before in zip(reversed(self.layers), [None, *reversed(self.layers)], reversed(inputs), strict=False):
+        for layer, above, before in zip(
+            reversed(self.layers), [None, *reversed(self.layers)], reversed(inputs), strict=False
+        ):
             if above is not None:
                 errors = rowwise.bmm(errors, parameters[above.weight].transpose(1, 2))
                 if layer.activation is not None:
@@ -81,11 +95,24 @@ class LinearStack:
         return out
 
     @staticmethod
-    def add(parameters: list[Tensor], factors: list[Factors], *, scale: float, keep: float = 1.0, first: bool = True) -> None:
+    def add(
+        parameters: list[Tensor],
+        factors: list[Factors],
+        *,
+        scale: float,
+        keep: float = 1.0,
+        first: bool = True,
+    ) -> None:
         """parameters <- keep * parameters + scale * gradient, in place; keep is 0 or 1; no first weight if `first` is False."""
         for f in factors:
             if first or f is not factors[-1]:
-                rowwise.baddbmm_(parameters[f.layer.weight], f.inputs.transpose(1, 2), f.errors, keep=keep, scale=scale)
+                rowwise.baddbmm_(
+                    parameters[f.layer.weight],
+                    f.inputs.transpose(1, 2),
+                    f.errors,
+                    keep=keep,
+                    scale=scale,
+                )
             if f.layer.bias is not None:
                 total = f.errors.sum(1)
                 bias = parameters[f.layer.bias]

@@ -27,7 +27,16 @@ from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
 
-__all__ = ["Batch", "Batches", "Loss", "PartScore", "Predict", "Task", "block_size", "resolved_loss"]
+__all__ = [
+    "Batch",
+    "Batches",
+    "Loss",
+    "PartScore",
+    "Predict",
+    "Task",
+    "block_size",
+    "resolved_loss",
+]
 
 
 class Task:

@@ -82,7 +82,9 @@ class Algorithm(ABC):
         rows = me.kept.get("personal", answer[0] if isinstance(answer, tuple) else answer)
         if not isinstance(rows, Tensor) or rows.shape != w.shape:
             name = type(self).__name__
-            raise ProgramError(f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own.")
+            raise ProgramError(
+                f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own."
+            )
         return rows
 
     @property
@@ -138,4 +140,6 @@ class Algorithm(ABC):
             fix = f"put the devices under edges, for instance Tree.grouped([{half}, ...]); in a file, tree.edges = 2"
         else:
             fix = "use a tree with these tiers, or `Nested`, which takes any depth"
-        raise TreeError(f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}.")
+        raise TreeError(
+            f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}."
+        )

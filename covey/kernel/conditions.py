@@ -66,7 +66,9 @@ def _room(product: str, numbers: dict[str, float], bound: str, room: float, curv
     return Advice("note", "inner step", text, numbers)
 
 
-def _against(loss: Loss, lr: float, lam: float, names: tuple[str, str], numbers: dict[str, float]) -> Advice:
+def _against(
+    loss: Loss, lr: float, lam: float, names: tuple[str, str], numbers: dict[str, float]
+) -> Advice:
     """A step held against the L of the losses."""
     assert loss.L is not None
     step, tie = names
@@ -104,7 +106,9 @@ def _too_long(
     return Advice("note", "inner step", text, numbers)
 
 
-def momentum_step(lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")) -> Iterator[Advice]:
+def momentum_step(
+    lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")
+) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
     With momentum b a step of q = lr (lam + L) has the roots of z^2 - (1+b)(1-q) z + b (1-q), of size
@@ -171,7 +175,9 @@ def _divisor(step: str, ties: list[str]) -> str:
     return f"(2 - {step}*({'+'.join(ties)}))"
 
 
-def outer_step(lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str) -> Iterator[Advice]:
+def outer_step(
+    lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str
+) -> Iterator[Advice]:
     """The step of w_i towards theta, which itself follows w_i.
 
     `largest` is the L up to which the two converge together.
@@ -208,7 +214,9 @@ def envelope_bound(product: float, lam: float) -> float:
     return 2 * lam / (product - 2) if product > 2 else math.inf
 
 
-def theorem(about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = "") -> Advice:
+def theorem(
+    about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = ""
+) -> Advice:
     """A note on which conditions of a theorem hold.
 
     >>> print(theorem("Theorem 1", [at_most("lr", 0.1, 0.05)], {}))

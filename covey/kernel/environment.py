@@ -49,7 +49,9 @@ class Effort:
 
     def add(self, part: slice, call: Call) -> None:
         """Record the work of some of the nodes."""
-        self.moved[part] = call.moved.cpu().double() if isinstance(call.moved, Tensor) else call.moved
+        self.moved[part] = (
+            call.moved.cpu().double() if isinstance(call.moved, Tensor) else call.moved
+        )
         self.elapsed[part] = call.elapsed
 
     def heard(self, positions: Tensor, lengths: Tensor) -> None:

@@ -72,7 +72,16 @@ class Services(Protocol):
 class Nodes:
     """n nodes of a tier, one row each; the only thing a program may use besides its arguments."""
 
-    def __init__(self, runtime: Services, tier: str, ids: Ids, *, round: int, path: int, idle: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Services,
+        tier: str,
+        ids: Ids,
+        *,
+        round: int,
+        path: int,
+        idle: Tensor | None = None,
+    ) -> None:
         self.tier, self.ids, self.round = tier, ids, round
         self.idle = idle  # [n] bool: who was not asked and trains nevertheless; None: nobody
         self._runtime, self._path = runtime, path
@@ -162,9 +171,13 @@ class Nodes:
         tally = task.evaluate(rows, "train", self.ids)
         return (tally.loss / tally.count.clamp(min=1))[:, None].to(rows)
 
-    def evaluate(self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0) -> PartScore:
+    def evaluate(
+        self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0
+    ) -> PartScore:
         """How these models do on a part of the nodes' own data; for scoring."""
-        return self._runtime.task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
+        return self._runtime.task.evaluate(
+            rows, part, self.ids, predict=predict, bins=bins, errors=True
+        )
 
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
         """What these models make of the examples of a batch, [n, B, ...]."""
@@ -200,7 +213,9 @@ class Nodes:
     def keep(self, name: str, rows: Rows) -> Rows:
         """Remember rows under a name, with this round; they are scored as models unless the name starts with "_"."""
         if len(rows) != len(self):
-            raise ProgramError(f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node.")
+            raise ProgramError(
+                f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node."
+            )
         self.call.kept[name] = rows
         return rows
 
@@ -235,7 +250,9 @@ class Nodes:
         tree, task = self._runtime.tree, self._runtime.task
         size = tree.size(self.tier) // tree.copies
         if len(value) != size:
-            raise ConfigError(f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}...")
+            raise ConfigError(
+                f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}..."
+            )
         return task.constant(value)[self.local][:, None]
 
     def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -253,7 +270,9 @@ class Nodes:
     def planned(self) -> Tensor:
         """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
         if self.call.ratio is None:
-            raise ConfigError('ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.')
+            raise ConfigError(
+                'ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.'
+            )
         return self.call.ratio[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
 
     def by_part(self, shared: float, private: float) -> float | Tensor:
@@ -302,7 +321,12 @@ class Nodes:
 
     @overload
     def ask(
-        self, program: Callable[..., Message], *rows: Rows | Exact, each: Each = (), sample: Cohort = None, where: Where = None
+        self,
+        program: Callable[..., Message],
+        *rows: Rows | Exact,
+        each: Each = (),
+        sample: Cohort = None,
+        where: Where = None,
     ) -> Replies: ...
     @overload
     def ask(
@@ -353,10 +377,14 @@ class Nodes:
             )
         for row in rows:
             if isinstance(row, Masked):
-                raise ProgramError(f"{self.tier}: ask({program.__name__}) got Masked rows; masks travel up, send rows down.")
+                raise ProgramError(
+                    f"{self.tier}: ask({program.__name__}) got Masked rows; masks travel up, send rows down."
+                )
             count = len(row.rows) if isinstance(row, Exact) else len(row)
             if count != len(self):
-                raise ProgramError(f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes.")
+                raise ProgramError(
+                    f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes."
+                )
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
     def drawn(self, count: int, stream: str) -> Tensor:

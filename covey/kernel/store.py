@@ -74,8 +74,13 @@ class Column:
     def put(self, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for these nodes, visible now, kept for good at `commit`."""
         if rows.shape[1:] != self.rows.shape[1:] or rows.dtype != self.rows.dtype:
-            had, got = (tuple(self.rows.shape[1:]), self.rows.dtype), (tuple(rows.shape[1:]), rows.dtype)
-            raise ProgramError(f"kept rows of shape and type {got} under a name that holds {had}; use another name.")
+            had, got = (
+                (tuple(self.rows.shape[1:]), self.rows.dtype),
+                (tuple(rows.shape[1:]), rows.dtype),
+            )
+            raise ProgramError(
+                f"kept rows of shape and type {got} under a name that holds {had}; use another name."
+            )
         stale = ids[self.slot[ids] == self._good[0][ids]]
         self.slot[stale] = self._take(len(stale))
         self.rows.index_copy_(0, self._there(self.slot[ids]), rows)
@@ -90,7 +95,11 @@ class Column:
             return None
         out = default.clone()
         where = fresh.nonzero()[:, 0]
-        out.index_copy_(0, self._there(where), torch.index_select(self.rows, 0, self._there(self.slot[ids[where]])))
+        out.index_copy_(
+            0,
+            self._there(where),
+            torch.index_select(self.rows, 0, self._there(self.slot[ids[where]])),
+        )
         return out
 
     def version(self, label: str = PRESENT) -> Version:
@@ -125,10 +134,14 @@ class Column:
         ids = {label: (v.slot[nodes] != NEVER).nonzero()[:, 0] for label, v in versions.items()}
         slots = torch.cat([versions[label].slot[ids[label] + first] for label in versions])
         unique, index, inverse = np.unique(slots.numpy(), return_index=True, return_inverse=True)
-        order = np.argsort(index)  # by first appearance: slot numbers depend on what happened before
+        order = np.argsort(
+            index
+        )  # by first appearance: slot numbers depend on what happened before
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        places = torch.split(torch.from_numpy(place[inverse.reshape(-1)]), [len(i) for i in ids.values()])
+        places = torch.split(
+            torch.from_numpy(place[inverse.reshape(-1)]), [len(i) for i in ids.values()]
+        )
         entries = {}
         for (label, version), where in zip(versions.items(), places, strict=True):
             entries[label] = Entry(ids[label], version.round[ids[label] + first], where.clone())
@@ -192,7 +205,9 @@ class Store:
             self.columns[tier, name] = Column(self.sizes[tier], rows)
         self.columns[tier, name].put(ids, rows, round)
 
-    def get(self, tier: str, name: str, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
+    def get(
+        self, tier: str, name: str, ids: Tensor, default: Tensor | None, since: int
+    ) -> Tensor | None:
         """The rows of some nodes, `default` where there is none as young as `since`."""
         column = self.columns.get((tier, name))
         if column is None:
@@ -213,7 +228,9 @@ class Store:
     def rollback(self) -> None:
         """Go back to the last commit."""
         for key, column in self.columns.items():
-            column.held = self._good_holds.get(key, {})  # first, since a rollback frees all other slots
+            column.held = self._good_holds.get(
+                key, {}
+            )  # first, since a rollback frees all other slots
             column.rollback()
 
     def dump(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
@@ -246,13 +263,21 @@ def _check_frozen(frozen: Frozen, nodes: int) -> None:
         raise ValueError(f"{where}: some saved numbers are not finite")
     for label, entry in frozen.entries.items():
         columns = (entry.ids, entry.rounds, entry.places)
-        if any(c.dtype != torch.int64 or c.shape != entry.ids.shape or c.ndim != 1 for c in columns):
-            raise ValueError(f"{where}, {label}: ids, rounds and places are not three lists of equal length")
+        if any(
+            c.dtype != torch.int64 or c.shape != entry.ids.shape or c.ndim != 1 for c in columns
+        ):
+            raise ValueError(
+                f"{where}, {label}: ids, rounds and places are not three lists of equal length"
+            )
         if not len(entry.ids):
             continue
-        if not 0 <= int(entry.ids[0]) <= int(entry.ids[-1]) < nodes or bool((entry.ids.diff() <= 0).any()):
+        if not 0 <= int(entry.ids[0]) <= int(entry.ids[-1]) < nodes or bool(
+            (entry.ids.diff() <= 0).any()
+        ):
             raise ValueError(f"{where}, {label}: ids are not different, rising and below {nodes}")
         if int(entry.rounds.min()) < 0:
             raise ValueError(f"{where}, {label}: a row kept in round {int(entry.rounds.min()) + 1}")
         if not 0 <= int(entry.places.min()) <= int(entry.places.max()) < len(rows):
-            raise ValueError(f"{where}, {label}: places up to {int(entry.places.max())} of {len(rows)} rows")
+            raise ValueError(
+                f"{where}, {label}: places up to {int(entry.places.max())} of {len(rows)} rows"
+            )

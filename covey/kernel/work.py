@@ -28,12 +28,25 @@ class Work:
     personal_steps: int = 1  # tau_v
     probe_steps: int = 1  # tau_hat_u
     numbers: int = 0  # sent beside the weights, each a message of its own, such as how many examples a device has
-    extra: float | None = None  # bits of all else that is sent; None: a bitmap's header and mask, and the numbers in float32
+    extra: float | None = (
+        None  # bits of all else that is sent; None: a bitmap's header and mask, and the numbers in float32
+    )
 
     def __post_init__(self) -> None:
-        if not (torch.as_tensor(self.shared) >= 1).all() or not (torch.as_tensor(self.personal) >= 0).all():
-            raise ConfigError(f"Work: shared = {self.shared} must be 1 or more and personal = {self.personal} 0 or more.")
-        for name, least in (("bits", 1), ("steps", 1), ("personal_steps", 0), ("probe_steps", 0), ("numbers", 0)):
+        if (
+            not (torch.as_tensor(self.shared) >= 1).all()
+            or not (torch.as_tensor(self.personal) >= 0).all()
+        ):
+            raise ConfigError(
+                f"Work: shared = {self.shared} must be 1 or more and personal = {self.personal} 0 or more."
+            )
+        for name, least in (
+            ("bits", 1),
+            ("steps", 1),
+            ("personal_steps", 0),
+            ("probe_steps", 0),
+            ("numbers", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"Work: {name} = {getattr(self, name)} must be {least} or more.")
 

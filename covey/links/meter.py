@@ -61,7 +61,9 @@ class Meter:
     def count(self, link: str, direction: str, lane: str, traffic: Traffic) -> None:
         """Add what has just crossed a link."""
         if direction not in DIRECTIONS or lane not in LANES:
-            raise ConfigError(f"cannot count ({link!r}, {direction!r}, {lane!r}); use one of {DIRECTIONS} and of {LANES}.")
+            raise ConfigError(
+                f"cannot count ({link!r}, {direction!r}, {lane!r}); use one of {DIRECTIONS} and of {LANES}."
+            )
         key = (link, direction, lane)
         self.totals[key] = self.totals.get(key, Traffic()) + traffic
 
@@ -78,16 +80,26 @@ class Meter:
 
     def since(self, earlier: "Meter") -> dict[Key, Traffic]:
         """What has been counted after `earlier`, only where something was."""
-        moved = {key: total - earlier.totals.get(key, Traffic()) for key, total in self.totals.items()}
+        moved = {
+            key: total - earlier.totals.get(key, Traffic()) for key, total in self.totals.items()
+        }
         return {key: traffic for key, traffic in moved.items() if traffic != Traffic()}
 
-    def traffic(self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train") -> Traffic:
+    def traffic(
+        self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train"
+    ) -> Traffic:
         """The sum over whatever is left None."""
         wanted = (link, direction, lane)
-        match = (t for key, t in self.totals.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+        match = (
+            t
+            for key, t in self.totals.items()
+            if all(w in (None, k) for w, k in zip(wanted, key, strict=True))
+        )
         return sum(match, Traffic())
 
-    def bytes(self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train") -> int:
+    def bytes(
+        self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train"
+    ) -> int:
         """The encoded bytes of `traffic`."""
         return self.traffic(link=link, direction=direction, lane=lane).bytes
 
@@ -101,8 +113,14 @@ class Meter:
         meter = cls()
         for row in state:
             names, numbers = row[:3], row[3:]
-            if len(row) != 8 or not all(type(x) is str for x in names) or not all(type(x) is int for x in numbers):
-                raise CheckpointError(f"meter entry {row!r}, expected three names and five whole numbers.")
+            if (
+                len(row) != 8
+                or not all(type(x) is str for x in names)
+                or not all(type(x) is int for x in numbers)
+            ):
+                raise CheckpointError(
+                    f"meter entry {row!r}, expected three names and five whole numbers."
+                )
             link, direction, lane = map(str, names)
             meter.count(link, direction, lane, Traffic(*map(int, numbers)))
         return meter

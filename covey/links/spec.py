@@ -36,8 +36,12 @@ class LinkSpec:
     feedback: bool = False
 
     def __post_init__(self) -> None:
-        if self.keep is not None and not (isinstance(self.keep, int | float) and 0 < self.keep <= 1):
-            raise ConfigError(f"keep = {self.keep!r} must be a share above 0 and up to 1, or left out.")
+        if self.keep is not None and not (
+            isinstance(self.keep, int | float) and 0 < self.keep <= 1
+        ):
+            raise ConfigError(
+                f"keep = {self.keep!r} must be a share above 0 and up to 1, or left out."
+            )
         for name in ("update", "feedback"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} = {getattr(self, name)!r} must be true or false.")
@@ -64,23 +68,35 @@ def largest(rows: Rows, share: float) -> Rows:
         return rows
     sizes = rows.abs()
     least = sizes.kthvalue(width - kept + 1, dim=1, keepdim=True).values
-    return torch.where((sizes < least), torch.zeros((), dtype=rows.dtype, device=rows.device), rows)  # NaN stays, to be noticed
+    return torch.where(
+        (sizes < least), torch.zeros((), dtype=rows.dtype, device=rows.device), rows
+    )  # NaN stays, to be noticed
 
 
 def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], LinkSpec]:
     """The wire of every link and direction."""
     if isinstance(spec, str) or "name" in spec:
-        return {(link, way): wire(_shared(spec, way), f"codec.{link}", way) for link in links for way in DIRECTIONS}
+        return {
+            (link, way): wire(_shared(spec, way), f"codec.{link}", way)
+            for link in links
+            for way in DIRECTIONS
+        }
     if unknown := set(spec) - set(links):
-        raise ConfigError(f"codec names the link {unknown.pop()!r}, but the links are {', '.join(links)}.")
+        raise ConfigError(
+            f"codec names the link {unknown.pop()!r}, but the links are {', '.join(links)}."
+        )
     out = {}
     for link in links:
         here = spec.get(link, "dense")
         if not isinstance(here, str | Mapping):
-            raise ConfigError(f"codec.{link} = {here!r}: give a codec's name, one of {', '.join(CODECS)}, or a table.")
+            raise ConfigError(
+                f"codec.{link} = {here!r}: give a codec's name, one of {', '.join(CODECS)}, or a table."
+            )
         apart = here if isinstance(here, Mapping) and "name" not in here else None
         if apart is not None and (unknown := set(apart) - set(DIRECTIONS)):
-            raise ConfigError(f"codec.{link} has {unknown.pop()!r}; give a codec, or one for each of down and up.")
+            raise ConfigError(
+                f"codec.{link} has {unknown.pop()!r}; give a codec, or one for each of down and up."
+            )
         for direction in DIRECTIONS:
             mine = _shared(here, direction) if apart is None else apart.get(direction, "dense")
             out[link, direction] = wire(mine, f"codec.{link}", direction)
@@ -96,12 +112,16 @@ def wire(spec: Any, place: str, direction: str) -> LinkSpec:
     if isinstance(spec, str):
         return LinkSpec(codec(spec))
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-        raise ConfigError(f"{place} = {spec!r}: give a codec's name, one of {', '.join(CODECS)}, or a table with a name.")
+        raise ConfigError(
+            f"{place} = {spec!r}: give a codec's name, one of {', '.join(CODECS)}, or a table with a name."
+        )
     own = {field.name for field in fields(LinkSpec)} - {"codec"}
     mine = {key: value for key, value in spec.items() if key in own}
     others = {key: value for key, value in spec.items() if key not in own and key != "name"}
     if direction == "down" and mine.get("update"):
-        raise ConfigError(f"{place}: update is of what goes up, the difference from what came down; give it under up.")
+        raise ConfigError(
+            f"{place}: update is of what goes up, the difference from what came down; give it under up."
+        )
     try:
         return LinkSpec(codec(spec["name"], **others), **mine)
     except ConfigError as error:

@@ -17,7 +17,9 @@ def squared_distances(models: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[[0.0, 0.0], [3.0, 4.0]]])).tolist()
     [[[0.0, 25.0], [25.0, 0.0]]]
     """
-    apart = models - models.mean(1, keepdim=True)  # else the products of far but equal rows would swallow their distances
+    apart = models - models.mean(
+        1, keepdim=True
+    )  # else the products of far but equal rows would swallow their distances
     product = rowwise.bmm(apart, apart.transpose(1, 2))
     square = product.diagonal(dim1=1, dim2=2)
     return (square[:, :, None] + square[:, None, :] - 2 * product).clamp(min=0)
@@ -31,12 +33,16 @@ def cosines(models: Tensor) -> Tensor:
 
 def only_others(pairs: Tensor, itself: float = 0.0) -> Tensor:
     """The numbers of all pairs [n, N, N], with `itself` on the diagonal."""
-    return pairs.masked_fill(torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device), itself)
+    return pairs.masked_fill(
+        torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device), itself
+    )
 
 
 def with_itself(others: Tensor) -> Tensor:
     """The weights [n, N, N] with what is left of 1 on the diagonal, which must be 0 before."""
-    return others + torch.diag_embed((1 - others.sum(2)).clamp(min=0))  # rounding may leave a little less than nothing
+    return others + torch.diag_embed(
+        (1 - others.sum(2)).clamp(min=0)
+    )  # rounding may leave a little less than nothing
 
 
 def mixed(weights: Tensor, models: Tensor) -> Tensor:

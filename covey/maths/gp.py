@@ -24,7 +24,9 @@ TERMS = 10  # of the sum that is a Polya-Gamma variable; the mean of the others 
 _NUGGET = 1e-6  # of the kernel's scale, on the diagonal: examples may come twice
 _SPOTS, _SHARES = np.polynomial.hermite_e.hermegauss(20)
 
-_sigmoid_log, _exp, _log, _tanh = (rowwise.elementwise(f) for f in (F.logsigmoid, torch.exp, torch.log, torch.tanh))
+_sigmoid_log, _exp, _log, _tanh = (
+    rowwise.elementwise(f) for f in (F.logsigmoid, torch.exp, torch.log, torch.tanh)
+)
 
 
 class Source(Protocol):
@@ -54,7 +56,9 @@ class CovarianceKernel:
 
     def among(self, x: Tensor) -> Tensor:
         """[n, N, N], with what makes it have a root."""
-        return self.across(x, x) + _NUGGET * self.scale * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        return self.across(x, x) + _NUGGET * self.scale * torch.eye(
+            x.shape[1], dtype=x.dtype, device=x.device
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +85,14 @@ class Classifier:
         own = torch.full_like(z[:, :, 0], self.kernel.scale)
         total = 0 * z[:, :, :1]
         for fork in self.forks:
-            up, down = log_chances(*predictive(K, across, own, fork.kappa[which], fork.omega[which]))
+            up, down = log_chances(
+                *predictive(K, across, own, fork.kappa[which], fork.omega[which])
+            )
             side = fork.side[which][:, None]
             divides = (side > 0).any(2, keepdim=True) & (side < 0).any(2, keepdim=True)
-            total = total + divides * torch.where(side > 0, up[..., None], torch.where(side < 0, down[..., None], 0.0))
+            total = total + divides * torch.where(
+                side > 0, up[..., None], torch.where(side < 0, down[..., None], 0.0)
+            )
         return total
 
 
@@ -98,11 +106,20 @@ def classifier(kernel: CovarianceKernel, features: Tensor, y: Tensor, *, weight:
     with torch.no_grad():
         K, rank = kernel.among(features), has.cumsum(1) - 1
         depth = (most - 1).bit_length()
-        for height in range(1, depth + 1):  # by height, so that a deeper tree elsewhere changes neither forks nor draws
+        for height in range(
+            1, depth + 1
+        ):  # by height, so that a deeper tree elsewhere changes neither forks nor draws
             for number in range(2 ** (depth - height)):
                 side = (has & (rank >> height == number)) * (1 - 2 * (rank >> (height - 1) & 1))
                 kappa = 0.5 * side.to(K).gather(1, y) * (1 if weight is None else weight)
-                omega = gibbs(K, kappa, steps=steps, draws=draws, source=source, stream=f"{stream} {height}.{number}")
+                omega = gibbs(
+                    K,
+                    kappa,
+                    steps=steps,
+                    draws=draws,
+                    source=source,
+                    stream=f"{stream} {height}.{number}",
+                )
                 forks.append(Fork(side, kappa, omega))
     return Classifier(kernel, features, tuple(forks))
 
@@ -124,7 +141,9 @@ def polya_gamma_mean(c: Tensor) -> Tensor:
     return _tanh(c / 2) / (2 * c)
 
 
-def gibbs(K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, stream: str) -> Tensor:
+def gibbs(
+    K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, stream: str
+) -> Tensor:
     """omega [n, draws, N] after so many turns of chains that start from the prior; K [n, N, N], kappa [n, N]."""
     n, N = kappa.shape
     root, counts = cholesky(K), (kappa != 0).to(K)[:, None]
@@ -133,7 +152,9 @@ def gibbs(K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, s
         return source.normal(stream, draws * N).to(K).view(n, draws, N)
 
     def omegas(f: Tensor) -> Tensor:
-        return counts * polya_gamma(f, source.uniform(stream, draws * N * TERMS).to(K).view(n, draws, N, TERMS))
+        return counts * polya_gamma(
+            f, source.uniform(stream, draws * N * TERMS).to(K).view(n, draws, N, TERMS)
+        )
 
     omega = omegas(rowwise.bmm(normal(), root.transpose(1, 2)))
     for _ in range(steps):
@@ -142,7 +163,9 @@ def gibbs(K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, s
     return omega
 
 
-def posterior_draw(K: Tensor, kappa: Tensor, omega: Tensor, *, prior: Tensor, noise: Tensor) -> Tensor:
+def posterior_draw(
+    K: Tensor, kappa: Tensor, omega: Tensor, *, prior: Tensor, noise: Tensor
+) -> Tensor:
     """A draw of f given omega, [n, D, N], from a draw of N(0, K) and one of N(0, I).
 
     A draw a of the prior, moved by K kappa, is corrected by what the regression makes of it: a - K s B^-1 (s a + noise).
@@ -153,7 +176,9 @@ def posterior_draw(K: Tensor, kappa: Tensor, omega: Tensor, *, prior: Tensor, no
     return a - rowwise.bmm(s * solved, K)
 
 
-def predictive(K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Tensor) -> tuple[Tensor, Tensor]:
+def predictive(
+    K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Tensor
+) -> tuple[Tensor, Tensor]:
     """Mean and variance of f given omega at M other places, [n, D, M]; `across` [n, N, M] and `own` [n, M] are their kernels."""
     s = omega.sqrt()
     root = cholesky(noisy(K, s))
@@ -165,16 +190,25 @@ def predictive(K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Ten
 
 def log_chances(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """The logarithms of E sigmoid(f) and E sigmoid(-f) over f ~ N(mean, variance) and over draws, [n, M] from [n, D, M]."""
-    spots, shares = (torch.as_tensor(values, dtype=mean.dtype, device=mean.device) for values in (_SPOTS, _SHARES))
+    spots, shares = (
+        torch.as_tensor(values, dtype=mean.dtype, device=mean.device)
+        for values in (_SPOTS, _SHARES)
+    )
     f = mean[..., None] + (variance[..., None] + 1e-12).sqrt() * spots  # a root has no slope at 0
     logs = (shares / shares.sum() / mean.shape[1]).log()
-    up, down = (torch.logsumexp((_sigmoid_log(sign * f) + logs).transpose(1, 2).flatten(2), dim=2) for sign in (1, -1))
+    up, down = (
+        torch.logsumexp((_sigmoid_log(sign * f) + logs).transpose(1, 2).flatten(2), dim=2)
+        for sign in (1, -1)
+    )
     return up, down
 
 
 def noisy(K: Tensor, s: Tensor) -> Tensor:
     """B = I + s K s, [n, D, N, N]."""
-    return torch.eye(K.shape[-1], dtype=K.dtype, device=K.device) + s[..., :, None] * K[:, None] * s[..., None, :]
+    return (
+        torch.eye(K.shape[-1], dtype=K.dtype, device=K.device)
+        + s[..., :, None] * K[:, None] * s[..., None, :]
+    )
 
 
 def cholesky(A: Tensor) -> Tensor:

@@ -34,11 +34,17 @@ def cnn(
     if padding not in ("same", "valid"):
         raise ModelError(f"cnn(..., padding={padding!r}): give 'same' or 'valid'.")
     if min(*channels, *widths, classes, kernel, stride) < 1:
-        raise ModelError(f"cnn({tuple(shape)}, ...): channels, hidden, classes, kernel and stride must each be 1 or more.")
+        raise ModelError(
+            f"cnn({tuple(shape)}, ...): channels, hidden, classes, kernel and stride must each be 1 or more."
+        )
     layers: list[nn.Module] = [nn.Flatten(), nn.Unflatten(1, image)]
     sides, border = image[1:], kernel - 1 if padding == "valid" else 0
     for before, after in pairwise((image[0], *channels)):
-        layers += [nn.Conv2d(before, after, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2, stride)]
+        layers += [
+            nn.Conv2d(before, after, kernel, padding=padding),
+            nn.ReLU(),
+            nn.MaxPool2d(2, stride),
+        ]
         sides = tuple((side - border - 2) // stride + 1 for side in sides)
     if min(sides) < 1:
         raise ModelError(
@@ -54,7 +60,15 @@ def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
     ((1, 28, 28), (1, 8, 8))
     """
     side = isqrt(max(shape[0], 0)) if len(shape) == 1 else 0
-    image = (1, side, side) if side and side**2 == shape[0] else (1, *shape) if len(shape) == 2 else tuple(shape)
+    image = (
+        (1, side, side)
+        if side and side**2 == shape[0]
+        else (1, *shape)
+        if len(shape) == 2
+        else tuple(shape)
+    )
     if len(image) != 3 or min(image) < 1:
-        raise ModelError(f"examples of shape {tuple(shape)} are no images; give (channels, height, width), each 1 or more.")
+        raise ModelError(
+            f"examples of shape {tuple(shape)} are no images; give (channels, height, width), each 1 or more."
+        )
     return image

@@ -13,4 +13,6 @@ def lenet(shape: Sequence[int] = (3, 32, 32), *, classes: int = 10) -> nn.Sequen
     >>> sum(p.numel() for p in lenet().parameters())
     64102
     """
-    return cnn(shape, channels=(6, 16), hidden=(120, 100), classes=classes, kernel=5, padding="valid")
+    return cnn(
+        shape, channels=(6, 16), hidden=(120, 100), classes=classes, kernel=5, padding="valid"
+    )

@@ -12,5 +12,7 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Sequential:
     7850
     """
     if min(inputs, outputs) < 1:
-        raise ModelError(f"linear({inputs}, {outputs}): give the numbers of inputs and outputs, each 1 or more.")
+        raise ModelError(
+            f"linear({inputs}, {outputs}): give the numbers of inputs and outputs, each 1 or more."
+        )
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs, bias=bias))

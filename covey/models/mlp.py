@@ -14,7 +14,9 @@ def mlp(inputs: int, *sizes: int) -> nn.Sequential:
     79510
     """
     if not sizes or min(inputs, *sizes) < 1:
-        raise ModelError(f"mlp{(inputs, *sizes)}: give the inputs and at least the outputs, each 1 or more.")
+        raise ModelError(
+            f"mlp{(inputs, *sizes)}: give the inputs and at least the outputs, each 1 or more."
+        )
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise((inputs, *sizes)):
         layers += [nn.Linear(before, after), nn.ReLU()]

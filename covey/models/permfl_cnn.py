@@ -19,7 +19,10 @@ _NETS: dict[str, dict[str, Any]] = {
 
 
 def permfl_cnn(
-    shape: Sequence[int] = (1, 28, 28), *, net: Literal["mnist", "fmnist", "cifar100"] = "mnist", classes: int = 10
+    shape: Sequence[int] = (1, 28, 28),
+    *,
+    net: Literal["mnist", "fmnist", "cifar100"] = "mnist",
+    classes: int = 10,
 ) -> nn.Sequential:
     """A module for images of this shape, flat or not, with the layers of PerMFL's network for that data.
 
@@ -27,5 +30,7 @@ def permfl_cnn(
     2519780
     """
     if net not in _NETS:
-        raise ModelError(f"permfl_cnn(..., net={net!r}): give one of {', '.join(map(repr, _NETS))}.")
+        raise ModelError(
+            f"permfl_cnn(..., net={net!r}): give one of {', '.join(map(repr, _NETS))}."
+        )
     return cnn(shape, classes=classes, **_NETS[net])

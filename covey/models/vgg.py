@@ -16,7 +16,18 @@ from covey.models.mlp import mlp
 Layer = int | Literal["M"]
 """A convolution to so many channels, or a pooling."""
 
-_SMALL: tuple[Layer, ...] = (16, "M", 32, "M", 64, "M", 128, "M", 128, "M")  # the papers' VGG for CIFAR
+_SMALL: tuple[Layer, ...] = (
+    16,
+    "M",
+    32,
+    "M",
+    64,
+    "M",
+    128,
+    "M",
+    128,
+    "M",
+)  # the papers' VGG for CIFAR
 
 
 def vgg(
@@ -47,7 +58,9 @@ def vgg(
     poolings = list(layers).count("M")
     points = prod(side // 2**poolings for side in image[1:])
     if not points:
-        raise ModelError(f"vgg({tuple(shape)}, ...): {poolings} poolings leave nothing of {image}; give fewer or larger images.")
+        raise ModelError(
+            f"vgg({tuple(shape)}, ...): {poolings} poolings leave nothing of {image}; give fewer or larger images."
+        )
     return nn.Sequential(*modules, *mlp(inside * points, *head, classes))
 
 
@@ -60,7 +73,9 @@ def _check(layers: Sequence[Layer], head: Sequence[int], classes: int, groups: i
     channels = [layer for layer in layers if layer != "M"]
     if not all(isinstance(size, int) and size >= 1 for size in (*channels, *head, classes)):
         given = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
-        raise ModelError(f"vgg({given}): give numbers of 1 or more, and 'M' in layers for a pooling.")
+        raise ModelError(
+            f"vgg({given}): give numbers of 1 or more, and 'M' in layers for a pooling."
+        )
     uneven = [size for size in channels if groups is not None and (groups < 1 or size % groups)]
     if uneven:
         raise ModelError(

@@ -46,12 +46,21 @@ class NativeWork(ctypes.Structure):
     """One call, field by field as `struct work` in rows.c."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("devices", "width", "batch", "batches", "layers", "examples_held")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("devices", "width", "batch", "batches", "layers", "examples_held")
+        ),
         ("table", ctypes.c_void_p),
         ("loss", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("rows", "start", "anchor", "linear", "mask")),
-        *((name, ctypes.c_int64) for name in ("start_stride", "anchor_stride", "linear_stride", "mask_stride")),
-        *((name, ctypes.c_void_p) for name in ("x", "y", "examples", "weight", "steps", "lr", "lam", "gamma")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("start_stride", "anchor_stride", "linear_stride", "mask_stride")
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "y", "examples", "weight", "steps", "lr", "lam", "gamma")
+        ),
         *((name, ctypes.c_double) for name in ("decay", "rho")),
         *((name, ctypes.c_int64) for name in ("l1", "part_start", "part_stop", "factored")),
     ]
@@ -94,12 +103,16 @@ def descend(work: NativeWork, dtype: torch.dtype) -> None:
     _raise(_library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work)))
 
 
-def score(work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def score(
+    work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor
+) -> tuple[Tensor, Tensor]:
     """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work` points to must be alive."""
     assert isinstance(_library, Library)
     right, loss = (torch.empty(len(starts), dtype=torch.float64) for _ in range(2))
     at = (tensor.data_ptr() for tensor in (starts, counts, right, loss))
-    _raise(_library.calls.covey_score(_library.number, DTYPES.index(dtype), ctypes.byref(work), *at))
+    _raise(
+        _library.calls.covey_score(_library.number, DTYPES.index(dtype), ctypes.byref(work), *at)
+    )
     return right, loss
 
 
@@ -113,7 +126,9 @@ def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
     """
     if not serves(rows) or rows.ndim != 2:
         out = rows if threshold is None else torch.nn.functional.hardshrink(rows, threshold)
-        return out, out.detach().view(torch.int32 if out.dtype == torch.float32 else torch.int64).count_nonzero(dim=1)
+        return out, out.detach().view(
+            torch.int32 if out.dtype == torch.float32 else torch.int64
+        ).count_nonzero(dim=1)
     assert isinstance(_library, Library)
     here = rows.detach().contiguous()
     out = rows if threshold is None else torch.empty_like(here)
@@ -121,7 +136,9 @@ def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
     to = None if threshold is None else out.data_ptr()
     cut = (0, 0.0) if threshold is None else (1, float(threshold))
     twice = DTYPES.index(here.dtype)
-    _library.calls.covey_cut_count(_library.number, twice, here.data_ptr(), to, *here.shape, *cut, counts.data_ptr())
+    _library.calls.covey_cut_count(
+        _library.number, twice, here.data_ptr(), to, *here.shape, *cut, counts.data_ptr()
+    )
     return out, counts
 
 
@@ -131,7 +148,11 @@ def finite(rows: Tensor) -> bool:
         return bool(torch.isfinite(rows).all())
     assert isinstance(_library, Library)
     here = rows.detach().contiguous()
-    return bool(_library.calls.covey_finite(_library.number, DTYPES.index(here.dtype), here.data_ptr(), here.numel()))
+    return bool(
+        _library.calls.covey_finite(
+            _library.number, DTYPES.index(here.dtype), here.data_ptr(), here.numel()
+        )
+    )
 
 
 def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
@@ -146,7 +167,9 @@ def tanh(x: Tensor) -> Tensor:
     assert isinstance(_library, Library)
     x = x.contiguous()
     out = torch.empty_like(x)
-    _library.calls.covey_tanh(_library.number, DTYPES.index(x.dtype), x.data_ptr(), out.data_ptr(), x.numel())
+    _library.calls.covey_tanh(
+        _library.number, DTYPES.index(x.dtype), x.data_ptr(), out.data_ptr(), x.numel()
+    )
     return out
 
 
@@ -210,7 +233,9 @@ def blur(values: Values, to: Values, *, brain: bool) -> None:
     _on_wire("blur", values, values, to, values.size, brain)
 
 
-def quantise(values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None) -> None:
+def quantise(
+    values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None
+) -> None:
     """Integers up to `levels` and the scale of each block, to nearest or, with a key, by the draws at that address."""
     rounding = (0, 0) if key is None else (1, key & (1 << 64) - 1)
     _on_wire("quantise", values, values, to, scales, len(values), block, levels, *rounding)
@@ -234,7 +259,9 @@ def unpack_nibbles(packed: Bytes, to: Small) -> None:
 def join(parts: Sequence[Bytes], size: int) -> bytes:
     """The parts one after the other, `size` bytes in all, in large pages: from a few megabytes on, faster than b"".join."""
     assert isinstance(_library, Library)
-    message: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(None, size)  # not written yet, and nobody else has it
+    message: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(
+        None, size
+    )  # not written yet, and nobody else has it
     at = ctypes.pythonapi.PyBytes_AsString(message)
     _library.calls.covey_large_pages(at, size)
     for part in parts:
@@ -248,13 +275,17 @@ def _on_wire(name: str, numbers: Values | None, *arguments: NDArray[Any] | int) 
     assert isinstance(_library, Library)
     assert all(isinstance(argument, int) or argument.flags.c_contiguous for argument in arguments)
     kind = () if numbers is None else (_library.number, int(numbers.itemsize == 8))
-    plain = (argument if isinstance(argument, int) else argument.ctypes.data for argument in arguments)
+    plain = (
+        argument if isinstance(argument, int) else argument.ctypes.data for argument in arguments
+    )
     return int(getattr(_library.calls, f"covey_{name}")(*kind, *plain))
 
 
 def _raise(wrong: int) -> None:
     if wrong:
-        raise (MemoryError if wrong == 3 else IndexError)(f"the compiled kernel stopped: {_ERRORS[wrong]}.")
+        raise (MemoryError if wrong == 3 else IndexError)(
+            f"the compiled kernel stopped: {_ERRORS[wrong]}."
+        )
 
 
 def _load(wish: str) -> Library | str:
@@ -277,7 +308,11 @@ def _load(wish: str) -> Library | str:
         return f"{found.name} is version {version}, not {ABI}; install covey again"
     if (ours := _source()) not in (None, source := calls.covey_source().decode()):
         return f"{found.name} was built from another rows.c ({source}, not {ours}); install covey again"
-    able = [number for number, name in enumerate(SETS) if calls.covey_supports(number) and wish in ("", name)]
+    able = [
+        number
+        for number, name in enumerate(SETS)
+        if calls.covey_supports(number) and wish in ("", name)
+    ]
     return Library(calls, able[-1]) if able else f"this processor has no {wish}"
 
 
@@ -306,15 +341,38 @@ def _declare(calls: ctypes.CDLL) -> None:
     calls.covey_write_gaps.argtypes = [at, size, at]
     calls.covey_read_gaps.argtypes = [at, size, size, at, size]
     calls.covey_half_bits.argtypes = [whole, whole, at, size, at, whole]
-    calls.covey_narrow.argtypes = calls.covey_widen.argtypes = calls.covey_blur.argtypes = [whole, whole, at, at, size, whole]
-    calls.covey_quantise.argtypes = [whole, whole, at, at, at, size, size, whole, whole, ctypes.c_uint64]
+    calls.covey_narrow.argtypes = calls.covey_widen.argtypes = calls.covey_blur.argtypes = [
+        whole,
+        whole,
+        at,
+        at,
+        size,
+        whole,
+    ]
+    calls.covey_quantise.argtypes = [
+        whole,
+        whole,
+        at,
+        at,
+        at,
+        size,
+        size,
+        whole,
+        whole,
+        ctypes.c_uint64,
+    ]
     calls.covey_dequantise.argtypes = [whole, whole, at, at, at, at, size, size]
     calls.covey_pack_nibbles.argtypes = calls.covey_unpack_nibbles.argtypes = [at, at, size]
     calls.covey_large_pages.argtypes = [at, size]
     for name in ("bits", "squeeze", "spread", "ones", "gap_length", "write_gaps", "widen"):
         getattr(calls, f"covey_{name}").restype = size
     new, text = ctypes.pythonapi.PyBytes_FromStringAndSize, ctypes.pythonapi.PyBytes_AsString
-    new.restype, new.argtypes, text.restype, text.argtypes = ctypes.py_object, [at, ctypes.c_ssize_t], at, [ctypes.py_object]
+    new.restype, new.argtypes, text.restype, text.argtypes = (
+        ctypes.py_object,
+        [at, ctypes.c_ssize_t],
+        at,
+        [ctypes.py_object],
+    )
 
 
 _library: Library | str = _load(os.environ.get("COVEY_NATIVE", ""))

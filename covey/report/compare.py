@@ -28,7 +28,9 @@ _BELOW = 6.0  # points of accuracy below the worst line's end that the axis stil
 _GAP = 0.048  # of the axis' height between two labels
 
 
-def yardsticks(others: Mapping[str, Histories], protocol: Literal["honest", "paper"]) -> list[Yardstick]:
+def yardsticks(
+    others: Mapping[str, Histories], protocol: Literal["honest", "paper"]
+) -> list[Yardstick]:
     """What every other algorithm has come to, by method."""
     out = []
     for method, histories in others.items():
@@ -73,7 +75,9 @@ def lines(runs: Mapping[str, Histories]) -> list[Line]:
         rounds = [record.round + 1 for record in scored[0][:length]]
         for name in models(histories[0]):
             tier = scored[0][-1].models[name].tier
-            values = np.array([[_value(record, name) for record in history[:length]] for history in scored])
+            values = np.array(
+                [[_value(record, name) for record in history[:length]] for history in scored]
+            )
             style = STYLES[k % len(STYLES)]
             line = Line(f"{method} {name}", COLOURS.get(tier, _OTHER), style, rounds, values)
             if not any(_same(line, other) for other in out):
@@ -115,7 +119,9 @@ def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float
         axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)
         if len(line.values) > 1:
             spread = line.values.std(0, ddof=1)
-            axes.fill_between(line.rounds, mean - spread, mean + spread, color=line.colour, alpha=0.12, lw=0)
+            axes.fill_between(
+                line.rounds, mean - spread, mean + spread, color=line.colour, alpha=0.12, lw=0
+            )
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:
         return
@@ -130,7 +136,15 @@ def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float
     for line, height in zip(ordered, heights, strict=True):
         value = f"{line.end:.1f}" if percent else f"{line.end:.4g}"
         text = f"{value}  {line.label}"
-        axes.text(1.02, height, text, transform=axes.transAxes, color=line.colour, fontsize=size, va="center")
+        axes.text(
+            1.02,
+            height,
+            text,
+            transform=axes.transAxes,
+            color=line.colour,
+            fontsize=size,
+            va="center",
+        )
 
 
 def _apart(heights: Sequence[float]) -> list[float]:

@@ -32,7 +32,9 @@ def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
         top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
         _labels(figure, top, shards)
     else:
-        axes = figure.subplot_mosaic([["map", "all"], ["sizes", "."]], width_ratios=[8, 1], height_ratios=[2, 1])
+        axes = figure.subplot_mosaic(
+            [["map", "all"], ["sizes", "."]], width_ratios=[8, 1], height_ratios=[2, 1]
+        )
         top, below = axes["map"], axes["sizes"]
         below.sharex(top)
         top.tick_params(labelbottom=False)
@@ -71,15 +73,27 @@ def _labels(figure: Figure, axes: Axes, shards: Shards) -> None:
     classes = shards.classes or 0
     counts = shards.labels()
     shares = _shares(counts)
-    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    image = axes.imshow(
+        shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, interpolation="nearest"
+    )
     figure.colorbar(image, ax=axes, label="share of a device's training examples")
     if shards.devices <= _NAMED and classes <= _NAMED:
         for device, label in zip(*counts.nonzero(), strict=True):
             dark = shares[label, device] > 0.6
             text = str(counts[device, label])
-            axes.text(device, label, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+            axes.text(
+                device,
+                label,
+                text,
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "black",
+            )
     if classes <= _NAMED:
-        axes.set_yticks(range(classes), shards.names.classes or [str(label) for label in range(classes)])
+        axes.set_yticks(
+            range(classes), shards.names.classes or [str(label) for label in range(classes)]
+        )
     axes.set(ylabel="label")
 
 
@@ -89,7 +103,13 @@ def _targets(figure: Figure, axes: Axes, side: Axes, shards: Shards) -> None:
     low, high = float(limits[0]), float(limits[-1])
     extent = (-0.5, shards.devices - 0.5, low, high)
     image = axes.imshow(
-        _shares(counts), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest", origin="lower", extent=extent
+        _shares(counts),
+        aspect="auto",
+        cmap="Blues",
+        vmin=0,
+        interpolation="nearest",
+        origin="lower",
+        extent=extent,
     )
     axes.set(ylabel="target")
     side.barh(limits[:-1], counts.sum(0), height=np.diff(limits), align="edge", color="C0")

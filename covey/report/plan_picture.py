@@ -14,7 +14,9 @@ from covey.wireless import Plan
 _NAMED = 40  # devices that have room for a name each
 
 
-def draw(plan: Plan, path: Path, title: str, *, sweep: str = "", points: Sequence[dict[str, Any]] = ()) -> None:
+def draw(
+    plan: Plan, path: Path, title: str, *, sweep: str = "", points: Sequence[dict[str, Any]] = ()
+) -> None:
     """A PNG: shares and ratios of the first round by device, best channel first; with a sweep, its curves beside them."""
     figure = Figure(figsize=(11, 5), layout="constrained")
     columns = figure.subplots(2, 2 if points else 1, squeeze=False)
@@ -31,14 +33,20 @@ def draw(plan: Plan, path: Path, title: str, *, sweep: str = "", points: Sequenc
 
 def _devices(axes: Any, plan: Plan) -> None:
     devices = plan.scenario.devices
-    order = sorted(range(len(devices)), key=lambda k: (int(devices.cell[k]), -float(plan.gain[0, k])))
+    order = sorted(
+        range(len(devices)), key=lambda k: (int(devices.cell[k]), -float(plan.gain[0, k]))
+    )
     places, asked = range(len(order)), plan.asked[0][order]
     axes[0].bar(places, (100 * plan.share[0][order]).tolist(), color="C0")
     colours = ["C1" if on else "lightgrey" for on in asked.tolist()]
     axes[1].bar(places, (100 * plan.ratio[0][order]).tolist(), color=colours)
     axes[0].set(ylabel="share of the band (%)")
     which = "" if len(plan.rounds) == 1 else f"; the first of {len(plan.rounds)} rounds"
-    axes[1].set(ylabel="pruned (%); grey: not asked", ylim=(0, 100), xlabel=f"device, best channel first in each cell{which}")
+    axes[1].set(
+        ylabel="pruned (%); grey: not asked",
+        ylim=(0, 100),
+        xlabel=f"device, best channel first in each cell{which}",
+    )
     cell = [int(devices.cell[k]) for k in order]
     ends = [place - 0.5 for place in places if place and cell[place] != cell[place - 1]]
     for one in axes:
@@ -46,7 +54,12 @@ def _devices(axes: Any, plan: Plan) -> None:
         for end in ends:
             one.axvline(end, color="lightgrey", linewidth=1)
     if len(order) <= _NAMED:
-        axes[1].set_xticks(places, [devices.name(k).removeprefix("device ") for k in order], rotation=90, fontsize=8)
+        axes[1].set_xticks(
+            places,
+            [devices.name(k).removeprefix("device ") for k in order],
+            rotation=90,
+            fontsize=8,
+        )
 
 
 def _sweep(axes: Any, name: str, points: Sequence[dict[str, Any]]) -> None:

@@ -45,7 +45,12 @@ def draw(
     _save(run_figure(histories, title, devices), path)
 
 
-def draw_devices(histories: Sequence[Sequence[Round]], path: Path, title: str, devices: Sequence[Sequence[DeviceScore]]) -> bool:
+def draw_devices(
+    histories: Sequence[Sequence[Round]],
+    path: Path,
+    title: str,
+    devices: Sequence[Sequence[DeviceScore]],
+) -> bool:
     """A PNG of how every device does with its own model and with the global one; False where nothing was scored."""
     picture = devices_figure(histories, title, devices)
     if picture is None:
@@ -54,7 +59,11 @@ def draw_devices(histories: Sequence[Sequence[Round]], path: Path, title: str, d
     return True
 
 
-def run_figure(histories: Sequence[Sequence[Round]], title: str = "", devices: Sequence[Sequence[DeviceScore]] = ()) -> Figure:
+def run_figure(
+    histories: Sequence[Sequence[Round]],
+    title: str = "",
+    devices: Sequence[Sequence[DeviceScore]] = (),
+) -> Figure:
     """Models by round; beside them what the links saved or, where every message is dense, the devices."""
     against = ("seconds", "joules") if histories[0][0].radio is not None else ("round",)
     links = _saving_links(histories[0])
@@ -75,7 +84,9 @@ def run_figure(histories: Sequence[Sequence[Round]], title: str = "", devices: S
     return figure
 
 
-def devices_figure(histories: Sequence[Sequence[Round]], title: str, devices: Sequence[Sequence[DeviceScore]]) -> Figure | None:
+def devices_figure(
+    histories: Sequence[Sequence[Round]], title: str, devices: Sequence[Sequence[DeviceScore]]
+) -> Figure | None:
     """Devices sorted by how they do, and what each gains by a model of its own; None where nothing was scored."""
     pairs = compare(devices, against_global=_communicates(histories[0]))
     if pairs is None:
@@ -126,9 +137,16 @@ class Pairs:
         return difference if self.figure == "accuracy" else -difference
 
 
-def compare(devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = True) -> Pairs | None:
+def compare(
+    devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = True
+) -> Pairs | None:
     """The figures of the most personal model, beside the global one if wanted, on test data; None: there are none."""
-    lines = [(seed, line) for seed, scores in enumerate(devices) for line in scores if line.part == "test"]
+    lines = [
+        (seed, line)
+        for seed, scores in enumerate(devices)
+        for line in scores
+        if line.part == "test"
+    ]
     kind: Literal["accuracy", "rmse", "loss"] = "loss"
     if any(line.accuracy is not None for _, line in lines):
         kind = "accuracy"
@@ -140,7 +158,9 @@ def compare(devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = 
         value: float | None = getattr(line, kind)
         if value is not None:
             figures.setdefault(line.model, {})[seed, line.device] = scale * value
-    model = next((name for name in ("personal", "edge", "global", *figures) if name in figures), None)
+    model = next(
+        (name for name in ("personal", "edge", "global", *figures) if name in figures), None
+    )
     if model is None:
         return None
     base = figures.get("global") if against_global and model != "global" else None
@@ -161,16 +181,34 @@ def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
         if few:
             up = pairs.gain >= 0
             for mask, colour in ((up, _GAIN), (~up, _LOSS)):
-                axes.vlines(places[mask], pairs.base[mask], pairs.own[mask], color=colour, alpha=0.5, linewidth=2)
+                axes.vlines(
+                    places[mask],
+                    pairs.base[mask],
+                    pairs.own[mask],
+                    color=colour,
+                    alpha=0.5,
+                    linewidth=2,
+                )
         size = 30 if few else 6
-        axes.scatter(places, pairs.base, s=size, color=COLOURS["server"], alpha=1 if few else 0.4, label="global")
+        axes.scatter(
+            places,
+            pairs.base,
+            s=size,
+            color=COLOURS["server"],
+            alpha=1 if few else 0.4,
+            label="global",
+        )
     if few:
         axes.scatter(places, pairs.own, s=30, color=COLOURS[tier], label=pairs.model, zorder=3)
     else:
         axes.plot(places, pairs.own, color=COLOURS[tier], label=pairs.model, linewidth=2)
     if few and len(set(pairs.names)) == len(places):
         axes.set_xticks(places, pairs.names, rotation=90, fontsize=8)
-    axes.set(xlabel=f"{len(places)} devices, worst first", ylabel=_AXES[pairs.figure], title="how every device does")
+    axes.set(
+        xlabel=f"{len(places)} devices, worst first",
+        ylabel=_AXES[pairs.figure],
+        title="how every device does",
+    )
 
 
 def _gains(axes: Axes, pairs: Pairs) -> None:
@@ -187,12 +225,16 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
         if len(gain) <= _NAMED:
             axes.bar(places[mask], gain[mask], color=colour, label=label)
         else:
-            axes.fill_between(places[mask], 0, gain[mask], step="mid", color=colour, label=label, linewidth=0)
+            axes.fill_between(
+                places[mask], 0, gain[mask], step="mid", color=colour, label=label, linewidth=0
+            )
     axes.axhline(0, color="black", linewidth=0.8)
     unit = {"accuracy": "points of accuracy", "rmse": "RMSE", "loss": "loss"}[pairs.figure]
     equal = len(gain) - better - worse
     title = f"{pairs.model} against global" + (f"; {equal} equal" if equal else "")
-    axes.set(xlabel=f"{len(gain)} devices, least gain first", ylabel=f"gain, in {unit}", title=title)
+    axes.set(
+        xlabel=f"{len(gain)} devices, least gain first", ylabel=f"gain, in {unit}", title=title
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(-0.6, len(gain) - 0.4)
 
@@ -223,12 +265,21 @@ def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
     for link in links:
         tier = link.rpartition("-")[2]
         dense = [
-            sum(t.dense for key, t in record.traffic.items() if key[0] == link and key[2] == "train") / 1e6 for record in history
+            sum(
+                t.dense for key, t in record.traffic.items() if key[0] == link and key[2] == "train"
+            )
+            / 1e6
+            for record in history
         ]
         megabytes = [record.bytes(link) / 1e6 for record in history]
         axes.plot(rounds, megabytes, color=colour[tier], marker=marker, label=link)
         axes.plot(rounds, dense, ":", color=colour[tier], label=f"{link}, if dense")
-    axes.set(xlabel="round", ylabel="MB per round, measured", title="what the links carried", ylim=(0, None))
+    axes.set(
+        xlabel="round",
+        ylabel="MB per round, measured",
+        title="what the links carried",
+        ylim=(0, None),
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
@@ -254,7 +305,9 @@ def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> N
         marker = "o" if shortest <= _FEW else ""
         axes.plot(spent, mean, style, label=name, color=colour[tier], marker=marker, markersize=4)
         if len(curves) > 1:
-            axes.fill_between(spent, mean - spread, mean + spread, color=colour[tier], alpha=0.2, linewidth=0)
+            axes.fill_between(
+                spent, mean - spread, mean + spread, color=colour[tier], alpha=0.2, linewidth=0
+            )
     axes.set(ylabel=_figure(scored[0][-1]))
     if against == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -276,7 +329,10 @@ def _tier(name: str, tier: str) -> str:
 
 def _spent(history: Sequence[Round], unit: str) -> list[float]:
     """What was spent until the end of each round that is scored."""
-    each = [1.0 if unit == "round" or record.radio is None else getattr(record.radio, unit) for record in history]
+    each = [
+        1.0 if unit == "round" or record.radio is None else getattr(record.radio, unit)
+        for record in history
+    ]
     return [total for record, total in zip(history, accumulate(each), strict=True) if record.models]
 
 
@@ -284,7 +340,11 @@ def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Curves
     """One curve per seed: accuracy in percent, RMSE where numbers are predicted, else the loss."""
     curves = []
     for history in scored:
-        scores = [record.models[name].scores.get("test") or next(iter(record.models[name].scores.values())) for record in history]
+        scores = [
+            record.models[name].scores.get("test")
+            or next(iter(record.models[name].scores.values()))
+            for record in history
+        ]
         curves.append([_value(score) for score in scores[:length]])
     return np.array(curves)
 

@@ -27,7 +27,9 @@ class Figure:
         return f"{100 * self.mean:.2f}{spread}"
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g}" + (f" ± {self.deviation:.2g}" if self.deviation is not None else "")
+        return f"{self.mean:.4g}" + (
+            f" ± {self.deviation:.2g}" if self.deviation is not None else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class ModelFigures:
     age: Figure  # mean rounds since they kept it
     accuracy: Figure | None  # over all devices, the global model standing in where none is kept
     accuracy_holders: Figure | None
-    accuracy_uniform: Figure | None  # every device that holds it counts alike, however many examples it has
+    accuracy_uniform: (
+        Figure | None
+    )  # every device that holds it counts alike, however many examples it has
     last: Figure | None
     best_on_test: Figure | None
     worst_decile: Figure | None
@@ -51,7 +55,9 @@ class ModelFigures:
     nonzeros: Figure
     cut: float
     angle: Figure | None  # between a sparse model and its signs, in degrees
-    layers: dict[str, float]  # share of non-zeros of every parameter of a sparse model, mean over seeds
+    layers: dict[
+        str, float
+    ]  # share of non-zeros of every parameter of a sparse model, mean over seeds
     rmse: Figure | None = None  # these where numbers are predicted; over all devices, as `accuracy`
     mae: Figure | None = None
     r2: Figure | None = None
@@ -136,10 +142,14 @@ class Summary:
     models: list[ModelFigures]
     links: list[LinkFigures]
     protocol: Literal["honest", "paper"] = "honest"
-    spent: dict[str, float] = field(default_factory=dict)  # seconds by what they went into, largest first
+    spent: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds by what they went into, largest first
     radio: RadioFigures | None = None
     gains: list[Gain] = field(default_factory=list)
-    labels: dict[str, str] = field(default_factory=dict)  # what tables call a model where its name would mislead
+    labels: dict[str, str] = field(
+        default_factory=dict
+    )  # what tables call a model where its name would mislead
     yardsticks: list[Yardstick] = field(default_factory=list)
     sample: SampleFigures | None = None  # None: all devices were scored
 
@@ -201,7 +211,9 @@ def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
     return {name: f"{name} (each device's own {private})" for name in above}
 
 
-def _gains(devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global") -> list[Gain]:
+def _gains(
+    devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global"
+) -> list[Gain]:
     """What devices' own models are worth to them; empty where there are none."""
     points = []
     figure: Literal["accuracy", "rmse"] = "accuracy"
@@ -224,7 +236,9 @@ def _gains(devices: Sequence[Sequence[DeviceScore]], model: str = "personal", ot
 
 
 def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
-    every = [[record.radio for record in history if record.radio is not None] for history in histories]
+    every = [
+        [record.radio for record in history if record.radio is not None] for history in histories
+    ]
     if not any(every):
         return None
 
@@ -233,7 +247,9 @@ def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
         return None if None in values[0] else _over([sum(seed) for seed in values])
 
     def number(name: str) -> Figure:
-        return _over([statistics.mean(len(getattr(aired, name)) for aired in history) for history in every])
+        return _over(
+            [statistics.mean(len(getattr(aired, name)) for aired in history) for history in every]
+        )
 
     none = Figure(0.0, None)
     return RadioFigures(
@@ -245,7 +261,10 @@ def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
         formula_bytes=total("formula_bytes"),
         left_out=number("left_out"),
         late=number("late"),
-        certificate=max((a.certificate for history in every for a in history if a.certificate is not None), default=None),
+        certificate=max(
+            (a.certificate for history in every for a in history if a.certificate is not None),
+            default=None,
+        ),
     )
 
 
@@ -267,9 +286,13 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         age=_figure(chosen, lambda c: c.chosen.models[name].age) or Figure(0.0, None),
         accuracy=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_fallback),
         accuracy_holders=_figure(chosen, lambda c: c.chosen.accuracy(name)),
-        accuracy_uniform=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_uniform),
+        accuracy_uniform=_figure(
+            chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_uniform
+        ),
         last=_figure(chosen, lambda c: c.last.models[name].scores["test"].accuracy_fallback),
-        best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].accuracy_fallback),
+        best_on_test=_figure(
+            chosen, lambda c: c.best_on_test.models[name].scores["test"].accuracy_fallback
+        ),
         worst_decile=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].worst_decile),
         loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss_fallback),
         loss_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
@@ -277,13 +300,18 @@ def _model(name: str, chosen: list[Selection]) -> ModelFigures:
         nonzeros=_figure(chosen, lambda c: c.chosen.models[name].nonzeros) or Figure(0.0, None),
         cut=first.cut,
         angle=_figure(chosen, lambda c: c.chosen.models[name].angle),
-        layers={layer: statistics.mean(c.chosen.models[name].layers[layer] for c in chosen) for layer in first.layers},
+        layers={
+            layer: statistics.mean(c.chosen.models[name].layers[layer] for c in chosen)
+            for layer in first.layers
+        },
         rmse=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse_fallback),
         mae=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].mae_fallback),
         r2=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].r2_fallback),
         rmse_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse),
         rmse_last=_figure(chosen, lambda c: c.last.models[name].scores["test"].rmse_fallback),
-        rmse_best_on_test=_figure(chosen, lambda c: c.best_on_test.models[name].scores["test"].rmse_fallback),
+        rmse_best_on_test=_figure(
+            chosen, lambda c: c.best_on_test.models[name].scores["test"].rmse_fallback
+        ),
     )
 
 
@@ -302,7 +330,10 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
         for (link, direction, lane), traffic in record.traffic.items():
             meter.count(link, direction, lane, traffic)
     names = dict.fromkeys(link for link, _, lane in meter.totals if lane == "train")
-    return [_link(link, *(meter.traffic(link=link, direction=way) for way in ("down", "up"))) for link in names]
+    return [
+        _link(link, *(meter.traffic(link=link, direction=way) for way in ("down", "up")))
+        for link in names
+    ]
 
 
 def _link(link: str, down: Traffic, up: Traffic) -> LinkFigures:

@@ -27,7 +27,9 @@ _SAME = (
 )
 
 
-def unlike(experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, str]] | None = None) -> str | None:
+def unlike(
+    experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, str]] | None = None
+) -> str | None:
     """What keeps experiments from running side by side; None if nothing does.
 
     `fingerprints` are theirs, where they are known already.
@@ -39,7 +41,9 @@ def unlike(experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, s
     if fingerprints is None:
         fingerprints = [experiment.fingerprint() for experiment in experiments]
     for other, fingerprint in zip(experiments[1:], fingerprints[1:], strict=True):
-        reason = _fact_that_differs(fingerprints[0], fingerprint) or _difference(experiments[0], other)
+        reason = _fact_that_differs(fingerprints[0], fingerprint) or _difference(
+            experiments[0], other
+        )
         if reason is not None:
             return reason
     return None
@@ -68,7 +72,9 @@ def _difference(first: Experiment, other: Experiment) -> str | None:
         sizes = [block_size(each.protocol_data().part(part)) for each in (first, other)]
         if sizes[0] != sizes[1]:
             both = f"{sizes[0]} and {sizes[1]}"
-            return f"their largest {part} parts are so unlike ({both}) that the last bits would differ"
+            return (
+                f"their largest {part} parts are so unlike ({both}) that the last bits would differ"
+            )
     return None
 
 

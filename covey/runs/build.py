@@ -52,7 +52,9 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
     tree, note = first.algorithm.fit(first.tree.without(outs[0]))
     if note:
         notes.append(note)
-    data = [training_data(experiment, out) for experiment, out in zip(experiments, outs, strict=True)]
+    data = [
+        training_data(experiment, out) for experiment, out in zip(experiments, outs, strict=True)
+    ]
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
@@ -70,7 +72,11 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
 
 
 def _simulator(
-    experiments: Sequence[Experiment], tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec], air: RadioClock | None
+    experiments: Sequence[Experiment],
+    tree: Tree,
+    data: Shards,
+    links: Mapping[tuple[str, str], LinkSpec],
+    air: RadioClock | None,
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
@@ -92,7 +98,9 @@ def _simulator(
     )
 
 
-def _loopback(experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec]) -> Loopback:
+def _loopback(
+    experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec]
+) -> Loopback:
     """A tree of nodes that share nothing."""
     start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
@@ -160,28 +168,38 @@ def _workers(experiment: Experiment, task: Task) -> int:
     return experiment.workers or torch.get_num_threads()
 
 
-def _newcomers(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], notes: list[str]) -> Newcomers | None:
+def _newcomers(
+    experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], notes: list[str]
+) -> Newcomers | None:
     if not outs[0]:
         return None
     data = []
     for experiment, out in zip(experiments, outs, strict=True):
         which = f" of seed {experiment.seed}" if len(experiments) > 1 else ""
         devices = ", ".join(map(str, out))
-        notes.append(f"held out from training{which}: devices {devices}; the others are numbered anew.")
+        notes.append(
+            f"held out from training{which}: devices {devices}; the others are numbered anew."
+        )
         data.append(newcomers_data(experiment, out))
     return Newcomers(experiments, data)
 
 
-def _air(experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree) -> RadioClock | None:
+def _air(
+    experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree
+) -> RadioClock | None:
     """The virtual clock, where the experiments have a radio; a newcomer may do without, where nothing is planned."""
     first = experiments[0]
     planned = first.algorithm.planned
     if first.radio is None:
         if planned:
             name = type(first.algorithm).__name__
-            raise ConfigError(f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.')
+            raise ConfigError(
+                f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.'
+            )
         return None
-    training = [[device for device in range(first.tree.devices) if device not in set(out)] for out in outs]
+    training = [
+        [device for device in range(first.tree.devices) if device not in set(out)] for out in outs
+    ]
     seeds = tuple(experiment.seed for experiment in experiments)
     return RadioClock(first.radio, first.work(), planned, tree=tree, seeds=seeds, chosen=training)
 
@@ -205,12 +223,16 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
     return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
 
 
-def _link_notes(air: RadioClock | None, tree: Tree, links: Mapping[tuple[str, str], LinkSpec]) -> list[str]:
+def _link_notes(
+    air: RadioClock | None, tree: Tree, links: Mapping[tuple[str, str], LinkSpec]
+) -> list[str]:
     """What the user should know of how rows are sent."""
     last = tree.links[-1]
     if air is None or not air.policy.prunes or not links[last, "up"].codec.name.startswith("dense"):
         return []
-    return [f'{last} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".']
+    return [
+        f'{last} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".'
+    ]
 
 
 def _private_note(experiment: Experiment, space: ParameterLayout) -> str:

@@ -36,14 +36,23 @@ class Checkpoint:
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Replace the file at `path` in one step and keep the one before; whatever goes wrong, a good file there stays."""
     target = Path(path)
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()}
+    tensors = {
+        key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()
+    }
     facts = json.dumps(checkpoint.facts)
-    metadata = {"format": FORMAT, "facts": facts, "facts_sum": _digest(facts.encode()), "sum": _sum(tensors)}
+    metadata = {
+        "format": FORMAT,
+        "facts": facts,
+        "facts_sum": _digest(facts.encode()),
+        "sum": _sum(tensors),
+    }
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_tensors(target, tensors, metadata, keep=previous(target))
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {target}: {error}; an older checkpoint there is untouched.") from error
+        raise CheckpointError(
+            f"cannot write {target}: {error}; an older checkpoint there is untouched."
+        ) from error
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
@@ -52,7 +61,9 @@ def previous(path: str | os.PathLike[str]) -> Path:
     return target.with_name(f"{target.stem}.previous{target.suffix}")
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, keep: Path | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, keep: Path | None = None
+) -> None:
     """A safetensors file, replaced in one step and synced; equal contents give equal bytes. An old file stays at `keep`."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -100,26 +111,45 @@ def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 has = metadata.get("format", "none")
-                raise CheckpointError(f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}.")
+                raise CheckpointError(
+                    f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}."
+                )
             if _digest(metadata["facts"].encode()) != metadata["facts_sum"]:
-                raise CheckpointError(f"{path} is damaged: its facts are not what was written{older(path)}.")
+                raise CheckpointError(
+                    f"{path} is damaged: its facts are not what was written{older(path)}."
+                )
             found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
             if tensors and _sum(found) != metadata["sum"]:
-                raise CheckpointError(f"{path} is damaged: its checksum is not that of its contents{older(path)}.")
+                raise CheckpointError(
+                    f"{path} is damaged: its checksum is not that of its contents{older(path)}."
+                )
             facts = json.loads(metadata["facts"])
             if not isinstance(facts, dict):
                 raise ValueError(f"its facts are {facts!r:.50}")
             return Checkpoint(found, facts)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint at {path}.") from error
-    except (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}{older(path)}.") from error
+    except (
+        OSError,
+        SafetensorError,
+        KeyError,
+        ValueError,
+        RecursionError,
+        AttributeError,
+    ) as error:
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint: {error}{older(path)}."
+        ) from error
 
 
 def older(path: str | os.PathLike[str]) -> str:
     """What to do about a damaged checkpoint, to follow what is wrong with it."""
     before = previous(path)
-    return f"; the one before it is {before}" if before.exists() else "; there is none before it, start the run anew"
+    return (
+        f"; the one before it is {before}"
+        if before.exists()
+        else "; there is none before it, start the run anew"
+    )
 
 
 def same_experiment(
@@ -143,15 +173,22 @@ def same_experiment(
                     "device holds which); put the old data back, or start a new run."
                 )
             had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
-            raise CheckpointError(f"{path} is of another experiment: its {name} is {had}, this one's is {want}.")
+            raise CheckpointError(
+                f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
+            )
 
 
 def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
     """Both texts near the first place where they differ."""
-    at = next((i for i, (a, b) in enumerate(zip(had, want, strict=False)) if a != b), min(len(had), len(want)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(had, want, strict=False)) if a != b),
+        min(len(had), len(want)),
+    )
     start, stop = max(0, at - reach), at + reach
     before = "..." if start else ""
-    return before + had[start:stop] + "..." * (len(had) > stop), before + want[start:stop] + "..." * (len(want) > stop)
+    return before + had[start:stop] + "..." * (len(had) > stop), before + want[
+        start:stop
+    ] + "..." * (len(want) > stop)
 
 
 @cache

@@ -130,13 +130,17 @@ def _check_values(experiment: Experiment) -> None:
     if not number or not 0 <= l2 <= LARGEST:
         raise ConfigError(f"l2 = {shown(l2)} must be a number of 0 or more, {LARGEST:g} at most.")
     if not isinstance(experiment.loss, str) and not callable(experiment.loss):
-        raise ConfigError(f"loss = {shown(experiment.loss)}: give the name of a loss or a function.")
+        raise ConfigError(
+            f"loss = {shown(experiment.loss)}: give the name of a loss or a function."
+        )
     if not isinstance(experiment.codec, str | Mapping):
         raise ConfigError(f"codec = {shown(experiment.codec)}: give a codec's name or a table.")
     if not isinstance(experiment.capture, bool):
         raise ConfigError(f"capture = {shown(experiment.capture)} must be True or False.")
     if not experiment.parts or set(experiment.parts) - set(PARTS):
-        raise ConfigError(f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}.")
+        raise ConfigError(
+            f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}."
+        )
 
 
 def _check_algorithm(experiment: Experiment) -> None:
@@ -181,7 +185,9 @@ def _check_holdout(experiment: Experiment) -> None:
     if isinstance(wanted, list | tuple):
         _set(experiment, "holdout_devices", tuple(wanted))
         count = len(wanted)
-        fits = all(_device_number(device, devices) for device in wanted) and len(set(wanted)) == count
+        fits = (
+            all(_device_number(device, devices) for device in wanted) and len(set(wanted)) == count
+        )
     else:
         fits = isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= devices
         count = wanted if fits else 0

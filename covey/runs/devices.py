@@ -66,7 +66,12 @@ def table(
             for k, (row, end) in enumerate(zip(sums.tolist(), ends.tolist(), strict=True)):
                 if not row[COUNT]:
                     continue
-                figures = (round + 1, *_figures(row, classifies), last_round + 1, *_figures(end, classifies))
+                figures = (
+                    round + 1,
+                    *_figures(row, classifies),
+                    last_round + 1,
+                    *_figures(end, classifies),
+                )
                 errors = (*_errors(row), *_errors(end))
                 facts = (int(row[COUNT]), *figures, bool(row[HOLDS]), *errors)
                 out.append(DeviceScore(names[k], edges[k], model, part, *facts))
@@ -75,7 +80,12 @@ def table(
 
 def fits(sums: Tensor, devices: int) -> bool:
     """Whether sums from a file have the form of a run's."""
-    return sums.dtype == torch.float64 and sums.ndim == 2 and len(sums) == devices and sums.shape[1] in (4, 6)
+    return (
+        sums.dtype == torch.float64
+        and sums.ndim == 2
+        and len(sums) == devices
+        and sums.shape[1] in (4, 6)
+    )
 
 
 def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:

@@ -102,11 +102,16 @@ class Experiment:
         None where the algorithm does not say.
         """
         space = ParameterLayout(self.model, private=self.private)
-        work = self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
+        work = (
+            self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
+        )
         if work is None:
             return None
         tree = self.algorithm.fit(self.tree)[0]
-        return work.sent_by(wires(self.codec, tree.links)[tree.links[-1], "up"].codec, torch.finfo(self.dtype).bits // 8)
+        return work.sent_by(
+            wires(self.codec, tree.links)[tree.links[-1], "up"].codec,
+            torch.finfo(self.dtype).bits // 8,
+        )
 
     def protocol_data(self) -> Shards:
         """The data as the protocol has it: "paper" trains on the validation part too."""
@@ -114,7 +119,9 @@ class Experiment:
 
     def regular(self, round: int) -> bool:
         """Whether this round is scored even if it is not the last."""
-        every = [number for number in (self.score_every, self.score_train_every) if number is not None]
+        every = [
+            number for number in (self.score_every, self.score_train_every) if number is not None
+        ]
         return any((round + 1) % number == 0 for number in every)
 
     def due(self, round: int) -> tuple[str, ...]:

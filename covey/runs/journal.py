@@ -25,7 +25,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.length = 0
-        self.records = 0  # how many of the run's records, from the first on, the file holds as they are
+        self.records = (
+            0  # how many of the run's records, from the first on, the file holds as they are
+        )
         self._sum = hashlib.blake2b(digest_size=_DIGEST)
 
     @staticmethod
@@ -41,8 +43,15 @@ class Journal:
     def read(checkpoint: Path, facts: dict[str, Any]) -> tuple[Journal, list[dict[str, Any]]]:
         """The journal that a checkpoint names, and its records in order; what is wrong with it is a CheckpointError."""
         name, length = facts["file"], facts["length"]
-        if not isinstance(name, str) or name != os.path.basename(name) or type(length) is not int or length < 0:
-            raise CheckpointError(f"{checkpoint} is damaged: its history is {name!r}, {length!r} bytes long.")
+        if (
+            not isinstance(name, str)
+            or name != os.path.basename(name)
+            or type(length) is not int
+            or length < 0
+        ):
+            raise CheckpointError(
+                f"{checkpoint} is damaged: its history is {name!r}, {length!r} bytes long."
+            )
         journal = Journal(checkpoint.with_name(name))
         try:
             with open(journal.path, "rb") as file:
@@ -53,7 +62,9 @@ class Journal:
             ) from error
         journal._sum.update(text)
         if len(text) < length or journal._sum.hexdigest() != facts["sum"]:
-            raise CheckpointError(f"{journal.path} is damaged: it is not what was written with {checkpoint}.")
+            raise CheckpointError(
+                f"{journal.path} is damaged: it is not what was written with {checkpoint}."
+            )
         journal.length = length
         by_round = {}
         for line in text.splitlines():
@@ -88,7 +99,9 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error}; an older checkpoint is untouched.") from error
+            raise CheckpointError(
+                f"cannot write {self.path}: {error}; an older checkpoint is untouched."
+            ) from error
         self._sum.update(text)
         self.length += len(text)
         self.records = count

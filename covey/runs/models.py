@@ -39,7 +39,9 @@ def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:
     return [key for key in runtime.kept() if key[1] == above]
 
 
-def belonging(runtime: Runtime, algorithm: Algorithm, needs: dict[str, set[str]], tier: str, name: str) -> list[tuple[str, str]]:
+def belonging(
+    runtime: Runtime, algorithm: Algorithm, needs: dict[str, set[str]], tier: str, name: str
+) -> list[tuple[str, str]]:
     """(tier, name) of all kept rows that a model consists of, and of those it is saved with.
 
     `needs` are the names that devices recall to predict with each model.

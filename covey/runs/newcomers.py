@@ -40,9 +40,13 @@ class Newcomers:
             device=first.device,
         )  # fmt: skip
         self.ids = torch.arange(self.each * len(shards))
-        seeds = tuple(draws.key(e.seed, "newcomer", at) for e in experiments for at in range(self.each))
+        seeds = tuple(
+            draws.key(e.seed, "newcomer", at) for e in experiments for at in range(self.each)
+        )
         start = torch.stack([e.initial() for e in experiments]).repeat_interleave(self.each, 0)
-        workers = (first.workers or torch.get_num_threads()) if self.task.device.type == "cpu" else 1
+        workers = (
+            (first.workers or torch.get_num_threads()) if self.task.device.type == "cpu" else 1
+        )
         self.tree = Tree.flat(1).times(len(self.ids))
         links = wires("dense", self.tree.links)
         self._simulator = Simulator(
@@ -70,13 +74,17 @@ class Newcomers:
         """Each newcomer's personal model from the one it was given, [n, P]; what it keeps on the way is forgotten."""
         self._simulator.forget()
         try:
-            played = self._simulator.play(_Visit(self.algorithm).server, rows, round=round, lane="score")
+            played = self._simulator.play(
+                _Visit(self.algorithm).server, rows, round=round, lane="score"
+            )
         except DivergedError as error:
             raise DivergedError(f"adapting to new devices, {error}") from error
         answer: Rows = played.answer
         return answer
 
-    def scores(self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]) -> list[dict[str, Model]]:
+    def scores(
+        self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
+    ) -> list[dict[str, Model]]:
         """How the models serve the newcomers of each experiment; `above` holds what the tier above them keeps, if anything."""
         given = w.repeat_interleave(self.each, 0)
         models = {"new_global": given}
@@ -94,11 +102,18 @@ class Newcomers:
                 shares = smooth_l1.nonzeros(rows, zero)
                 for at, found in enumerate(out):
                     mine = slice(at * self.each, (at + 1) * self.each)
-                    scores = {part: score_of(tally, mine, self.task.classifies) for part, tally in tallies.items()}
-                    found[name] = Model(TIER, self.each, 0.0, float(shares[mine].mean()), zero or 0.0, scores)
+                    scores = {
+                        part: score_of(tally, mine, self.task.classifies)
+                        for part, tally in tallies.items()
+                    }
+                    found[name] = Model(
+                        TIER, self.each, 0.0, float(shares[mine].mean()), zero or 0.0, scores
+                    )
         return out
 
-    def tallies(self, name: str, rows: Rows, parts: Sequence[str], round: int) -> dict[str, PartScore]:
+    def tallies(
+        self, name: str, rows: Rows, parts: Sequence[str], round: int
+    ) -> dict[str, PartScore]:
         """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own data, by part."""
         model = self.algorithm.above() if name == "edge" else name
         me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)

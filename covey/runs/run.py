@@ -77,7 +77,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.experiments = tuple(experiments)
         self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
         if reason := unlike(self.experiments, self._fingerprints):
-            raise ConfigError(f"these experiments cannot run in one go: {reason}; run them one after the other.")
+            raise ConfigError(
+                f"these experiments cannot run in one go: {reason}; run them one after the other."
+            )
         built = build(self.experiments, runtime)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
@@ -94,7 +96,9 @@ class Runs(Iterator[tuple[Round, ...]]):
             self._restore(paths)
         if self.round >= self.experiment.rounds:
             already = f"{paths[0]} has run {self.round} already"
-            raise ConfigError(f"rounds = {self.experiment.rounds}, but {already}; give more rounds.")
+            raise ConfigError(
+                f"rounds = {self.experiment.rounds}, but {already}; give more rounds."
+            )
 
     def __next__(self) -> tuple[Round, ...]:
         if self.round >= self.experiment.rounds:
@@ -115,7 +119,9 @@ class Runs(Iterator[tuple[Round, ...]]):
     def alone(self, doing: str) -> Iterator[None]:
         """One thread at a time: two in one run would mix their rounds."""
         if not self._busy.acquire(blocking=False):
-            raise ProgramError(f"cannot {doing}: another thread is using this run; use a run from one thread at a time.")
+            raise ProgramError(
+                f"cannot {doing}: another thread is using this run; use a run from one thread at a time."
+            )
         try:
             yield
         finally:
@@ -170,14 +176,19 @@ class Runs(Iterator[tuple[Round, ...]]):
         histories = zip(self._state.histories, records, strict=True)
         last = self._state.scored
         if scored is not None:
-            last = tuple({name: (round, parts) for name, parts in by_name.items()} for by_name in scored.sums)
+            last = tuple(
+                {name: (round, parts) for name, parts in by_name.items()} for by_name in scored.sums
+            )
         self._state = State(
             w,
             round + 1,
             tuple((*history, new) for history, new in histories),
             self._choose(scored, w),
             last,
-            tuple(meter.plus(record.traffic) for meter, record in zip(self._state.meters, records, strict=True)),
+            tuple(
+                meter.plus(record.traffic)
+                for meter, record in zip(self._state.meters, records, strict=True)
+            ),
         )
 
     def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
@@ -219,7 +230,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         part = CHOSEN_ON[self.experiment.protocol]
         final = not self.experiment.regular(self.round)
         out = []
-        for copy, (scored, before) in enumerate(zip(scores.models, self._state.chosen, strict=True)):
+        for copy, (scored, before) in enumerate(
+            zip(scores.models, self._state.chosen, strict=True)
+        ):
             chosen = dict(before)
             row = w[copy : copy + 1].clone()
             for tier, name in [("", models.GLOBAL), *models.kept(self.runtime)]:
@@ -239,7 +252,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         answer = self._serve(w[:0], 0).answer
         if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
             got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise ConfigError(f"the server's program must return rows [n, {w.shape[1]}], but returned {got}.")
+            raise ConfigError(
+                f"the server's program must return rows [n, {w.shape[1]}], but returned {got}."
+            )
         names = models.names(self.runtime)
         if twice := {name for name in names if names.count(name) > 1}:
             raise ProgramError(
@@ -306,14 +321,20 @@ class Runs(Iterator[tuple[Round, ...]]):
         for seed, path in zip(self.seeds, paths, strict=True):
             rounds.add(0 if path is None else seed.restore(path))
         if len(rounds) > 1:
-            raise ConfigError(f"the checkpoints stand at the rounds {sorted(rounds)}; only equal ones can go on in one go.")
+            raise ConfigError(
+                f"the checkpoints stand at the rounds {sorted(rounds)}; only equal ones can go on in one go."
+            )
 
 
 class Run(Seed, Iterator[Round]):
     """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
 
     def __init__(
-        self, experiment: Experiment, *, resume: str | os.PathLike[str] | None = None, runtime: str = "simulator"
+        self,
+        experiment: Experiment,
+        *,
+        resume: str | os.PathLike[str] | None = None,
+        runtime: str = "simulator",
     ) -> None:
         path = None if resume is None else Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
@@ -322,7 +343,12 @@ class Run(Seed, Iterator[Round]):
         return next(self._runs)[0]
 
 
-def run(experiment: Experiment, *, resume: str | os.PathLike[str] | None = None, runtime: str = "simulator") -> Run:
+def run(
+    experiment: Experiment,
+    *,
+    resume: str | os.PathLike[str] | None = None,
+    runtime: str = "simulator",
+) -> Run:
     """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit.
 
     `runtime="loopback"` plays every node as an object of its own, with encoded bytes in between: slower, and the same bits.
@@ -352,7 +378,9 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
     except CheckpointError:
         raise
     except Exception as error:  # whatever a file that is not what it seems to be leads to
-        raise CheckpointError(f"{path} is damaged: its history cannot be read ({error!r}){checkpoint.older(path)}.") from error
+        raise CheckpointError(
+            f"{path} is damaged: its history cannot be read ({error!r}){checkpoint.older(path)}."
+        ) from error
 
 
 def private_part(path: str | os.PathLike[str]) -> str:

@@ -55,7 +55,9 @@ class Saved:
                 tensors[f"devices.{_LAST}{model}.{part}"] = sums.clone()
         facts = {
             "round": self.state.round,
-            "columns": [[column.tier, column.name, list(column.entries)] for column in self.columns],
+            "columns": [
+                [column.tier, column.name, list(column.entries)] for column in self.columns
+            ],
             "chosen": [[label, choice.round, choice.quality] for label, choice in chosen.items()],
             "scored": [[model, round] for model, (round, _) in scored.items()],
             "meter": self.state.meters[0].state(),
@@ -66,7 +68,9 @@ class Saved:
         return Checkpoint(tensors, facts)
 
 
-def read(saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, devices: int) -> Saved:
+def read(
+    saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, devices: int
+) -> Saved:
     """A run from its checkpoint and the records beside it; a ValueError says what does not fit.
 
     `like` is a global row of this run, [1, P].
@@ -93,7 +97,9 @@ def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
 
     It has nothing left of what it owes to its last round having been the last.
     """
-    chosen = {label: value for label, value in state.chosen[0].items() if not label.startswith(FINAL)}
+    chosen = {
+        label: value for label, value in state.chosen[0].items() if not label.startswith(FINAL)
+    }
     history = list(state.histories[0])
     changed = 0
     if history:

@@ -27,7 +27,9 @@ from covey.tree import Topology
 from covey.types import Rows
 
 _BINS = 101
-_SUMS = 5 + _BINS + 3  # right, loss, count, accuracy, 1, histogram of the holders; right, loss, count of everybody
+_SUMS = (
+    5 + _BINS + 3
+)  # right, loss, count, accuracy, 1, histogram of the holders; right, loss, count of everybody
 _FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zeros; with a cut also of angles and layers' shares
 
 
@@ -40,17 +42,27 @@ class Score:
     worst_decile: float | None  # mean accuracy of the worst tenth of the devices, to 0.01
     loss: float | None  # mean over examples
     devices: int  # devices scored: those that hold the model, or stand under a node that does, and have examples
-    accuracy_fallback: float | None  # as `accuracy` over all devices, the global model standing in where none was kept
+    accuracy_fallback: (
+        float | None
+    )  # as `accuracy` over all devices, the global model standing in where none was kept
     loss_fallback: float | None  # as `loss` over all devices, likewise
     rmse: float | None = None  # root of the mean squared error over examples; None for classes
     mae: float | None = None  # mean absolute error
-    r2: float | None = None  # 1 - squared errors / squared distances of targets from their mean; None if all are equal
+    r2: float | None = (
+        None  # 1 - squared errors / squared distances of targets from their mean; None if all are equal
+    )
     rmse_fallback: float | None = None  # these over all devices, likewise
     mae_fallback: float | None = None
     r2_fallback: float | None = None
-    sampled: int | None = None  # devices drawn to be scored; None: all were scored, and the next two are None too
-    standard_error: float | None = None  # of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)
-    standard_error_fallback: float | None = None  # of `accuracy_fallback` or `loss_fallback`, likewise
+    sampled: int | None = (
+        None  # devices drawn to be scored; None: all were scored, and the next two are None too
+    )
+    standard_error: float | None = (
+        None  # of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)
+    )
+    standard_error_fallback: float | None = (
+        None  # of `accuracy_fallback` or `loss_fallback`, likewise
+    )
 
 
 @dataclass(frozen=True)
@@ -63,8 +75,12 @@ class Model:
     nonzeros: float  # mean share of entries above `cut`
     cut: float
     scores: dict[str, Score]
-    angle: float | None = None  # mean angle between the entries above `cut` and their signs, in degrees; None without a cut
-    layers: dict[str, float] = field(default_factory=dict)  # mean share of non-zeros of every parameter; empty without a cut
+    angle: float | None = (
+        None  # mean angle between the entries above `cut` and their signs, in degrees; None without a cut
+    )
+    layers: dict[str, float] = field(
+        default_factory=dict
+    )  # mean share of non-zeros of every parameter; empty without a cut
 
     def quality(self, part: str) -> float:
         """What rounds are chosen by: accuracy over all devices, or minus the loss for regression; -inf where unknown.
@@ -96,20 +112,28 @@ class Scorer:
 
     def parameters(self) -> dict[str, Any]:
         """Everything but the algorithm as JSON can hold it, so that another machine can make the same scorer."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "algorithm"}
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "algorithm"
+        }
 
     @staticmethod
     def made(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Scorer:
         """The scorer that has these parameters."""
         names = tuple((str(tier), str(name)) for tier, name in parameters["names"])
-        slots = tuple((str(name), int(start), int(stop)) for name, start, stop in parameters["slots"])
+        slots = tuple(
+            (str(name), int(start), int(stop)) for name, start, stop in parameters["slots"]
+        )
         parts = tuple(map(str, parameters["parts"]))
         return Scorer(algorithm, **{**parameters, "names": names, "slots": slots, "parts": parts})
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
         held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
-        return self._sums_of(me, [w, held], [self._facts(me, "global", w, held, torch.zeros_like(held))])
+        return self._sums_of(
+            me, [w, held], [self._facts(me, "global", w, held, torch.zeros_like(held))]
+        )
 
     def node(self, me: Nodes, *above: Rows) -> Exact:
         """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each model of the tiers above."""
@@ -136,8 +160,12 @@ class Scorer:
             some = max(holders, 1)
             zero = self.algorithm.zero(tier, name) or 0.0
             angle = more[0] / some if more else None
-            layers = {slot[0]: share / some for slot, share in zip(self.slots, more[1:], strict=False)}
-            out[name] = Model(tier, int(holders), age / some, nonzeros / some, zero, scores, angle, layers)
+            layers = {
+                slot[0]: share / some for slot, share in zip(self.slots, more[1:], strict=False)
+            }
+            out[name] = Model(
+                tier, int(holders), age / some, nonzeros / some, zero, scores, angle, layers
+            )
         return out
 
     def calibrations(self, sums: Tensor) -> dict[str, Calibration]:
@@ -158,12 +186,21 @@ class Scorer:
         """How many sums of errors there are; they come twice, of the holders and of everybody."""
         return 3 + self.targets if self.targets else 0
 
-    def _read_facts(self, values: list[float], tree: Topology) -> dict[tuple[str, str], list[float]]:
+    def _read_facts(
+        self, values: list[float], tree: Topology
+    ) -> dict[tuple[str, str], list[float]]:
         """Facts are appended on the way up, so the lowest tier's come first."""
         facts, at = {}, 0
         for tier in reversed(tree.tiers):
-            for name in [*(["global"] if tier == self.top else []), *(n for t, n in self.names if t == tier)]:
-                size = _FACTS if self.algorithm.zero(tier, name) is None else _FACTS + 1 + len(self.slots)
+            for name in [
+                *(["global"] if tier == self.top else []),
+                *(n for t, n in self.names if t == tier),
+            ]:
+                size = (
+                    _FACTS
+                    if self.algorithm.zero(tier, name) is None
+                    else _FACTS + 1 + len(self.slots)
+                )
                 facts[tier, name] = values[at : at + size]
                 at += size
         return facts
@@ -197,9 +234,13 @@ class Scorer:
             return None
         return me.drawn(self.sample, "score")
 
-    def _sums(self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None) -> Rows:
+    def _sums(
+        self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None
+    ) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
-        each = torch.stack([tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1)
+        each = torch.stack(
+            [tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1
+        )
         if tally.errors is not None:
             each = torch.cat([each, tally.errors[:, :2] / self.targets], dim=1)
         me.report(f"{name}/{part}", each)
@@ -214,7 +255,10 @@ class Scorer:
         share = smooth_l1.nonzeros(rows, zero).double()[:, None]
         facts = [held, held * age, held * share]
         if zero is not None:
-            parts = [smooth_l1.nonzeros(rows[:, start:stop], zero).double()[:, None] for _, start, stop in self.slots]
+            parts = [
+                smooth_l1.nonzeros(rows[:, start:stop], zero).double()[:, None]
+                for _, start, stop in self.slots
+            ]
             facts += [held * figure for figure in (smooth_l1.angle(rows, zero)[:, None], *parts)]
         return torch.cat(facts, dim=1)
 
@@ -230,8 +274,13 @@ def _figures(tally: PartScore) -> Tensor:
     """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram of accuracy."""
     some = (tally.count > 0).double()
     accuracy = tally.right / tally.count.clamp(min=1)
-    bins = torch.nn.functional.one_hot((accuracy * (_BINS - 1)).round().long(), _BINS) * some[:, None]
-    return torch.cat([torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1), bins], dim=1)
+    bins = (
+        torch.nn.functional.one_hot((accuracy * (_BINS - 1)).round().long(), _BINS) * some[:, None]
+    )
+    return torch.cat(
+        [torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1), bins],
+        dim=1,
+    )
 
 
 @dataclass(frozen=True)

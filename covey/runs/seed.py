@@ -161,7 +161,9 @@ class Seed:
         """
         runtime = self.runtime
         if not runtime.task.classifies:
-            raise ConfigError("calibration is about the chances of classes, but these targets are numbers.")
+            raise ConfigError(
+                "calibration is about the chances of classes, but these targets are numbers."
+            )
         if part not in PARTS or bins < 1:
             what = "give train, validation or test, and 1 or more"
             raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {what}.")

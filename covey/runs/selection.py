@@ -19,7 +19,9 @@ class Selection:
     best_on_test: Round
 
 
-def select(history: Sequence[Round], model: str = "global", protocol: Literal["honest", "paper"] = "honest") -> Selection:
+def select(
+    history: Sequence[Round], model: str = "global", protocol: Literal["honest", "paper"] = "honest"
+) -> Selection:
     """The rounds to report for a model; `protocol="paper"` has no validation part and chooses on test."""
     scored = [record for record in history if model in record.models]
     if not scored:
@@ -27,7 +29,9 @@ def select(history: Sequence[Round], model: str = "global", protocol: Literal["h
     best_on_test = max(scored, key=lambda record: _quality(record, model, "test"))
     part = CHOSEN_ON[protocol]
     if all(_quality(record, model, part) == float("-inf") for record in scored):
-        raise ConfigError(f"no device has {part} examples to choose a round on; give the data a {part} part.")
+        raise ConfigError(
+            f"no device has {part} examples to choose a round on; give the data a {part} part."
+        )
     chosen = max(scored, key=lambda record: _quality(record, model, part))
     return Selection(chosen, scored[-1], best_on_test)
 
@@ -35,5 +39,7 @@ def select(history: Sequence[Round], model: str = "global", protocol: Literal["h
 def _quality(record: Round, model: str, part: str) -> float:
     """How good a model is in a round; the first of equal rounds wins."""
     if part not in record.models[model].scores:
-        raise ConfigError(f"round {record.round + 1} was not scored on {part!r}; add it to the experiment's parts.")
+        raise ConfigError(
+            f"round {record.round + 1} was not scored on {part!r}; add it to the experiment's parts."
+        )
     return record.models[model].quality(part)

@@ -76,13 +76,20 @@ def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str
             tensors |= {f"{name}/{key}": value for key, value in _parameters(rows, slots)}
         else:
             tensors[f"{name}/rows"] = part.rows
-    metadata = {"model": snapshot.model, "tier": snapshot.tier, "round": str(snapshot.round + 1), "algorithm": algorithm}
+    metadata = {
+        "model": snapshot.model,
+        "tier": snapshot.tier,
+        "round": str(snapshot.round + 1),
+        "algorithm": algorithm,
+    }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write_tensors(path, tensors, metadata)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {error}; what was saved before is untouched.") from error
+        raise CheckpointError(
+            f"cannot write {path}: {error}; what was saved before is untouched."
+        ) from error
 
 
 def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
@@ -95,15 +102,21 @@ def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
         rows = _rows(tensors, "", len(ids), space.slots, space.width)
         fallback = None
         if any(name.startswith("fallback/") for name in tensors):
-            single = {name: value[None] for name, value in tensors.items() if name.startswith("fallback/")}
+            single = {
+                name: value[None] for name, value in tensors.items() if name.startswith("fallback/")
+            }
             fallback = _rows(single, "fallback/", 1, space.slots, space.width)[0]
         beside = {}
         for key in sorted(tensors):
             if key.endswith("/ids"):
                 beside[key.removesuffix("/ids")] = _beside(tensors, key.removesuffix("ids"), space)
-        return Snapshot(facts["model"], facts["tier"], int(facts["round"]) - 1, ids, rows, fallback, beside)
+        return Snapshot(
+            facts["model"], facts["tier"], int(facts["round"]) - 1, ids, rows, fallback, beside
+        )
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, IndexError) as error:
-        raise CheckpointError(f"cannot read the model in {path}: {error}; run the experiment again.") from error
+        raise CheckpointError(
+            f"cannot read the model in {path}: {error}; run the experiment again."
+        ) from error
 
 
 def _beside(tensors: Mapping[str, Tensor], prefix: str, space: ParameterLayout) -> Beside:
@@ -123,7 +136,9 @@ def _parameters(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[str, Tens
         yield slot.name, view.transpose(1, 2) if slot.transposed else view
 
 
-def _rows(tensors: Mapping[str, Tensor], prefix: str, count: int, slots: Sequence[Slot], width: int) -> Tensor:
+def _rows(
+    tensors: Mapping[str, Tensor], prefix: str, count: int, slots: Sequence[Slot], width: int
+) -> Tensor:
     """The inverse of `_parameters`; columns of other slots are 0."""
     rows = torch.zeros(count, width, dtype=tensors[f"{prefix}{slots[0].name}"].dtype)
     for slot in slots:

@@ -287,12 +287,16 @@ class BaseRuntime(Runtime):
         if sample is None or isinstance(sample, Tensor):
             position, ids = self._children(me.tier, askers)
         else:
-            self.tree.picks(me.tier, sample)  # also when nobody asks, so that a wrong number shows before the first round
+            self.tree.picks(
+                me.tier, sample
+            )  # also when nobody asks, so that a wrong number shows before the first round
             address = draws.keys(self.seeds, me.round, path, tier)[self.tree.copy(me.tier, askers)]
             position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
-                raise ProgramError(f"{me.tier}: sample= is {sample.dtype}; give a number, or a bool for each child.")
+                raise ProgramError(
+                    f"{me.tier}: sample= is {sample.dtype}; give a number, or a bool for each child."
+                )
             chosen = self._own_entries(me, sample, asking[position], ids, argument="sample")
             position, ids = position[chosen], ids[chosen]
         everybody = sample is None
@@ -323,7 +327,9 @@ class BaseRuntime(Runtime):
         idle[answers] = False
         return idle if me.idle is None else idle | me.idle[asker]
 
-    def _own_entries(self, me: Nodes, value: Tensor, asker: Tensor, ids: Ids, argument: str = "each") -> Tensor:
+    def _own_entries(
+        self, me: Nodes, value: Tensor, asker: Tensor, ids: Ids, argument: str = "each"
+    ) -> Tensor:
         """Each child's own entry of a value that has one for every child of the askers, [m, ...]."""
         counts = me.children
         if len(value) != int(counts.sum()):
@@ -348,7 +354,9 @@ class BaseRuntime(Runtime):
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
                 messages = [select(together(messages), answers.counted.nonzero()[:, 0])]
-            parts = [message.rows if isinstance(message, Exact) else message for message in messages]
+            parts = [
+                message.rows if isinstance(message, Exact) else message for message in messages
+            ]
             answered = [part for part in parts if part is not None]
             return Replies(answered or None, asker=asker, askers=askers, child=child)
 
@@ -366,8 +374,18 @@ class BaseRuntime(Runtime):
         """The keys of the draws that a codec makes for the rows of these senders."""
 
         def keys() -> Tensor:
-            words = (self._play.round, key.path, "wire", key.link, key.direction, key.program, key.number)
-            each = draws.keys(self.seeds, *words)[self.tree.copy(key.sender, ids)].to(self.task.device)
+            words = (
+                self._play.round,
+                key.path,
+                "wire",
+                key.link,
+                key.direction,
+                key.program,
+                key.number,
+            )
+            each = draws.keys(self.seeds, *words)[self.tree.copy(key.sender, ids)].to(
+                self.task.device
+            )
             return draws.bits(each, self.tree.local(key.sender, ids).to(self.task.device), 1)[:, 0]
 
         return keys
@@ -399,7 +417,9 @@ class BaseRuntime(Runtime):
     def _settle(self, me: Nodes, answer: Any) -> None:
         """The end of a program at the top of what is played here."""
         self._record(me.tier, me.ids, me.call, me.idle)
-        self._doubt(me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids)
+        self._doubt(
+            me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids
+        )
         with self._timed("links"):
             self._check(last=True)
             self._play.ledger.settle()
@@ -455,14 +475,24 @@ class BaseRuntime(Runtime):
             return
         wrong = ~torch.isfinite(torch.cat([doubt.sums for doubt in doubts])).cpu()
         parts = torch.split(wrong, [len(doubt.ids) for doubt in doubts])
-        certain = [(doubt, doubt.ids[part]) for doubt, part in zip(doubts, parts, strict=True) if bool(part.any())]
+        certain = [
+            (doubt, doubt.ids[part])
+            for doubt, part in zip(doubts, parts, strict=True)
+            if bool(part.any())
+        ]
         doubts.clear()
         if certain:
             raise self._diverged(certain)
 
     def _diverged(self, certain: list[tuple[Doubt, Ids]]) -> DivergedError:
-        tier, text = min((doubt.tier, doubt.text) for doubt, _ in certain)  # whichever worker came first
-        bad = torch.cat([ids for doubt, ids in certain if (doubt.tier, doubt.text) == (tier, text)]).sort().values
+        tier, text = min(
+            (doubt.tier, doubt.text) for doubt, _ in certain
+        )  # whichever worker came first
+        bad = (
+            torch.cat([ids for doubt, ids in certain if (doubt.tier, doubt.text) == (tier, text)])
+            .sort()
+            .values
+        )
         seeds = sorted({self.seeds[copy] for copy in self.tree.copy(tier, bad).tolist()})
         which = some(self.tree.local(tier, bad).tolist())
         if len(self.seeds) > 1:

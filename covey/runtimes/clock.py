@@ -27,7 +27,9 @@ class Clock:
         if threading.get_ident() != self._owner:
             began = time.perf_counter()
             yield
-            self._apart.append((name, self._names[-1], (time.perf_counter() - began) / self._threads))
+            self._apart.append(
+                (name, self._names[-1], (time.perf_counter() - began) / self._threads)
+            )
             return
         before, self._threads = self._threads, threads
         self._names.append(name)
@@ -43,8 +45,12 @@ class Clock:
         """Forget what was counted; this thread is the one whose time it is."""
         self._owner = threading.get_ident()
         self._names = [OTHER]
-        self._marks: list[tuple[str, float]] = []  # from each mark to the next, time goes to its name
-        self._apart: list[tuple[str, str, float]] = []  # (name, the entry it is taken out of, seconds)
+        self._marks: list[
+            tuple[str, float]
+        ] = []  # from each mark to the next, time goes to its name
+        self._apart: list[
+            tuple[str, str, float]
+        ] = []  # (name, the entry it is taken out of, seconds)
         self._mark()
 
     def take(self) -> dict[str, float]:

@@ -47,7 +47,9 @@ class CudaReplay:
 
     def __init__(self, work: Work, beside: CudaReplay | None, device: torch.device) -> None:
         self._graph, self._device = torch.cuda.CUDAGraph(), device
-        pool = None if beside is None else beside._graph.pool()  # a pool lives as long as a graph that uses it
+        pool = (
+            None if beside is None else beside._graph.pool()
+        )  # a pool lives as long as a graph that uses it
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.device(device), torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self.kept, self.answer = work()
@@ -124,7 +126,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 for _name, _compute in _OPERATIONS.items():
     setattr(Watched, f"__{_name}__", _with_the_number(_compute))
     setattr(Watched, f"__r{_name}__", _with_the_number(_compute, swapped=True))
-_SIGNS: dict[str, Callable[..., Any]] = {"neg": operator.neg, "pos": operator.pos, "abs": abs, "invert": operator.invert}
+_SIGNS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": abs,
+    "invert": operator.invert,
+}
 for _name, _compute in _SIGNS.items():
     setattr(Watched, f"__{_name}__", _with_the_number(_compute))
 
@@ -134,7 +141,9 @@ class Tape:
     """What one call of a program read besides its arguments."""
 
     draws: list[tuple[int | str, ...]] = field(default_factory=list)
-    recalls: list[tuple[str, int | None]] = field(default_factory=list)  # since which round; None for the present one
+    recalls: list[tuple[str, int | None]] = field(
+        default_factory=list
+    )  # since which round; None for the present one
     compared: list[tuple[Callable[[Any, Any], Any], Any, bool]] = field(default_factory=list)
     reason: str | None = None
 
@@ -203,24 +212,36 @@ class Taped(Nodes):
             self._tape.refuse(f"it recalls {name!r} without a default, or what is kept elsewhere")
         present = isinstance(since, Watched)
         self._tape.recalls.append((name, None if present else int(since)))
-        return self._runtime.store.get(self.tier, name, self._given, default, self._number if present else int(since))
+        return self._runtime.store.get(
+            self.tier, name, self._given, default, self._number if present else int(since)
+        )
 
 
 class Static(Nodes):
     """Nodes that read everything from memory that is filled before each replay, in the order of their tape."""
 
-    def __init__(self, runtime: Services, tier: str, ids: Ids, tape: Tape, first: Invocation) -> None:
+    def __init__(
+        self, runtime: Services, tier: str, ids: Ids, tape: Tape, first: Invocation
+    ) -> None:
         super().__init__(runtime, tier, ids, round=0, path=0)
         device = runtime.task.device
         self.tape = tape
-        self.there, self.copy = ids.to(device, copy=True), runtime.tree.copy(tier, ids).to(device, copy=True)
+        self.there, self.copy = (
+            ids.to(device, copy=True),
+            runtime.tree.copy(tier, ids).to(device, copy=True),
+        )
         self.local = runtime.tree.local(tier, ids).to(device, copy=True)
-        self._keys = torch.zeros(len(tape.draws), len(runtime.seeds), dtype=torch.int64, device=device)
+        self._keys = torch.zeros(
+            len(tape.draws), len(runtime.seeds), dtype=torch.int64, device=device
+        )
         columns = [runtime.store.columns[tier, name].rows for name, _ in tape.recalls]
         self._stored = [rows.new_zeros((len(ids), *rows.shape[1:])) for rows in columns]
         self._fresh = [torch.zeros(len(ids), dtype=torch.bool, device=device) for _ in columns]
         nowhere = torch.full((len(ids),), NEVER)
-        self._slots = [(nowhere.clone(), torch.zeros(len(ids), dtype=torch.int64, device=device)) for _ in columns]
+        self._slots = [
+            (nowhere.clone(), torch.zeros(len(ids), dtype=torch.int64, device=device))
+            for _ in columns
+        ]
         self.arguments = [value.clone() for value in first.arguments]
         self._number = first.round
         self.rewind()
@@ -247,11 +268,18 @@ class Static(Nodes):
             self.copy.copy_(runtime.tree.copy(self.tier, ids), non_blocking=True)
             self.local.copy_(runtime.tree.local(self.tier, ids), non_blocking=True)
         if self.tape.draws:
-            keys = [draws.keys(runtime.seeds, call.round, call.path, self.tier, *words) for words in self.tape.draws]
+            keys = [
+                draws.keys(runtime.seeds, call.round, call.path, self.tier, *words)
+                for words in self.tape.draws
+            ]
             self._keys.copy_(torch.stack(keys), non_blocking=True)
-        for (name, since), stored, fresh, where in zip(self.tape.recalls, self._stored, self._fresh, self._slots, strict=True):
+        for (name, since), stored, fresh, where in zip(
+            self.tape.recalls, self._stored, self._fresh, self._slots, strict=True
+        ):
             column = runtime.store.columns[self.tier, name]
-            have = (column.slot[ids] != NEVER) & (column.round[ids] >= (call.round if since is None else since))
+            have = (column.slot[ids] != NEVER) & (
+                column.round[ids] >= (call.round if since is None else since)
+            )
             slots = torch.where(have, column.slot[ids], NEVER)
             if not torch.equal(slots, where[0]):
                 where[0].copy_(slots)
@@ -304,7 +332,9 @@ class _Variant:
 class Graphs:
     """The graphs of one simulator."""
 
-    def __init__(self, runtime: Services, capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay) -> None:
+    def __init__(
+        self, runtime: Services, capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay
+    ) -> None:
         self._runtime, self._capture = runtime, capture
         self._variants: dict[tuple[Any, ...], list[_Variant]] = {}
         self.reasons: dict[str, str] = {}
@@ -337,12 +367,18 @@ class Graphs:
         """Whether programs run as graphs, and why not."""
         if self._runtime.algorithm.eager is not None:
             return f"its programs run kernel by kernel: {self._runtime.algorithm.eager}"
-        eager = "; ".join(f"{name} runs kernel by kernel: {reason}" for name, reason in self.reasons.items())
-        often = f", {self.others} times not, as its number of devices changes" if self.others else ""
+        eager = "; ".join(
+            f"{name} runs kernel by kernel: {reason}" for name, reason in self.reasons.items()
+        )
+        often = (
+            f", {self.others} times not, as its number of devices changes" if self.others else ""
+        )
         return eager or f"the devices' program, replayed {self.replays} times{often}"
 
     def _eager(self, call: Invocation) -> tuple[Nodes, Any]:
-        nodes = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path, idle=call.idle)
+        nodes = Nodes(
+            self._runtime, call.tier, call.ids, round=call.round, path=call.path, idle=call.idle
+        )
         return nodes, call.program(nodes, *call.arguments)
 
     def _note(self, call: Invocation, variants: list[_Variant]) -> tuple[Nodes, Any]:
@@ -391,12 +427,18 @@ class Graphs:
         answer, notes = variant.replay.answer
         out.call.kept = {name: _copy(rows, copies) for name, rows in variant.replay.kept.items()}
         out.call.notes = {name: _copy(values, copies) for name, values in notes.items()}
-        out.call.gradients = variant.nodes.call.gradients  # a number: who computes its numbers of steps is not captured
+        out.call.gradients = (
+            variant.nodes.call.gradients
+        )  # a number: who computes its numbers of steps is not captured
         return out, _copy(answer, copies)
 
     def _refuse(self, call: Invocation, reason: str) -> None:
         self.reasons[call.program.__name__] = reason
-        self._variants = {kind: found for kind, found in self._variants.items() if kind[0] != call.program.__name__}
+        self._variants = {
+            kind: found
+            for kind, found in self._variants.items()
+            if kind[0] != call.program.__name__
+        }
 
 
 def _copy(value: Any, copies: dict[int, Tensor]) -> Any:

@@ -51,7 +51,9 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
             rows = []
             for size in lengths:
                 if type(size) is not int or size < 0 or position + size > len(data):
-                    raise DecodeError(f"an envelope with a row of {size!r} bytes at {position} of {len(data)}.")
+                    raise DecodeError(
+                        f"an envelope with a row of {size!r} bytes at {position} of {len(data)}."
+                    )
                 rows.append(data[position : position + size])
                 position += size
             messages.append(Packed(Schema(kind, width, _TYPES[name]), tuple(rows)))
@@ -60,5 +62,7 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if position != len(data):
-        raise DecodeError(f"an envelope of {len(data)} bytes of which {position} are accounted for.")
+        raise DecodeError(
+            f"an envelope of {len(data)} bytes of which {position} are accounted for."
+        )
     return header, messages

@@ -73,7 +73,9 @@ class Facts:
                 counts = torch.as_tensor(call.gradients, dtype=torch.float64).cpu().expand(len(ids))
                 self.gradients.index_add_(0, self.tree.copy(tier, ids), counts)
 
-    def played(self, answer: Any, environment: Sequence[Any] | None, spent: Mapping[str, float]) -> Played:
+    def played(
+        self, answer: Any, environment: Sequence[Any] | None, spent: Mapping[str, float]
+    ) -> Played:
         """Everything as the run's record wants it."""
         return Played(
             answer=answer,
@@ -96,7 +98,9 @@ class Facts:
             notes.append([tier, name, list(short.sums), short.least, short.most, short.count])
         reports = []
         for name, chunks in self.reports.items():
-            reports += [[name, tier, ids.tolist(), figures.tolist()] for tier, ids, figures in chunks]
+            reports += [
+                [name, tier, ids.tolist(), figures.tolist()] for tier, ids, figures in chunks
+            ]
         return {
             "traffic": self.meters[0].state(),
             "cohorts": {tier: torch.cat(ids).tolist() for tier, ids in self.cohorts.items()},

@@ -77,7 +77,9 @@ class Station(BaseRuntime):
 
     def forget(self) -> None:
         """Forget everything that this node keeps."""
-        self.store = OwnStore(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)), place=self.place)
+        self.store = OwnStore(
+            dict(zip(self.tree.tiers, self.tree.sizes, strict=True)), place=self.place
+        )
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under this node hold, [1]."""
@@ -92,7 +94,10 @@ class Station(BaseRuntime):
             return Answers([self._on_no_rows(question)])
         several, schemas = self._expected(question)
         with self._timed("links"):
-            down = [self._packed_down(question, rows, number) for number, rows in enumerate(question.rows)]
+            down = [
+                self._packed_down(question, rows, number)
+                for number, rows in enumerate(question.rows)
+            ]
             each = [self._packed_each(question, values) for values in question.each]
         answering = set(question.answers.tolist())
         parts: list[Any] = []
@@ -135,18 +140,28 @@ class Station(BaseRuntime):
         return type(owner).__name__, owner.parameters()
 
     def _packed_down(self, question: Question, message: Message, number: int) -> Packed:
-        return self._pack(message, question.askers, question.copies, question.key("down", number), None)
+        return self._pack(
+            message, question.askers, question.copies, question.key("down", number), None
+        )
 
     def _packed_each(self, question: Question, values: Tensor) -> Packed:
         senders = question.askers[question.asker]
-        return self._pack(flat(values), senders, torch.ones_like(senders), question.key("down"), None)
+        return self._pack(
+            flat(values), senders, torch.ones_like(senders), question.key("down"), None
+        )
 
     def _deferred(
-        self, question: Question, down: Sequence[Packed], messages: Sequence[Packed], schemas: Sequence[Schema]
+        self,
+        question: Question,
+        down: Sequence[Packed],
+        messages: Sequence[Packed],
+        schemas: Sequence[Schema],
     ) -> list[Deferred | None]:
         """The answers of one child; each is unpacked when it is reduced, so that not all are decoded at once."""
         if len(messages) != len(schemas):
-            raise ProgramError(f"{self.place}: {len(messages)} answers of a child, expected {len(schemas)}.")
+            raise ProgramError(
+                f"{self.place}: {len(messages)} answers of a child, expected {len(schemas)}."
+            )
         link = Link(self.wires[question.key("up").link, "up"], self._play.ledger)
         reference = self._reference(question, down) if link.wire.update else None
         out: list[Deferred | None] = []
@@ -170,11 +185,21 @@ class Station(BaseRuntime):
         """Whether the program answers several messages, and what each looks like: a rehearsal on no rows tells."""
         owner, parameters = self._owner(question.program)
         dtypes = tuple(str(Schema.of(message)) for message in question.rows)
-        key = (question.ends, question.program.__name__, self._play.lane, owner, str(parameters), dtypes)
+        key = (
+            question.ends,
+            question.program.__name__,
+            self._play.lane,
+            owner,
+            str(parameters),
+            dtypes,
+        )
         if key not in self._schemas:
             answer = self._on_no_rows(question)
             messages = answer if isinstance(answer, tuple) else (answer,)
-            self._schemas[key] = (isinstance(answer, tuple), [Schema.of(message) for message in messages])
+            self._schemas[key] = (
+                isinstance(answer, tuple),
+                [Schema.of(message) for message in messages],
+            )
         return self._schemas[key]
 
     def _on_no_rows(self, question: Question) -> Any:
@@ -212,13 +237,24 @@ class Station(BaseRuntime):
         play = self._play = self._new_play(header["round"], header["lane"])
         self.clock.start()
         ids = torch.tensor([self.place.number])
-        owner = self.algorithm if header["owner"] == ALGORITHM else self.makers[header["owner"]](header["parameters"])
+        owner = (
+            self.algorithm
+            if header["owner"] == ALGORITHM
+            else self.makers[header["owner"]](header["parameters"])
+        )
         program: Program = getattr(owner, header["program"])
         question = self._question_of(header, program, ids)
         arguments = self._arguments(header, messages, question)
         received = arguments[0] if header["rows"] else None
         with one_thread(), torch.no_grad():
-            nodes = Nodes(self, self.place.tier, ids, round=play.round, path=header["path"], idle=question.idle)
+            nodes = Nodes(
+                self,
+                self.place.tier,
+                ids,
+                round=play.round,
+                path=header["path"],
+                idle=question.idle,
+            )
             answer = program(nodes, *arguments)
             self._record(self.place.tier, ids, nodes.call, question.idle)
             several = answer if isinstance(answer, tuple) else (answer,)
@@ -239,9 +275,13 @@ class Station(BaseRuntime):
         idle = None if header["idle"] is None else torch.tensor([header["idle"]])
         answers = zero if header["answers"] else zero[:0]
         ends = (above, self.place.tier)
-        return Question(program, ends, header["round"], header["path"], zero, ids, zero, answers, idle, (), ())
+        return Question(
+            program, ends, header["round"], header["path"], zero, ids, zero, answers, idle, (), ()
+        )
 
-    def _arguments(self, header: dict[str, Any], messages: list[Packed], question: Question) -> list[Tensor]:
+    def _arguments(
+        self, header: dict[str, Any], messages: list[Packed], question: Question
+    ) -> list[Tensor]:
         """What came down to this node."""
         key = question.key("down")
         link = Link(self.wires[key.link, "down"], self._play.ledger)
@@ -253,7 +293,9 @@ class Station(BaseRuntime):
 
     # Both
 
-    def _pack(self, message: Message, ids: Ids, copies: Tensor, key: MessageKey, reference: Rows | None) -> Packed:
+    def _pack(
+        self, message: Message, ids: Ids, copies: Tensor, key: MessageKey, reference: Rows | None
+    ) -> Packed:
         """The bytes of a message that this node sends."""
         check_carried(rows_of(message), key)
         link = Link(self.wires[key.link, key.direction], self._play.ledger)
@@ -264,7 +306,9 @@ class Station(BaseRuntime):
             keys=self._wire_keys(key, ids),
             memory=self._memory(key, ids),
         )
-        link.count(packed, Route((key.link, key.direction, self._play.lane), copies, torch.zeros_like(ids)))
+        link.count(
+            packed, Route((key.link, key.direction, self._play.lane), copies, torch.zeros_like(ids))
+        )
         return packed
 
 
@@ -288,7 +332,9 @@ class Loopback(Runtime):
     ) -> None:
         """`task` makes the task of a node from its own shard; `station` a node from its place, task and told examples."""
         if tree.copies != 1:
-            raise errors.ConfigError("the loopback runtime runs one seed at a time; run the seeds one after the other.")
+            raise errors.ConfigError(
+                "the loopback runtime runs one seed at a time; run the seeds one after the other."
+            )
         population = Population.of(shards)
         self.tree: Tree = tree
         self.stations: dict[str, list[Station]] = {}
@@ -374,10 +420,15 @@ class Loopback(Runtime):
                 own, entries = column.freeze(_only(station))
                 for label, entry in entries.items():
                     ids = entry.ids + station.place.number
-                    parts.setdefault(label, []).append(Entry(ids, entry.rounds, entry.places + count))
+                    parts.setdefault(label, []).append(
+                        Entry(ids, entry.rounds, entry.places + count)
+                    )
                 rows.append(own)
                 count += len(own)
-            entries = {label: _joined(parts.get(label, [])) for label in (PRESENT, *sorted(set(parts) - {PRESENT}))}
+            entries = {
+                label: _joined(parts.get(label, []))
+                for label in (PRESENT, *sorted(set(parts) - {PRESENT}))
+            }
             yield Frozen(tier, name, torch.cat(rows), entries)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
@@ -385,11 +436,18 @@ class Loopback(Runtime):
         check = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
         check.thaw(frozen, self.nodes(frozen.tier, copy))
         for station in self.stations[frozen.tier]:
-            entries = {label: _of_node(entry, station.place.number) for label, entry in frozen.entries.items()}
+            entries = {
+                label: _of_node(entry, station.place.number)
+                for label, entry in frozen.entries.items()
+            }
             places = torch.unique(torch.cat([entry.places for entry in entries.values()]))
             for label, entry in entries.items():
-                entries[label] = Entry(entry.ids, entry.rounds, torch.searchsorted(places, entry.places))
-            own = Frozen(frozen.tier, frozen.name, frozen.rows[places.to(frozen.rows.device)], entries)
+                entries[label] = Entry(
+                    entry.ids, entry.rounds, torch.searchsorted(places, entry.places)
+                )
+            own = Frozen(
+                frozen.tier, frozen.name, frozen.rows[places.to(frozen.rows.device)], entries
+            )
             station.store.thaw(own, slice(0, self.tree.size(frozen.tier)))
 
     def report(self) -> dict[str, Any]:

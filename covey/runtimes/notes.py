@@ -89,7 +89,9 @@ class Notes:
         self._partials: dict[tuple[str, str], list[Partial]] = {}
         self._writing = threading.Lock()
 
-    def add(self, tier: str, name: str, ids: Ids, values: Tensor, idle: Tensor | None = None) -> None:
+    def add(
+        self, tier: str, name: str, ids: Ids, values: Tensor, idle: Tensor | None = None
+    ) -> None:
         """A figure of each of these nodes, [n], except those that are idle."""
         if idle is not None:
             asked = (~idle).nonzero()[:, 0]

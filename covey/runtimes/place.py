@@ -59,7 +59,9 @@ class Place(Topology):
     def check(self, tier: str, ids: Ids, about: str) -> None:
         """Refuse to say anything of another node."""
         if len(ids) and (tier != self.tier or ids.tolist() != [self.number]):
-            raise ProgramError(f"{self} touched {about} of {tier} {some(ids.tolist())}; a node has its own alone.")
+            raise ProgramError(
+                f"{self} touched {about} of {tier} {some(ids.tolist())}; a node has its own alone."
+            )
 
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children this node has, [1]."""
@@ -77,12 +79,16 @@ class Place(Topology):
 
     def span(self, tier: str, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Nobody but the whole tree knows which devices stand under which node."""
-        raise ProgramError(f"{self} touched the devices under {tier} {some(ids.tolist())}; a node has its own alone.")
+        raise ProgramError(
+            f"{self} touched the devices under {tier} {some(ids.tolist())}; a node has its own alone."
+        )
 
     def picks(self, tier: str, sample: int | float) -> Tensor:
         """How many children this node asks under `sample`, at its own position of its tier; 0 at all others."""
         narrow = self.min_children[self.index(tier)]
-        Tree.flat(narrow).picks("server", sample)  # an error where some node of the tier has too few children
+        Tree.flat(narrow).picks(
+            "server", sample
+        )  # an error where some node of the tier has too few children
         picks = torch.zeros(self.size(tier), dtype=torch.int64)
         if tier == self.tier:
             picks[self.number] = Tree.flat(self.children).picks("server", sample)[0]
@@ -100,7 +106,9 @@ class OwnStore(Store):
         self._check(tier, name, ids)
         super().put(tier, name, ids, rows, round)
 
-    def get(self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int) -> Tensor | None:
+    def get(
+        self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int
+    ) -> Tensor | None:
         """The row of this node, `default` where there is none as young as `since`."""
         self._check(tier, name, ids)
         return super().get(tier, name, ids, default, since)

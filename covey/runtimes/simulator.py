@@ -30,7 +30,9 @@ from covey.runtimes.base import (
 from covey.runtimes.cuda_graphs import Graphs, Invocation
 from covey.types import Ids, Rows
 
-_SCORES = 4  # chunks per worker when models are scored, which takes as long as a device has examples
+_SCORES = (
+    4  # chunks per worker when models are scored, which takes as long as a device has examples
+)
 
 
 @dataclass
@@ -89,16 +91,26 @@ class Simulator(BaseRuntime):
         return counted
 
     def _run(
-        self, question: Question, down: tuple[Rows, ...], each: tuple[Tensor, ...], effort: Effort | None, part: slice
+        self,
+        question: Question,
+        down: tuple[Rows, ...],
+        each: tuple[Tensor, ...],
+        effort: Effort | None,
+        part: slice,
     ) -> Any:
         """The program on some of the nodes: what they keep is stored, what they answer has crossed the link."""
         ids, tier = question.ids[part], question.ends[1]
         idle = None if question.idle is None else question.idle[part]
         asker = question.asker[part].to(self.task.device, non_blocking=True)
-        arguments = (*(torch.index_select(rows, 0, asker) for rows in down), *(values[part] for values in each))
+        arguments = (
+            *(torch.index_select(rows, 0, asker) for rows in down),
+            *(values[part] for values in each),
+        )
         with torch.no_grad():
             if self.graphs is not None and self._play.trains and self._leaf(tier):
-                invocation = Invocation(question.program, tier, ids, question.round, question.path, arguments, idle)
+                invocation = Invocation(
+                    question.program, tier, ids, question.round, question.path, arguments, idle
+                )
                 nodes, answer = self.graphs.run(invocation)
             else:
                 nodes = Nodes(self, tier, ids, round=question.round, path=question.path, idle=idle)
@@ -108,10 +120,18 @@ class Simulator(BaseRuntime):
             if effort is not None:
                 effort.add(part, nodes.call)
             with self._timed("links"):
-                return self._answer(question, part, nodes, answer, arguments[0] if down else None, effort)
+                return self._answer(
+                    question, part, nodes, answer, arguments[0] if down else None, effort
+                )
 
     def _answer(
-        self, question: Question, part: slice, nodes: Nodes, answer: Any, received: Rows | None, effort: Effort | None
+        self,
+        question: Question,
+        part: slice,
+        nodes: Nodes,
+        answer: Any,
+        received: Rows | None,
+        effort: Effort | None,
     ) -> Any:
         """What arrives above of the answers of those who answer."""
         inside = (question.answers >= part.start) & (question.answers < part.stop)
@@ -128,7 +148,9 @@ class Simulator(BaseRuntime):
                 reference = received[positions.to(received.device, non_blocking=True)]
             one_each = torch.ones_like(positions)
             key = question.key("up", number)
-            return self._cross(select(message, positions), ids[positions], one_each, key, reference, heard)
+            return self._cross(
+                select(message, positions), ids[positions], one_each, key, reference, heard
+            )
 
         if isinstance(answer, tuple):
             return tuple(up(message, number) for number, message in enumerate(answer))
@@ -142,7 +164,9 @@ class Simulator(BaseRuntime):
     def _sent_each(self, question: Question, values: Tensor) -> Tensor:
         """Each child's own value as it arrives."""
         senders = question.askers[question.asker]
-        arrived: Tensor = self._sent(flat(values), senders, torch.ones_like(question.ids), question.key("down"))
+        arrived: Tensor = self._sent(
+            flat(values), senders, torch.ones_like(question.ids), question.key("down")
+        )
         return arrived.reshape(values.shape)
 
     def _cross(
@@ -156,10 +180,17 @@ class Simulator(BaseRuntime):
     ) -> Message:
         """What the receivers get of a message."""
         check_carried(rows_of(message), key)
-        route = Route((key.link, key.direction, self._play.lane), copies, self.tree.copy(key.sender, ids), heard)
+        route = Route(
+            (key.link, key.direction, self._play.lane),
+            copies,
+            self.tree.copy(key.sender, ids),
+            heard,
+        )
         link = Link(self.wires[key.link, key.direction], self._play.ledger)
         memory, keys = self._memory(key, ids), self._wire_keys(key, ids)
-        return link.send(message, route, cut=self._cut(key), reference=reference, keys=keys, memory=memory)
+        return link.send(
+            message, route, cut=self._cut(key), reference=reference, keys=keys, memory=memory
+        )
 
     def _settle(self, me: Nodes, answer: Any) -> None:
         if self.task.device.type == "cuda":
@@ -172,8 +203,12 @@ class Simulator(BaseRuntime):
 
     def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
         """Leaves in chunks over the workers, other tiers at once; results in id order."""
-        room = max(1, self.memory // self.workers // (self.task.row_bytes() + self.algorithm.memory()))
-        if self.task.path == "each":  # rows run one by one, and a model stays in the cache for all its steps
+        room = max(
+            1, self.memory // self.workers // (self.task.row_bytes() + self.algorithm.memory())
+        )
+        if (
+            self.task.path == "each"
+        ):  # rows run one by one, and a model stays in the cache for all its steps
             room = 1
         smallest = -(-self.grain // self.task.space.width)
         chunks = self.workers if self._play.trains else self.workers * _SCORES
@@ -187,7 +222,9 @@ class Simulator(BaseRuntime):
     def _over_workers(self, run: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
         """The results in order; when one fails, or the user interrupts, nobody works on once this has raised."""
         if self._pool is None or self._owner != os.getpid():  # threads do not survive a fork
-            self._pool = ThreadPoolExecutor(self.workers, "covey", initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ThreadPoolExecutor(
+                self.workers, "covey", initializer=torch.set_num_threads, initargs=(1,)
+            )
             self._owner = os.getpid()
         futures: list[Future[Any]] = []
         try:

@@ -34,12 +34,20 @@ class RadioRecord:
     joules: float  # of all devices
     upload_joules: float  # of these, for sending
     upload_bytes: int  # of all devices' answers, as encoded
-    formula_seconds: float | None = None  # with the plan's count of steps and bits; None where nothing is planned
+    formula_seconds: float | None = (
+        None  # with the plan's count of steps and bits; None where nothing is planned
+    )
     formula_bytes: float | None = None
-    left_out: list[int] = field(default_factory=list)  # devices that the plan did not ask, whom no ratio brings to the deadline
-    reasons: dict[str, list[int]] = field(default_factory=dict)  # why: "time", "computing", "channel", "crowded" or "starved"
+    left_out: list[int] = field(
+        default_factory=list
+    )  # devices that the plan did not ask, whom no ratio brings to the deadline
+    reasons: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # why: "time", "computing", "channel", "crowded" or "starved"
     late: list[int] = field(default_factory=list)  # devices that ended after the deadline
-    certificate: float | None = None  # the largest figure of its plans' certificates; None where none comes with one
+    certificate: float | None = (
+        None  # the largest figure of its plans' certificates; None where none comes with one
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +81,17 @@ class RadioClock:
         `chosen`, each seed's devices that train, as the radio counts them.
         """
         self._tree = tree
-        self.radio, self.work, self.policy, self._seeds = radio, work, _policy(radio, work, prunes), tuple(seeds)
+        self.radio, self.work, self.policy, self._seeds = (
+            radio,
+            work,
+            _policy(radio, work, prunes),
+            tuple(seeds),
+        )
         self._chosen = [torch.tensor(ids, dtype=torch.int64) for ids in chosen]
         copies = len(self._seeds)
-        self.devices = Devices.stack([radio.devices.take(ids) for ids in self._chosen], cells=len(radio.cells))
+        self.devices = Devices.stack(
+            [radio.devices.take(ids) for ids in self._chosen], cells=len(radio.cells)
+        )
         self.cells: Cells = radio.cells.times(copies)
         self._each, self._gain = len(self._chosen[0]), (-1, torch.zeros(0))
         self.begin()
@@ -113,7 +128,9 @@ class RadioClock:
     def _waited_for_edges(self, answers: Answered, sent: Tensor) -> Tensor:
         """Seconds until the last of the edges below each asker has answered, [n, 2]."""
         ends = answers.effort.elapsed[answers.answers]
-        if self._tree.below(answers.below) == self._tree.tiers[-1]:  # the cells' edges, which have wires
+        if (
+            self._tree.below(answers.below) == self._tree.tiers[-1]
+        ):  # the cells' edges, which have wires
             first = self._tree.first(answers.below, answers.effort.ids[answers.answers])
             ends = ends + self.wire(first, sent)
         return most(ends, answers.asker, answers.askers)
@@ -125,27 +142,39 @@ class RadioClock:
             known = None if self.work is None else nothing
             return Allocation(ids, nothing.bool(), nothing, nothing, known, known)
         devices, radio = self.devices.take(ids), self.radio
-        here = torch.tensor(sorted(set(devices.cell.tolist())))  # cells in which nobody is asked have no problem
+        here = torch.tensor(
+            sorted(set(devices.cell.tolist()))
+        )  # cells in which nobody is asked have no problem
         scenario = Scenario(
             replace(devices, cell=torch.searchsorted(here, devices.cell)), self.cells.take(here), radio.channel,
             self.work or Work(shared=1.0), radio.deadline or _SOME_TIME, radio.rho_max, radio.mask and self.policy.prunes,
         )  # fmt: skip
-        plan = plan_for(self._gains(round)[ids][None], scenario, self.policy, rounds=range(round, round + 1))
+        plan = plan_for(
+            self._gains(round)[ids][None], scenario, self.policy, rounds=range(round, round + 1)
+        )
         if plan.certificate is not None:
             copy = here // len(radio.cells)
-            self._certificate = self._certificate.scatter_reduce(0, copy, plan.certificate.largest(), "amax")
+            self._certificate = self._certificate.scatter_reduce(
+                0, copy, plan.certificate.largest(), "amax"
+            )
         asked = plan.asked[0]
         if self.policy.prunes:
-            asked = asked & (plan.rate[0] > 0)  # with rho_max = 1 a plan may give no band, over which not even a mask is sent
+            asked = asked & (
+                plan.rate[0] > 0
+            )  # with rho_max = 1 a plan may give no band, over which not even a mask is sent
         for reason in set(plan.reason[0][~asked].tolist()):
             name = Reason(reason).name.lower() if reason != Reason.ASKED else "starved"
             self._left_out.setdefault(name, []).append(ids[~asked & (plan.reason[0] == reason)])
         if self.work is None:
-            return Allocation(ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None)
+            return Allocation(
+                ids[asked], asked, plan.ratio[0][asked], plan.rate[0][asked], None, None
+            )
         size = float(self.work.shared)
         kept = whole_weights(plan.kept[0][asked], size) / size
         bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
-        return Allocation(ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits)
+        return Allocation(
+            ids[asked], asked, 1 - kept, plan.rate[0][asked], plan.formula.latency[0][asked], bits
+        )
 
     def took(self, grant: Allocation, work: Tensor, sent: Tensor, idle: Tensor) -> Tensor:
         """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times weights, `sent` in bytes.
@@ -156,14 +185,18 @@ class RadioClock:
         cycles, bits = devices.cycles * work, 8.0 * sent
         upload = torch.where(bits > 0, bits / grant.rate, 0.0)
         measured = cycles / devices.cpu + upload
-        spent = torch.stack([devices.capacitance * devices.cpu**2 * cycles, devices.power * upload], dim=1)
+        spent = torch.stack(
+            [devices.capacitance * devices.cpu**2 * cycles, devices.power * upload], dim=1
+        )
         formula_bits = bits if grant.formula_bits is None else grant.formula_bits
         copy = grant.ids[~idle] // self._each
         self._joules.index_add_(0, copy, spent[~idle])
         self._bits.index_add_(0, copy, torch.stack([bits, formula_bits], dim=1)[~idle])
         return torch.stack([measured, measured if grant.formula is None else grant.formula], dim=1)
 
-    def in_time(self, grant: Allocation, took: Tensor, asker: Tensor, askers: int, idle: Tensor) -> Tensor:
+    def in_time(
+        self, grant: Allocation, took: Tensor, asker: Tensor, askers: int, idle: Tensor
+    ) -> Tensor:
         """Whose answers count, [m] bool: with `late = "drop"` those in time, or the first where an asker has none."""
         deadline, seconds = self.radio.deadline, took[:, 0]
         if deadline is None:
@@ -172,29 +205,55 @@ class RadioClock:
         self._late.append(grant.ids[late & ~idle])
         if self.radio.late == "wait" or not bool(late.any()):
             return torch.ones_like(late)
-        anyone = torch.zeros(askers, dtype=torch.bool).index_put_((asker[~late],), torch.tensor(True))
-        place = torch.argsort(torch.argsort(seconds, stable=True))  # of two that end at once the first
+        anyone = torch.zeros(askers, dtype=torch.bool).index_put_(
+            (asker[~late],), torch.tensor(True)
+        )
+        place = torch.argsort(
+            torch.argsort(seconds, stable=True)
+        )  # of two that end at once the first
         first = torch.full((askers,), len(place)).scatter_reduce(0, asker, place, "amin")
         return ~late | (~anyone[asker] & (place == first[asker]))
 
     def waits(
-        self, grant: Allocation, took: Tensor, counts: Tensor, sent: Tensor, asker: Tensor, askers: int, relay: bool
+        self,
+        grant: Allocation,
+        took: Tensor,
+        counts: Tensor,
+        sent: Tensor,
+        asker: Tensor,
+        askers: int,
+        relay: bool,
     ) -> Tensor:
         """Seconds that each asker waits, [n, 2]; with `relay` its devices' messages cross the wires of their cells as well."""
-        ends = took if self.radio.deadline is None else torch.where(counts[:, None], took, self.radio.deadline)
+        ends = (
+            took
+            if self.radio.deadline is None
+            else torch.where(counts[:, None], took, self.radio.deadline)
+        )
         cell = self.devices.cell[grant.ids]
         lasts = most(ends, cell, len(self.cells))
         if relay:
-            bits = torch.stack([8.0 * sent, 8.0 * sent if grant.formula_bits is None else grant.formula_bits], dim=1)
-            total = torch.zeros(len(self.cells), 2, dtype=torch.float64).index_add_(0, cell[counts], bits[counts])
+            bits = torch.stack(
+                [8.0 * sent, 8.0 * sent if grant.formula_bits is None else grant.formula_bits],
+                dim=1,
+            )
+            total = torch.zeros(len(self.cells), 2, dtype=torch.float64).index_add_(
+                0, cell[counts], bits[counts]
+            )
             lasts = lasts + self._crossing(torch.arange(len(self.cells)), total)
         return most(lasts[cell], asker, askers)
 
     def wire(self, first_device: Tensor, sent: Tensor) -> Tensor:
         """Seconds of the edges' own answers on their wires, [m, 2]; an edge is the cell of its first device."""
         cell = self.devices.cell[first_device]
-        formula = 8.0 * sent if self.work is None else torch.full_like(sent, self.work.bits * float(self.work.shared))
-        return self._crossing(cell, torch.where(sent[:, None] > 0, torch.stack([8.0 * sent, formula], dim=1), 0.0))
+        formula = (
+            8.0 * sent
+            if self.work is None
+            else torch.full_like(sent, self.work.bits * float(self.work.shared))
+        )
+        return self._crossing(
+            cell, torch.where(sent[:, None] > 0, torch.stack([8.0 * sent, formula], dim=1), 0.0)
+        )
 
     def _crossing(self, cell: Tensor, bits: Tensor) -> Tensor:
         """Seconds of bits [m, 2] on the wires of cells [m]; a wire that nothing crosses takes no time."""
@@ -207,8 +266,14 @@ class RadioClock:
         late = torch.cat([self._chosen[0][:0], *self._late])
         left_out = {name: torch.cat(found) for name, found in sorted(self._left_out.items())}
         for at in range(len(self._seeds)):
-            seconds, (computing, sending), bits = elapsed[at].tolist(), self._joules[at].tolist(), self._bits[at].tolist()
-            reasons = {name: mine for name, ids in left_out.items() if (mine := self._names(at, ids))}
+            seconds, (computing, sending), bits = (
+                elapsed[at].tolist(),
+                self._joules[at].tolist(),
+                self._bits[at].tolist(),
+            )
+            reasons = {
+                name: mine for name, ids in left_out.items() if (mine := self._names(at, ids))
+            }
             aired = RadioRecord(
                 seconds=seconds[0],
                 joules=computing + sending,
@@ -250,16 +315,26 @@ def _policy(radio: Radio, work: Work | None, prunes: bool) -> Policy:
     """How the band is shared; an error where that does not suit the algorithm."""
     policy = radio.policy or (optimal if prunes else personal_only)
     if prunes and radio.deadline is None:
-        raise ConfigError("radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' in [radio].")
+        raise ConfigError(
+            "radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' in [radio]."
+        )
     if policy.prunes and not prunes:
         rule = 'leave it out, or take personal_only or personal_fastest; Pruned(ratio="plan") prunes as a plan says'
-        raise ConfigError(f"radio: the policy {policy.name} prunes, but this algorithm takes no ratio from a plan; {rule}.")
+        raise ConfigError(
+            f"radio: the policy {policy.name} prunes, but this algorithm takes no ratio from a plan; {rule}."
+        )
     if policy.listed:
         rule = "give the weights of devices as a column of Devices, and ratios of your own as a list, Pruned(ratio=[...])"
-        raise ConfigError(f"radio: the policy {policy.name} has a value for each device, but a run asks some of them; {rule}.")
+        raise ConfigError(
+            f"radio: the policy {policy.name} has a value for each device, but a run asks some of them; {rule}."
+        )
     if work is not None and policy.work(work).shared != work.shared:
         rule = 'take optimal, or give private = ""'
-        raise ConfigError(f"radio: the policy {policy.name} prunes and sends the private layers too, which stay here; {rule}.")
+        raise ConfigError(
+            f"radio: the policy {policy.name} prunes and sends the private layers too, which stay here; {rule}."
+        )
     if policy.name != personal_only.name and work is None:
-        raise ConfigError(f"radio: the policy {policy.name} needs to know a device's work, which this algorithm does not say.")
+        raise ConfigError(
+            f"radio: the policy {policy.name} needs to know a device's work, which this algorithm does not say."
+        )
     return policy

@@ -41,7 +41,11 @@ class LogDistance:
     near: float = 1.0  # m
 
     def __post_init__(self) -> None:
-        if not (0 < self.exponent < math.inf and 0 < self.near < math.inf and math.isfinite(self.reference)):
+        if not (
+            0 < self.exponent < math.inf
+            and 0 < self.near < math.inf
+            and math.isfinite(self.reference)
+        ):
             facts = f"reference = {self.reference}, exponent = {self.exponent}, near = {self.near}"
             raise ConfigError(f"LogDistance: {facts} must be finite, the last two above 0.")
 
@@ -64,9 +68,13 @@ class Urban:
 
     def __post_init__(self) -> None:
         if not 0.5e9 <= self.carrier <= 100e9:
-            raise ConfigError(f"Urban: carrier = {self.carrier:g} Hz; the model holds from 0.5 to 100 GHz.")
+            raise ConfigError(
+                f"Urban: carrier = {self.carrier:g} Hz; the model holds from 0.5 to 100 GHz."
+            )
         if not 1.5 <= self.device_height <= 13:
-            raise ConfigError(f"Urban: device_height = {self.device_height:g} m; the model holds from 1.5 to 13 m.")
+            raise ConfigError(
+                f"Urban: device_height = {self.device_height:g} m; the model holds from 1.5 to 13 m."
+            )
 
     def loss(self, distance: Tensor, chance: Tensor) -> Tensor:
         height = self.edge_height or (25.0 if self.kind == "macro" else 10.0)
@@ -74,7 +82,11 @@ class Urban:
         line = torch.hypot(flat, torch.full_like(flat, height - self.device_height))
         clear = self._clear(flat, line, height)
         blocked = torch.maximum(clear, self._blocked(line))
-        seen = {"yes": torch.ones_like(chance), "no": torch.zeros_like(chance), "chance": self.sight_probability(distance)}
+        seen = {
+            "yes": torch.ones_like(chance),
+            "no": torch.zeros_like(chance),
+            "chance": self.sight_probability(distance),
+        }
         return torch.where(chance < seen[self.sight], clear, blocked)
 
     def sight_probability(self, distance: Tensor) -> Tensor:
@@ -90,7 +102,9 @@ class Urban:
         breakpoint = 4 * heights * self.carrier / _LIGHT
         near = start + slope * torch.log10(line) + carrier
         bent = bend * math.log10(breakpoint**2 + (height - self.device_height) ** 2)
-        return torch.where(flat <= breakpoint, near, start + 40 * torch.log10(line) + carrier - bent)
+        return torch.where(
+            flat <= breakpoint, near, start + 40 * torch.log10(line) + carrier - bent
+        )
 
     def _blocked(self, line: Tensor) -> Tensor:
         carrier, above = math.log10(self.carrier / 1e9), self.device_height - 1.5
@@ -108,7 +122,9 @@ class Noise:
 
     def __post_init__(self) -> None:
         if not (self.watts > 0 and math.isfinite(self.watts)):
-            raise ConfigError(f"Noise: watts = {self.watts} must be above 0; in a file, write noise in dBm or dBm/Hz.")
+            raise ConfigError(
+                f"Noise: watts = {self.watts} must be above 0; in a file, write noise in dBm or dBm/Hz."
+            )
 
     def over(self, band: Tensor) -> Tensor:
         """Its power over a band in hertz."""
@@ -129,7 +145,9 @@ class Channel:
         if self.shadowing < 0:
             raise ConfigError(f"Channel: shadowing = {self.shadowing:g} dB must be 0 or more.")
         if self.fading not in ("none", "rayleigh", "rician"):
-            raise ConfigError(f"Channel: fading = {self.fading!r} must be 'none', 'rayleigh' or 'rician'.")
+            raise ConfigError(
+                f"Channel: fading = {self.fading!r} must be 'none', 'rayleigh' or 'rician'."
+            )
 
     def gain(self, distance: Tensor, ids: Tensor, *, rounds: range, seed: int) -> Tensor:
         """The power gain h of every device in every round, [rounds, n]."""

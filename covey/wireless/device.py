@@ -32,14 +32,22 @@ class Spread:
         if self.kind not in _KINDS:
             raise ConfigError(f"a spread of kind {self.kind!r}; one of {', '.join(_KINDS)}.")
         if len(self.values) != 2 and self.kind != "choice":
-            raise ConfigError(f"{self.kind} = {list(self.values)} must have two values: {_KINDS[self.kind]}.")
-        if not self.values or (self.kind in ("uniform", "log_uniform", "disc") and self.values[0] > self.values[1]):
-            raise ConfigError(f"{self.kind} = {list(self.values)}: give {_KINDS[self.kind]}, the smaller first.")
+            raise ConfigError(
+                f"{self.kind} = {list(self.values)} must have two values: {_KINDS[self.kind]}."
+            )
+        if not self.values or (
+            self.kind in ("uniform", "log_uniform", "disc") and self.values[0] > self.values[1]
+        ):
+            raise ConfigError(
+                f"{self.kind} = {list(self.values)}: give {_KINDS[self.kind]}, the smaller first."
+            )
         if not all(abs(value) <= _LARGEST for value in self.values):  # which NaN is not
             rule = f"must be finite numbers, of size {_LARGEST:g} at most"
             raise ConfigError(f"{self.kind} = {list(self.values)} {rule}.")
         if self.kind == "log_uniform" and self.values[0] <= 0:
-            raise ConfigError(f"log_uniform = {list(self.values)} must be above 0; use uniform for levels in dBm.")
+            raise ConfigError(
+                f"log_uniform = {list(self.values)} must be above 0; use uniform for levels in dBm."
+            )
 
     def draw(self, address: int, ids: Tensor) -> Tensor:
         """One value for each id, float64 [n]."""
@@ -51,7 +59,11 @@ class Spread:
         low, high = self.values
         if self.kind == "log_uniform":
             return low * (high / low) ** u
-        return torch.sqrt(low**2 + (high**2 - low**2) * u) if self.kind == "disc" else low + (high - low) * u
+        return (
+            torch.sqrt(low**2 + (high**2 - low**2) * u)
+            if self.kind == "disc"
+            else low + (high - low) * u
+        )
 
 
 _LARGEST = 1e100  # its square is a number still
@@ -85,11 +97,15 @@ class Devices:
         for name in _COLUMNS:
             column = getattr(self, name)
             if column.shape != self.cell.shape:
-                raise ConfigError(f"{name} has {len(column)} values for {len(self.cell)} devices; give one for each, or one.")
+                raise ConfigError(
+                    f"{name} has {len(column)} values for {len(self.cell)} devices; give one for each, or one."
+                )
             wrong = ~(torch.isfinite(column) & (column > 0))
             if wrong.any():
                 at = int(wrong.nonzero()[0])
-                raise ConfigError(f"{name} of {self.name(at)} is {column[at]:g}; it must be above 0 and finite.")
+                raise ConfigError(
+                    f"{name} of {self.name(at)} is {column[at]:g}; it must be above 0 and finite."
+                )
 
     @classmethod
     def of(
@@ -107,14 +123,23 @@ class Devices:
     ) -> Devices:
         """Devices from numbers, lists and distributions."""
         cells = torch.as_tensor(cell, dtype=torch.int64)
-        given = {"distance": distance, "cpu": cpu, "cycles": cycles, "power": power, "capacitance": capacitance, "weight": weight}
+        given = {
+            "distance": distance,
+            "cpu": cpu,
+            "cycles": cycles,
+            "power": power,
+            "capacitance": capacitance,
+            "weight": weight,
+        }
         columns = {name: column(value, len(cells), name, seed) for name, value in given.items()}
         return cls(cell=cells, names=tuple(names), **columns)
 
     def take(self, chosen: Tensor) -> Devices:
         """Some of the devices, in this order."""
         names = tuple(self.names[at] for at in chosen.tolist()) if self.names else ()
-        return replace(self, names=names, **{name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)})
+        return replace(
+            self, names=names, **{name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)}
+        )
 
     @classmethod
     def stack(cls, parts: Sequence[Devices], *, cells: int) -> Devices:
@@ -157,9 +182,13 @@ class Cells:
         for name, low in (("bandwidth", True), ("wire_rate", True), ("wire_delay", False)):
             values = getattr(self, name)
             if values.shape != self.bandwidth.shape:
-                raise ConfigError(f"{name} has {len(values)} values for {len(self.bandwidth)} cells; give one for each, or one.")
+                raise ConfigError(
+                    f"{name} has {len(values)} values for {len(self.bandwidth)} cells; give one for each, or one."
+                )
             if not (values > 0 if low else values >= 0).all():
-                raise ConfigError(f"{name} = {values.tolist()} must be {'above 0' if low else '0 or more'}.")
+                raise ConfigError(
+                    f"{name} = {values.tolist()} must be {'above 0' if low else '0 or more'}."
+                )
 
     @classmethod
     def of(
@@ -171,7 +200,10 @@ class Cells:
         count: int | None = None,
     ) -> Cells:
         """Cells from numbers and lists; one number serves all `count` of them."""
-        given = [torch.as_tensor(value, dtype=torch.float64) for value in (bandwidth, wire_rate, wire_delay)]
+        given = [
+            torch.as_tensor(value, dtype=torch.float64)
+            for value in (bandwidth, wire_rate, wire_delay)
+        ]
         n = count or max([len(value) for value in given if value.ndim], default=1)
         return cls(*(value.expand(n).clone() if value.ndim == 0 else value for value in given))
 

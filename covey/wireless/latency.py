@@ -43,11 +43,20 @@ class Timing:
         return self.compute_joules + self.upload_joules
 
 
-def timing(work: Work, devices: Devices, *, kept: Tensor, rate: Tensor, bits: Tensor, asked: Tensor) -> Timing:
+def timing(
+    work: Work, devices: Devices, *, kept: Tensor, rate: Tensor, bits: Tensor, asked: Tensor
+) -> Timing:
     """What a round takes at these parts kept and rates; `bits` is what is sent: `formula_bits`, `encoded_bits` or measured."""
-    cycles = asked * (work.constant_cycles(devices.cycles) + kept * work.shared_cycles(devices.cycles))
+    cycles = asked * (
+        work.constant_cycles(devices.cycles) + kept * work.shared_cycles(devices.cycles)
+    )
     upload = torch.where(asked & (bits > 0), bits / rate, 0.0)
-    return Timing(cycles / devices.cpu, upload, devices.capacitance * devices.cpu**2 * cycles, devices.power * upload)
+    return Timing(
+        cycles / devices.cpu,
+        upload,
+        devices.capacitance * devices.cpu**2 * cycles,
+        devices.power * upload,
+    )
 
 
 def formula_bits(work: Work, kept: Tensor) -> Tensor:
@@ -67,7 +76,9 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
         here = width == size
         lengths = CODECS[codec].lengths(count[here], width=int(size), size=4, masked=True)
         if lengths is None:
-            raise ConfigError(f"codec {codec!r}: its lengths depend on the values; give the bits measured.")
+            raise ConfigError(
+                f"codec {codec!r}: its lengths depend on the values; give the bits measured."
+            )
         out[here] = 8 * lengths.double() + work.number_bits
     return torch.where(count > 0, out, 0.0)
 
@@ -81,7 +92,10 @@ def mask_bits(work: Work) -> Tensor:
     """What is sent beyond the weights: a header, a bit for each weight that may be kept, padded, and the numbers beside them."""
     if work.extra is not None:
         return torch.tensor(work.extra, dtype=torch.float64)
-    return 8 * (header.SIZE + torch.ceil(torch.as_tensor(work.shared, dtype=torch.float64) / 8)) + work.number_bits
+    return (
+        8 * (header.SIZE + torch.ceil(torch.as_tensor(work.shared, dtype=torch.float64) / 8))
+        + work.number_bits
+    )
 
 
 def wire_seconds(cells: Cells, work: Work) -> Tensor:

@@ -15,7 +15,15 @@ from covey.kernel.work import Work
 from covey.wireless import reasons
 from covey.wireless.channel import Channel
 from covey.wireless.device import Cells, Devices
-from covey.wireless.latency import Timing, encoded_bits, formula_bits, mask_bits, rate, timing, wire_seconds
+from covey.wireless.latency import (
+    Timing,
+    encoded_bits,
+    formula_bits,
+    mask_bits,
+    rate,
+    timing,
+    wire_seconds,
+)
 from covey.wireless.policies import Policy, optimal
 from covey.wireless.problem import Problem, Reason
 from covey.wireless.solve import Allocation, Certificate
@@ -43,11 +51,15 @@ class Scenario:
             raise ConfigError(f"rho_max = {self.rho_max} must be above 0 and at most 1.")
         if len(self.devices) and int(self.devices.cell.max()) >= len(self.cells):
             most = int(self.devices.cell.max())
-            raise ConfigError(f"a device stands in cell {most}, but there are {len(self.cells)} cells, counted from 0.")
+            raise ConfigError(
+                f"a device stands in cell {most}, but there are {len(self.cells)} cells, counted from 0."
+            )
 
     def gain(self, rounds: range) -> Tensor:
         """The channel gains, [rounds, n]."""
-        return self.channel.gain(self.devices.distance, torch.arange(len(self.devices)), rounds=rounds, seed=self.seed)
+        return self.channel.gain(
+            self.devices.distance, torch.arange(len(self.devices)), rounds=rounds, seed=self.seed
+        )
 
     def problem(self, gain: Tensor) -> Problem:
         """The problem of these rounds, one entry per round and device."""
@@ -56,7 +68,11 @@ class Scenario:
         whole = rate(band, gain, devices.power, self.channel.noise)
         budget = self.deadline - work.constant_cycles(devices.cycles) / devices.cpu
         group = torch.arange(rounds)[:, None] * len(self.cells) + devices.cell
-        snr = gain * devices.power / self.channel.noise.over(band) if self.channel.noise.per_hertz else None
+        snr = (
+            gain * devices.power / self.channel.noise.over(band)
+            if self.channel.noise.per_hertz
+            else None
+        )
         return Problem(
             budget=budget.repeat(rounds),
             compute=(work.shared_cycles(devices.cycles) / devices.cpu).repeat(rounds),
@@ -163,8 +179,13 @@ class Plan:
         """(18) with the wires, [rounds]: the last device of each cell, then its edge's message to the server."""
         latency = (timing or self.formula).latency
         cells = torch.zeros(len(latency), len(self.scenario.cells), dtype=torch.float64)
-        cells = cells.scatter_reduce(1, self.scenario.devices.cell.expand(latency.shape), latency, "amax")
-        return (cells + torch.where(cells > 0, wire_seconds(self.scenario.cells, self.scenario.work), 0.0)).amax(1)
+        cells = cells.scatter_reduce(
+            1, self.scenario.devices.cell.expand(latency.shape), latency, "amax"
+        )
+        return (
+            cells
+            + torch.where(cells > 0, wire_seconds(self.scenario.cells, self.scenario.work), 0.0)
+        ).amax(1)
 
     def why(self, at: int, row: int = 0) -> str:
         """One sentence on why a device is left out, late or starved in a round; empty where it is none of these."""

@@ -31,16 +31,24 @@ class Policy:
     listed: bool = False
 
 
-def given(p: Problem, *, ratio: Tensor | float | None = None, share: Tensor | float | None = None) -> Allocation:
+def given(
+    p: Problem, *, ratio: Tensor | float | None = None, share: Tensor | float | None = None
+) -> Allocation:
     """These ratios and shares for everybody; None: the least ratio that meets the deadline (Theorem 2), the same share for all.
 
     Theorem 2's ratio stops at rho_max, where the device ends late; one that no ratio brings to the deadline is not asked.
     """
     hopeless = p.budget <= 0 if ratio is None else torch.zeros_like(p.group, dtype=torch.bool)
-    shares = (~hopeless / p.total(~hopeless)[p.group]).nan_to_num(0.0) if share is None else _each(p, share)
+    shares = (
+        (~hopeless / p.total(~hopeless)[p.group]).nan_to_num(0.0)
+        if share is None
+        else _each(p, share)
+    )
     kept = p.kept(shares).clamp(1 - p.rho_max, 1) if ratio is None else 1 - _each(p, ratio)
     reason = torch.where(hopeless, Reason.TIME, Reason.ASKED).to(torch.int8)
-    return Allocation(shares, torch.where(hopeless, 0.0, kept), reason, torch.zeros(p.groups, dtype=torch.float64))
+    return Allocation(
+        shares, torch.where(hopeless, 0.0, kept), reason, torch.zeros(p.groups, dtype=torch.float64)
+    )
 
 
 def fastest(p: Problem, *, ratio: float = 0.0) -> Allocation:
@@ -58,9 +66,13 @@ def fastest(p: Problem, *, ratio: float = 0.0) -> Allocation:
         fall = send / time**2 / p.rate_slope(share.clamp(max=1.0))  # e = send / time
         return 1 - p.total(share), torch.exp(x) * p.total(fall)
 
-    even = (send / p.rate(1 / p.total(torch.ones_like(send))[p.group]) + needed - soonest[p.group]).clamp(min=0)
+    even = (
+        send / p.rate(1 / p.total(torch.ones_like(send))[p.group]) + needed - soonest[p.group]
+    ).clamp(min=0)
     low, high = -p.most(-torch.log(send)), torch.log(p.most(even))
-    return given(p, ratio=ratio, share=shares(root(left_over, high, low=low, high=high))[1].clamp(max=1.0))
+    return given(
+        p, ratio=ratio, share=shares(root(left_over, high, low=low, high=high))[1].clamp(max=1.0)
+    )
 
 
 def _each(p: Problem, value: Tensor | float) -> Tensor:
@@ -73,7 +85,9 @@ optimal = Policy("optimal", best)
 fair = Policy("fair", level)
 equal = Policy("equal", given)
 personal_only = Policy("personal_only", lambda p: given(p, ratio=0.0), Work.unprobed, prunes=False)
-personal_fastest = Policy("personal_fastest", lambda p: fastest(p, ratio=0.0), Work.unprobed, prunes=False)
+personal_fastest = Policy(
+    "personal_fastest", lambda p: fastest(p, ratio=0.0), Work.unprobed, prunes=False
+)
 pruning_only = Policy("pruning_only", best, Work.whole)
 
 
@@ -89,4 +103,7 @@ def weighted(weight: Tensor) -> Policy:
     return Policy("weighted", lambda p: best(replace(p, weight=_each(p, weight))), listed=True)
 
 
-POLICIES = {policy.name: policy for policy in (optimal, equal, fair, personal_only, personal_fastest, pruning_only)}
+POLICIES = {
+    policy.name: policy
+    for policy in (optimal, equal, fair, personal_only, personal_fastest, pruning_only)
+}

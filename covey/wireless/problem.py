@@ -17,7 +17,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-LEAST_SHARE = 1e-200  # a share by noise density is never 0: the first hertz is worth more than any price
+LEAST_SHARE = (
+    1e-200  # a share by noise density is never 0: the first hertz is worth more than any price
+)
 LEAST_LOG = math.log(LEAST_SHARE)
 _ROUNDING = 1e-12  # by which a share may seem to exceed the band
 _SMALL = 1e-4  # below this snr the slope of e is a difference of nearly equal numbers; four terms of its series are exact
@@ -55,7 +57,9 @@ class Problem:
 
     def total(self, values: Tensor) -> Tensor:
         """Sums by group, [groups]."""
-        return torch.zeros(self.groups, dtype=torch.float64).index_add(0, self.group, values.double())
+        return torch.zeros(self.groups, dtype=torch.float64).index_add(
+            0, self.group, values.double()
+        )
 
     def most(self, values: Tensor) -> Tensor:
         """The largest by group; -inf where a group is empty."""
@@ -67,7 +71,9 @@ class Problem:
         if self.snr is None:
             return share
         held = share.clamp(min=LEAST_SHARE)
-        return torch.where(share > 0, share * torch.log1p(self.snr / held) / torch.log1p(self.snr), 0.0)
+        return torch.where(
+            share > 0, share * torch.log1p(self.snr / held) / torch.log1p(self.snr), 0.0
+        )
 
     def rate_slope(self, share: Tensor) -> Tensor:
         """e'(b)."""
@@ -101,7 +107,11 @@ class Problem:
         within = e.clamp(LEAST_SHARE, 1.0)
         if self.snr is None:
             return e
-        found = torch.exp(root(lambda x: self._rate_and_slope(x, within), within.log(), low=2 * LEAST_LOG, high=0.0))
+        found = torch.exp(
+            root(
+                lambda x: self._rate_and_slope(x, within), within.log(), low=2 * LEAST_LOG, high=0.0
+            )
+        )
         return torch.where(e > 1 + _ROUNDING, torch.inf, torch.where(e > 0, found, 0.0))
 
     def demand(self, price: Tensor, start: Tensor) -> Tensor:
@@ -110,7 +120,9 @@ class Problem:
             gain = self.weight * (self.budget * self.send + self.mask * self.compute)
             return (torch.sqrt(gain / price) - self.send) / self.compute
         target = torch.log(price / self.weight)
-        return torch.exp(root(lambda x: self._price_and_bend(x, target), start.log(), low=LEAST_LOG, high=0.0))
+        return torch.exp(
+            root(lambda x: self._price_and_bend(x, target), start.log(), low=LEAST_LOG, high=0.0)
+        )
 
     def _rate_and_slope(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         b = torch.exp(x)

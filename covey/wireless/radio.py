@@ -62,7 +62,9 @@ class Radio:
             raise ConfigError("radio: late = 'drop' needs a deadline.")
         if not 0 < self.rho_max <= 1:
             raise ConfigError(f"radio: rho_max = {self.rho_max} must be above 0 and at most 1.")
-        if wrong := [cell for cell in self.devices.cell.tolist() if not 0 <= cell < len(self.cells)]:
+        if wrong := [
+            cell for cell in self.devices.cell.tolist() if not 0 <= cell < len(self.cells)
+        ]:
             raise ConfigError(
                 f"radio: a device stands in cell {wrong[0]}, but there are {len(self.cells)} cells, counted from 0."
             )
@@ -70,22 +72,39 @@ class Radio:
     def scenario(self, work: Work, *, seed: int) -> Scenario:
         """The scenario that a run of this seed plans by, where all its devices are asked."""
         if self.deadline is None:
-            raise ConfigError("radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' in [radio].")
-        return Scenario(self.devices, self.cells, self.channel, work, self.deadline, self.rho_max, self.mask, seed)
+            raise ConfigError(
+                "radio: a plan needs a deadline; give one, in a file such as deadline = '25 ms' in [radio]."
+            )
+        return Scenario(
+            self.devices,
+            self.cells,
+            self.channel,
+            work,
+            self.deadline,
+            self.rho_max,
+            self.mask,
+            seed,
+        )
 
     def fits(self, tree: Tree) -> None:
         """An error unless there is a device for every leaf of a tree and the cells are its edges, where it has any."""
         if len(self.devices) != tree.devices:
-            raise ConfigError(f"radio: it has {len(self.devices)} devices, the tree {tree.devices}; they must be the same.")
+            raise ConfigError(
+                f"radio: it has {len(self.devices)} devices, the tree {tree.devices}; they must be the same."
+            )
         if tree.depth == 2:
             return
         counts = torch.tensor(tree.children[-1])
         if len(self.cells) != len(counts):
-            raise ConfigError(f"radio: it has {len(self.cells)} cells for {len(counts)} edges; every edge is a cell.")
+            raise ConfigError(
+                f"radio: it has {len(self.cells)} cells for {len(counts)} edges; every edge is a cell."
+            )
         edge = torch.repeat_interleave(torch.arange(len(counts)), counts)
         if wrong := (self.devices.cell != edge).nonzero()[:, 0].tolist():
             at, cell = wrong[0], int(self.devices.cell[wrong[0]])
-            raise ConfigError(f"radio: device {at} stands in cell {cell} but under edge {int(edge[at])}; a cell is its edge.")
+            raise ConfigError(
+                f"radio: device {at} stands in cell {cell} but under edge {int(edge[at])}; a cell is its edge."
+            )
 
     def __str__(self) -> str:
         """What decides a run, for its fingerprint; columns by a hash."""
@@ -94,5 +113,7 @@ class Radio:
             for column in vars(part).values():
                 if isinstance(column, Tensor):
                     digest.update(column.double().numpy().tobytes())
-        plain: dict[str, Any] = {name: getattr(self, name) for name in ("channel", "deadline", "late", "rho_max", "mask")}
+        plain: dict[str, Any] = {
+            name: getattr(self, name) for name in ("channel", "deadline", "late", "rho_max", "mask")
+        }
         return f"{plain} {self.policy.name if self.policy else None} {digest.hexdigest()[:16]}"

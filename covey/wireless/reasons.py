@@ -44,9 +44,7 @@ def _left_out(plan: Plan, at: int, row: int, reason: Reason) -> str:
         return f"its steps take {busy} + (1 - ratio) {_ms(mine.compute)}: {_ms(deadline)} need a ratio above {most}"
     if reason == Reason.CHANNEL:
         return f"its shared part takes {_ms(mine.send)} over the whole band: {_ms(deadline)} need a ratio above {most}"
-    return (
-        f"its least share {float(mine.share(1 - plan.scenario.rho_max)):.3g} does not fit beside the smaller ones of the others"
-    )
+    return f"its least share {float(mine.share(1 - plan.scenario.rho_max)):.3g} does not fit beside the smaller ones of the others"
 
 
 def _starved(plan: Plan, at: int, row: int) -> str:
@@ -58,7 +56,11 @@ def _starved(plan: Plan, at: int, row: int) -> str:
     median = plan.problem.send.view(plan.gain.shape)[row][peers].median()
     cause = f"its shared part takes {_ms(mine.send)} over the whole band, the median device's {_ms(median)}"
     price = float(plan.price[row, cells[at]])
-    return f"more band is worth {worth:.3g} to it and {price:.3g} to others; {cause}" if price else cause
+    return (
+        f"more band is worth {worth:.3g} to it and {price:.3g} to others; {cause}"
+        if price
+        else cause
+    )
 
 
 def _ms(seconds: float | torch.Tensor) -> str:

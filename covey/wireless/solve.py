@@ -37,7 +37,10 @@ class Certificate:
 
     def worst(self) -> dict[str, float]:
         """The largest figure over all groups, by name."""
-        return {f.name: float(getattr(self, f.name).max()) if len(self.gap) else 0.0 for f in fields(self)}
+        return {
+            f.name: float(getattr(self, f.name).max()) if len(self.gap) else 0.0
+            for f in fields(self)
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +115,12 @@ def level(p: Problem) -> Allocation:
     price = torch.where(part < 1, 1 / q.total(1 / slope), 0.0)
     weighted = replace(q, weight=1 / slope / q.total(1 / slope)[q.group])
     found, kept = certify(weighted, share, price, low, high), q.kept(share)
-    uneven = q.total(weighted.weight * kept) + q.most(-kept)  # the weighted mean less the least: 0 where all keep the same
-    return _spread(p, asked, reason, share, price, replace(found, gap=found.gap + uneven.clamp(min=0)))
+    uneven = q.total(weighted.weight * kept) + q.most(
+        -kept
+    )  # the weighted mean less the least: 0 where all keep the same
+    return _spread(
+        p, asked, reason, share, price, replace(found, gap=found.gap + uneven.clamp(min=0))
+    )
 
 
 def certify(p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor) -> Certificate:
@@ -121,7 +128,9 @@ def certify(p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor)
     worth, cost = p.weight * p.slope(share), price[p.group]
     over = worth - cost
     least, most = share <= low * (1 + _EXACT), share >= high * (1 - _EXACT)
-    wrong = torch.where(least, over.clamp(min=0), torch.where(most, (-over).clamp(min=0), over.abs()))
+    wrong = torch.where(
+        least, over.clamp(min=0), torch.where(most, (-over).clamp(min=0), over.abs())
+    )
     wrong[least & most] = 0.0
     scale = torch.where(price > 0, price, 1.0)
     unused = 1 - p.total(share)
@@ -151,7 +160,9 @@ def _price(p: Problem, low: Tensor, high: Tensor) -> Tensor:
         share = _demand(p, torch.exp(x), low, high, share)
         return 1 - p.total(share), p.total(_answer(p, share, low, high))
 
-    return torch.where(enough, 0.0, torch.exp(root(left_over, (cheap + dear) / 2, low=cheap, high=dear)))
+    return torch.where(
+        enough, 0.0, torch.exp(root(left_over, (cheap + dear) / 2, low=cheap, high=dear))
+    )
 
 
 def _demand(p: Problem, price: Tensor, low: Tensor, high: Tensor, start: Tensor) -> Tensor:
@@ -166,16 +177,33 @@ def _answer(p: Problem, share: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.where((share > low) & (share < high), -share / p.bend(share), 0.0)
 
 
-def _settle(p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _settle(
+    p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor]:
     """What rounding of the price left over goes to those between their bounds, as a small change of the price would give it."""
     answer = _answer(p, share, low, high)
     whole = p.total(answer)
-    rest = torch.where((price > 0) & (whole > 0), (1 - p.total(share)) / whole.clamp(min=1e-300), 0.0)
+    rest = torch.where(
+        (price > 0) & (whole > 0), (1 - p.total(share)) / whole.clamp(min=1e-300), 0.0
+    )
     return (share + answer * rest[p.group]).maximum(low).minimum(high), price * torch.exp(-rest)
 
 
-def _spread(p: Problem, asked: Tensor, reason: Tensor, share: Tensor, price: Tensor, certificate: Certificate) -> Allocation:
+def _spread(
+    p: Problem,
+    asked: Tensor,
+    reason: Tensor,
+    share: Tensor,
+    price: Tensor,
+    certificate: Certificate,
+) -> Allocation:
     """The shares of those asked, in the places of all; the others have no band and prune everything."""
     nothing = torch.zeros_like(p.budget)
     kept = p.take(asked).kept(share).clamp(1 - p.rho_max, 1.0)
-    return Allocation(nothing.masked_scatter(asked, share), nothing.masked_scatter(asked, kept), reason, price, certificate)
+    return Allocation(
+        nothing.masked_scatter(asked, share),
+        nothing.masked_scatter(asked, kept),
+        reason,
+        price,
+        certificate,
+    )

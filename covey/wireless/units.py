@@ -74,10 +74,14 @@ def quantity(text: object, name: str, *kinds: str) -> Quantity:
     number, unit = float(match[1]), match[2]
     if unit not in UNITS or UNITS[unit].kind not in kinds:
         what = f"is a {UNITS[unit].kind}" if unit in UNITS else "has an unknown unit"
-        raise ConfigError(f"{name} = {text!r} {what}; it must be a {' or a '.join(kinds)}, such as {examples}.")
+        raise ConfigError(
+            f"{name} = {text!r} {what}; it must be a {' or a '.join(kinds)}, such as {examples}."
+        )
     size = abs(to_si(number, unit))
     most = _LOUDEST if UNITS[unit].kind == "decibels" else _LARGEST
     if not (number == 0 or _SMALLEST <= size <= most):
         rule = f"give 0, or {_SMALLEST:g} to {most:g} in SI units"
-        raise ConfigError(f"{name} = {text!r} is out of range, of which no finite rate follows; {rule}.")
+        raise ConfigError(
+            f"{name} = {text!r} is out of range, of which no finite rate follows; {rule}."
+        )
     return Quantity(number, unit)

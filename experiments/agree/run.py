@@ -20,7 +20,12 @@ BOUND = 1e-9
 
 def states(case: Case, device: str) -> dict[str, Any]:
     """The global row, every kept row and the meter after three rounds."""
-    changes = {"data": shards(torch.float64), "dtype": torch.float64, "device": device, "score_every": 1}
+    changes = {
+        "data": shards(torch.float64),
+        "dtype": torch.float64,
+        "device": device,
+        "score_every": 1,
+    }
     run = covey.run(experiment(case, **changes))
     list(run)
     out: dict[str, Any] = {"global": run.w.cpu(), "meter": sorted(run.meter.state())}
@@ -40,7 +45,9 @@ def difference(case: Case) -> float:
         if not isinstance(value, torch.Tensor):
             worst = max(worst, 0.0 if value == gpu[name] else float("inf"))
         elif value.numel():
-            far = (value.double() - gpu[name].double()).abs().max() / value.double().abs().max().clamp(min=1e-300)
+            far = (
+                value.double() - gpu[name].double()
+            ).abs().max() / value.double().abs().max().clamp(min=1e-300)
             worst = max(worst, float(far))
     return worst
 
@@ -60,8 +67,12 @@ def main() -> None:
             found[name] = float("inf")
     wrong = {name: far for name, far in found.items() if not far <= BOUND}
     worst = max((far for far in found.values() if far <= BOUND), default=0.0)
-    print(f"{len(found) - len(wrong)} of {len(found)} cases agree, the furthest to {worst:.1e}; {wrong or 'none differs'}")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.monotonic() - began:.0f} s")
+    print(
+        f"{len(found) - len(wrong)} of {len(found)} cases agree, the furthest to {worst:.1e}; {wrong or 'none differs'}"
+    )
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.monotonic() - began:.0f} s"
+    )
     sys.exit(1 if wrong else 0)
 
 

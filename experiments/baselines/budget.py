@@ -36,7 +36,9 @@ def gradients(a: Algorithm) -> float:
         case FedRep():
             return a.steps + a.head_steps
         case Pruned():
-            return a.edge_rounds * (a.steps + a.probe_steps + (a.personal_steps if a.order == "alternate" else 0))
+            return a.edge_rounds * (
+                a.steps + a.probe_steps + (a.personal_steps if a.order == "alternate" else 0)
+            )
         case PFedMe() | FedMac() | PFedBayes():
             return a.local_rounds * a.steps
         case PerMFL() | HierFAVG() | SFedHP():

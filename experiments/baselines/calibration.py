@@ -49,7 +49,9 @@ def _pfedgp(lr: float) -> Algorithm:
 
 def _pfedbayes(lr: float) -> Algorithm:
     """Rounds of 5 steps on all devices: with so few, asking some would leave most personal models where they began."""
-    return PFedBayes(zeta=1.0, lr=lr, personal_lr=lr, local_rounds=5, steps=1, batch=BATCH, draws=10)
+    return PFedBayes(
+        zeta=1.0, lr=lr, personal_lr=lr, local_rounds=5, steps=1, batch=BATCH, draws=10
+    )
 
 
 def _fedavg(lr: float) -> Algorithm:
@@ -98,7 +100,11 @@ def work(method: str, lr: float, seed: int, share: float, device: str) -> dict[s
     rounds = max(1, round(share * how.rounds))
     model, tree = covey.models.mlp(784, 100, 10), covey.Tree.flat(DEVICES)
     scores = 1 if seed == TUNING else how.scores
-    plain: dict[str, Any] = {"seed": seed, "device": device, "score_every": max(1, rounds // scores)}
+    plain: dict[str, Any] = {
+        "seed": seed,
+        "device": device,
+        "score_every": max(1, rounds // scores),
+    }
     run = covey.run(covey.Experiment(how.make(lr), data, model, tree, rounds=rounds, **plain))
     records = list(run)
     gradients = sum(record.gradients for record in records)
@@ -110,7 +116,11 @@ def work(method: str, lr: float, seed: int, share: float, device: str) -> dict[s
     models = {}
     for name, scored in records[-1].models.items():
         test, validation = scored.scores["test"], scored.scores["validation"]
-        models[name] = asdict(found[name]) | {"test": test.accuracy, "worst": test.worst_decile, "holders": scored.holders}
+        models[name] = asdict(found[name]) | {
+            "test": test.accuracy,
+            "worst": test.worst_decile,
+            "holders": scored.holders,
+        }
         models[name] |= {"validation": validation.accuracy_fallback}
     return {
         "models": models,
@@ -120,7 +130,11 @@ def work(method: str, lr: float, seed: int, share: float, device: str) -> dict[s
         "training": sum(record.spent.get("training", 0.0) for record in records),
         "until_scored": trained,
         "seconds": time.perf_counter() - began,
-        "course": [[r.round + 1, r.accuracy("global"), r.accuracy("global", "validation")] for r in records if r.models],
+        "course": [
+            [r.round + 1, r.accuracy("global"), r.accuracy("global", "validation")]
+            for r in records
+            if r.models
+        ],
     }
 
 
@@ -128,7 +142,11 @@ def tuned(run: Run, steps: int, lr: float, plain: dict[str, Any]) -> tuple[Run, 
     """All devices' own steps from the global model of a finished run: one round of fine-tuning that starts there."""
     before = run.experiment
     algorithm = FineTune(steps=1, lr=lr, tune_steps=steps, tune_lr=lr, batch=BATCH)
-    after = covey.run(covey.Experiment(algorithm, before.data, run.module(), before.tree, rounds=1, start="module", **plain))
+    after = covey.run(
+        covey.Experiment(
+            algorithm, before.data, run.module(), before.tree, rounds=1, start="module", **plain
+        )
+    )
     return after, list(after)
 
 
@@ -139,7 +157,10 @@ def best(answers: Found, method: str) -> float | None:
     if len(tried) < len(lrs) or all("error" in answer for answer in tried.values()):
         return None
     judged = SHOWN[method][0]
-    return max(tried, key=lambda lr: -1.0 if "error" in tried[lr] else tried[lr]["models"][judged]["validation"])
+    return max(
+        tried,
+        key=lambda lr: -1.0 if "error" in tried[lr] else tried[lr]["models"][judged]["validation"],
+    )
 
 
 def jobs(answers: Found, *, methods: list[str], share: float, device: str) -> Iterator[Job]:
@@ -154,28 +175,54 @@ def jobs(answers: Found, *, methods: list[str], share: float, device: str) -> It
 
 def table(answers: Found) -> str:
     """All figures in Markdown."""
-    lines = ["| method | model | accuracy | worst tenth | ECE | MCE | Brier | log-loss | gradients | s | lr |", "|---" * 11 + "|"]
+    lines = [
+        "| method | model | accuracy | worst tenth | ECE | MCE | Brier | log-loss | gradients | s | lr |",
+        "|---" * 11 + "|",
+    ]
     for method in METHODS:
         lr = best(answers, method)
-        seeds = [] if lr is None else [answers.get(f"{method}/{lr}/{seed}", {"error": ""}) for seed in SEEDS]
+        seeds = (
+            []
+            if lr is None
+            else [answers.get(f"{method}/{lr}/{seed}", {"error": ""}) for seed in SEEDS]
+        )
         seeds = [seed for seed in seeds if "error" not in seed]
         for model in SHOWN[method] if seeds else ():
-            cells = [_spread([100 * seed["models"][model][figure] for seed in seeds], 1) for figure in ("test", "worst")]
-            cells += [_spread([100 * seed["models"][model][figure] for seed in seeds], 2) for figure in ("ece", "mce")]
-            cells += [_spread([seed["models"][model][figure] for seed in seeds], 3) for figure in ("brier", "log_loss")]
-            cells += [f"{statistics.mean(seed[figure] for seed in seeds):.0f}" for figure in ("gradients", "seconds")]
+            cells = [
+                _spread([100 * seed["models"][model][figure] for seed in seeds], 1)
+                for figure in ("test", "worst")
+            ]
+            cells += [
+                _spread([100 * seed["models"][model][figure] for seed in seeds], 2)
+                for figure in ("ece", "mce")
+            ]
+            cells += [
+                _spread([seed["models"][model][figure] for seed in seeds], 3)
+                for figure in ("brier", "log_loss")
+            ]
+            cells += [
+                f"{statistics.mean(seed[figure] for seed in seeds):.0f}"
+                for figure in ("gradients", "seconds")
+            ]
             lines.append("| " + " | ".join([method, model, *cells, f"{lr:g}"]) + " |")
     return "\n".join(lines)
 
 
 def _spread(values: list[float], digits: int) -> str:
-    return f"{statistics.mean(values):.{digits}f}" + (f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else "")
+    return f"{statistics.mean(values):.{digits}f}" + (
+        f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    )
 
 
 def main() -> None:
     """Run what the file does not hold yet, or print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="every figure of every job; what it holds is not run again")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        required=True,
+        help="every figure of every job; what it holds is not run again",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--share", type=float, default=1.0, help="of the rounds, for a quick look")
@@ -185,7 +232,12 @@ def main() -> None:
     plan = partial(jobs, methods=asked.methods, share=asked.share, device=asked.device)
     answers = Answers(asked.json)
     if not asked.table:
-        spread(work, lambda found: [job for job in plan(found) if job[0] not in found], answers, asked.jobs)
+        spread(
+            work,
+            lambda found: [job for job in plan(found) if job[0] not in found],
+            answers,
+            asked.jobs,
+        )
     print(table(answers.found))
 
 

@@ -22,7 +22,9 @@ def loss(name: str, mu: float, seed: int) -> float:
     algorithm = FedProx(mu=mu, lr=plain.lr, steps=plain.steps, batch=plain.batch) if mu else plain
     data = shards(name, seed)
     model, tree = covey.models.mlp(*sizes), covey.Tree.flat(data.devices)
-    run = covey.run(covey.Experiment(algorithm, data, model, tree, rounds=rounds, seed=seed, score_every=rounds))
+    run = covey.run(
+        covey.Experiment(algorithm, data, model, tree, rounds=rounds, seed=seed, score_every=rounds)
+    )
     found = list(run)[-1].models["global"].scores["test"].loss
     assert found is not None
     return found
@@ -35,7 +37,8 @@ def main() -> None:
         for mu in (0.0, 0.001, 0.003, 0.01, 0.03):
             losses = [loss(name, mu, seed) for seed in SEEDS]
             print(
-                f"| {name} | {mu:g} | {statistics.mean(losses):.4f} | {', '.join(f'{one:.4f}' for one in losses)} |", flush=True
+                f"| {name} | {mu:g} | {statistics.mean(losses):.4f} | {', '.join(f'{one:.4f}' for one in losses)} |",
+                flush=True,
             )
 
 

@@ -35,7 +35,9 @@ SETS: dict[str, tuple[tuple[int, ...], int, int]] = {
 """The network, the number of edges for methods that have them, the rounds. The slowest is first, so that nothing waits for it."""
 SEEDS, TUNING = (1, 2, 3), 0
 SLOW = ("pfedgp", "pfedbayes")  # run first, so that nothing waits for them in the end
-SCORE_EVERY = {("synthetic", "pfedgp"): 2}  # scores of a run; its Gaussian processes take ten seconds to predict
+SCORE_EVERY = {
+    ("synthetic", "pfedgp"): 2
+}  # scores of a run; its Gaussian processes take ten seconds to predict
 
 
 @lru_cache(maxsize=12)
@@ -48,15 +50,29 @@ def shards(name: str, seed: int) -> Shards:
     return covey.data.digits(devices=20, labels=2, seed=seed)
 
 
-def experiment(name: str, method: str, point: int, *, seed: int, rounds: int, device: str = "cpu") -> covey.Experiment:
+def experiment(
+    name: str, method: str, point: int, *, seed: int, rounds: int, device: str = "cpu"
+) -> covey.Experiment:
     """One setting of a method on one seed of a set. Edges hold neighbours in the order in which the devices were dealt."""
     sizes, edges, _ = SETS[name]
     data, how = shards(name, seed), METHODS[method]
     algorithm = how.make(how.points[point], data.devices)
     flat = algorithm.any_depth or "edge" not in algorithm.tiers()
-    tree = covey.Tree.flat(data.devices) if flat else covey.Tree.grouped([data.devices // edges] * edges)
-    plain: dict[str, Any] = {"private": how.private or (), "codec": how.codec, "seed": seed, "device": device}
-    plain |= {"score_every": max(1, rounds // SCORE_EVERY.get((name, method), 10)), "rounds": rounds}
+    tree = (
+        covey.Tree.flat(data.devices)
+        if flat
+        else covey.Tree.grouped([data.devices // edges] * edges)
+    )
+    plain: dict[str, Any] = {
+        "private": how.private or (),
+        "codec": how.codec,
+        "seed": seed,
+        "device": device,
+    }
+    plain |= {
+        "score_every": max(1, rounds // SCORE_EVERY.get((name, method), 10)),
+        "rounds": rounds,
+    }
     if method != "pfedgp":  # whose training examples are its classifier
         plain["score_train_every"] = rounds
     return covey.Experiment(algorithm, data, covey.models.mlp(*sizes), tree, **plain)
@@ -126,21 +142,37 @@ def key(name: str, method: str, point: int, seed: int) -> str:
     return f"{name}/{method}/{point}/{seed}"
 
 
-def jobs(answers: Found, *, sets: list[str], methods: list[str], share: float, device: str) -> Iterator[Job]:
+def jobs(
+    answers: Found, *, sets: list[str], methods: list[str], share: float, device: str
+) -> Iterator[Job]:
     """The grid on the tuning seed, and the reported seeds of every method whose grid is done; the slowest first."""
-    pairs = sorted(((name, method) for name in sets for method in methods), key=lambda pair: pair[1] not in SLOW)
+    pairs = sorted(
+        ((name, method) for name in sets for method in methods),
+        key=lambda pair: pair[1] not in SLOW,
+    )
     for name, method in pairs:
         best, rounds = best_point(answers, name, method), max(2, round(share * SETS[name][2]))
         if best is not None:
-            yield from ((key(name, method, best, seed), (name, method, best, seed, rounds, device)) for seed in SEEDS)
+            yield from (
+                (key(name, method, best, seed), (name, method, best, seed, rounds, device))
+                for seed in SEEDS
+            )
         for point in range(len(METHODS[method].points)):
-            yield key(name, method, point, TUNING), (name, method, point, TUNING, rounds // 2, device)
+            yield (
+                key(name, method, point, TUNING),
+                (name, method, point, TUNING, rounds // 2, device),
+            )
 
 
 def main() -> None:
     """Run what the file does not hold yet."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="every figure of every job; what it holds is not run again")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        required=True,
+        help="every figure of every job; what it holds is not run again",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -152,7 +184,12 @@ def main() -> None:
         print("# demlearn is left out: it needs scipy", file=sys.stderr)
         methods.remove("demlearn")
     plan = partial(jobs, sets=asked.sets, methods=methods, share=asked.share, device=asked.device)
-    spread(work, lambda found: [job for job in plan(found) if job[0] not in found], Answers(asked.json), asked.jobs)
+    spread(
+        work,
+        lambda found: [job for job in plan(found) if job[0] not in found],
+        Answers(asked.json),
+        asked.jobs,
+    )
 
 
 if __name__ == "__main__":

@@ -28,13 +28,21 @@ def main() -> None:
     model, tree = covey.models.mlp(784, 100, 10), covey.Tree.flat(DEVICES)
     run = covey.run(covey.Experiment(algorithm, shards(asked.seed), model, tree, **plain))
     list(run)
-    print("| examples, draws | accuracy | mean confidence | ECE | Brier | log-loss |\n|---|---|---|---|---|---|", flush=True)
+    print(
+        "| examples, draws | accuracy | mean confidence | ECE | Brier | log-loss |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     for support, draws in LOOKS:
         look = replace(algorithm, support=support, predict_draws=draws)
-        object.__setattr__(run.experiment, "algorithm", look)  # a look at the same networks, no other run
+        object.__setattr__(
+            run.experiment, "algorithm", look
+        )  # a look at the same networks, no other run
         found = run.calibration()["global"]
         figures = [f"{100 * value:.1f}" for value in (found.accuracy, found.confidence, found.ece)]
-        print(f"| {support}, {draws} | {' | '.join(figures)} | {found.brier:.3f} | {found.log_loss:.3f} |", flush=True)
+        print(
+            f"| {support}, {draws} | {' | '.join(figures)} | {found.brier:.3f} | {found.log_loss:.3f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ _TITLES = {
     "fashion": "Fashion-MNIST, 20 devices of 2 labels",
     "digits": "Digits, 20 devices of 2 labels",
 }
-_HEAD = (
-    "| method | global | personal | worst tenth | test loss: global | personal | training loss | kB | gradients | s | setting |"
-)
+_HEAD = "| method | global | personal | worst tenth | test loss: global | personal | training loss | kB | gradients | s | setting |"
 
 
 def main() -> None:
@@ -39,19 +37,27 @@ def main() -> None:
 def reported(answers: Found, name: str, method: str) -> list[dict[str, Any]]:
     """The answers of the reported seeds that there are and that ended well."""
     best = best_point(answers, name, method)
-    found = [] if best is None else [answers.get(key(name, method, best, seed), {"error": ""}) for seed in SEEDS]
+    found = (
+        []
+        if best is None
+        else [answers.get(key(name, method, best, seed), {"error": ""}) for seed in SEEDS]
+    )
     return [answer for answer in found if "error" not in answer]
 
 
 def row(answers: Found, name: str, method: str) -> str | None:
     """A method's line; None where nothing was run."""
-    tried = [answers.get(key(name, method, point, 0)) for point in range(len(METHODS[method].points))]
+    tried = [
+        answers.get(key(name, method, point, 0)) for point in range(len(METHODS[method].points))
+    ]
     if not any(tried):
         return None
     seeds = reported(answers, name, method)
     failed = sum(answer is not None and "error" in answer for answer in tried)
     if not seeds:
-        return f"| {method} | no result: {failed} of {len(tried)} settings failed |" + " |" * (_HEAD.count("| ") - 2)
+        return f"| {method} | no result: {failed} of {len(tried)} settings failed |" + " |" * (
+            _HEAD.count("| ") - 2
+        )
     judged, own = main_model(seeds[0]), "personal" if "personal" in seeds[0]["models"] else "edge"
     setting = ", ".join(f"{what} {value:g}" for what, value in seeds[0]["setting"].items())
     setting += f" ({failed} of {len(tried)} failed)" if failed else ""
@@ -59,7 +65,8 @@ def row(answers: Found, name: str, method: str) -> str | None:
     cells = [
         method + mark,
         "-" if method == "local" else _spread(seeds, "global", "test", 100),
-        _spread(seeds, own, "test", 100) + (" (edge)" if own == "edge" and own in seeds[0]["models"] else ""),
+        _spread(seeds, own, "test", 100)
+        + (" (edge)" if own == "edge" and own in seeds[0]["models"] else ""),
         _spread(seeds, judged, "worst", 100),
         "-" if method == "local" else _spread(seeds, "global", "last_loss"),
         _spread(seeds, own, "last_loss"),
@@ -83,7 +90,9 @@ def verdict(answers: Found) -> str:
         cells = []
         for figure in ("last_loss", "train_loss"):
             for other, model in yardsticks:
-                won = [name for name in SETS if _below(answers, name, method, (other, model, figure))]
+                won = [
+                    name for name in SETS if _below(answers, name, method, (other, model, figure))
+                ]
                 cells.append(", ".join(won) or "none")
         lines.append("| " + " | ".join([method, *cells]) + " |")
     return "\n".join(lines)
@@ -94,7 +103,11 @@ def _below(answers: Found, name: str, method: str, yardstick: tuple[str, str, st
     mine, theirs = reported(answers, name, method), reported(answers, name, other)
     if not mine or not theirs or method == other:
         return False
-    means = [_losses(mine, own, figure) for own in mine[0]["models"] if method != "local" or own == "personal"]
+    means = [
+        _losses(mine, own, figure)
+        for own in mine[0]["models"]
+        if method != "local" or own == "personal"
+    ]
     return min(means) < _losses(theirs, model, figure)
 
 
@@ -113,7 +126,9 @@ def _spread(seeds: Sequence[dict[str, Any]], model: str, figure: str, scale: flo
     if not numbers:
         return "-"
     digits = 1 if scale == 100 else 3
-    return f"{_mean(numbers):.{digits}f}" + (f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else "")
+    return f"{_mean(numbers):.{digits}f}" + (
+        f" ± {statistics.stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,12 @@ from covey.algorithms import FedMac, SFedHP
 from covey.links.meter import Meter, bitmap_bits, dense_bits, paper_bits
 
 METHODS: dict[str, covey.Algorithm] = {
-    "sFedHP, smooth l1": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, lr1=0.05, lr2=0.05),
-    "sFedHP, soft threshold": SFedHP(gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, l1="prox", lr1=0.05, lr2=0.05),
+    "sFedHP, smooth l1": SFedHP(
+        gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, lr1=0.05, lr2=0.05
+    ),
+    "sFedHP, soft threshold": SFedHP(
+        gamma1=0.001, gamma2=0.001, floor=0.2, lam1=5.0, lam2=5.0, l1="prox", lr1=0.05, lr2=0.05
+    ),
     "sFedHP, no l1": SFedHP(lam1=5.0, lam2=5.0, lr1=0.05, lr2=0.05),
     "FedMac, smooth l1": FedMac(gamma=0.001, floor=0.5, personal_lr=0.08),
     "FedMac, soft threshold": FedMac(gamma=0.001, floor=0.5, personal_lr=0.08, l1="prox"),
@@ -34,7 +38,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.rounds < WINDOW:
-        parser.error(f"--rounds {options.rounds}: give {WINDOW} or more, the figures are of the last {WINDOW}.")
+        parser.error(
+            f"--rounds {options.rounds}: give {WINDOW} or more, the figures are of the last {WINDOW}."
+        )
     columns = ["method", "link", "direction", "non-zeros", "MB a round, bitmap", "dense", "ratio"]
     columns += ["formula, both ways: dense", "printed", "consistent"]
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
@@ -53,7 +59,9 @@ def main() -> None:
     for name, record in endings:
         for model, figures in record.models.items():
             accuracy = figures.scores["test"].accuracy or 0.0
-            print(f"| {name} | {model} | {100 * accuracy:.2f} | {100 * figures.nonzeros:.1f} % | {figures.cut:.1e} |")
+            print(
+                f"| {name} | {model} | {100 * accuracy:.2f} | {100 * figures.nonzeros:.1f} % | {figures.cut:.1e} |"
+            )
 
 
 def last_rounds(job: tuple[str, int, int]) -> list[covey.Round]:
@@ -80,9 +88,17 @@ def experiment(algorithm: covey.Algorithm, rounds: int, seed: int) -> covey.Expe
 def _bytes(name: str, meter: Meter) -> None:
     for link in sorted({link for link, _, lane in meter.totals if lane == "train"}):
         down, up = (meter.traffic(link=link, direction=direction) for direction in ("down", "up"))
-        formulas = [dense_bits(down.values + up.values), paper_bits(down, up), bitmap_bits(down, up)]
+        formulas = [
+            dense_bits(down.values + up.values),
+            paper_bits(down, up),
+            bitmap_bits(down, up),
+        ]
         for direction, traffic in (("down", down), ("up", up)):
-            cells = [f"{100 * traffic.nonzeros / traffic.values:.1f} %", _mb(traffic.bytes), _mb(traffic.dense)]
+            cells = [
+                f"{100 * traffic.nonzeros / traffic.values:.1f} %",
+                _mb(traffic.bytes),
+                _mb(traffic.dense),
+            ]
             cells += [f"{traffic.bytes / traffic.dense:.3f}"]
             cells += [_mb(bits / 8) for bits in formulas] if direction == "down" else ["", "", ""]
             print(f"| {name} | {link} | {direction} | " + " | ".join(cells) + " |")

@@ -49,7 +49,9 @@ class World:
     edges: tuple[int, ...]
     network: tuple[int, int, int]
 
-    def experiment(self, algorithm: Algorithm, seed: int, rounds: int = ROUNDS, **changes: Any) -> Experiment:
+    def experiment(
+        self, algorithm: Algorithm, seed: int, rounds: int = ROUNDS, **changes: Any
+    ) -> Experiment:
         """The algorithm on this population, scored in the last round alone."""
         if self.name == "digits":
             shards = data.digits(devices=20, labels=2, seed=seed)
@@ -75,7 +77,9 @@ def found() -> Iterator[type[Algorithm]]:
     yield from ALGORITHMS.values()
 
 
-def scores(algorithm: Algorithm, world: World, seed: int, rounds: int = ROUNDS, **changes: Any) -> Scores:
+def scores(
+    algorithm: Algorithm, world: World, seed: int, rounds: int = ROUNDS, **changes: Any
+) -> Scores:
     """Every model in the last round."""
     record = list(covey.run(world.experiment(algorithm, seed, rounds, **changes)))[-1]
     return {name: 100 * (record.accuracy(name) or 0.0) for name in record.models}
@@ -105,7 +109,9 @@ class Limit:
         return self.score >= self.least
 
 
-def limits(name: str, world: str, got: Scores, yardsticks: dict[str, Scores], slack: float = 0.0) -> list[Limit]:
+def limits(
+    name: str, world: str, got: Scores, yardsticks: dict[str, Scores], slack: float = 0.0
+) -> list[Limit]:
     """What the law demands of an algorithm's scores; `yardsticks` are those of `YARDSTICKS` after as many rounds."""
     out = []
     below = 5.0 if name in SLOW else 3.0
@@ -114,7 +120,9 @@ def limits(name: str, world: str, got: Scores, yardsticks: dict[str, Scores], sl
         tuned = yardsticks["FineTune"]["personal"]
         out.append(Limit(personal, got[personal], tuned - below - slack, f"FineTune {tuned:.1f}"))
         other = max((value, model) for model, value in got.items() if model != personal)
-        out.append(Limit(personal, got[personal], other[0] - 2 - slack, f"its {other[1]} {other[0]:.1f}"))
+        out.append(
+            Limit(personal, got[personal], other[0] - 2 - slack, f"its {other[1]} {other[0]:.1f}")
+        )
     if name in ONE_MODEL or personal not in got:
         best = yardsticks["FedAvg"]["global"]
         out.append(Limit("global", got["global"], best - 3 - slack, f"FedAvg(lr=0.1) {best:.1f}"))

@@ -125,7 +125,10 @@ def means(results: dict[Job, Scores]) -> dict[Key, Scores]:
     by_key: dict[Key, list[Scores]] = {}
     for job, result in results.items():
         by_key.setdefault((job.when, job.name, job.world, job.rounds), []).append(result)
-    return {key: {model: statistics.fmean(seed[model] for seed in each) for model in each[0]} for key, each in by_key.items()}
+    return {
+        key: {model: statistics.fmean(seed[model] for seed in each) for model in each[0]}
+        for key, each in by_key.items()
+    }
 
 
 def judged(mean: dict[Key, Scores], when: str, name: str, world: str) -> list[Limit] | None:
@@ -164,8 +167,14 @@ def table(mean: dict[Key, Scores]) -> Iterator[str]:
         name = cls.__name__
         if name in EXCEPTIONS:
             continue
-        cells = [cell(judged(mean, when, name, world)) for world in WORLDS for when in ("before", "after")]
-        demands = [demand for world in WORLDS for demand in judged(mean, "after", name, world) or []]
+        cells = [
+            cell(judged(mean, when, name, world))
+            for world in WORLDS
+            for when in ("before", "after")
+        ]
+        demands = [
+            demand for world in WORLDS for demand in judged(mean, "after", name, world) or []
+        ]
         verdict = "holds" if all(demand.holds for demand in demands) else "**fails**"
         yield "| " + " | ".join([name, *cells, verdict]) + " |"
 

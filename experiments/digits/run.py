@@ -69,7 +69,12 @@ def figures(job: tuple[str, covey.Algorithm, int]) -> dict[str, Any]:
     torch.set_num_threads(1)
     run = covey.run(experiment(algorithm, seed))
     history = list(run)
-    out: dict[str, Any] = {"method": name, "seed": seed, "bytes": sum(record.bytes() for record in history), "models": {}}
+    out: dict[str, Any] = {
+        "method": name,
+        "seed": seed,
+        "bytes": sum(record.bytes() for record in history),
+        "models": {},
+    }
     for model in history[-1].models:
         chosen = select(history, model)
         out["models"][model] = {
@@ -110,26 +115,58 @@ def main() -> None:
     parser.add_argument("--json", help="write every figure of every seed here")
     options = parser.parse_args()
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        settings = grid(pool) if options.grid else {name: algorithm for name, (algorithm, _) in METHODS.items()}
+        settings = (
+            grid(pool)
+            if options.grid
+            else {name: algorithm for name, (algorithm, _) in METHODS.items()}
+        )
         jobs = [(name, settings[name], seed) for name in METHODS for seed in range(options.seeds)]
         results = list(pool.map(figures, jobs))
-    print("| method | model | test, chosen on validation | worst decile | last round | best on test | MB | settings |")
+    print(
+        "| method | model | test, chosen on validation | worst decile | last round | best on test | MB | settings |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name in METHODS:
         mine = [result for result in results if result["method"] == name]
         for model in mine[0]["models"]:
-            print(_row(name, model, [result["models"][model] for result in mine], mine[0]["bytes"] / 1e6, settings[name]))
+            print(
+                _row(
+                    name,
+                    model,
+                    [result["models"][model] for result in mine],
+                    mine[0]["bytes"] / 1e6,
+                    settings[name],
+                )
+            )
     if options.json:
         with open(options.json, "w") as file:
             json.dump(results, file, indent=1)
 
 
-def _row(name: str, model: str, scores: list[dict[str, float]], megabytes: float, algorithm: covey.Algorithm) -> str:
+def _row(
+    name: str,
+    model: str,
+    scores: list[dict[str, float]],
+    megabytes: float,
+    algorithm: covey.Algorithm,
+) -> str:
     def mean(key: str) -> str:
         values = [100 * score[key] for score in scores]
-        return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+        return (
+            f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+            if len(values) > 1
+            else f"{values[0]:.2f}"
+        )
 
-    cells = [name, model, mean("test"), mean("worst_decile"), mean("last"), mean("best_on_test"), f"{megabytes:.1f}"]
+    cells = [
+        name,
+        model,
+        mean("test"),
+        mean("worst_decile"),
+        mean("last"),
+        mean("best_on_test"),
+        f"{megabytes:.1f}",
+    ]
     return "| " + " | ".join([*cells, f"`{algorithm}`"]) + " |"
 
 

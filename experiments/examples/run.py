@@ -27,7 +27,9 @@ STEP_SIZES = (0.02, 0.1, 0.3)
 
 def examples() -> list[Path]:
     """Every experiment file that is shipped, the demo too; plan/ has scenarios, which train nothing."""
-    found = set((ROOT / "examples").rglob("*.toml")) - set((ROOT / "examples" / "plan").rglob("*.toml"))
+    found = set((ROOT / "examples").rglob("*.toml")) - set(
+        (ROOT / "examples" / "plan").rglob("*.toml")
+    )
     return [*sorted(found), ROOT / "covey" / "cli" / "demo.toml"]
 
 
@@ -41,10 +43,14 @@ class Verdict:
     @property
     def personal(self) -> float:
         """The model that is closest to a device."""
-        return next(self.models[name] for name in ("personal", "edge", "global") if name in self.models)
+        return next(
+            self.models[name] for name in ("personal", "edge", "global") if name in self.models
+        )
 
 
-def judge(config: Config, seeds: range = SEEDS, step_sizes: Sequence[float] = STEP_SIZES) -> Verdict:
+def judge(
+    config: Config, seeds: range = SEEDS, step_sizes: Sequence[float] = STEP_SIZES
+) -> Verdict:
     """An example beside Local, means over seeds."""
     models: dict[str, list[float]] = {}
     local = []
@@ -64,7 +70,9 @@ def _chosen(history: list[covey.Round], name: str) -> tuple[float, float]:
     return model.quality("validation"), 100 * (model.scores["test"].accuracy_fallback or 0.0)
 
 
-def _local(experiment: Experiment, history: list[covey.Round], step_sizes: Sequence[float]) -> float:
+def _local(
+    experiment: Experiment, history: list[covey.Round], step_sizes: Sequence[float]
+) -> float:
     """Local's test accuracy in percent, with the gradients of the example, at the step size that validation chooses."""
     gradients = sum(record.gradients for record in history)
     devices = experiment.data.devices

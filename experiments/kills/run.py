@@ -67,14 +67,18 @@ def start(folder: Path, rounds: int, *changes: str) -> subprocess.Popen[bytes]:
         words = [*CHANGES, *changes, f"rounds={rounds}", "--out", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "covey", "run", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
     """Wait for the end, which must be a good one."""
     _, errors = process.communicate()
     if process.returncode:
-        raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {errors.decode()[-2000:]}")
+        raise RuntimeError(
+            f"{process.args!r} ended with {process.returncode}: {errors.decode()[-2000:]}"
+        )
 
 
 def undisturbed(folder: Path, rounds: int) -> float:
@@ -95,7 +99,9 @@ def victim(folder: Path, rounds: int, kills: Kills, startup: float) -> None:
         else:
             if in_training := kills.draws.random() < 0.8:
                 _until_it_trains(process, folder, before)
-            killed = _kill_after(process, kills.draws.uniform(0, WINDOW if in_training else startup))
+            killed = _kill_after(
+                process, kills.draws.uniform(0, WINDOW if in_training else startup)
+            )
         kills.settle(_where(process, folder, before, rounds) if killed else None)
         if not killed:
             break
@@ -118,10 +124,16 @@ def difference(left: Path, right: Path) -> str | None:
     if _records(left) != _records(right):
         return "checkpoint.history.jsonl"
     files = [sorted((folder / "models").rglob("*.safetensors")) for folder in (left, right)]
-    names = [[str(path.relative_to(folder)) for path in found] for folder, found in zip((left, right), files, strict=True)]
+    names = [
+        [str(path.relative_to(folder)) for path in found]
+        for folder, found in zip((left, right), files, strict=True)
+    ]
     if names[0] != names[1]:
         return f"the models: {names[0]} and {names[1]}"
-    return next((name for name in names[0] if (left / name).read_bytes() != (right / name).read_bytes()), None)
+    return next(
+        (name for name in names[0] if (left / name).read_bytes() != (right / name).read_bytes()),
+        None,
+    )
 
 
 def _facts(facts: dict[str, Any]) -> Any:
@@ -130,7 +142,10 @@ def _facts(facts: dict[str, Any]) -> Any:
 
 
 def _records(folder: Path) -> Any:
-    return [_without_seconds(record.as_dict()) for record in covey.history(folder / "checkpoint.safetensors")]
+    return [
+        _without_seconds(record.as_dict())
+        for record in covey.history(folder / "checkpoint.safetensors")
+    ]
 
 
 def same_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -146,12 +161,20 @@ def _timeless(path: Path) -> Any:
     if path.suffix == ".toml":
         return path.read_text()
     text = path.read_text()
-    return _without_seconds([json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text))
+    return _without_seconds(
+        [json.loads(line) for line in text.splitlines()]
+        if path.suffix == ".jsonl"
+        else json.loads(text)
+    )
 
 
 def _without_seconds(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_seconds(item) for key, item in value.items() if key not in ("seconds", "spent")}
+        return {
+            key: _without_seconds(item)
+            for key, item in value.items()
+            if key not in ("seconds", "spent")
+        }
     return [_without_seconds(item) for item in value] if isinstance(value, list) else value
 
 
@@ -182,7 +205,9 @@ def _kill_in_write(process: subprocess.Popen[bytes], folder: Path, writes: int) 
     return False
 
 
-def _until_it_trains(process: subprocess.Popen[bytes], folder: Path, before: tuple[int, int] | None) -> None:
+def _until_it_trains(
+    process: subprocess.Popen[bytes], folder: Path, before: tuple[int, int] | None
+) -> None:
     while _stamp(folder) == before and process.poll() is None:
         time.sleep(POLL)
 
@@ -196,7 +221,9 @@ def _kill_after(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return process.wait() < 0
 
 
-def _where(process: subprocess.Popen[bytes], folder: Path, before: tuple[int, int] | None, rounds: int) -> str:
+def _where(
+    process: subprocess.Popen[bytes], folder: Path, before: tuple[int, int] | None, rounds: int
+) -> str:
     """What a killed process was doing, from what it left."""
     if _part(process, folder).exists():
         return "checkpoint write"
@@ -206,7 +233,9 @@ def _where(process: subprocess.Popen[bytes], folder: Path, before: tuple[int, in
     return "start-up" if _stamp(folder) == before else "round"
 
 
-def campaign(place: Path, *, wanted: int, rounds: int, processes: int, seed: int = 0) -> tuple[Kills, list[str | None]]:
+def campaign(
+    place: Path, *, wanted: int, rounds: int, processes: int, seed: int = 0
+) -> tuple[Kills, list[str | None]]:
     """All kills, and of every victim in what it differs from the undisturbed run."""
     kills, outcomes = Kills(wanted, seed), list[str | None]()
     startup = undisturbed(place / "undisturbed", rounds)
@@ -234,13 +263,19 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         kills, outcomes = campaign(
-            Path(place), wanted=options.kills, rounds=options.rounds, processes=options.processes, seed=options.seed
+            Path(place),
+            wanted=options.kills,
+            rounds=options.rounds,
+            processes=options.processes,
+            seed=options.seed,
         )
     fell = ", ".join(f"{count} in {where}" for where, count in sorted(kills.fell.items()))
     different = [outcome for outcome in outcomes if outcome is not None]
     result = f"different in {different}" if different else "all bit for bit as undisturbed"
     runs = f"{len(outcomes)} runs of {options.rounds} rounds"
-    print(f"{sum(kills.fell.values())} kills ({fell}); {runs}; {result}; {time.monotonic() - began:.0f} s")
+    print(
+        f"{sum(kills.fell.values())} kills ({fell}); {runs}; {result}; {time.monotonic() - began:.0f} s"
+    )
     sys.exit(1 if different else 0)
 
 

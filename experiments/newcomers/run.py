@@ -49,7 +49,12 @@ def experiment(algorithm: covey.Algorithm, seed: int, rounds: int) -> covey.Expe
     model = covey.models.mlp(784, 100, 10)
     shards = covey.data.fashion_mnist(partition="labels", devices=DEVICES, labels=LABELS, seed=seed)
     shards, tree = covey.data.edges.similar(shards, model, EDGES, seed)
-    plain: dict[str, Any] = {"rounds": rounds, "seed": seed, "score_every": 5, "holdout_devices": NEW}
+    plain: dict[str, Any] = {
+        "rounds": rounds,
+        "seed": seed,
+        "score_every": 5,
+        "holdout_devices": NEW,
+    }
     return covey.Experiment(algorithm, shards, model, tree, **plain)
 
 
@@ -76,7 +81,9 @@ def grid(rounds: int) -> dict[str, covey.Algorithm]:
             changes |= {"lam2": changes["lam1"]} if name == "sFedHP" else {}
             algorithm = replace(METHODS[name], **changes)
             records = [record for record in history(algorithm, 100, rounds) if record.models]
-            value = select(records, "new_personal").chosen.accuracy("new_personal", "validation") or 0.0
+            value = (
+                select(records, "new_personal").chosen.accuracy("new_personal", "validation") or 0.0
+            )
             print(f"# {value:.4f} {algorithm}", file=sys.stderr, flush=True)
             if name not in best or value > best[name][0]:
                 best[name] = (value, algorithm)
@@ -92,11 +99,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure of every seed here")
     asked = parser.parse_args()
     settings = grid(asked.rounds // 2) if asked.grid else METHODS
-    print("| method | new: global | new: best edge | new: personalised | worst tenth of these | trained: personal | settings |")
+    print(
+        "| method | new: global | new: best edge | new: personalised | worst tenth of these | trained: personal | settings |"
+    )
     print("|---|---|---|---|---|---|---|")
     every: dict[str, list[dict[str, float]]] = {}
     for name, algorithm in settings.items():
-        every[name] = [chosen(history(algorithm, seed, asked.rounds)) for seed in range(asked.seeds)]
+        every[name] = [
+            chosen(history(algorithm, seed, asked.rounds)) for seed in range(asked.seeds)
+        ]
         cells = [_figure(every[name], key) for key in (*MODELS, "worst", "personal")]
         print("| " + " | ".join([name, *cells, f"`{algorithm}`"]) + " |", flush=True)
     if asked.json:
@@ -107,7 +118,11 @@ def _figure(seeds: list[dict[str, float]], key: str) -> str:
     values = [seed[key] for seed in seeds if key in seed]
     if not values:
         return "-"
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.2f}"
+    return (
+        f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        if len(values) > 1
+        else f"{values[0]:.2f}"
+    )
 
 
 if __name__ == "__main__":

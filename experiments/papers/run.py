@@ -60,10 +60,34 @@ def _synthetic(seed: int, folder: str | None) -> Shards:
 def pfedme() -> Iterator[Row]:
     """Table 1 of pFedMe: S = 5 of 20 on MNIST (T = 800), 10 of 100 on Synthetic (T = 600); decay .001 as in its code."""
     settings: dict[tuple[str, str], dict[str, Any]] = {
-        ("mnist", "mlr"): {"fedavg": 0.02, "per": (0.03, 0.003), "lam": 15.0, "lr": 0.01, "personal_lr": 0.1},
-        ("mnist", "dnn"): {"fedavg": 0.02, "per": (0.02, 0.001), "lam": 30.0, "lr": 0.01, "personal_lr": 0.05},
-        ("synthetic", "mlr"): {"fedavg": 0.02, "per": (0.02, 0.002), "lam": 20.0, "lr": 0.01, "personal_lr": 0.01},
-        ("synthetic", "dnn"): {"fedavg": 0.03, "per": (0.01, 0.001), "lam": 30.0, "lr": 0.01, "personal_lr": 0.01},
+        ("mnist", "mlr"): {
+            "fedavg": 0.02,
+            "per": (0.03, 0.003),
+            "lam": 15.0,
+            "lr": 0.01,
+            "personal_lr": 0.1,
+        },
+        ("mnist", "dnn"): {
+            "fedavg": 0.02,
+            "per": (0.02, 0.001),
+            "lam": 30.0,
+            "lr": 0.01,
+            "personal_lr": 0.05,
+        },
+        ("synthetic", "mlr"): {
+            "fedavg": 0.02,
+            "per": (0.02, 0.002),
+            "lam": 20.0,
+            "lr": 0.01,
+            "personal_lr": 0.01,
+        },
+        ("synthetic", "dnn"): {
+            "fedavg": 0.03,
+            "per": (0.01, 0.001),
+            "lam": 30.0,
+            "lr": 0.01,
+            "personal_lr": 0.01,
+        },
     }
     printed = {
         ("mnist", "mlr"): ((93.96, 0.02), (94.37, 0.04), (94.18, 0.06), (95.62, 0.04)),
@@ -71,15 +95,24 @@ def pfedme() -> Iterator[Row]:
         ("synthetic", "mlr"): ((77.62, 0.11), (81.49, 0.09), (78.65, 0.25), (83.20, 0.06)),
         ("synthetic", "dnn"): ((83.64, 0.22), (85.01, 0.10), (84.17, 0.35), (86.36, 0.15)),
     }
-    populations = {"legacy2020": ("mnist", _mnist("legacy2020")), "disjoint": ("mnist", _mnist("disjoint"))}
+    populations = {
+        "legacy2020": ("mnist", _mnist("legacy2020")),
+        "disjoint": ("mnist", _mnist("disjoint")),
+    }
     for place, (kind, shards) in {**populations, "synthetic": ("synthetic", _synthetic)}.items():
         for model in ("mlr", "dnn"):
             s, (avg, per, gm, pm) = settings[kind, model], printed[kind, model]
             inputs, hidden = (784, 100) if kind == "mnist" else (60, 20)
             network = (
-                (lambda i=inputs: models.linear(i, 10)) if model == "mlr" else (lambda i=inputs, h=hidden: models.mlp(i, h, 10))
+                (lambda i=inputs: models.linear(i, 10))
+                if model == "mlr"
+                else (lambda i=inputs, h=hidden: models.mlp(i, h, 10))
             )
-            common: dict[str, Any] = {"sample": 5 if kind == "mnist" else 10, "batch": 20, "weight": "samples"}
+            common: dict[str, Any] = {
+                "sample": 5 if kind == "mnist" else 10,
+                "batch": 20,
+                "weight": "samples",
+            }
             size = (20, 800) if kind == "mnist" else (100, 600)
             alpha, beta = s["per"]
             methods: dict[str, tuple[Algorithm, dict[str, tuple[float, float | None]]]] = {
@@ -94,12 +127,23 @@ def pfedme() -> Iterator[Row]:
                 "finetune": (FineTune(steps=20, lr=s["fedavg"], tune_steps=20, tune_lr=s["fedavg"], **common), {}),
             }  # fmt: skip
             for name, (algorithm, cells) in methods.items():
-                yield Row(f"table1/{place}/{model}/{name}", algorithm, shards, network, *size, cells)
+                yield Row(
+                    f"table1/{place}/{model}/{name}", algorithm, shards, network, *size, cells
+                )
 
 
 def fedmac() -> Iterator[Row]:
     """Table 1 of FedMac: S = 10 of 20 (20 of 100 on Synthetic), T = 800, R = 20, one inner step for every method."""
-    columns = ("fedavg", "fedprox", "heurfedamp", "perfedavg", "pfedme GM", "pfedme PM", "fedmac GM", "fedmac PM")
+    columns = (
+        "fedavg",
+        "fedprox",
+        "heurfedamp",
+        "perfedavg",
+        "pfedme GM",
+        "pfedme PM",
+        "fedmac GM",
+        "fedmac PM",
+    )
     printed = {
         "mnist": (96.8603, 96.8564, 98.4425, 98.1474, 96.8698, 98.9223, 96.8964, 98.9547),
         "fmnist": (85.6949, 85.6569, 99.1756, 99.3051, 84.9582, 99.2327, 85.7958, 99.3698),
@@ -107,7 +151,9 @@ def fedmac() -> Iterator[Row]:
     }
     populations = {"mnist": _mnist("disjoint"), "fmnist": _fashion, "synthetic": _synthetic}
     for place, shards in populations.items():
-        cell = {column: (value, None) for column, value in zip(columns, printed[place], strict=True)}
+        cell = {
+            column: (value, None) for column, value in zip(columns, printed[place], strict=True)
+        }
         inputs, hidden = (60, 20) if place == "synthetic" else (784, 100)
         sample, devices = (20, 100) if place == "synthetic" else (10, 20)
         common: dict[str, Any] = {"sample": sample, "batch": 20, "weight": "samples"}
@@ -132,14 +178,22 @@ def fedmac() -> Iterator[Row]:
         }  # fmt: skip
         for name, (algorithm, cells) in methods.items():
             yield Row(
-                f"table1/{place}/{name}", algorithm, shards, lambda i=inputs, h=hidden: models.mlp(i, h, 10), devices, 800, cells
+                f"table1/{place}/{name}",
+                algorithm,
+                shards,
+                lambda i=inputs, h=hidden: models.mlp(i, h, 10),
+                devices,
+                800,
+                cells,
             )
 
 
 PAPERS: dict[str, Callable[[], Iterator[Row]]] = {"pfedme": pfedme, "fedmac": fedmac}
 
 
-def figures(row: Row, protocol: Protocol, seeds: int, device: str, folder: str | None, rounds: int | None) -> dict[str, Any]:
+def figures(
+    row: Row, protocol: Protocol, seeds: int, device: str, folder: str | None, rounds: int | None
+) -> dict[str, Any]:
     """Per model: the best round on test, or the round chosen on validation, of every seed."""
     experiments = [
         Experiment(
@@ -160,19 +214,29 @@ def figures(row: Row, protocol: Protocol, seeds: int, device: str, folder: str |
     out: dict[str, Any] = {"seconds": time.perf_counter() - began}
     for model in histories[0][-1].models:
         picked = [select(history, model, protocol).chosen for history in histories]
-        out[model] = [100 * (record.models[model].scores["test"].accuracy_fallback or 0.0) for record in picked]
+        out[model] = [
+            100 * (record.models[model].scores["test"].accuracy_fallback or 0.0)
+            for record in picked
+        ]
     return out
 
 
 def verdict(ours: list[float], printed: tuple[float, float | None]) -> str:
     """Within a point, or two printed deviations, or not."""
     far = abs(statistics.mean(ours) - printed[0])
-    return "within 1 point" if far <= 1 or (printed[1] is not None and far <= 2 * printed[1]) else "not reproduced"
+    return (
+        "within 1 point"
+        if far <= 1 or (printed[1] is not None and far <= 2 * printed[1])
+        else "not reproduced"
+    )
 
 
 def table(paper: str, found: dict[str, Any]) -> str:
     """All rows so far as Markdown."""
-    lines = ["| row | model | paper | best on test | chosen on validation | seeds | verdict |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| row | model | paper | best on test | chosen on validation | seeds | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in PAPERS[paper]():
         answer = found.get(row.name)
         if answer is None:
@@ -180,9 +244,15 @@ def table(paper: str, found: dict[str, Any]) -> str:
         for model in [name for name in answer["paper"] if name != "seconds"]:
             printed = row.printed.get(model)
             cells = [_cell(answer[protocol].get(model)) for protocol in ("paper", "honest")]
-            said = "" if printed is None else f"{printed[0]:.2f}" + ("" if printed[1] is None else f" ± {printed[1]:.2f}")
+            said = (
+                ""
+                if printed is None
+                else f"{printed[0]:.2f}" + ("" if printed[1] is None else f" ± {printed[1]:.2f}")
+            )
             word = "" if printed is None else verdict(answer["paper"][model], printed)
-            lines.append(f"| {row.name} | {model} | {said} | {' | '.join(cells)} | {len(answer['paper'][model])} | {word} |")
+            lines.append(
+                f"| {row.name} | {model} | {said} | {' | '.join(cells)} | {len(answer['paper'][model])} | {word} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -203,7 +273,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-dir")
     parser.add_argument("--out", type=Path, default=FOLDER)
-    parser.add_argument("--share", default="0/1", help="k/n: every n-th row from the k-th, to spread over processes")
+    parser.add_argument(
+        "--share", default="0/1", help="k/n: every n-th row from the k-th, to spread over processes"
+    )
     asked = parser.parse_args()
     part, parts = map(int, asked.share.split("/"))
     for paper in asked.papers:
@@ -215,7 +287,9 @@ def main() -> None:
             answer: dict[str, Any] = {"rounds": asked.rounds or row.rounds}
             for protocol in ("paper", "honest"):
                 try:
-                    answer[protocol] = figures(row, protocol, asked.seeds, asked.device, asked.data_dir, asked.rounds)
+                    answer[protocol] = figures(
+                        row, protocol, asked.seeds, asked.device, asked.data_dir, asked.rounds
+                    )
                 except covey.errors.DivergedError as error:
                     answer[protocol] = {"error": str(error)}
             found[row.name] = answer

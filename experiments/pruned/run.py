@@ -41,7 +41,13 @@ def played(job: Job, device: str, until: float) -> dict[str, Any]:
         out[scheme] = [columns(seed.history, short=job.draw is not None) for seed in runs.seeds]
         space = runs.runtime.task.space
         sizes[scheme] = {"shared": space.shared, "personal": space.width - space.shared}
-    return {"job": asdict(job), "sizes": sizes, "seconds": time.perf_counter() - began, "device": device, "schemes": out}
+    return {
+        "job": asdict(job),
+        "sizes": sizes,
+        "seconds": time.perf_counter() - began,
+        "device": device,
+        "schemes": out,
+    }
 
 
 def columns(history: tuple[Round, ...], *, short: bool) -> dict[str, list[Any]]:
@@ -52,7 +58,8 @@ def columns(history: tuple[Round, ...], *, short: bool) -> dict[str, list[Any]]:
         return found
     scored = [at for at, value in enumerate(found["personal_test"]) if value is not None]
     return {
-        name: [sum(values) / len(values)] if name in _AIR else [values[at] for at in scored] for name, values in found.items()
+        name: [sum(values) / len(values)] if name in _AIR else [values[at] for at in scored]
+        for name, values in found.items()
     }
 
 
@@ -77,10 +84,17 @@ def row(record: Round) -> dict[str, Any]:
                 out[f"{name}_{part}_worst"] = score.worst_decile
     air, notes = record.radio, record.notes
     if air is not None:
-        out |= {name: getattr(air, name) for name in ("seconds", "formula_seconds", "joules", "upload_joules", "formula_bytes")}
+        out |= {
+            name: getattr(air, name)
+            for name in ("seconds", "formula_seconds", "joules", "upload_joules", "formula_bytes")
+        }
         out |= {"bytes": air.upload_bytes, "left_out": len(air.left_out), "late": len(air.late)}
     if "kept" in (mine := notes.get("device", {})):
-        out |= {"kept": mine["kept"].mean, "kept_least": mine["kept"].least, "error": mine["error"].mean}
+        out |= {
+            "kept": mine["kept"].mean,
+            "kept_least": mine["kept"].least,
+            "error": mine["error"].mean,
+        }
         above = notes.get("edge") or notes["server"]
         out |= {"cover": above["cover"].least, "uncovered": above["uncovered"].mean}
     return out
@@ -107,7 +121,11 @@ def rates(found: Found) -> Rates:
     for data, all_shared in out:
         quality: dict[float, list[float]] = {}
         for job in grid(rounds=1):
-            if (job.data, job.all_shared) == (data, all_shared) and job.key in found and job.lr is not None:
+            if (
+                (job.data, job.all_shared) == (data, all_shared)
+                and job.key in found
+                and job.lr is not None
+            ):
                 one = found[job.key]
                 quality.setdefault(job.lr, []).append(0.0 if "error" in one else late(one))
         if quality:
@@ -118,7 +136,11 @@ def rates(found: Found) -> Rates:
 def late(one: dict[str, Any]) -> float:
     """The mean accuracy over the last quarter, which a rate too large to settle does not win."""
     (seed,) = next(iter(one["schemes"].values()))
-    values = [value for value in seed["personal_validation"][3 * len(seed["round"]) // 4 :] if value is not None]
+    values = [
+        value
+        for value in seed["personal_validation"][3 * len(seed["round"]) // 4 :]
+        if value is not None
+    ]
     return float(sum(values) / len(values))
 
 
@@ -126,14 +148,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=[*PARTS, "grid", "draws", "all"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--jobs", type=int, default=1, help="processes; with `all`, those on the device")
-    parser.add_argument("--cpu-jobs", type=int, default=1, help="with `all`, processes on the CPU, for the draws")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes; with `all`, those on the device"
+    )
+    parser.add_argument(
+        "--cpu-jobs", type=int, default=1, help="with `all`, processes on the CPU, for the draws"
+    )
     parser.add_argument("--json", type=Path, help="read what is done, write what is new")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=3, help="two more for `fading`")
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--draw-rounds", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=600.0, help="no job goes on after this; what is done is kept")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=600.0,
+        help="no job goes on after this; what is done is kept",
+    )
     asked = parser.parse_args()
     until, answers = time.time() + 60 * asked.minutes, Answers(asked.json)
 
@@ -141,9 +172,17 @@ def main() -> None:
         if asked.part in ("grid", "all"):
             work(grid(rounds=asked.rounds), asked.device, asked.jobs, until, answers)
         found = rates(answers.found)
-        print(f"# learning rates by data and whether all is shared: {found}", file=sys.stderr, flush=True)
+        print(
+            f"# learning rates by data and whether all is shared: {found}",
+            file=sys.stderr,
+            flush=True,
+        )
         parts = PARTS if asked.part == "all" else [part for part in PARTS if part == asked.part]
-        todo = [job for part in parts for job in jobs(part, rounds=asked.rounds, seeds=asked.seeds, rates=found)]
+        todo = [
+            job
+            for part in parts
+            for job in jobs(part, rounds=asked.rounds, seeds=asked.seeds, rates=found)
+        ]
         work(todo, asked.device, asked.jobs, until, answers)
 
     def on_cpu() -> None:
@@ -157,7 +196,10 @@ def main() -> None:
     for thread in threads:
         thread.join()
     bad = sorted(key for key, one in answers.found.items() if "error" in one)
-    print(f"# {len(answers.found) - len(bad)} jobs done, {len(bad)} failed {bad[:10]}", file=sys.stderr)
+    print(
+        f"# {len(answers.found) - len(bad)} jobs done, {len(bad)} failed {bad[:10]}",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -43,9 +43,15 @@ SETS = ("mnist", "fashion_mnist")
 RATIOS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 DEADLINES = (0.015, 0.02, 0.03)  # 25 ms is the scheme "proposed"
 RATES = (0.001, 0.003, 0.01, 0.03)  # .001 is the paper's
-LR = {"mnist": 0.003, "fashion_mnist": 0.003, "digits": 0.1}  # where no grid was run; the digits' by validation data of seed 1000
+LR = {
+    "mnist": 0.003,
+    "fashion_mnist": 0.003,
+    "digits": 0.1,
+}  # where no grid was run; the digits' by validation data of seed 1000
 BATCH = {"mnist": 128, "fashion_mnist": 128, "digits": 32}  # a device has 81 digits to train on
-SHARED = Spread("log_uniform", (1e4, 1e5))  # N_u of a draw; a hidden weight row of its mlp is 75 weights
+SHARED = Spread(
+    "log_uniform", (1e4, 1e5)
+)  # N_u of a draw; a hidden weight row of its mlp is 75 weights
 
 
 def _on_equal_shares(p: Problem) -> Allocation:
@@ -103,9 +109,22 @@ class Job:
 
 def grid(*, rounds: int) -> list[Job]:
     """Learning rates, on seed 0: nothing pruned, and half; and for pruning only, which is compared at a rate of its own."""
-    kinds = (("ratio 0", 0.0, False), ("ratio 0.5", 0.5, False), ("pruning only, ratio 0.5", 0.5, True))
+    kinds = (
+        ("ratio 0", 0.0, False),
+        ("ratio 0.5", 0.5, False),
+        ("pruning only, ratio 0.5", 0.5, True),
+    )
     return [
-        Job("grid", data, f"{lr:g}, {name}", seeds=1, rounds=rounds, ratio=ratio, lr=lr, all_shared=all_shared)
+        Job(
+            "grid",
+            data,
+            f"{lr:g}, {name}",
+            seeds=1,
+            rounds=rounds,
+            ratio=ratio,
+            lr=lr,
+            all_shared=all_shared,
+        )
         for data in SETS
         for lr in RATES
         for name, ratio, all_shared in kinds
@@ -130,11 +149,18 @@ def jobs(part: str, *, rounds: int, seeds: int, rates: Rates) -> list[Job]:
 
     if part == "schemes":
         found = [job(data, name) for data in reversed(SETS) for name in SCHEMES]
-        return found + [job("fashion_mnist", f"{name}, 2 edges", edges=2) for name in ("proposed", "personalization only")]
+        return found + [
+            job("fashion_mnist", f"{name}, 2 edges", edges=2)
+            for name in ("proposed", "personalization only")
+        ]
     if part == "thresholds":
         return [job("fashion_mnist", f"{1e3 * t:g} ms", deadline=t) for t in DEADLINES]
     if part == "fading":
-        return [job(data, name, seeds=seeds + 2) for data in reversed(SETS) for name in ("proposed", "fair", "equal (a)")]
+        return [
+            job(data, name, seeds=seeds + 2)
+            for data in reversed(SETS)
+            for name in ("proposed", "fair", "equal (a)")
+        ]
     if part == "ratios":
         return [job(data, f"{ratio:g}", ratio=ratio) for data in SETS for ratio in RATIOS]
     return [
@@ -184,13 +210,21 @@ def radio(job: Job, policy: Policy) -> Radio:
     )  # fmt: skip
     wire: dict[str, Any] = {} if job.edges == 1 else {"wire_rate": 1e9, "wire_delay": 0.001}
     cells = Cells.of(20e6, count=job.edges, **wire)
-    return Radio(devices, cells, Channel(Noise(10 ** ((-110 - 30) / 10))), deadline=job.deadline, policy=policy)
+    return Radio(
+        devices,
+        cells,
+        Channel(Noise(10 ** ((-110 - 30) / 10))),
+        deadline=job.deadline,
+        policy=policy,
+    )
 
 
 def algorithm(job: Job, kind: str) -> covey.Algorithm:
     lr = job.lr or LR[job.data]
     if kind == "whole":
-        return FedAlt(steps=STEPS, personal_steps=STEPS, lr=lr, personal_lr=lr, batch=BATCH[job.data])
+        return FedAlt(
+            steps=STEPS, personal_steps=STEPS, lr=lr, personal_lr=lr, batch=BATCH[job.data]
+        )
     ratio: Any = "plan" if job.ratio is None else job.ratio
     return Pruned(
         ratio=ratio, order=job.order, steps=job.steps, probe_steps=PROBE, personal_steps=STEPS,
@@ -201,7 +235,9 @@ def algorithm(job: Job, kind: str) -> covey.Algorithm:
 def experiments(job: Job, scheme: str, device: str) -> list[covey.Experiment]:
     """A scheme of a job, an experiment for each seed."""
     planned = job.ratio is None
-    policy, kind = SCHEMES[scheme] if planned else (optimal, "all shared" if job.all_shared else "pruned")
+    policy, kind = (
+        SCHEMES[scheme] if planned else (optimal, "all shared" if job.all_shared else "pruned")
+    )
     plain: dict[str, Any] = {
         "private": () if kind == "all shared" else "conv*" if job.draw is None else "1",
         "codec": "dense" if kind == "whole" else "bitmap",
@@ -210,7 +246,16 @@ def experiments(job: Job, scheme: str, device: str) -> list[covey.Experiment]:
         "workers": 1,
         "radio": radio(job, policy) if planned else None,
     }
-    tree = covey.Tree.flat(DEVICES) if job.edges == 1 else covey.Tree.grouped([DEVICES // job.edges] * job.edges)
+    tree = (
+        covey.Tree.flat(DEVICES)
+        if job.edges == 1
+        else covey.Tree.grouped([DEVICES // job.edges] * job.edges)
+    )
     seeds = range(job.seeds) if job.draw is None else [job.draw]
     model, method = network(job), algorithm(job, kind)
-    return [covey.Experiment(method, shards(job.data, seed), model, tree, job.rounds, seed=seed, **plain) for seed in seeds]
+    return [
+        covey.Experiment(
+            method, shards(job.data, seed), model, tree, job.rounds, seed=seed, **plain
+        )
+        for seed in seeds
+    ]

@@ -28,7 +28,9 @@ METHODS: dict[str, covey.Algorithm] = {
     "HierFAVG": HierFAVG(lr=0.1, edge_rounds=5),
     "PerMFL": PerMFL(lam=3.0, gamma=1.0, beta=1.0, lr=0.1, edge_lr=0.25, edge_rounds=5),
     "sFedHP": SFedHP(lam1=5.0, lam2=5.0, lr1=0.2, lr2=0.1, edge_rounds=10),
-    "sFedHP, sparse": SFedHP(lam1=5.0, lam2=5.0, lr1=0.2, lr2=0.1, edge_rounds=10, gamma1=0.001, gamma2=0.001, floor=0.2),
+    "sFedHP, sparse": SFedHP(
+        lam1=5.0, lam2=5.0, lr1=0.2, lr2=0.1, edge_rounds=10, gamma1=0.001, gamma2=0.001, floor=0.2
+    ),
 }
 LARGEST = {"name": "auto", "keep": 0.1, "update": True, "feedback": True}
 CODECS: dict[str, Any] = {
@@ -40,8 +42,14 @@ CODECS: dict[str, Any] = {
     "dense_bf16": "dense_bf16",
     "int8": "int8",
     "int4": "int4",
-    "int4, up: update, feedback": {"down": "int8", "up": {"name": "int4", "update": True, "feedback": True}},
-    "int8, up: stochastic update": {"down": "int8", "up": {"name": "int8", "rounding": "stochastic", "update": True}},
+    "int4, up: update, feedback": {
+        "down": "int8",
+        "up": {"name": "int4", "update": True, "feedback": True},
+    },
+    "int8, up: stochastic update": {
+        "down": "int8",
+        "up": {"name": "int8", "rounding": "stochastic", "update": True},
+    },
     "int8, up: largest 10 % of the update, feedback": {"down": "int8", "up": LARGEST},
 }
 LOSSLESS = ("bitmap", "coo", "auto")
@@ -81,7 +89,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write every figure of every seed here")
     asked = parser.parse_args()
     every: dict[str, list[dict[str, Any]]] = {}
-    print("| method | codec | global 85 %: MB | round | MB below | personal 90 %: MB | round | MB below |")
+    print(
+        "| method | codec | global 85 %: MB | round | MB below | personal 90 %: MB | round | MB below |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, algorithm in METHODS.items():
         for title, codec in CODECS.items():
@@ -94,9 +104,15 @@ def main() -> None:
                 print(f"| {name} | {title} | {error} | | | | | |", flush=True)
                 continue
             every[f"{name}; {title}"] = found
-            cells = [_cell(found, model, key) for model in TARGETS for key in ("MB", "round", "below")]
+            cells = [
+                _cell(found, model, key) for model in TARGETS for key in ("MB", "round", "below")
+            ]
             print("| " + " | ".join([name, title, *cells]) + " |", flush=True)
-            print(f"# {name}, {title}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"# {name}, {title}: {time.perf_counter() - began:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             if asked.json:
                 asked.json.write_text(json.dumps(every, indent=1) + "\n")
 

@@ -41,7 +41,9 @@ def one(name: str) -> None:
     began = time.perf_counter()
     shards = getattr(sets, set_name)(**({"kind": kind} if kind else {}))
     built = time.perf_counter() - began
-    print(f"| {name} | {len(raw.x):,} | {loaded:.2f} | {after:.2f} | {built:.2f} | {_peak():.2f} | {overlaps(shards).leaks} |")
+    print(
+        f"| {name} | {len(raw.x):,} | {loaded:.2f} | {after:.2f} | {built:.2f} | {_peak():.2f} | {overlaps(shards).leaks} |"
+    )
     for partition, options in DEALS:
         began = time.perf_counter()
         try:

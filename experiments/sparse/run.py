@@ -54,7 +54,9 @@ GROUPS: dict[str, tuple[Callable[[], Methods], int, int]] = {  # methods, labels
     ),
     "lambda": (
         lambda: {
-            f"sFedHP, gamma .008, lambda {lam:g}": replace(SPARSE, lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, floor=None)
+            f"sFedHP, gamma .008, lambda {lam:g}": replace(
+                SPARSE, lam1=lam, lam2=lam, gamma1=0.008, gamma2=0.008, floor=None
+            )
             for lam in (15.0, 20.0, 25.0, 30.0)
         },
         5,
@@ -72,7 +74,9 @@ GROUPS: dict[str, tuple[Callable[[], Methods], int, int]] = {  # methods, labels
     ),
     "gamma": (
         lambda: {
-            f"sFedHP, lambda 25, gamma {gamma:g}": replace(SPARSE, gamma1=gamma, gamma2=gamma, floor=None)
+            f"sFedHP, lambda 25, gamma {gamma:g}": replace(
+                SPARSE, gamma1=gamma, gamma2=gamma, floor=None
+            )
             for gamma in (0.0, 0.001, 0.003, 0.008)
         },
         5,
@@ -83,8 +87,12 @@ GROUPS: dict[str, tuple[Callable[[], Methods], int, int]] = {  # methods, labels
             "FedMac, gamma .001, floor 50 %, smooth l1": CORRELATED,
             "FedMac, gamma .001, floor 50 %, soft threshold": replace(CORRELATED, l1="prox"),
             "FedMac, not sparse": FedMac(personal_lr=0.08),
-            "modified pFedMe, gamma .001": PFedMe(lam=15.0, lr=0.02, personal_lr=0.05, steps=1, gamma=0.001),
-            "modified pFedMe, gamma .003": PFedMe(lam=15.0, lr=0.02, personal_lr=0.05, steps=1, gamma=0.003),
+            "modified pFedMe, gamma .001": PFedMe(
+                lam=15.0, lr=0.02, personal_lr=0.05, steps=1, gamma=0.001
+            ),
+            "modified pFedMe, gamma .003": PFedMe(
+                lam=15.0, lr=0.02, personal_lr=0.05, steps=1, gamma=0.003
+            ),
             "pFedMe, not sparse": PFedMe(lam=15.0, lr=0.02, personal_lr=0.05, steps=1),
         },
         2,
@@ -92,7 +100,9 @@ GROUPS: dict[str, tuple[Callable[[], Methods], int, int]] = {  # methods, labels
     ),
     "gamma_w": (
         lambda: {
-            f"FedMac, gamma .001, gamma_w {gamma_w:g}": replace(CORRELATED, lr=2000.0, gamma_w=gamma_w, floor=None)
+            f"FedMac, gamma .001, gamma_w {gamma_w:g}": replace(
+                CORRELATED, lr=2000.0, gamma_w=gamma_w, floor=None
+            )
             for gamma_w in (0.0, 1e-8, 1e-7, 1e-6)
         },
         2,
@@ -105,7 +115,9 @@ def experiment(algorithm: covey.Algorithm, labels: int, rounds: int, seed: int) 
     """One method on one seed."""
     shards = covey.data.mnist(partition="labels", devices=20, labels=labels, seed=seed)
     plain: dict[str, Any] = {"rounds": rounds, "seed": seed, "score_every": 5, "codec": "bitmap"}
-    return covey.Experiment(algorithm, shards, covey.models.mlp(784, 100, 10), covey.Tree.grouped([5] * 4), **plain)
+    return covey.Experiment(
+        algorithm, shards, covey.models.mlp(784, 100, 10), covey.Tree.grouped([5] * 4), **plain
+    )
 
 
 def figures(run: Seed) -> dict[str, Any]:
@@ -119,7 +131,11 @@ def figures(run: Seed) -> dict[str, Any]:
             meter.count(link, direction, lane, traffic)
     down, up = (meter.traffic(link=top, direction=way) for way in ("down", "up"))
     both = down + up
-    formulas = {"dense": dense_bits(both.values) / 8, "paper": paper_bits(down, up) / 8, "consistent": bitmap_bits(down, up) / 8}
+    formulas = {
+        "dense": dense_bits(both.values) / 8,
+        "paper": paper_bits(down, up) / 8,
+        "consistent": bitmap_bits(down, up) / 8,
+    }
     models = {}
     for name in history[-1].models:
         chosen = select([record for record in history if record.models], name).chosen
@@ -204,14 +220,18 @@ def _tables(every: dict[str, list[dict[str, Any]]]) -> None:
             _mean(share, "total", 1e-6, 1),
         ]
         print("| " + " | ".join([name, *cells]) + " |")
-    print("\n| method | model | test accuracy | last round | non-zeros, last round | degrees to its signs |")
+    print(
+        "\n| method | model | test accuracy | last round | non-zeros, last round | degrees to its signs |"
+    )
     print("|---|---|---|---|---|---|")
     for name, seeds in every.items():
         for model in seeds[0].get("models", {}):
             mine = [seed["models"][model] for seed in seeds]
             angle = _mean(mine, "angle", 1, 1) if mine[0]["angle"] is not None else "-"
             accuracies = f"{_mean(mine, 'accuracy', 100, 2)} | {_mean(mine, 'last', 100, 2)}"
-            print(f"| {name} | {model} | {accuracies} | {_mean(mine, 'nonzeros', 100, 1)} % | {angle} |")
+            print(
+                f"| {name} | {model} | {accuracies} | {_mean(mine, 'nonzeros', 100, 1)} % | {angle} |"
+            )
 
 
 def _mean(seeds: list[dict[str, Any]], key: str, scale: float, digits: int) -> str:

@@ -24,7 +24,9 @@ class Parts(nn.Module):
 
 def examples(n: int = 4) -> list[tuple[Tensor, Tensor]]:
     draw = torch.Generator().manual_seed(3)
-    pairs = [(torch.randn(m, 3, generator=draw), torch.randn(m, generator=draw)) for m in range(4, 4 + n)]
+    pairs = [
+        (torch.randn(m, 3, generator=draw), torch.randn(m, generator=draw)) for m in range(4, 4 + n)
+    ]
     return [(x.double(), y.double()) for x, y in pairs]
 
 
@@ -32,10 +34,25 @@ DATA = examples()
 
 
 def start(algorithm: Algorithm, private: tuple[str, ...] = ("head.*",), **changes: Any) -> Run:
-    settings = {"rounds": 3, "score_every": 3, "parts": ("train",), "workers": 1, "dtype": torch.float64, **changes}
+    settings = {
+        "rounds": 3,
+        "score_every": 3,
+        "parts": ("train",),
+        "workers": 1,
+        "dtype": torch.float64,
+        **changes,
+    }
     shards = covey.data.own_parts(train=DATA)
     return covey.run(
-        covey.Experiment(algorithm, shards, Parts(), Tree.flat(4), loss="squared_error", private=private, **settings)
+        covey.Experiment(
+            algorithm,
+            shards,
+            Parts(),
+            Tree.flat(4),
+            loss="squared_error",
+            private=private,
+            **settings,
+        )
     )
 
 

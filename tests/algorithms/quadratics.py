@@ -49,12 +49,16 @@ def quadratic(H: Vector, a: Vector) -> Device:
     return Device(X, X @ a)
 
 
-def some(n: int, d: int, *, mu: float, L: float, spread: float = 1.0, seed: int = 0) -> list[Device]:
+def some(
+    n: int, d: int, *, mu: float, L: float, spread: float = 1.0, seed: int = 0
+) -> list[Device]:
     """n devices with curvatures from mu to L in directions of their own, and minimisers `spread` apart."""
     rng, devices = np.random.default_rng(seed), []
     for _ in range(n):
         Q, _ = np.linalg.qr(rng.normal(size=(d, d)))
-        devices.append(quadratic(Q @ np.diag(np.linspace(mu, L, d)) @ Q.T, spread * rng.normal(size=d)))
+        devices.append(
+            quadratic(Q @ np.diag(np.linspace(mu, L, d)) @ Q.T, spread * rng.normal(size=d))
+        )
     return devices
 
 
@@ -63,7 +67,10 @@ SMALL = [
     Device(np.array([[1.0, 0.0], [1.0, 2.0]]), np.array([1.0, -1.0])),
     Device(np.array([[0.0, 1.0], [2.0, 1.0], [1.0, -1.0]]), np.array([0.5, 2.0, 0.0])),
     Device(np.array([[1.5, -0.5]]), np.array([-2.0])),
-    Device(np.array([[1.0, 1.0], [0.5, 0.0], [0.0, -1.0], [1.0, -2.0]]), np.array([3.0, 1.0, 0.5, -0.5])),
+    Device(
+        np.array([[1.0, 1.0], [0.5, 0.0], [0.0, -1.0], [1.0, -2.0]]),
+        np.array([3.0, 1.0, 0.5, -0.5]),
+    ),
 ]
 # The same numbers of examples, but copies of one: whatever a mini-batch draws, its gradient is the whole.
 COPIES = [Device(np.tile(f.X[-1], (len(f.y), 1)), np.full(len(f.y), f.y[-1])) for f in SMALL]
@@ -76,7 +83,11 @@ class Halves(nn.Module):
 
     def __init__(self, first: int, then: int) -> None:
         super().__init__()
-        self.first, self.u, self.v = first, nn.Linear(first, 1, bias=False), nn.Linear(then, 1, bias=False)
+        self.first, self.u, self.v = (
+            first,
+            nn.Linear(first, 1, bias=False),
+            nn.Linear(then, 1, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.u(x[:, : self.first]) + self.v(x[:, self.first :])
@@ -94,7 +105,9 @@ def split(
     codec: str = "dense",
 ) -> Run:
     """A run in which the first `shared` parameters are everybody's and the others private; all start from w."""
-    shards = covey.data.own_parts(train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices])
+    shards = covey.data.own_parts(
+        train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices]
+    )
     model, tree = Halves(shared, len(w) - shared), tree or Tree.flat(len(devices))
     run = covey.run(
         covey.Experiment(
@@ -118,10 +131,18 @@ def best_parts(devices: Sequence[Device], shared: int) -> tuple[Vector, list[Vec
 
 
 def start(
-    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, l2: float = 0.0
+    algorithm: Algorithm,
+    devices: Sequence[Device],
+    tree: Tree | None = None,
+    *,
+    w: Vector,
+    rounds: int = 2,
+    l2: float = 0.0,
 ) -> Run:
     """A run that starts from w."""
-    shards = covey.data.own_parts(train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices])
+    shards = covey.data.own_parts(
+        train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices]
+    )
     run = covey.run(
         covey.Experiment(
             algorithm=algorithm,
@@ -142,7 +163,13 @@ def start(
 
 
 def play(
-    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, w: Vector, rounds: int = 2, l2: float = 0.0
+    algorithm: Algorithm,
+    devices: Sequence[Device],
+    tree: Tree | None = None,
+    *,
+    w: Vector,
+    rounds: int = 2,
+    l2: float = 0.0,
 ) -> Run:
     """The same after its last round."""
     run = start(algorithm, devices, tree, w=w, rounds=rounds, l2=l2)
@@ -152,10 +179,18 @@ def play(
 
 
 def over_time(
-    algorithm: Algorithm, devices: Sequence[Device], tree: Tree | None = None, *, after: int, rounds: int, seeds: int = 20
+    algorithm: Algorithm,
+    devices: Sequence[Device],
+    tree: Tree | None = None,
+    *,
+    after: int,
+    rounds: int,
+    seeds: int = 20,
 ) -> Vector:
     """All personal models of many runs that differ in their coins, after each of `rounds` rounds, [rounds * seeds, n, d]."""
-    here = start(algorithm, devices, tree, w=np.zeros(len(devices[0].a)), rounds=after + rounds).experiment
+    here = start(
+        algorithm, devices, tree, w=np.zeros(len(devices[0].a)), rounds=after + rounds
+    ).experiment
     runs, found = covey.runs([replace(here, seed=seed) for seed in range(seeds)]), []
     for _ in runs:
         column = runs.runtime.store.columns["device", "personal"]
@@ -181,7 +216,9 @@ def deviation(run: Run, w: Vector, **models: dict[int, Vector] | list[Vector]) -
     for name, wanted in models.items():
         wanted = wanted if isinstance(wanted, dict) else dict(enumerate(wanted))
         have = kept(run, name)
-        assert have.keys() == wanted.keys(), f"{name}: nodes {sorted(have)} hold one, {sorted(wanted)} should"
+        assert have.keys() == wanted.keys(), (
+            f"{name}: nodes {sorted(have)} hold one, {sorted(wanted)} should"
+        )
         gaps += [np.abs(have[node] - wanted[node]).max() for node in wanted]
     return float(max(gaps))
 

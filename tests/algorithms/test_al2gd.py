@@ -29,7 +29,13 @@ def edge_flips(round: int, edge: int, count: int) -> list[bool]:
 
 @both
 def test_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
-    run = start(AL2GD(lam=LAM, gamma=GAMMA, p=P, edge_p=EDGE_P, lr=LR, batch=batch), fs, TREE, w=np.zeros(2), rounds=6)
+    run = start(
+        AL2GD(lam=LAM, gamma=GAMMA, p=P, edge_p=EDGE_P, lr=LR, batch=batch),
+        fs,
+        TREE,
+        w=np.zeros(2),
+        rounds=6,
+    )
     xs, kinds = [run.runtime.start[0].numpy()] * len(fs), set()
     for round, _ in enumerate(run):
         for edge, group in enumerate(GROUPS):
@@ -63,11 +69,17 @@ def optimum(fs: list[Device], groups: tuple[list[int], ...], lam: float, gamma: 
     return found
 
 
-def objective(fs: list[Device], groups: tuple[list[int], ...], xs: Vector, lam: float, gamma: float) -> float:
+def objective(
+    fs: list[Device], groups: tuple[list[int], ...], xs: Vector, lam: float, gamma: float
+) -> float:
     total = sum((x - f.a) @ f.H @ (x - f.a) / 2 for x, f in zip(xs, fs, strict=True))
     for group in groups:
         middle = xs[group].mean(0)
-        total += sum(lam / 2 * np.square(xs[i] - middle).sum() + gamma / 2 * np.square(middle - xs.mean(0)).sum() for i in group)
+        total += sum(
+            lam / 2 * np.square(xs[i] - middle).sum()
+            + gamma / 2 * np.square(middle - xs.mean(0)).sum()
+            for i in group
+        )
     return float(total)
 
 
@@ -78,7 +90,9 @@ def test_the_stationary_equation_is_the_minimum_of_the_objective() -> None:
     for _ in range(50):
         away = 1e-3 * rng.normal(size=best.shape)
         assert objective(fs, GROUPS, best + away, LAM, GAMMA) > least
-        slope = objective(fs, GROUPS, best + away, LAM, GAMMA) - objective(fs, GROUPS, best - away, LAM, GAMMA)
+        slope = objective(fs, GROUPS, best + away, LAM, GAMMA) - objective(
+            fs, GROUPS, best - away, LAM, GAMMA
+        )
         assert abs(slope) < 1e-12
 
 
@@ -100,7 +114,13 @@ def test_edges_of_one_device_leave_l2gd_with_gamma() -> None:
     """There m_j is x_i: the edges' averaging does nothing, and p_j small leaves nearly only local flips."""
     fs = some(3, 2, mu=0.5, L=2.0, spread=1.0)
     tiny = {"edge_p": 1e-4, "lr": LR * (1 - 1e-4), "p": P, "batch": None}
-    one = start(AL2GD(lam=LAM, gamma=GAMMA / (1 - 1e-4), **tiny), fs, Tree.grouped([1, 1, 1]), w=np.zeros(2), rounds=5)
+    one = start(
+        AL2GD(lam=LAM, gamma=GAMMA / (1 - 1e-4), **tiny),
+        fs,
+        Tree.grouped([1, 1, 1]),
+        w=np.zeros(2),
+        rounds=5,
+    )
     other = start(L2GD(lam=GAMMA, p=P, lr=LR, batch=None), fs, w=np.zeros(2), rounds=5)
     list(one), list(other)
     assert deviation(one, other.w[0].numpy(), personal=kept(other, "personal")) <= EXACT

@@ -9,8 +9,18 @@ from covey.algorithms import APFL
 
 @pytest.mark.parametrize(("sample", "alpha_lr"), [(None, 0.3), (3, 0.3), (None, 0.0), (None, 50.0)])
 @both
-def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None, alpha_lr: float) -> None:
-    lr, run = 0.1, start(APFL(alpha=0.4, alpha_lr=alpha_lr, sample=sample, steps=3, lr=0.1, batch=batch), fs, w=W, rounds=4)
+def test_rounds_by_hand(
+    fs: list[Device], batch: int | None, sample: int | None, alpha_lr: float
+) -> None:
+    lr, run = (
+        0.1,
+        start(
+            APFL(alpha=0.4, alpha_lr=alpha_lr, sample=sample, steps=3, lr=0.1, batch=batch),
+            fs,
+            w=W,
+            rounds=4,
+        ),
+    )
     w, own, alpha, personal = W, {}, {}, {}
     for record in run:
         rows = []
@@ -30,7 +40,9 @@ def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None,
 
 
 def test_alpha_stays_between_0_and_1_however_large_its_steps() -> None:
-    shares = kept(play(APFL(alpha_lr=1e6, steps=2, lr=0.1, batch=None), SMALL, w=W, rounds=5), "_alpha")
+    shares = kept(
+        play(APFL(alpha_lr=1e6, steps=2, lr=0.1, batch=None), SMALL, w=W, rounds=5), "_alpha"
+    )
     assert {float(share[0]) for share in shares.values()} <= {0.0, 1.0}
 
 
@@ -44,5 +56,10 @@ def test_at_alpha_0_the_personal_model_is_the_devices_step_from_w_and_its_own_ne
 
 def test_at_alpha_1_every_device_reaches_its_own_minimum() -> None:
     devices = some(3, 2, mu=0.5, L=2.0, spread=3.0)
-    run = play(APFL(alpha=1.0, alpha_lr=0.0, steps=10, lr=0.8, batch=None), devices, w=np.zeros(2), rounds=6)
+    run = play(
+        APFL(alpha=1.0, alpha_lr=0.0, steps=10, lr=0.8, batch=None),
+        devices,
+        w=np.zeros(2),
+        rounds=6,
+    )
     assert max(np.abs(kept(run, "personal")[i] - f.a).max() for i, f in enumerate(devices)) <= 1e-10

@@ -37,10 +37,18 @@ def leaves(node: Any) -> Group:
 
 
 def top(node: Any, levels: int) -> Any:
-    return node if isinstance(node, int) else leaves(node) if levels == 1 else [top(child, levels - 1) for child in node]
+    return (
+        node
+        if isinstance(node, int)
+        else leaves(node)
+        if levels == 1
+        else [top(child, levels - 1) for child in node]
+    )
 
 
-def by_hand(thetas: list[Vector], levels: int, alpha: float, factor: float) -> tuple[Vector, dict[int, Vector]]:
+def by_hand(
+    thetas: list[Vector], levels: int, alpha: float, factor: float
+) -> tuple[Vector, dict[int, Vector]]:
     """The root's model, and the model of the group each device is directly in."""
 
     def up(node: Any) -> Vector:
@@ -67,10 +75,23 @@ def begun(algorithm: DemLearn, fs: list[Device], w: Vector = W, rounds: int = 2)
     return run
 
 
-@pytest.mark.parametrize(("levels", "amplify"), [(1, 1.0), (2, 1.0), (3, 1.0), (3, 1.15), (9, 1.15)])
+@pytest.mark.parametrize(
+    ("levels", "amplify"), [(1, 1.0), (2, 1.0), (3, 1.0), (3, 1.15), (9, 1.15)]
+)
 @both
-def test_two_rounds_by_hand(fs: list[Device], batch: int | None, levels: int, amplify: float) -> None:
-    algorithm = DemLearn(levels=levels, alpha=0.6, mu=0.3, steps=2, lr=0.1, batch=batch, amplify=amplify, amplify_rounds=1)
+def test_two_rounds_by_hand(
+    fs: list[Device], batch: int | None, levels: int, amplify: float
+) -> None:
+    algorithm = DemLearn(
+        levels=levels,
+        alpha=0.6,
+        mu=0.3,
+        steps=2,
+        lr=0.1,
+        batch=batch,
+        amplify=amplify,
+        amplify_rounds=1,
+    )
     run, personal, parents = begun(algorithm, fs), [W] * 4, dict.fromkeys(range(4), W)
     for record in run:
         local = []
@@ -82,7 +103,9 @@ def test_two_rounds_by_hand(fs: list[Device], batch: int | None, levels: int, am
         root, parents = by_hand(local, levels, 0.6, amplify if record.round == 0 else 1.0)
         personal = [0.4 * theta + 0.6 * parents[i] for i, theta in enumerate(local)]
         assert deviation(run, root, local=local, personal=personal) <= EXACT
-        assert record.bytes(direction="up") == record.bytes(direction="down")  # one row each way for every device
+        assert record.bytes(direction="up") == record.bytes(
+            direction="down"
+        )  # one row each way for every device
 
 
 def test_more_devices_are_grouped_as_ward_does_by_hand() -> None:
@@ -92,7 +115,12 @@ def test_more_devices_are_grouped_as_ward_does_by_hand() -> None:
     next(run)
     thetas = list(kept(run, "local").values())
     root, parents = by_hand(thetas, 4, 0.7, 1.0)
-    assert deviation(run, root, personal=[0.3 * theta + 0.7 * parents[i] for i, theta in enumerate(thetas)]) <= EXACT
+    assert (
+        deviation(
+            run, root, personal=[0.3 * theta + 0.7 * parents[i] for i, theta in enumerate(thetas)]
+        )
+        <= EXACT
+    )
     assert len({tuple(np.round(model, 9)) for model in parents.values()}) > 4
 
 
@@ -110,7 +138,9 @@ def test_a_mean_weighs_devices_alike_and_amplification_compounds() -> None:
 def test_the_linkage_matters() -> None:
     """Ward halves a chain of points; the mean distance leaves its last one alone."""
     theta = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [7.0], [9.5]])
-    ward, other = (DemLearn(levels=2, linkage=linkage).groups(theta) for linkage in ("ward", "average"))
+    ward, other = (
+        DemLearn(levels=2, linkage=linkage).groups(theta) for linkage in ("ward", "average")
+    )
     assert sorted(map(sorted, ward)) == [[0, 1, 2, 3], [4, 5, 6, 7, 8]]
     assert other[0] == 8
     assert sorted(other[1]) == list(range(8))
@@ -120,7 +150,11 @@ def test_one_device_and_rows_that_are_not_finite_have_groups() -> None:
     assert DemLearn().groups(torch.ones(1, 3)) == [0]
     assert size(DemLearn().groups(torch.tensor([[1.0], [float("inf")], [float("nan")]]))) == 3
     shards = covey.data.own([(torch.randn(9, 2), torch.arange(9) % 2)], classes=2)
-    run = covey.run(covey.Experiment(DemLearn(steps=1), shards, covey.models.linear(2, 2), covey.Tree.flat(1), rounds=2))
+    run = covey.run(
+        covey.Experiment(
+            DemLearn(steps=1), shards, covey.models.linear(2, 2), covey.Tree.flat(1), rounds=2
+        )
+    )
     assert len(list(run)) == 2
 
 
@@ -132,7 +166,9 @@ def test_without_scipy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_same_groups_pull_devices_together() -> None:
-    far, near = (begun(DemLearn(alpha=alpha, steps=2, batch=None), SMALL, rounds=4) for alpha in (0.0, 0.9))
+    far, near = (
+        begun(DemLearn(alpha=alpha, steps=2, batch=None), SMALL, rounds=4) for alpha in (0.0, 0.9)
+    )
     list(far), list(near)
     spread = [float(run.rows("personal")[1].var(0).sum()) for run in (far, near)]
     assert spread[1] < 0.2 * spread[0]

@@ -11,8 +11,19 @@ from covey.algorithms import Ditto
 
 @pytest.mark.parametrize(("sample", "weight"), [(None, "uniform"), (2, "samples")])
 @both
-def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None, weight: Any) -> None:
-    algorithm = Ditto(lam=0.8, sample=sample, steps=3, lr=0.1, personal_steps=2, personal_lr=0.15, batch=batch, weight=weight)
+def test_rounds_by_hand(
+    fs: list[Device], batch: int | None, sample: int | None, weight: Any
+) -> None:
+    algorithm = Ditto(
+        lam=0.8,
+        sample=sample,
+        steps=3,
+        lr=0.1,
+        personal_steps=2,
+        personal_lr=0.15,
+        batch=batch,
+        weight=weight,
+    )
     run, w, v = start(algorithm, fs, w=W, rounds=4), W, {}
     for record in run:
         asked, rows = record.cohorts["device"], []
@@ -31,6 +42,11 @@ def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None,
 def test_personal_models_converge_to_the_prox_of_the_optimum() -> None:
     devices = some(4, 3, mu=0.5, L=2.0, spread=3.0)
     optimum = np.linalg.solve(sum(f.H for f in devices), sum(f.H @ f.a for f in devices))
-    run = start(Ditto(lam=1.5, steps=1, lr=0.8, personal_steps=1, personal_lr=0.4, batch=None), devices, w=np.zeros(3), rounds=60)
+    run = start(
+        Ditto(lam=1.5, steps=1, lr=0.8, personal_steps=1, personal_lr=0.4, batch=None),
+        devices,
+        w=np.zeros(3),
+        rounds=60,
+    )
     list(run)
     assert deviation(run, optimum, personal=[f.prox(1.5, optimum) for f in devices]) <= 1e-10

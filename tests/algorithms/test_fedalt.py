@@ -2,7 +2,19 @@
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, Vector, W, best_parts, both, deviation, mean, some, split
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    best_parts,
+    both,
+    deviation,
+    mean,
+    some,
+    split,
+)
 
 from covey import Tree
 from covey.algorithms import FedAlt
@@ -33,7 +45,11 @@ def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: str) ->
 
 
 def test_those_not_asked_keep_their_private_part_for_the_next_time() -> None:
-    run, u, x = split(FedAlt(**SETTINGS, batch=None, sample=2), SMALL, w=W, shared=S, rounds=5), W[:S], {}
+    run, u, x = (
+        split(FedAlt(**SETTINGS, batch=None, sample=2), SMALL, w=W, shared=S, rounds=5),
+        W[:S],
+        {},
+    )
     for record in run:
         asked = record.cohorts["device"]
         x |= {i: local(SMALL[i], u, x.get(i, W)[S:]) for i in asked}
@@ -43,7 +59,9 @@ def test_those_not_asked_keep_their_private_part_for_the_next_time() -> None:
 
 def test_two_rounds_by_hand_on_uneven_edges() -> None:
     """Two edge rounds a round, in the second of which v goes on from the first; the server averages edges alike."""
-    run = split(FedAlt(**SETTINGS, batch=None, edge_rounds=2), SMALL, Tree.grouped([1, 3]), w=W, shared=S)
+    run = split(
+        FedAlt(**SETTINGS, batch=None, edge_rounds=2), SMALL, Tree.grouped([1, 3]), w=W, shared=S
+    )
     list(run)
     u, x = W[:S], [W] * 4
     for _ in range(2):

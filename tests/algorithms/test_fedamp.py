@@ -31,7 +31,9 @@ from covey.maths import attention
 def weights(ws: list[Vector], alpha: float, sigma: float) -> tuple[Vector, float]:
     """xi and alpha_k."""
     n = len(ws)
-    slope = np.array([[np.exp(-np.square(a - b).sum() / sigma) / sigma for b in ws] for a in ws])  # A'
+    slope = np.array(
+        [[np.exp(-np.square(a - b).sum() / sigma) / sigma for b in ws] for a in ws]
+    )  # A'
     others = np.where(np.eye(n), 0, slope)
     step = min(alpha, 1 / others.sum(1).max())  # alpha_k
     return step * others + np.diag(1 - step * others.sum(1)), step
@@ -50,7 +52,9 @@ def test_rounds_by_hand(
     sigma: float,
     capped: bool,
 ) -> None:
-    algorithm = FedAMP(lam=0.6, alpha=alpha, sigma=sigma, sample=sample, steps=3, lr=0.1, batch=batch)
+    algorithm = FedAMP(
+        lam=0.6, alpha=alpha, sigma=sigma, sample=sample, steps=3, lr=0.1, batch=batch
+    )
     run, ws, personal = start(algorithm, fs, w=W, rounds=4), [W] * len(fs), {}
     steps = set()
     for record in run:
@@ -69,7 +73,12 @@ def test_rounds_by_hand(
 def test_it_converges_to_where_its_objective_is_stationary() -> None:
     """grad f_i + lam sum_j A'(|w_i - w_j|^2) (w_i - w_j) = 0, the derivative of sum f_i + lam/2 sum_{i<j} A."""
     fs, lam, sigma = some(4, 2, mu=0.5, L=2.0, spread=0.7), 1.5, 2.0
-    run = play(FedAMP(lam=lam, alpha=0.6, sigma=sigma, steps=60, lr=0.2, batch=None), fs, w=np.zeros(2), rounds=100)
+    run = play(
+        FedAMP(lam=lam, alpha=0.6, sigma=sigma, steps=60, lr=0.2, batch=None),
+        fs,
+        w=np.zeros(2),
+        rounds=100,
+    )
     ws = list(kept(run, "personal").values())
     for f, w in zip(fs, ws, strict=True):
         pull = sum(np.exp(-np.square(w - v).sum() / sigma) / sigma * (w - v) for v in ws)
@@ -83,11 +92,15 @@ def direct(models: Tensor) -> Tensor:
 
 def test_distances_far_from_zero_are_as_exact_as_near_it() -> None:
     near = torch.randn(2, 5, 30, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(attention.squared_distances(near + 1000), direct(near + 1000), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        attention.squared_distances(near + 1000), direct(near + 1000), rtol=1e-4, atol=1e-4
+    )
 
 
 @given(models=populations(), alpha=st.floats(1e-3, 1e3), sigma=st.floats(1e-3, 1e3))
-def test_weights_sum_to_one_and_are_never_negative(models: Tensor, alpha: float, sigma: float) -> None:
+def test_weights_sum_to_one_and_are_never_negative(
+    models: Tensor, alpha: float, sigma: float
+) -> None:
     xi, tie = FedAMP(lam=3.0, alpha=alpha, sigma=sigma).weights(models)
     assert (xi >= 0).all()
     torch.testing.assert_close(xi.sum(2), torch.ones_like(xi[:, :, 0]))

@@ -4,7 +4,20 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, Vector, W, both, deviation, mean, play, row, some, start
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    both,
+    deviation,
+    mean,
+    play,
+    row,
+    some,
+    start,
+)
 
 from covey.algorithms import FedAvg
 
@@ -15,7 +28,9 @@ def local(f: Device, w: Vector, *, steps: int, lr: float) -> Vector:
     return w
 
 
-def fedavg(devices: Sequence[Device], w: Vector, *, steps: int, lr: float, weighted: bool = False) -> Vector:
+def fedavg(
+    devices: Sequence[Device], w: Vector, *, steps: int, lr: float, weighted: bool = False
+) -> Vector:
     rows = [local(f, w, steps=steps, lr=lr) for f in devices]
     return mean(rows, [len(f.y) for f in devices] if weighted else None)
 
@@ -43,7 +58,10 @@ def test_two_rounds_by_hand_with_l2(fs: list[Device], batch: int | None) -> None
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 def test_only_those_asked_are_averaged(weight: str) -> None:
-    run, w = start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4), W
+    run, w = (
+        start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4),
+        W,
+    )
     asked = []
     for record in run:
         asked.append(tuple(record.cohorts["device"]))
@@ -61,7 +79,8 @@ def test_one_step_a_round_reaches_the_minimum_of_the_mean_and_ten_do_not() -> No
     # x -> a + (I - lr H)^10 (x - a) is where a device goes: the mean of these maps has a fixed point of its own
     powers = [np.linalg.matrix_power(np.eye(3) - 0.2 * f.H, 10) for f in devices]
     fixed = np.linalg.solve(
-        sum(np.eye(3) - p for p in powers), sum((np.eye(3) - p) @ f.a for f, p in zip(devices, powers, strict=True))
+        sum(np.eye(3) - p for p in powers),
+        sum((np.eye(3) - p) @ f.a for f, p in zip(devices, powers, strict=True)),
     )
     drifted = play(FedAvg(steps=10, lr=0.2, batch=None), devices, w=np.zeros(3), rounds=30)
     assert deviation(drifted, fixed) <= 1e-10

@@ -29,7 +29,9 @@ from covey.algorithms import FedMac
 RHO, LAM, LR, PERSONAL_LR = 0.05, 0.6, 0.5, 0.1
 
 
-def device(f: Device, w: Vector, *, gamma: float, gamma_w: float, R: int, K: int, prox: bool) -> tuple[Vector, Vector]:
+def device(
+    f: Device, w: Vector, *, gamma: float, gamma_w: float, R: int, K: int, prox: bool
+) -> tuple[Vector, Vector]:
     """ClientUpdate of Algorithm 1: (theta, w_i,R); theta is carried from one r to the next."""
     theta = w
     for _ in range(R):
@@ -81,7 +83,9 @@ def test_two_rounds_by_hand(
     for record in run:
         asked = record.cohorts["device"]
         for i in asked:
-            theta[i], local[i] = device(fs[i], cut(w, at), gamma=gamma, gamma_w=gamma_w, R=3, K=steps, prox=l1 == "prox")
+            theta[i], local[i] = device(
+                fs[i], cut(w, at), gamma=gamma, gamma_w=gamma_w, R=3, K=steps, prox=l1 == "prox"
+            )
         weights = [len(fs[i].y) for i in asked] if weight == "samples" else None
         w = (1 - beta) * w + beta * mean([cut(local[i], at) for i in asked], weights)
         assert deviation(run, w, personal=theta, local=local) <= EXACT
@@ -90,11 +94,25 @@ def test_two_rounds_by_hand(
 def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
     both_sparse = FedMac(lam=0.6, lr=0.5, personal_lr=0.1, gamma=0.4, gamma_w=0.2, rho=1e-3)
     assert both_sparse.cut("device") == pytest.approx(2 * 0.5 * 0.2 / (2 - 0.5 * 0.6))
-    assert replace(both_sparse, gamma_w=0.0).cut("device") == pytest.approx(0.1 * 0.4)  # correlation adds no curvature
+    assert replace(both_sparse, gamma_w=0.0).cut("device") == pytest.approx(
+        0.1 * 0.4
+    )  # correlation adds no curvature
 
 
 def test_soft_thresholds_leave_exact_zeros_in_personal_models() -> None:
-    run = play(FedMac(lam=LAM, gamma=0.9, local_rounds=5, lr=LR, personal_lr=PERSONAL_LR, batch=None, l1="prox"), SMALL, w=W)
+    run = play(
+        FedMac(
+            lam=LAM,
+            gamma=0.9,
+            local_rounds=5,
+            lr=LR,
+            personal_lr=PERSONAL_LR,
+            batch=None,
+            l1="prox",
+        ),
+        SMALL,
+        w=W,
+    )
     theta = np.array(list(kept(run, "personal").values()))
     assert (theta == 0).any()
     assert (theta != 0).any()
@@ -105,7 +123,10 @@ def test_gamma_drops_below_the_floor_at_the_next_round_and_returns_and_gamma_w_e
     gamma, low, gamma_w, rounds = 1.2, 0.1, 0.1, 5
     algorithm = FedMac(lam=LAM, gamma=gamma, gamma_w=gamma_w, rho=RHO, local_rounds=4, steps=2, lr=LR, personal_lr=PERSONAL_LR,
                        batch=None, floor=0.6, gamma_low=low, gamma_w_until=2)  # fmt: skip
-    at, own = threshold(gamma, gamma_w), max(3 * RHO, PERSONAL_LR * gamma)  # of the row sent; of theta, whose share counts
+    at, own = (
+        threshold(gamma, gamma_w),
+        max(3 * RHO, PERSONAL_LR * gamma),
+    )  # of the row sent; of theta, whose share counts
     run, w, used = start(algorithm, SMALL, w=W, rounds=rounds), W, []
     theta = [W] * 4  # in the first round the share of the broadcast model counts
     for t in range(rounds):
@@ -125,7 +146,12 @@ def test_gamma_drops_below_the_floor_at_the_next_round_and_returns_and_gamma_w_e
 
 def test_with_a_tiny_lambda_w_is_an_exponential_mean_of_the_local_path() -> None:
     """lambda -> 0 with eta lambda = 0.3 (the paper's 3000 * 1e-4): theta is local descent, w_i its running mean."""
-    run = play(FedMac(lam=1e-14, lr=0.3e14, local_rounds=5, personal_lr=0.1, batch=None), SMALL, w=W, rounds=1)
+    run = play(
+        FedMac(lam=1e-14, lr=0.3e14, local_rounds=5, personal_lr=0.1, batch=None),
+        SMALL,
+        w=W,
+        rounds=1,
+    )
     theta, local = [], []
     for f in SMALL:
         x = w = W
@@ -148,7 +174,9 @@ def devices(spread: float = 0.3) -> list[Device]:
 
 
 @pytest.mark.parametrize("lam", [0.5, 1.4, 2.5])
-def test_the_envelope_has_the_curvature_of_proposition_1_and_is_convex_only_for_lambda_below_mu(lam: float) -> None:
+def test_the_envelope_has_the_curvature_of_proposition_1_and_is_convex_only_for_lambda_below_mu(
+    lam: float,
+) -> None:
     fs = devices()
 
     def gradients(w: Vector) -> Vector:
@@ -163,7 +191,9 @@ def test_the_envelope_has_the_curvature_of_proposition_1_and_is_convex_only_for_
         assert (spectrum(H)[0] > 0) == (lam < MU)
 
 
-def closed_form(fs: list[Device], lam: float, gamma: float, gamma_w: float) -> tuple[Vector, list[Vector]]:
+def closed_form(
+    fs: list[Device], lam: float, gamma: float, gamma_w: float
+) -> tuple[Vector, list[Vector]]:
     """Where all signs are +: H theta = H a + lam w - gamma and lam (w - mean theta) + gamma_w = 0."""
     inverse = [np.linalg.inv(f.H) for f in fs]
     bare = mean([f.a - gamma * i.sum(1) for f, i in zip(fs, inverse, strict=True)])
@@ -184,14 +214,23 @@ def test_one_local_round_reaches_the_optimum(gamma: float, gamma_w: float) -> No
 
 
 @pytest.mark.parametrize("gamma_w", [0.0, 0.1])
-def test_lemma_10_holds_with_the_diversity_of_the_devices_and_not_as_printed(gamma_w: float) -> None:
+def test_lemma_10_holds_with_the_diversity_of_the_devices_and_not_as_printed(
+    gamma_w: float,
+) -> None:
     """(1/N) sum |theta_i(w*) - w*|^2 <= 2 (sigma_F^2 + gamma_w^2 d)/lam^2; printed: 2 gamma_w^2 d^2/lam^2."""
     lam, d, fs = 0.75, 2, devices(spread=1.0)
-    run = play(FedMac(lam=lam, gamma_w=gamma_w, rho=1e-3, lr=2.0, **EXACTLY), fs, w=np.array([2.0, 2.0]), rounds=60)
+    run = play(
+        FedMac(lam=lam, gamma_w=gamma_w, rho=1e-3, lr=2.0, **EXACTLY),
+        fs,
+        w=np.array([2.0, 2.0]),
+        rounds=60,
+    )
     w, _ = closed_form(fs, lam, 0.0, gamma_w)
     theta = kept(run, "personal").values()
     distance = np.mean([np.square(x - w).sum() for x in theta])
-    sigma = np.mean([np.square(lam * (w - x) + gamma_w).sum() for x in theta])  # (6) at w*, all signs +
+    sigma = np.mean(
+        [np.square(lam * (w - x) + gamma_w).sum() for x in theta]
+    )  # (6) at w*, all signs +
     assert distance <= 2 * (sigma + gamma_w**2 * d) / lam**2
     assert distance > 2 * gamma_w**2 * d**2 / lam**2
     if not gamma_w:
@@ -215,7 +254,9 @@ def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
     algorithm = FedMac(gamma=0.001, gamma_w=0.0001)
     assert algorithm.zero("device", "personal") == pytest.approx(max(3 * 6e-5, 0.05 * 0.001))
     assert algorithm.zero("device", "local") == algorithm.cut("device") > 0.3
-    assert FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off").cut("server", 100) == algorithm.zero("device", "personal")
+    assert FedMac(gamma=0.001, gamma_w=0.0001, cut_after="off").cut(
+        "server", 100
+    ) == algorithm.zero("device", "personal")
 
 
 @pytest.mark.parametrize("cut_after", ["keep", "off"])

@@ -22,7 +22,9 @@ def test_rounds_by_hand(sample: int | None) -> None:
                 now = step(now, DATA[i], base=0.1, head=0.1)
             own[i] = now
         base = sum(len(DATA[i][1]) * own[i][0] for i in asked) / sum(len(DATA[i][1]) for i in asked)
-        assert deviation(run, "global", 0, (base, head)) <= EXACT  # the global head stays as it began
+        assert (
+            deviation(run, "global", 0, (base, head)) <= EXACT
+        )  # the global head stays as it began
         assert all(deviation(run, "personal", i, own[i]) <= EXACT for i in own)
 
 
@@ -30,7 +32,9 @@ def test_only_the_shared_layers_are_sent() -> None:
     run = start(FedPer(steps=1, lr=0.1, batch=None))
     list(run)
     for direction in ("up", "down"):
-        assert run.meter.traffic(direction=direction).values == 3 * 4 * 6  # rounds, devices, weights of the base
+        assert (
+            run.meter.traffic(direction=direction).values == 3 * 4 * 6
+        )  # rounds, devices, weights of the base
 
 
 def test_heads_differ_and_the_base_is_one() -> None:

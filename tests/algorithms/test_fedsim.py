@@ -2,7 +2,19 @@
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, Vector, W, best_parts, both, deviation, mean, some, split
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    best_parts,
+    both,
+    deviation,
+    mean,
+    some,
+    split,
+)
 
 from covey import Tree
 from covey.algorithms import FedSim
@@ -24,7 +36,10 @@ def test_two_rounds_by_hand(fs: list[Device], batch: int | None, personal_lr: fl
     list(run)
     u, x = W[:S], [W] * 4
     for _ in range(2):
-        x = [local(f, u, mine[S:], lr=0.1, personal_lr=personal_lr) for f, mine in zip(fs, x, strict=True)]
+        x = [
+            local(f, u, mine[S:], lr=0.1, personal_lr=personal_lr)
+            for f, mine in zip(fs, x, strict=True)
+        ]
         u = mean([mine[:S] for mine in x])
     assert deviation(run, np.concatenate([u, W[S:]]), personal=x) <= EXACT
 
@@ -35,7 +50,10 @@ def test_two_rounds_by_hand_on_uneven_edges() -> None:
     list(run)
     u, x, counts = W[:S], [W] * 4, [len(f.y) for f in SMALL]
     for _ in range(2):
-        x = [local(f, u, mine[S:], lr=0.1, personal_lr=0.05) for f, mine in zip(SMALL, x, strict=True)]
+        x = [
+            local(f, u, mine[S:], lr=0.1, personal_lr=0.05)
+            for f, mine in zip(SMALL, x, strict=True)
+        ]
         edges = [x[0][:S], mean([mine[:S] for mine in x[1:]], counts[1:])]
         u = mean(edges, [counts[0], sum(counts[1:])])
     assert deviation(run, np.concatenate([u, W[S:]]), personal=x) <= EXACT
@@ -43,7 +61,13 @@ def test_two_rounds_by_hand_on_uneven_edges() -> None:
 
 def test_one_step_reaches_the_minimum_over_u_and_every_v() -> None:
     devices = some(4, 3, mu=0.5, L=2.0, spread=3.0)
-    run = split(FedSim(steps=1, lr=0.4, personal_lr=0.6, batch=None), devices, w=np.zeros(3), shared=2, rounds=150)
+    run = split(
+        FedSim(steps=1, lr=0.4, personal_lr=0.6, batch=None),
+        devices,
+        w=np.zeros(3),
+        shared=2,
+        rounds=150,
+    )
     list(run)
     u, v = best_parts(devices, 2)
     assert np.abs(run.w[0, :2].numpy() - u).max() <= 1e-10

@@ -8,7 +8,16 @@ from covey.algorithms import FineTune
 
 @both
 def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None) -> None:
-    run, w = start(FineTune(sample=3, steps=3, lr=0.1, tune_steps=2, tune_lr=0.05, batch=batch, weight="samples"), fs, w=W), W
+    run, w = (
+        start(
+            FineTune(
+                sample=3, steps=3, lr=0.1, tune_steps=2, tune_lr=0.05, batch=batch, weight="samples"
+            ),
+            fs,
+            w=W,
+        ),
+        W,
+    )
     personal = {}
     for record in run:
         rows, asked = [], record.cohorts["device"]
@@ -27,6 +36,11 @@ def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None) -
 def test_tuned_to_the_end_it_is_local_training() -> None:
     devices = some(3, 2, mu=0.5, L=2.0, spread=3.0)
     optimum = np.linalg.solve(sum(f.H for f in devices), sum(f.H @ f.a for f in devices))
-    run = start(FineTune(steps=1, lr=0.8, tune_steps=60, tune_lr=0.8, batch=None), devices, w=np.zeros(2), rounds=40)
+    run = start(
+        FineTune(steps=1, lr=0.8, tune_steps=60, tune_lr=0.8, batch=None),
+        devices,
+        w=np.zeros(2),
+        rounds=40,
+    )
     list(run)
     assert deviation(run, optimum, personal=[f.a for f in devices]) <= 1e-10

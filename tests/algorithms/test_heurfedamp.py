@@ -14,7 +14,9 @@ from covey.algorithms import HeurFedAMP
 
 def weights(ws: list[Vector], own: float, sigma: float) -> Vector:
     """xi_ii = own; the others share the rest by exp(sigma cos)."""
-    xi = np.array([[np.exp(sigma * a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in ws] for a in ws])
+    xi = np.array(
+        [[np.exp(sigma * a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in ws] for a in ws]
+    )
     np.fill_diagonal(xi, 0)
     xi *= (1 - own) / xi.sum(1, keepdims=True)
     np.fill_diagonal(xi, own)
@@ -23,11 +25,18 @@ def weights(ws: list[Vector], own: float, sigma: float) -> Vector:
 
 @pytest.mark.parametrize(("sample", "own"), [(None, 0.5), (3, 0.1), (None, 0.0)])
 @both
-def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None, own: float) -> None:
-    algorithm = HeurFedAMP(self_weight=own, sigma=3.0, lam=0.8, sample=sample, steps=3, lr=0.1, batch=batch)
+def test_rounds_by_hand(
+    fs: list[Device], batch: int | None, sample: int | None, own: float
+) -> None:
+    algorithm = HeurFedAMP(
+        self_weight=own, sigma=3.0, lam=0.8, sample=sample, steps=3, lr=0.1, batch=batch
+    )
     run, ws, personal = start(algorithm, fs, w=W, rounds=4), [W] * len(fs), {}
     for record in run:
-        us = [sum(share * w for share, w in zip(shares, ws, strict=True)) for shares in weights(ws, own, 3.0)]
+        us = [
+            sum(share * w for share, w in zip(shares, ws, strict=True))
+            for shares in weights(ws, own, 3.0)
+        ]
         for i in record.cohorts["device"]:
             w = us[i]
             for _ in range(3):
@@ -37,7 +46,9 @@ def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None,
 
 
 @given(models=populations(), own=st.floats(0, 1), sigma=st.floats(0, 1e4))
-def test_weights_sum_to_one_and_are_never_negative(models: Tensor, own: float, sigma: float) -> None:
+def test_weights_sum_to_one_and_are_never_negative(
+    models: Tensor, own: float, sigma: float
+) -> None:
     xi = HeurFedAMP(self_weight=own, sigma=sigma).weights(models)
     assert (xi >= 0).all()
     torch.testing.assert_close(xi.sum(2), torch.ones_like(xi[:, :, 0]))

@@ -2,7 +2,20 @@
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, W, both, deviation, kept, mean, play, quadratic, some, start
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    W,
+    both,
+    deviation,
+    kept,
+    mean,
+    play,
+    quadratic,
+    some,
+    start,
+)
 
 from covey import Tree
 from covey.algorithms import HierFAVG
@@ -13,7 +26,9 @@ TREE = Tree.grouped([1, 3])
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
-def test_two_rounds_by_hand_on_uneven_groups(fs: list[Device], batch: int | None, weight: str) -> None:
+def test_two_rounds_by_hand_on_uneven_groups(
+    fs: list[Device], batch: int | None, weight: str
+) -> None:
     run = play(HierFAVG(edge_rounds=3, steps=2, lr=0.1, batch=batch, weight=weight), fs, TREE, w=W)
     w = W
     for _ in range(2):
@@ -32,7 +47,9 @@ def test_two_rounds_by_hand_on_uneven_groups(fs: list[Device], batch: int | None
 
 def test_one_edge_and_one_of_its_devices_a_round_by_hand() -> None:
     tree, w = Tree.grouped([2, 2]), W
-    algorithm = HierFAVG(sample=1, device_sample=1, edge_rounds=2, steps=1, lr=0.1, batch=None, weight="samples")
+    algorithm = HierFAVG(
+        sample=1, device_sample=1, edge_rounds=2, steps=1, lr=0.1, batch=None, weight="samples"
+    )
     run, edges, both = start(algorithm, SMALL, tree, w=W, rounds=6), {}, set()
     asks = Asks(run)
     for record in run:
@@ -50,7 +67,9 @@ def test_one_edge_and_one_of_its_devices_a_round_by_hand() -> None:
 def test_two_of_three_devices_weigh_by_their_samples_and_both_edges_by_all_they_have() -> None:
     devices = [*SMALL, SMALL[1], SMALL[0]]
     counts = [len(f.y) for f in devices]
-    algorithm = HierFAVG(device_sample=2, edge_rounds=1, steps=1, lr=0.1, batch=None, weight="samples")
+    algorithm = HierFAVG(
+        device_sample=2, edge_rounds=1, steps=1, lr=0.1, batch=None, weight="samples"
+    )
     run, w = start(algorithm, devices, Tree.grouped([3, 3]), w=W), W
     for record in run:
         edges = []
@@ -68,7 +87,13 @@ def test_one_step_of_each_reaches_the_minimum_of_the_mean_of_the_groups_means() 
     weights = [1 / 2, 1 / 6, 1 / 6, 1 / 6]
     H = sum(p * f.H for p, f in zip(weights, devices, strict=True))
     optimum = np.linalg.solve(H, sum(p * f.H @ f.a for p, f in zip(weights, devices, strict=True)))
-    run = play(HierFAVG(edge_rounds=1, steps=1, lr=0.8, batch=None), devices, TREE, w=np.zeros(2), rounds=60)
+    run = play(
+        HierFAVG(edge_rounds=1, steps=1, lr=0.8, batch=None),
+        devices,
+        TREE,
+        w=np.zeros(2),
+        rounds=60,
+    )
     assert deviation(run, optimum) <= 1e-10
 
 
@@ -88,5 +113,7 @@ def test_the_mean_of_a_sample_has_the_variance_of_the_papers_lemmas() -> None:
     expected = (n / s - 1) / (n - 1) * np.square(points - points.mean(0)).sum(1).mean()
     deviation = errors.std() / np.sqrt(2 * edges)
     assert abs(errors.mean() - expected) <= 4 * deviation
-    assert deviation < 0.03 * expected  # so that four of them tell S = 2 from S = 3, which has half the variance
+    assert (
+        deviation < 0.03 * expected
+    )  # so that four of them tell S = 2 from S = 3, which has half the variance
     assert np.abs(means.mean(0) - points.mean(0)).max() <= 4 * means.std() / np.sqrt(2 * edges)

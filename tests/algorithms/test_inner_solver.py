@@ -19,7 +19,10 @@ from tests.identities.worlds import UNEQUAL, trajectory
 
 LAM, LR, STEPS = 0.8, 0.1, 25
 W = np.array([1.0, -2.0, 0.5])
-FS = [*some(4, 3, mu=0.5, L=2.0, spread=3.0), Device(np.eye(3) * np.sqrt(3), W * np.sqrt(3))]  # the last has its minimum at w
+FS = [
+    *some(4, 3, mu=0.5, L=2.0, spread=3.0),
+    Device(np.eye(3) * np.sqrt(3), W * np.sqrt(3)),
+]  # the last has its minimum at w
 NAMES = ["pfedme", "fedmac", "sfedhp"]
 once: dict[str, Any] = {"steps": STEPS, "batch": None}
 
@@ -66,7 +69,10 @@ def nesterov(name: str, f: Device, steps: int) -> tuple[Vector, float]:
     Q, eye, zero = np.eye(3) - LR * C, np.eye(3), np.zeros((3, 3))
     state = np.concatenate([W - s, W - s])
     for k in range(steps):
-        state = np.block([[Q * (1 + momentum(strong, k)), -Q * momentum(strong, k)], [eye, zero]]) @ state
+        state = (
+            np.block([[Q * (1 + momentum(strong, k)), -Q * momentum(strong, k)], [eye, zero]])
+            @ state
+        )
     error, before = state[:3], state[3:]
     ahead = error + momentum(strong, steps) * (error - before)
     return s + error, float(np.linalg.norm(C @ ahead))
@@ -100,7 +106,9 @@ def steps_taken(name: str, method: str, f: Device, tol: float) -> int:
 @every_algorithm
 @every_method
 @pytest.mark.parametrize("tol", [1.0, 0.3])
-def test_a_device_stops_at_its_first_gradient_within_tol(name: str, method: str, tol: float) -> None:
+def test_a_device_stops_at_its_first_gradient_within_tol(
+    name: str, method: str, tol: float
+) -> None:
     taken = [steps_taken(name, method, f, tol) for f in FS]
     assert len(set(taken)) >= 3, taken  # else this would say little of rows that stop apart
     for theta, f, steps in zip(personal(name, FS, method=method, tol=tol), FS, taken, strict=True):
@@ -128,7 +136,9 @@ class FixedPFedMe(PFedMe):
         theta = w
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
-            theta = descend(theta, gradient, prox=(self.lam, w), steps=self.steps, lr=self.personal_lr)
+            theta = descend(
+                theta, gradient, prox=(self.lam, w), steps=self.steps, lr=self.personal_lr
+            )
             w = torch.lerp(w, theta, self.lr * self.lam)
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
@@ -140,7 +150,9 @@ class FixedFedMac(FedMac):
         theta = w
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
-            theta = descend(theta, gradient, linear=-self.lam * w, steps=self.steps, lr=self.personal_lr)
+            theta = descend(
+                theta, gradient, linear=-self.lam * w, steps=self.steps, lr=self.personal_lr
+            )
             w = descend(w, torch.zeros_like, prox=(self.lam, theta), steps=1, lr=self.lr)
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
@@ -151,17 +163,28 @@ class FixedSFedHP(SFedHP):
     def device(self, me: Nodes, phi: Rows) -> Rows:
         start = me.recall("personal", default=phi, since=me.round)
         gradient = me.grad(me.batch(self.batch))
-        return me.keep("personal", descend(start, gradient, prox=(self.lam1, phi), steps=self.steps, lr=self.lr2))
+        return me.keep(
+            "personal",
+            descend(start, gradient, prox=(self.lam1, phi), steps=self.steps, lr=self.lr2),
+        )
 
 
-PAIRS = [(PFedMe, FixedPFedMe, {"lr": 0.05}), (FedMac, FixedFedMac, {"lam": 0.05, "lr": 6.0}), (SFedHP, FixedSFedHP, {})]
+PAIRS = [
+    (PFedMe, FixedPFedMe, {"lr": 0.05}),
+    (FedMac, FixedFedMac, {"lam": 0.05, "lr": 6.0}),
+    (SFedHP, FixedSFedHP, {}),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("batch", [None, 6], ids=["full", "mini-batch"])
 @pytest.mark.parametrize(("kind", "fixed", "settings"), PAIRS, ids=NAMES)
 def test_a_tol_of_0_is_fixed_steps_to_the_bit(
-    kind: type[Algorithm], fixed: type[Algorithm], settings: dict[str, Any], batch: int | None, dtype: torch.dtype
+    kind: type[Algorithm],
+    fixed: type[Algorithm],
+    settings: dict[str, Any],
+    batch: int | None,
+    dtype: torch.dtype,
 ) -> None:
     settings = {**settings, "batch": batch, "steps": 3}
     here, _ = trajectory(kind(tol=0.0, **settings), "digits", UNEQUAL, rounds=2, dtype=dtype)

@@ -3,7 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from quadratics import EXACT, SMALL, Device, Vector, both, deviation, kept, mean, over_time, row, some, start
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    both,
+    deviation,
+    kept,
+    mean,
+    over_time,
+    row,
+    some,
+    start,
+)
 
 from covey import draws
 from covey.algorithms import L2GD, Local
@@ -13,7 +26,11 @@ LAM, P, LR = 0.9, 0.3, 0.1
 
 def flips(round: int) -> list[bool]:
     """The coins of a round, the last of which averages: a number of failures comes from one uniform number."""
-    u = float(draws.uniform(draws.key(0, round, 0, "server", "coin", 0), torch.zeros(1, dtype=torch.int64), 1))
+    u = float(
+        draws.uniform(
+            draws.key(0, round, 0, "server", "coin", 0), torch.zeros(1, dtype=torch.int64), 1
+        )
+    )
     local = 0
     while 1 - (1 - P) ** (local + 1) <= u:  # the distribution function of a geometric number
         local += 1
@@ -29,10 +46,13 @@ def test_rounds_by_hand(fs: list[Device], batch: int | None) -> None:
         for averages in flips(round):
             middle = mean(xs)
             xs = [
-                x - LR * LAM / P * (x - middle) if averages else x - LR / (1 - P) * f.grad(x) for x, f in zip(xs, fs, strict=True)
+                x - LR * LAM / P * (x - middle) if averages else x - LR / (1 - P) * f.grad(x)
+                for x, f in zip(xs, fs, strict=True)
             ]
         assert deviation(run, mean(xs), personal=xs) <= EXACT
-    assert seen.count(False) >= 3  # there were local steps between the averages, of which every round has one
+    assert (
+        seen.count(False) >= 3
+    )  # there were local steps between the averages, of which every round has one
     assert False in seen
 
 
@@ -40,14 +60,20 @@ def optimum(fs: list[Device], lam: float) -> list[Vector]:
     """The minimum of sum f_i(x_i) + lam/2 |x_i - mean x|^2: x_i is the prox of the mean."""
     d = len(fs[0].a)
     shares = [lam * np.linalg.inv(f.H + lam * np.eye(d)) for f in fs]
-    middle = np.linalg.solve(np.eye(d) - mean(shares), mean([(np.eye(d) - s) @ f.a for s, f in zip(shares, fs, strict=True)]))
+    middle = np.linalg.solve(
+        np.eye(d) - mean(shares),
+        mean([(np.eye(d) - s) @ f.a for s, f in zip(shares, fs, strict=True)]),
+    )
     return [f.prox(lam, middle) for f in fs]
 
 
 def test_the_optimum_is_where_each_model_is_the_mean_less_its_gradient_over_lam() -> None:
     fs = some(4, 2, mu=0.5, L=2.0, spread=1.0)
     best = optimum(fs, LAM)
-    assert max(np.abs(x - (mean(best) - f.grad(x) / LAM)).max() for x, f in zip(best, fs, strict=True)) <= EXACT
+    assert (
+        max(np.abs(x - (mean(best) - f.grad(x) / LAM)).max() for x, f in zip(best, fs, strict=True))
+        <= EXACT
+    )
 
 
 def test_its_mean_over_time_is_the_optimum_and_smaller_steps_stay_nearer() -> None:
@@ -58,10 +84,14 @@ def test_its_mean_over_time_is_the_optimum_and_smaller_steps_stay_nearer() -> No
     fs = some(4, 2, mu=0.8, L=1.6, spread=1.0)
     best, far = np.array(optimum(fs, LAM)), {}
     for lr in (0.1, 0.03):
-        rows = over_time(L2GD(lam=LAM, p=0.5, lr=lr, batch=None), fs, after=round(4 / lr), rounds=60)
+        rows = over_time(
+            L2GD(lam=LAM, p=0.5, lr=lr, batch=None), fs, after=round(4 / lr), rounds=60
+        )
         expected = best - lr * LAM / 0.5 * (best - best.mean(0))
         far[lr] = np.sqrt(np.square(rows - expected).sum((1, 2)).mean())
-        assert np.abs(rows.mean(0) - expected).max() < 0.1 * far[lr], "the ball is around something else"
+        assert np.abs(rows.mean(0) - expected).max() < 0.1 * far[lr], (
+            "the ball is around something else"
+        )
     assert far[0.03] < 0.7 * far[0.1]
     assert 0.02 < far[0.1] < np.linalg.norm(best - best.mean(0))
 

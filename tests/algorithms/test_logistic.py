@@ -27,7 +27,12 @@ def devices() -> list[tuple[Tensor, Tensor]]:
     digits = covey.data.digits()
     out = []
     for u in range(4):
-        mine = torch.cat([(digits.y == label).nonzero()[15 * u : 15 * u + 15, 0] for label in (u, (u + 1) % CLASSES)])
+        mine = torch.cat(
+            [
+                (digits.y == label).nonzero()[15 * u : 15 * u + 15, 0]
+                for label in (u, (u + 1) % CLASSES)
+            ]
+        )
         out.append((digits.x[mine].double() / 2, digits.y[mine]))
     return out
 
@@ -80,8 +85,14 @@ def train(algorithm: Algorithm, rounds: int, tree: Tree) -> Run:
 
 def test_pfedme() -> None:
     lam = 1.0
-    best = joint_minimum(lambda x: sum(loss(i, x[1 + i]) + lam * far(x[1 + i], x[0]) for i in range(4)) / 4, 5)
-    run = train(PFedMe(lam=lam, local_rounds=1, steps=30, personal_lr=0.5, lr=2.0, batch=None), 25, Tree.flat(4))
+    best = joint_minimum(
+        lambda x: sum(loss(i, x[1 + i]) + lam * far(x[1 + i], x[0]) for i in range(4)) / 4, 5
+    )
+    run = train(
+        PFedMe(lam=lam, local_rounds=1, steps=30, personal_lr=0.5, lr=2.0, batch=None),
+        25,
+        Tree.flat(4),
+    )
     assert deviation(run, best[0], personal=list(best[1:])) <= 1e-6
     assert np.abs(best[0]).max() > 0.05
 
@@ -93,11 +104,17 @@ def test_permfl() -> None:
         total = x.new_zeros(())
         for i, group in enumerate(GROUPS):
             w = x[1 + i]
-            total = total + sum(loss(j, x[3 + j]) + lam * far(x[3 + j], w) for j in group) / len(group) + gamma * far(w, x[0])
+            total = (
+                total
+                + sum(loss(j, x[3 + j]) + lam * far(x[3 + j], w) for j in group) / len(group)
+                + gamma * far(w, x[0])
+            )
         return total / 2
 
     best = joint_minimum(objective, 7)
-    algorithm = PerMFL(lam=lam, gamma=gamma, beta=3.0, lr=0.5, steps=25, edge_lr=0.66, edge_rounds=12, batch=None)
+    algorithm = PerMFL(
+        lam=lam, gamma=gamma, beta=3.0, lr=0.5, steps=25, edge_lr=0.66, edge_rounds=12, batch=None
+    )
     run = train(algorithm, 16, TREE)
     assert deviation(run, best[0], edge=list(best[1:3]), personal=list(best[3:])) <= 1e-6
 
@@ -110,7 +127,11 @@ def test_fedmac_with_lambda_below_mu() -> None:
         return sum(ties) / 4 + lam / 2 * x[0].square().sum()
 
     best = joint_minimum(objective, 5)
-    run = train(FedMac(lam=lam, local_rounds=1, steps=60, personal_lr=0.8, lr=5.0, batch=None), 40, Tree.flat(4))
+    run = train(
+        FedMac(lam=lam, local_rounds=1, steps=60, personal_lr=0.8, lr=5.0, batch=None),
+        40,
+        Tree.flat(4),
+    )
     assert deviation(run, best[0], personal=list(best[1:])) <= 1e-6
 
 
@@ -119,7 +140,9 @@ def test_sfedhp_on_one_edge() -> None:
 
     def objective(x: Tensor) -> Tensor:
         w, phi = x[0], x[1]
-        return sum(loss(j, x[2 + j]) + lam1 * far(x[2 + j], phi) for j in range(4)) / 4 + lam2 * far(phi, w)
+        return sum(
+            loss(j, x[2 + j]) + lam1 * far(x[2 + j], phi) for j in range(4)
+        ) / 4 + lam2 * far(phi, w)
 
     best = joint_minimum(objective, 6)
     algorithm = SFedHP(lam1=lam1, lam2=lam2, edge_rounds=3, steps=25, lr1=1.0, lr2=0.5, batch=None)

@@ -46,7 +46,9 @@ def solve(tree: Tree, levels: Sequence[Level], devices: Sequence[Device]) -> lis
     return [list(models[offsets[t] : offsets[t + 1]]) for t in range(tree.depth)]
 
 
-def levels(tree: Tree, *, lam: float, low: float, high: float, rounds: Sequence[int]) -> list[Level]:
+def levels(
+    tree: Tree, *, lam: float, low: float, high: float, rounds: Sequence[int]
+) -> list[Level]:
     """The same tie everywhere; each level's step is the best for its curvatures, which lie in [low, high] on the devices."""
     out = []
     for tier, steps in zip(reversed(tree.tiers), reversed([1, *rounds]), strict=True):
@@ -57,15 +59,24 @@ def levels(tree: Tree, *, lam: float, low: float, high: float, rounds: Sequence[
     return out[::-1]
 
 
-@pytest.mark.parametrize(("tree", "inner"), [(FOUR, (6, 7, 15)), (FIVE, (5, 6, 7, 15))], ids=["four", "five"])
-def test_uneven_trees_reach_the_joint_minimum_on_every_tier(tree: Tree, inner: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("tree", "inner"), [(FOUR, (6, 7, 15)), (FIVE, (5, 6, 7, 15))], ids=["four", "five"]
+)
+def test_uneven_trees_reach_the_joint_minimum_on_every_tier(
+    tree: Tree, inner: tuple[int, ...]
+) -> None:
     devices = some(7, 2, mu=2.0, L=3.0, spread=3.0)
     description = levels(tree, lam=0.5, low=2.0, high=3.0, rounds=inner)
     run = play(Nested(tuple(description)), devices, tree, w=np.array([4.0, -4.0]), rounds=7)
     expected = solve(tree, description, devices)
     kept = {f"my_{tier}": rows for tier, rows in zip(tree.tiers[1:], expected[1:], strict=True)}
     assert deviation(run, expected[0][0], **kept) <= 1e-10
-    assert max(np.linalg.norm(a - b) for a, b in zip(expected[-1], [f.a for f in devices], strict=True)) > 0.3
+    assert (
+        max(
+            np.linalg.norm(a - b) for a, b in zip(expected[-1], [f.a for f in devices], strict=True)
+        )
+        > 0.3
+    )
     flat = solve(Tree.flat(7), [Level("server"), Level("device", lam=0.5)], devices)
     assert np.abs(flat[0][0] - row(run)).max() > 0.05  # the tree matters
 
@@ -84,14 +95,26 @@ def test_a_correlated_last_tier_and_ridges_reach_the_joint_minimum() -> None:
 
 
 @both
-def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(fs: list[Device], batch: int | None) -> None:
+def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(
+    fs: list[Device], batch: int | None
+) -> None:
     """No solver in sight: a step per level as the module says, `warm` going on within a round, gamma phi_rho on a device."""
     tree = Tree(((2,), (1, 1), (1, 3)))
     description = (
         Level("server", lr=0.7),
         Level("edge1", name="upper", lam=0.6, steps=2, lr=0.5),
         Level("edge2", name="lower", lam=0.8, steps=2, lr=0.4, warm=True),
-        Level("device", name="bottom", lam=0.9, steps=2, lr=0.1, gamma=0.3, rho=0.02, warm=True, batch=batch),
+        Level(
+            "device",
+            name="bottom",
+            lam=0.9,
+            steps=2,
+            lr=0.1,
+            gamma=0.3,
+            rho=0.02,
+            warm=True,
+            batch=batch,
+        ),
     )
     run, x = play(Nested(description), fs, tree, w=W), W
     for _ in range(2):
@@ -105,10 +128,16 @@ def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(fs: li
                     for j in group:
                         theta = bottom.get(j, anchor)
                         for _ in range(2):
-                            g = fs[j].grad(theta) + 0.9 * (theta - anchor) + 0.3 * np.tanh(theta / 0.02)
+                            g = (
+                                fs[j].grad(theta)
+                                + 0.9 * (theta - anchor)
+                                + 0.3 * np.tanh(theta / 0.02)
+                            )
                             theta = theta - 0.1 * g
                         bottom[j] = theta
-                    answer = mean([np.where(np.abs(bottom[j]) <= 0.06, 0.0, bottom[j]) for j in group])  # cut at 3 rho
+                    answer = mean(
+                        [np.where(np.abs(bottom[j]) <= 0.06, 0.0, bottom[j]) for j in group]
+                    )  # cut at 3 rho
                     lower = lower - 0.4 * (0.9 * (lower - answer) + 0.8 * (lower - upper))
                 upper = upper - 0.5 * (0.8 * (upper - lower) + 0.6 * (upper - x))
             uppers.append(upper)
@@ -121,11 +150,26 @@ def test_a_tol_stops_the_last_level_early_without_moving_the_optimum() -> None:
     tree, devices = FOUR, some(7, 2, mu=2.0, L=3.0, spread=3.0)
     description = levels(tree, lam=0.5, low=2.0, high=3.0, rounds=(6, 7, 15))
     last = description[-1]
-    early = Level(last.tier, name=last.name, lam=last.lam, steps=10_000, lr=last.lr, tol=1e-12, method="nesterov")
+    early = Level(
+        last.tier,
+        name=last.name,
+        lam=last.lam,
+        steps=10_000,
+        lr=last.lr,
+        tol=1e-12,
+        method="nesterov",
+    )
     run = play(Nested((*description[:-1], early)), devices, tree, w=np.array([4.0, -4.0]), rounds=6)
     assert deviation(run, solve(tree, description, devices)[0][0]) <= 1e-10
 
 
 def test_a_level_for_every_tier_is_needed() -> None:
-    with pytest.raises(TreeError, match="server, device, but this tree has server, edge1, edge2, device"):
-        play(Nested((Level("server"), Level("device", lam=1.0))), some(7, 2, mu=2.0, L=3.0), FOUR, w=cut(W, None))
+    with pytest.raises(
+        TreeError, match="server, device, but this tree has server, edge1, edge2, device"
+    ):
+        play(
+            Nested((Level("server"), Level("device", lam=1.0))),
+            some(7, 2, mu=2.0, L=3.0),
+            FOUR,
+            w=cut(W, None),
+        )

@@ -69,14 +69,22 @@ def test_l2_is_part_of_the_hessian() -> None:
 def optimum(fs: Sequence[Device], alpha: float, order: str) -> Vector:
     """Where the mean of the meta-gradients is zero: sum B_i H_i B_i (x - a_i) = 0, B_i = I - alpha H_i, or with one B_i."""
     steps = [np.eye(len(f.H)) - alpha * f.H for f in fs]
-    curves = [b @ f.H @ (b if order == "hessian-free" else np.eye(len(b))) for b, f in zip(steps, fs, strict=True)]
+    curves = [
+        b @ f.H @ (b if order == "hessian-free" else np.eye(len(b)))
+        for b, f in zip(steps, fs, strict=True)
+    ]
     return np.linalg.solve(sum(curves), sum(c @ f.a for c, f in zip(curves, fs, strict=True)))
 
 
 @pytest.mark.parametrize("order", ["first", "hessian-free"])
 def test_it_reaches_the_optimum_of_what_it_descends(order: Any) -> None:
     fs = some(4, 3, mu=0.5, L=2.0, spread=3.0)
-    run = play(PerFedAvg(alpha=0.3, steps=1, lr=0.7, order=order, batch=None), fs, w=np.zeros(3), rounds=150)
+    run = play(
+        PerFedAvg(alpha=0.3, steps=1, lr=0.7, order=order, batch=None),
+        fs,
+        w=np.zeros(3),
+        rounds=150,
+    )
     best = optimum(fs, 0.3, order)
     assert deviation(run, best) <= 1e-9
     assert np.abs(best - optimum(fs, 0.0, order)).max() > 0.05  # which is not that of FedAvg

@@ -39,7 +39,15 @@ def device(f: Device, w: Vector, *, alpha: float, L: int, lam: float = LAM) -> V
     return theta
 
 
-def team(w: Vector, x: Vector, thetas: Sequence[Vector], *, eta: float, lam: float = LAM, gamma: float = GAMMA) -> Vector:
+def team(
+    w: Vector,
+    x: Vector,
+    thetas: Sequence[Vector],
+    *,
+    eta: float,
+    lam: float = LAM,
+    gamma: float = GAMMA,
+) -> Vector:
     return (1 - eta * (lam + gamma)) * w + eta * gamma * x + eta * lam * mean(thetas)  # (9)
 
 
@@ -53,8 +61,12 @@ def server(x: Vector, ws: Sequence[Vector], *, beta: float = BETA, gamma: float 
     ids=["same", "lists"],
 )
 @both
-def test_two_rounds_by_hand_on_uneven_teams(fs: list[Device], batch: int | None, alpha: Any, L: Any, eta: Any, K: Any) -> None:
-    algorithm = PerMFL(lam=LAM, gamma=GAMMA, beta=BETA, lr=alpha, steps=L, edge_lr=eta, edge_rounds=K, batch=batch)
+def test_two_rounds_by_hand_on_uneven_teams(
+    fs: list[Device], batch: int | None, alpha: Any, L: Any, eta: Any, K: Any
+) -> None:
+    algorithm = PerMFL(
+        lam=LAM, gamma=GAMMA, beta=BETA, lr=alpha, steps=L, edge_lr=eta, edge_rounds=K, batch=batch
+    )
     run, x, theta = play(algorithm, fs, TREE, w=W), W, {}
     alphas, Ls = (value if isinstance(value, list) else [value] * 4 for value in (alpha, L))
     etas, Ks = (value if isinstance(value, list) else [value] * 2 for value in (eta, K))
@@ -75,7 +87,13 @@ def test_sampled_teams_and_devices_by_hand() -> None:
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = PerMFL(lam=LAM, gamma=GAMMA, beta=BETA, lr=0.1, steps=2, edge_lr=0.2, edge_rounds=3, batch=None,
                        sample=1, device_sample=2)  # fmt: skip
-    run, x, edges, theta, teams = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=4), W, {}, {}, set()
+    run, x, edges, theta, teams = (
+        start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=4),
+        W,
+        {},
+        {},
+        set(),
+    )
     asks = Asks(run)
     for record in run:
         (i,), w = record.cohorts["edge"], x
@@ -109,11 +127,21 @@ def test_stale_teams_stay_in_the_mean_with_what_they_sent_last() -> None:
 
 # Curvatures from 0.5 to 2. Inner problems are solved to 1e-12: contraction 0.75/2.75 a device step, 0.2 a team step
 MU, LF = 0.5, 2.0
-EXACTLY = {"lam": 1.5, "gamma": 2.0, "lr": 1 / 2.75, "steps": 22, "edge_lr": 1 / 2.6, "edge_rounds": 14, "batch": None}
+EXACTLY = {
+    "lam": 1.5,
+    "gamma": 2.0,
+    "lr": 1 / 2.75,
+    "steps": 22,
+    "edge_lr": 1 / 2.6,
+    "edge_rounds": 14,
+    "batch": None,
+}
 MU_F = 1 / (1 / MU + 1 / 1.5 + 1 / 2.0)
 
 
-def envelope(fs: Sequence[Device], groups: Sequence[Sequence[int]], lam: float, gamma: float) -> tuple[Vector, Vector]:
+def envelope(
+    fs: Sequence[Device], groups: Sequence[Sequence[int]], lam: float, gamma: float
+) -> tuple[Vector, Vector]:
     """Hessian and minimiser of phi of (10), the mean of the teams' envelopes of the mean of the devices'."""
     H, b, eye = [], [], np.eye(len(fs[0].a))
     for group in groups:
@@ -155,7 +183,14 @@ def one_dimension(mu: float) -> tuple[list[Device], dict[str, Any], float]:
     lam, gamma = 2.05 * mu, 4.2 * mu
     fs = [quadratic(np.array([[mu]]), np.array([a])) for a in (1.0, 3.0, -2.0, 5.0)]
     inner = lam * mu / (lam + mu)
-    steps = {"lam": lam, "gamma": gamma, "lr": 1 / (mu + lam), "steps": 1, "edge_lr": 1 / (inner + gamma), "edge_rounds": 1}
+    steps = {
+        "lam": lam,
+        "gamma": gamma,
+        "lr": 1 / (mu + lam),
+        "steps": 1,
+        "edge_lr": 1 / (inner + gamma),
+        "edge_rounds": 1,
+    }
     return fs, {**steps, "batch": None}, 1 / (1 / mu + 1 / lam + 1 / gamma)
 
 
@@ -175,7 +210,10 @@ def test_the_rate_of_theorem_1_holds_up_to_beta_of_one_half_over_gamma(share: fl
     fs = some(4, 2, mu=MU, L=LF, spread=3.0)
     beta, x = share / (2 * 2.0), np.array([9.0, -9.0])
     _, optimum = envelope(fs, GROUPS, 1.5, 2.0)
-    run, before = start(PerMFL(beta=beta, **EXACTLY), fs, TREE, w=x, rounds=8), np.linalg.norm(x - optimum) ** 2
+    run, before = (
+        start(PerMFL(beta=beta, **EXACTLY), fs, TREE, w=x, rounds=8),
+        np.linalg.norm(x - optimum) ** 2,
+    )
     for T, _ in enumerate(run, 1):
         error = np.linalg.norm(row(run) - optimum) ** 2
         assert 0 < error <= 2 * (1 - beta * MU_F / 2) ** T * before
@@ -186,8 +224,13 @@ def test_a_device_contracts_by_one_minus_alpha_times_mu_plus_lambda() -> None:
     fs, w = some(4, 3, mu=MU, L=LF, spread=3.0), np.array([1.0, 2.0, -1.0])
     alpha, lam = 1 / (LF + 1.5), 1.5
     for L in (1, 3, 6):
-        algorithm = PerMFL(lam=lam, gamma=2.0, beta=0.1, lr=alpha, steps=L, edge_rounds=1, batch=None)
+        algorithm = PerMFL(
+            lam=lam, gamma=2.0, beta=0.1, lr=alpha, steps=L, edge_rounds=1, batch=None
+        )
         theta = kept(play(algorithm, fs, Tree.grouped([2, 2]), w=w, rounds=1), "personal")
         for j, f in enumerate(fs):
-            ratio = np.linalg.norm(theta[j] - f.prox(lam, w)) ** 2 / np.linalg.norm(w - f.prox(lam, w)) ** 2
+            ratio = (
+                np.linalg.norm(theta[j] - f.prox(lam, w)) ** 2
+                / np.linalg.norm(w - f.prox(lam, w)) ** 2
+            )
             assert 0 < ratio <= (1 - alpha * (MU + lam)) ** L

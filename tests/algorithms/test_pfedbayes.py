@@ -36,7 +36,9 @@ def test_the_divergence_is_its_monte_carlo_estimate() -> None:
 def test_the_gradients_of_the_divergence_are_those_of_autograd() -> None:
     arguments = [x.requires_grad_() for x in gaussians()]
     expected = torch.autograd.grad(divergence(*arguments).sum(), arguments)
-    for found, wanted in zip(divergence_gradients(*(x.detach() for x in arguments)), expected, strict=True):
+    for found, wanted in zip(
+        divergence_gradients(*(x.detach() for x in arguments)), expected, strict=True
+    ):
         assert torch.allclose(found, wanted, atol=1e-11)
 
 
@@ -45,7 +47,11 @@ def loss(f: Device, x: Tensor) -> Tensor:
 
 
 def optimiser(method: str, parameters: list[Tensor], lr: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=lr) if method == "adam" else torch.optim.SGD(parameters, lr=lr)
+    return (
+        torch.optim.Adam(parameters, lr=lr)
+        if method == "adam"
+        else torch.optim.SGD(parameters, lr=lr)
+    )
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -64,25 +70,33 @@ def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) 
             begin = world if restart else personal.get(i, world)
             mu, rho = (x.clone().requires_grad_() for x in begin)
             m, local_rho = (x.clone().requires_grad_() for x in world)
-            mine, theirs = optimiser(method, [mu, rho], 0.1), optimiser(method, [m, local_rho], 0.05)
+            mine, theirs = (
+                optimiser(method, [mu, rho], 0.1),
+                optimiser(method, [m, local_rho], 0.05),
+            )
             k = 0
             for _ in range(R):
                 for _ in range(K):
                     key = draws.key(0, record.round, 0, "device", "epsilon", k)
                     noise = draws.normal(key, torch.tensor([i]), 2)[0]
-                    tie = kl_divergence(Normal(mu, softplus(rho)), Normal(m.detach(), softplus(local_rho).detach()))
+                    tie = kl_divergence(
+                        Normal(mu, softplus(rho)), Normal(m.detach(), softplus(local_rho).detach())
+                    )
                     mine.zero_grad()
                     (loss(f, mu + softplus(rho) * noise) + zeta / len(f.y) * tie.sum()).backward()
                     mine.step()
                     k += 1
-                tie = kl_divergence(Normal(mu.detach(), softplus(rho).detach()), Normal(m, softplus(local_rho)))
+                tie = kl_divergence(
+                    Normal(mu.detach(), softplus(rho).detach()), Normal(m, softplus(local_rho))
+                )
                 theirs.zero_grad()
                 (zeta / len(f.y) * tie.sum()).backward()
                 theirs.step()
             personal[i] = mu.detach(), rho.detach()
             answers.append([m.detach(), local_rho.detach()])
         world = tuple(
-            (1 - beta) * x + beta * torch.stack(own).mean(0) for x, own in zip(world, zip(*answers, strict=True), strict=True)
+            (1 - beta) * x + beta * torch.stack(own).mean(0)
+            for x, own in zip(world, zip(*answers, strict=True), strict=True)
         )
         assert (run.w[0] - world[0]).abs().max() < 1e3 * EXACT
         columns = {name: rows for _, name, _, _, rows in run.runtime.store.dump()}
@@ -95,20 +109,31 @@ def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) 
 
 def world(algorithm: PFedBayes, **changes: Any) -> covey.Run:
     data, model = covey.data.digits(devices=4), covey.models.mlp(64, 5, 10)
-    return covey.run(covey.Experiment(algorithm, data, model, covey.Tree.flat(4), rounds=2, **changes))
+    return covey.run(
+        covey.Experiment(algorithm, data, model, covey.Tree.flat(4), rounds=2, **changes)
+    )
 
 
 def test_twice_the_bytes_of_a_model_go_each_way() -> None:
     run = world(PFedBayes(local_rounds=1, steps=1))
     record = next(run)
     row = 4 * run.runtime.task.space.width
-    assert 8 * row <= record.bytes(direction="up") == record.bytes(direction="down") < 8 * row + 1000
+    assert (
+        8 * row <= record.bytes(direction="up") == record.bytes(direction="down") < 8 * row + 1000
+    )
 
 
 def test_draws_average_the_chances_of_drawn_models() -> None:
-    run = world(PFedBayes(local_rounds=2, steps=2, draws=3, rho=-1.0, personal_lr=0.02), parts=("test",), score_every=2)
+    run = world(
+        PFedBayes(local_rounds=2, steps=2, draws=3, rho=-1.0, personal_lr=0.02),
+        parts=("test",),
+        score_every=2,
+    )
     record = list(run)[-1]
-    mus, columns = run.rows("personal")[1], {name: rows for _, name, _, _, rows in run.runtime.store.dump()}
+    mus, columns = (
+        run.rows("personal")[1],
+        {name: rows for _, name, _, _, rows in run.runtime.store.dump()},
+    )
     data, right, total, count = run.experiment.data, 0, 0.0, 0
     for device in range(4):
         chances = 0
@@ -116,7 +141,9 @@ def test_draws_average_the_chances_of_drawn_models() -> None:
         for k in range(3):
             key = draws.key(0, 1, 0, "device", "personal predicts", k)
             noise = draws.normal(key, torch.tensor([device]), mus.shape[1]).float()[0]
-            module = run.runtime.task.space.fill(mus[device] + softplus(columns["_personal_rho"][device]) * noise)
+            module = run.runtime.task.space.fill(
+                mus[device] + softplus(columns["_personal_rho"][device]) * noise
+            )
             chances = chances + torch.softmax(module(data.x[examples]).detach(), dim=1) / 3
         right += int((chances.argmax(1) == data.y[examples]).sum())
         total -= float(chances.gather(1, data.y[examples][:, None]).log().sum())
@@ -124,6 +151,12 @@ def test_draws_average_the_chances_of_drawn_models() -> None:
     score = record.models["personal"].scores["test"]
     assert score.accuracy == pytest.approx(right / count)
     assert score.loss == pytest.approx(total / count, rel=1e-5)
-    plain = list(world(PFedBayes(local_rounds=2, steps=2, rho=-1.0, personal_lr=0.02), parts=("test",), score_every=2))[-1]
+    plain = list(
+        world(
+            PFedBayes(local_rounds=2, steps=2, rho=-1.0, personal_lr=0.02),
+            parts=("test",),
+            score_every=2,
+        )
+    )[-1]
     assert plain.models["global"].scores == record.models["global"].scores
     assert plain.models["personal"].scores["test"].loss != score.loss

@@ -32,11 +32,26 @@ def shards(devices: int = 3) -> covey.data.Shards:
 
 
 def experiment(algorithm: PFedGP, **changes: Any) -> covey.Experiment:
-    settings = {"data": shards(), "model": nn.Sequential(nn.Linear(2, 3)), "tree": covey.Tree.flat(3), "rounds": 2, **changes}
+    settings = {
+        "data": shards(),
+        "model": nn.Sequential(nn.Linear(2, 3)),
+        "tree": covey.Tree.flat(3),
+        "rounds": 2,
+        **changes,
+    }
     return covey.Experiment(algorithm, dtype=torch.float64, workers=1, **settings)
 
 
-ALGORITHM = PFedGP(lr=LR, weight_decay=DECAY, batch=BATCH, scale=SCALE, length=LENGTH, gibbs_steps=STEPS, draws=DRAWS, support=10)
+ALGORITHM = PFedGP(
+    lr=LR,
+    weight_decay=DECAY,
+    batch=BATCH,
+    scale=SCALE,
+    length=LENGTH,
+    gibbs_steps=STEPS,
+    draws=DRAWS,
+    support=10,
+)
 
 
 def kernel(x: Tensor, z: Tensor) -> Tensor:
@@ -56,7 +71,9 @@ class Draws:
         return out
 
 
-def chance_up(known: Tensor, up: Tensor, asked: Tensor, drawn: Draws, count: int, turns: int) -> Tensor:
+def chance_up(
+    known: Tensor, up: Tensor, asked: Tensor, drawn: Draws, count: int, turns: int
+) -> Tensor:
     """E sigmoid(f) at every asked place, with the textbook's inverses: K (K + 1/omega)^-1, one draw after the other."""
     N = len(known)
     K = kernel(known, known) + 1e-6 * SCALE * torch.eye(N).double()
@@ -83,7 +100,9 @@ def chance_up(known: Tensor, up: Tensor, asked: Tensor, drawn: Draws, count: int
         gain = across.T @ torch.linalg.inv(K + torch.diag(1 / omega[d]))
         mean, variance = gain @ (kappa / omega[d]), SCALE - (gain * across.T).sum(1)
         for spot, share in zip(_SPOTS, _SHARES, strict=True):
-            total = total + share / math.sqrt(2 * math.pi) / count * torch.sigmoid(mean + variance.sqrt() * spot)
+            total = total + share / math.sqrt(2 * math.pi) / count * torch.sigmoid(
+                mean + variance.sqrt() * spot
+            )
     return total
 
 
@@ -100,7 +119,14 @@ def test_two_rounds_by_hand() -> None:
             theta = w.clone().requires_grad_()
             features = x @ theta[:6].view(2, 3) + theta[6:]
             up = y == min(run.experiment.data.labels()[i].nonzero()[0])
-            chance = chance_up(features[:3], up[:3], features[3:], Draws(i, record.round, "train 1.0"), DRAWS, STEPS)
+            chance = chance_up(
+                features[:3],
+                up[:3],
+                features[3:],
+                Draws(i, record.round, "train 1.0"),
+                DRAWS,
+                STEPS,
+            )
             loss = -torch.where(up[3:], chance, 1 - chance).log().mean()
             (g,) = torch.autograd.grad(loss, theta)
             answers.append((1 - LR * DECAY) * w - LR * g)
@@ -124,7 +150,9 @@ def test_a_model_is_scored_by_the_devices_own_gaussian_processes() -> None:
         with torch.no_grad():
             features, asked = module(data.x[known]), module(data.x[examples])
             up = data.y[known] == low
-            chance = chance_up(features, up, asked, Draws(i, 1, "global 1.0"), ALGORITHM.predict_draws, STEPS)
+            chance = chance_up(
+                features, up, asked, Draws(i, 1, "global 1.0"), ALGORITHM.predict_draws, STEPS
+            )
         truth = data.y[examples] == low
         total -= float(torch.where(truth, chance, 1 - chance).log().sum())
         right += int(((chance > 0.5) == truth).sum())
@@ -155,7 +183,16 @@ def test_few_examples_are_classified_at_once() -> None:
     """Even before the network has learned much, a Gaussian process on some features tells two digits apart."""
     data = covey.data.digits(devices=10, labels=2)
     algorithm = PFedGP(steps=1, support=40, gibbs_steps=3, draws=5, predict_draws=5)
-    run = covey.run(covey.Experiment(algorithm, data, covey.models.mlp(64, 20, 12), covey.Tree.flat(10), rounds=3, score_every=3))
+    run = covey.run(
+        covey.Experiment(
+            algorithm,
+            data,
+            covey.models.mlp(64, 20, 12),
+            covey.Tree.flat(10),
+            rounds=3,
+            score_every=3,
+        )
+    )
     record = list(run)[-1]
     assert (record.accuracy("global") or 0) > 0.85
     assert record.models["personal"].holders == 10
@@ -166,7 +203,12 @@ def test_it_needs_classes() -> None:
     with pytest.raises(ConfigError, match="give integer labels"):
         covey.run(
             covey.Experiment(
-                PFedGP(), covey.data.own(pairs), covey.models.linear(2, 1), covey.Tree.flat(2), loss="squared_error", rounds=1
+                PFedGP(),
+                covey.data.own(pairs),
+                covey.models.linear(2, 1),
+                covey.Tree.flat(2),
+                loss="squared_error",
+                rounds=1,
             )
         )
 
@@ -183,7 +225,16 @@ def test_a_device_takes_the_memory_of_its_matrices_into_account() -> None:
 def test_a_gradient_beyond_the_clip_is_scaled_to_it() -> None:
     rows = {}
     for clip in (1e9, 1e-3):
-        algorithm = PFedGP(lr=LR, weight_decay=0.0, batch=BATCH, clip=clip, gibbs_steps=1, draws=2, support=5, predict_draws=2)
+        algorithm = PFedGP(
+            lr=LR,
+            weight_decay=0.0,
+            batch=BATCH,
+            clip=clip,
+            gibbs_steps=1,
+            draws=2,
+            support=5,
+            predict_draws=2,
+        )
         run = covey.run(experiment(algorithm, rounds=1))
         list(run)
         rows[clip] = run.rows("personal")[1] - run.runtime.start

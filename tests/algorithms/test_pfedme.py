@@ -6,7 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratics import EXACT, SMALL, Device, Vector, W, affine, both, cut, deviation, kept, mean, play, row, some, spectrum, start
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    affine,
+    both,
+    cut,
+    deviation,
+    kept,
+    mean,
+    play,
+    row,
+    some,
+    spectrum,
+    start,
+)
 
 import covey
 from covey.algorithms import PFedMe
@@ -14,7 +31,18 @@ from covey.algorithms import PFedMe
 RHO = 0.05
 
 
-def device(f: Device, w: Vector, *, lam: float, lr: float, personal_lr: float, R: int, K: int, gamma: float, decay: float):
+def device(
+    f: Device,
+    w: Vector,
+    *,
+    lam: float,
+    lr: float,
+    personal_lr: float,
+    R: int,
+    K: int,
+    gamma: float,
+    decay: float,
+):
     """Lines 5 to 8 of Algorithm 1: (theta, w_i,R). `decay` is the public code's, gamma FedMac's "modified pFedMe"."""
     theta = w
     for _ in range(R):
@@ -37,7 +65,13 @@ def device(f: Device, w: Vector, *, lam: float, lr: float, personal_lr: float, R
 )
 @both
 def test_two_rounds_by_hand(
-    fs: list[Device], batch: int | None, beta: float, weight: Any, sample: int | None, decay: float, gamma: float
+    fs: list[Device],
+    batch: int | None,
+    beta: float,
+    weight: Any,
+    sample: int | None,
+    decay: float,
+    gamma: float,
 ) -> None:
     steps = {"lam": 2.0, "lr": 0.15, "personal_lr": 0.1}
     algorithm = PFedMe(**steps, sample=sample, local_rounds=3, steps=2, beta=beta, batch=batch, weight=weight,
@@ -48,7 +82,9 @@ def test_two_rounds_by_hand(
     for record in run:
         asked = record.cohorts["device"]
         for i in asked:
-            theta[i], local[i] = device(fs[i], cut(w, at), **steps, R=3, K=2, gamma=gamma, decay=decay)
+            theta[i], local[i] = device(
+                fs[i], cut(w, at), **steps, R=3, K=2, gamma=gamma, decay=decay
+            )
         weights = [len(fs[i].y) for i in asked] if weight == "samples" else None
         w = (1 - beta) * w + beta * mean([cut(local[i], at) for i in asked], weights)  # line 10
         assert deviation(run, w, personal=theta, local=local) <= EXACT
@@ -57,13 +93,17 @@ def test_two_rounds_by_hand(
 
 def test_what_is_cut_on_the_way_matters() -> None:
     """So that the test above can tell: some entry of some row sent lies below the cut and is not zero."""
-    algorithm = PFedMe(lam=2.0, lr=0.15, personal_lr=0.1, local_rounds=3, steps=2, batch=None, gamma=0.4, rho=RHO)
+    algorithm = PFedMe(
+        lam=2.0, lr=0.15, personal_lr=0.1, local_rounds=3, steps=2, batch=None, gamma=0.4, rho=RHO
+    )
     sent = kept(play(algorithm, SMALL, w=W), "local").values()
     assert any(((np.abs(x) <= algorithm.cut("device")) & (x != 0)).any() for x in sent)
 
 
 def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
-    assert PFedMe(lam=2.0, personal_lr=0.1, gamma=0.4, rho=1e-3).cut("device") == pytest.approx(2 * 0.1 * 0.4 / (2 - 0.1 * 2.0))
+    assert PFedMe(lam=2.0, personal_lr=0.1, gamma=0.4, rho=1e-3).cut("device") == pytest.approx(
+        2 * 0.1 * 0.4 / (2 - 0.1 * 2.0)
+    )
 
 
 # Curvatures from 0.5 to 2 and lam = 2: with these steps an inner problem is solved to 1e-12
@@ -125,7 +165,12 @@ def test_the_inner_error_is_half_the_bound_of_lemma_1_when_solved_exactly(size: 
     """E |theta~ - theta^|^2 <= 2/(lam + mu)^2 (gamma_f^2/|D| + nu), strongly convex case, nu = 0; here it is exactly half."""
     fs, variance = noisy(2000)
     w = np.array([0.3])
-    run = play(PFedMe(lam=1.0, local_rounds=1, steps=12, personal_lr=0.6, lr=0.1, batch=size), fs, w=w, rounds=1)
+    run = play(
+        PFedMe(lam=1.0, local_rounds=1, steps=12, personal_lr=0.6, lr=0.1, batch=size),
+        fs,
+        w=w,
+        rounds=1,
+    )
     errors = np.square(np.array(list(kept(run, "personal").values())) - fs[0].prox(1.0, w))[:, 0]
     half = variance / size / 1.5**2
     assert abs(errors.mean() - half) <= 4 * errors.std() / np.sqrt(2000)
@@ -137,7 +182,12 @@ def test_an_inner_solution_of_accuracy_nu_stays_within_the_bound_of_lemma_1(step
     """The same with few steps; nu is the mean |grad h~|^2 reached, h~ of (7) on the batch (corrected: nu bounds the square)."""
     fs, variance = noisy(2000)
     lam, h, w, q = 1.0, 0.5, np.array([8.0]), (1 - 0.3 * 1.5) ** steps
-    run = play(PFedMe(lam=lam, local_rounds=1, steps=steps, personal_lr=0.3, lr=0.1, batch=4), fs, w=w, rounds=1)
+    run = play(
+        PFedMe(lam=lam, local_rounds=1, steps=steps, personal_lr=0.3, lr=0.1, batch=4),
+        fs,
+        w=w,
+        rounds=1,
+    )
     theta = np.array(list(kept(run, "personal").values()))
     solution = (theta - q * w) / (1 - q)  # theta = solution + q (w - solution) on this batch
     nu = np.square((h + lam) * (theta - solution)).mean()
@@ -155,7 +205,9 @@ def steps_to(tol: float, kappa: float, method: Any) -> int:
         return curvature * (x - 1)
 
     start = torch.zeros(1, 4, dtype=torch.float64)
-    x = covey.descend(start, gradient, prox=(1.0, start - 1), steps=100_000, lr=1 / kappa, method=method, tol=tol)
+    x = covey.descend(
+        start, gradient, prox=(1.0, start - 1), steps=100_000, lr=1 / kappa, method=method, tol=tol
+    )
     assert float((curvature * (x - 1) + (x + 1)).norm()) <= 2 * tol
     return len(calls)
 

@@ -37,22 +37,36 @@ def device(f: Device, u: Vector, v: Vector, ratio: float, *, together: bool = Fa
     return x, mask
 
 
-def merge(rows: Sequence[Vector], masks: Sequence[Vector], u: Vector, weights: Sequence[float] | None = None) -> Vector:
+def merge(
+    rows: Sequence[Vector],
+    masks: Sequence[Vector],
+    u: Vector,
+    weights: Sequence[float] | None = None,
+) -> Vector:
     """(15), with the last value of what nobody kept."""
     out = u.copy()
     for j in range(len(u)):
         kept = [k for k, mask in enumerate(masks) if mask[j]]
         if kept:
-            out[j] = np.average([rows[k][j] for k in kept], weights=None if weights is None else [weights[k] for k in kept])
+            out[j] = np.average(
+                [rows[k][j] for k in kept],
+                weights=None if weights is None else [weights[k] for k in kept],
+            )
     return out
 
 
 def check_notes(record: Round, u: Vector, masks: Sequence[Vector], ratios: Sequence[float]) -> None:
-    errors = [np.sum((u * (1 - m)) ** 2) / rho if rho else 0.0 for m, rho in zip(masks, ratios, strict=True)]
+    errors = [
+        np.sum((u * (1 - m)) ** 2) / rho if rho else 0.0
+        for m, rho in zip(masks, ratios, strict=True)
+    ]
     cover = np.sum(masks, axis=0)
     mine, above = record.notes["device"], record.notes["server"]
     assert mine["kept"].mean == pytest.approx(np.mean(masks), abs=1e-15)
-    assert (mine["kept"].least, mine["kept"].most) == (np.min(np.mean(masks, axis=1)), np.max(np.mean(masks, axis=1)))
+    assert (mine["kept"].least, mine["kept"].most) == (
+        np.min(np.mean(masks, axis=1)),
+        np.max(np.mean(masks, axis=1)),
+    )
     assert mine["error"].mean == pytest.approx(np.mean(errors), rel=1e-12)
     assert mine["error"].most == pytest.approx(np.max(errors), rel=1e-12)
     assert above["cover"].mean == cover.min()
@@ -60,17 +74,27 @@ def check_notes(record: Round, u: Vector, masks: Sequence[Vector], ratios: Seque
     assert (mine["kept"].count, above["cover"].count) == (len(masks), 1)
 
 
-@pytest.mark.parametrize("ratio", [0.5, [0.5, 0.25, 0.75, 1.0], 0.75], ids=["half", "lists", "three quarters"])
+@pytest.mark.parametrize(
+    "ratio", [0.5, [0.5, 0.25, 0.75, 1.0], 0.75], ids=["half", "lists", "three quarters"]
+)
 @pytest.mark.parametrize("together", [False, True], ids=["alternate", "together"])
 @both
-def test_two_rounds_by_hand(fs: list[Device], batch: int | None, together: bool, ratio: float | list[float]) -> None:
+def test_two_rounds_by_hand(
+    fs: list[Device], batch: int | None, together: bool, ratio: float | list[float]
+) -> None:
     algorithm = Pruned(ratio, "together" if together else "alternate", **SETTINGS, batch=batch)
     run, u, x = split(algorithm, fs, w=W, shared=S), W[:S], [W] * 4
     ratios = ratio if isinstance(ratio, list) else [ratio] * 4
     for record in run:
-        done = [device(f, u, mine[S:], rho, together=together) for f, mine, rho in zip(fs, x, ratios, strict=True)]
+        done = [
+            device(f, u, mine[S:], rho, together=together)
+            for f, mine, rho in zip(fs, x, ratios, strict=True)
+        ]
         check_notes(record, u, [mask for _, mask in done], ratios)
-        x, u = [mine for mine, _ in done], merge([mine for mine, _ in done], [mask for _, mask in done], u)
+        x, u = (
+            [mine for mine, _ in done],
+            merge([mine for mine, _ in done], [mask for _, mask in done], u),
+        )
         assert deviation(run, np.concatenate([u, W[S:]]), personal=x) <= EXACT
 
 
@@ -111,7 +135,12 @@ def test_two_rounds_by_hand_on_uneven_edges(weight: str, private: bool) -> None:
         u = merge(edges, covered, u, [counts[0], sum(counts[1:])] if weight == "samples" else None)
         assert deviation(run, np.concatenate([u, W[shared:]]), personal=x) <= EXACT
         note = record.notes["edge"]["cover"]
-        assert (note.mean, note.least, note.most, note.count) == (np.mean(covers), min(covers), max(covers), 4)
+        assert (note.mean, note.least, note.most, note.count) == (
+            np.mean(covers),
+            min(covers),
+            max(covers),
+            4,
+        )
         assert record.notes["server"]["uncovered"].mean == np.mean(np.sum(covered, axis=0) == 0)
 
 
@@ -141,7 +170,9 @@ def test_pruned_weights_are_zero_in_the_personal_model_and_do_not_move() -> None
 
 
 @pytest.mark.parametrize(("codec", "values"), [("bitmap", 2), ("dense", 4)])
-def test_only_the_shared_part_travels_and_a_bitmap_carries_what_is_kept(codec: str, values: int) -> None:
+def test_only_the_shared_part_travels_and_a_bitmap_carries_what_is_kept(
+    codec: str, values: int
+) -> None:
     """Of 6 doubles 4 are sent down; up go a header, one byte of mask and the 2 that were kept, or all in the dense codec."""
     record = next(split(Pruned(0.5, **SETTINGS, batch=None), WHOLE, w=W, shared=S, codec=codec))
     assert record.bytes(direction="up") == 4 * (6 + 1 + 8 * values)

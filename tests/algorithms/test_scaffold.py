@@ -10,9 +10,13 @@ from covey.algorithms import FedAvg, Scaffold
 
 @pytest.mark.parametrize(("sample", "server_lr"), [(None, 1.0), (2, 0.7)])
 @both
-def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None, server_lr: float) -> None:
+def test_rounds_by_hand(
+    fs: list[Device], batch: int | None, sample: int | None, server_lr: float
+) -> None:
     K, lr = 3, 0.1
-    run = start(Scaffold(sample=sample, steps=K, lr=lr, server_lr=server_lr, batch=batch), fs, w=W, rounds=4)
+    run = start(
+        Scaffold(sample=sample, steps=K, lr=lr, server_lr=server_lr, batch=batch), fs, w=W, rounds=4
+    )
     x, c, own = W, np.zeros(2), [np.zeros(2) for _ in fs]
     for record in run:
         asked, ys, changes = record.cohorts["device"], [], []
@@ -27,7 +31,9 @@ def test_rounds_by_hand(fs: list[Device], batch: int | None, sample: int | None,
         x = x + server_lr * mean(ys)
         c = c + len(asked) / len(fs) * mean(changes)
         assert deviation(run, x) <= EXACT
-        assert np.abs(c - mean(own)).max() <= EXACT  # so it stays the mean of all, whoever was asked
+        assert (
+            np.abs(c - mean(own)).max() <= EXACT
+        )  # so it stays the mean of all, whoever was asked
         for tier, _, ids, _, rows in run._columns():
             wanted = c[None] if tier == "server" else np.array(own)[ids]
             assert np.abs(rows.numpy() - wanted).max() <= EXACT
@@ -54,8 +60,12 @@ def test_ten_steps_a_round_reach_the_exact_optimum_where_fedavg_keeps_a_bias() -
 
 
 @both
-def test_controls_that_are_forgotten_leave_fedavg_to_the_bit(fs: list[Device], batch: int | None) -> None:
-    frozen, plain = (start(a(steps=3, lr=0.1, batch=batch), fs, w=W, rounds=3) for a in (Scaffold, FedAvg))
+def test_controls_that_are_forgotten_leave_fedavg_to_the_bit(
+    fs: list[Device], batch: int | None
+) -> None:
+    frozen, plain = (
+        start(a(steps=3, lr=0.1, batch=batch), fs, w=W, rounds=3) for a in (Scaffold, FedAvg)
+    )
     for _ in zip(frozen, plain, strict=True):
         assert torch.equal(frozen.w, plain.w)
         frozen.runtime.store.columns.clear()

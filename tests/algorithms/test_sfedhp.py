@@ -5,7 +5,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, Vector, W, affine, both, cut, deviation, kept, mean, play, row, soft, some, start
+from quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    affine,
+    both,
+    cut,
+    deviation,
+    kept,
+    mean,
+    play,
+    row,
+    soft,
+    some,
+    start,
+)
 
 from covey import Tree
 from covey.algorithms import SFedHP
@@ -28,7 +45,11 @@ def thresholds(gamma1: float, gamma2: float) -> tuple[float | None, float | None
 def device(f: Device, theta: Vector, phi: Vector, *, gamma: float, K: int, prox: bool) -> Vector:
     for _ in range(K):  # gradient steps on (8)
         g = f.grad(theta) + LAM1 * (theta - phi)
-        theta = soft(theta - LR2 * g, LR2 * gamma) if prox else theta - LR2 * (g + gamma * np.tanh(theta / RHO))
+        theta = (
+            soft(theta - LR2 * g, LR2 * gamma)
+            if prox
+            else theta - LR2 * (g + gamma * np.tanh(theta / RHO))
+        )
     return theta
 
 
@@ -52,19 +73,38 @@ def upper(w: Vector, phi: Vector, *, gamma: float, prox: bool) -> Vector:
 def test_two_rounds_by_hand_on_uneven_groups(
     fs: list[Device], batch: int | None, gamma1: float, gamma2: float, l1: Any, beta: float
 ) -> None:
-    algorithm = SFedHP(**{**STEPS, "batch": batch}, gamma1=gamma1, gamma2=gamma2, edge_rounds=3, steps=2, beta=beta, l1=l1)
+    algorithm = SFedHP(
+        **{**STEPS, "batch": batch},
+        gamma1=gamma1,
+        gamma2=gamma2,
+        edge_rounds=3,
+        steps=2,
+        beta=beta,
+        l1=l1,
+    )
     at1, at2 = thresholds(gamma1, gamma2)
-    assert (algorithm.cut("device"), algorithm.cut("edge"), algorithm.cut("server")) == (at1, at2, at2)
+    assert (algorithm.cut("device"), algorithm.cut("edge"), algorithm.cut("server")) == (
+        at1,
+        at2,
+        at2,
+    )
     run, w, theta = play(algorithm, fs, TREE, w=W), W, {}
     for _ in range(2):
         phis, ws = [], []
         for group in GROUPS:
             phi = w_i = cut(w, at2)
-            theta |= {j: cut(phi, at2) for j in group}  # theta starts from the broadcast model, and is warm within a round
+            theta |= {
+                j: cut(phi, at2) for j in group
+            }  # theta starts from the broadcast model, and is warm within a round
             for _ in range(3):
                 sent = cut(phi, at2)
-                theta |= {j: device(fs[j], theta[j], sent, gamma=gamma1, K=2, prox=l1 == "prox") for j in group}
-                phi = mean([(LAM1 * cut(theta[j], at1) + LAM2 * w_i) / (LAM1 + LAM2) for j in group])  # (10)
+                theta |= {
+                    j: device(fs[j], theta[j], sent, gamma=gamma1, K=2, prox=l1 == "prox")
+                    for j in group
+                }
+                phi = mean(
+                    [(LAM1 * cut(theta[j], at1) + LAM2 * w_i) / (LAM1 + LAM2) for j in group]
+                )  # (10)
                 w_i = upper(w_i, phi, gamma=gamma2, prox=l1 == "prox")
             phis.append(phi)
             ws.append(w_i)
@@ -82,13 +122,22 @@ def test_sampled_edges_and_devices_by_hand() -> None:
     """A device asked again within a round goes on from its theta; one asked first in a later edge round starts from phi."""
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = SFedHP(**STEPS, sample=1, device_sample=2, edge_rounds=4, steps=2)
-    run, w, phis, ws, theta = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=3), W, {}, {}, {}
+    run, w, phis, ws, theta = (
+        start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=3),
+        W,
+        {},
+        {},
+        {},
+    )
     asks = Asks(run)
     for record in run:
         (i,), warm = record.cohorts["edge"], {}
         phi = w_i = w
         for asked in asks.of("device"):
-            warm |= {j: device(devices[j], warm.get(j, phi), phi, gamma=0.0, K=2, prox=False) for j in asked}
+            warm |= {
+                j: device(devices[j], warm.get(j, phi), phi, gamma=0.0, K=2, prox=False)
+                for j in asked
+            }
             phi = (LAM1 * mean([warm[j] for j in asked]) + LAM2 * w_i) / (LAM1 + LAM2)
             w_i = upper(w_i, phi, gamma=0.0, prox=False)
         w = ws[i] = w_i
@@ -100,7 +149,16 @@ def test_sampled_edges_and_devices_by_hand() -> None:
 def test_gamma1_drops_below_the_floor_at_the_next_round_and_returns_and_gamma2_ends() -> None:
     """Floor 0.6 of two parameters; decided once a round, from the theta of the round before; gamma2 ends after round 2."""
     gamma1, low, gamma2, rounds = 1.5, 0.1, 0.1, 6
-    algorithm = SFedHP(**STEPS, gamma1=gamma1, gamma2=gamma2, edge_rounds=3, steps=4, floor=0.6, gamma_low=low, gamma2_until=2)
+    algorithm = SFedHP(
+        **STEPS,
+        gamma1=gamma1,
+        gamma2=gamma2,
+        edge_rounds=3,
+        steps=4,
+        floor=0.6,
+        gamma_low=low,
+        gamma2_until=2,
+    )
     at1, at2 = thresholds(gamma1, gamma2)
     assert at1 is not None
     run, w, used = start(algorithm, SMALL, TREE, w=W, rounds=rounds), W, []
@@ -114,8 +172,13 @@ def test_gamma1_drops_below_the_floor_at_the_next_round_and_returns_and_gamma2_e
             theta |= dict.fromkeys(group, phi)
             for _ in range(3):
                 sent = cut(phi, at2)
-                theta |= {j: device(SMALL[j], theta[j], sent, gamma=gammas[j], K=4, prox=False) for j in group}
-                phi = (LAM1 * mean([cut(theta[j], at1) for j in group]) + LAM2 * w_i) / (LAM1 + LAM2)
+                theta |= {
+                    j: device(SMALL[j], theta[j], sent, gamma=gammas[j], K=4, prox=False)
+                    for j in group
+                }
+                phi = (LAM1 * mean([cut(theta[j], at1) for j in group]) + LAM2 * w_i) / (
+                    LAM1 + LAM2
+                )
                 w_i = upper(w_i, phi, gamma=gamma2 if t < 2 else 0.0, prox=False)
             phis.append(phi)
             ws.append(w_i)
@@ -150,18 +213,28 @@ def test_alternation_reaches_the_linear_system_of_theta_and_phi_linearly() -> No
     theta, phi = system(fs, w)
     errors = []
     for R in (1, 2, 3, 4, 25):
-        run = play(SFedHP(**EXACTLY, edge_rounds=R, lr1=STILL), fs, Tree.grouped([3]), w=w, rounds=1)
+        run = play(
+            SFedHP(**EXACTLY, edge_rounds=R, lr1=STILL), fs, Tree.grouped([3]), w=w, rounds=1
+        )
         errors.append(np.linalg.norm(kept(run, "edge")[0] - phi))
     # phi <- (lam1 mean prox(phi) + lam2 w)/(lam1 + lam2), and prox contracts by lam1/(lam1 + mu)
     assert all(after <= 2.0 / 5.0 * 2.0 / 2.5 * before for before, after in pairwise(errors[:4]))
     assert deviation(run, w, edge=[phi], personal=theta) <= 1e-10
     bar = 2.0 * 3.0 / 5.0
-    assert np.abs(3.0 * (w - kept(run, "edge")[0]) - bar * (w - mean(list(kept(run, "personal").values())))).max() <= 1e-10
+    assert (
+        np.abs(
+            3.0 * (w - kept(run, "edge")[0])
+            - bar * (w - mean(list(kept(run, "personal").values())))
+        ).max()
+        <= 1e-10
+    )
 
 
 def test_with_one_device_per_edge_theta_is_pfedmes_with_lambda_bar() -> None:
     fs, w = some(3, 2, mu=0.5, L=2.0, spread=3.0), np.array([1.0, -2.0])
-    run = play(SFedHP(**EXACTLY, edge_rounds=25, lr1=STILL), fs, Tree.grouped([1, 1, 1]), w=w, rounds=1)
+    run = play(
+        SFedHP(**EXACTLY, edge_rounds=25, lr1=STILL), fs, Tree.grouped([1, 1, 1]), w=w, rounds=1
+    )
     assert deviation(run, w, personal=[f.prox(2.0 * 3.0 / 5.0, w) for f in fs]) <= 1e-10
 
 
@@ -171,8 +244,17 @@ def test_on_one_edge_it_reaches_the_optimum_for_any_number_of_edge_rounds(R: int
     fs = some(3, 2, mu=0.5, L=2.0, spread=3.0)
     E = [f.envelope(2.0) for f in fs]
     optimum = np.linalg.solve(sum(E), sum(e @ f.a for e, f in zip(E, fs, strict=True)))
-    run = play(SFedHP(**EXACTLY, edge_rounds=R, lr1=0.7), fs, Tree.grouped([3]), w=np.zeros(2), rounds=75 // R + 10)
-    assert deviation(run, optimum, edge=[optimum], personal=[f.prox(2.0, optimum) for f in fs]) <= 1e-10
+    run = play(
+        SFedHP(**EXACTLY, edge_rounds=R, lr1=0.7),
+        fs,
+        Tree.grouped([3]),
+        w=np.zeros(2),
+        rounds=75 // R + 10,
+    )
+    assert (
+        deviation(run, optimum, edge=[optimum], personal=[f.prox(2.0, optimum) for f in fs])
+        <= 1e-10
+    )
 
 
 def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds() -> None:
@@ -182,11 +264,19 @@ def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds(
     for group in GROUPS:
         F = mean([fs[j].envelope(2.0) for j in group])
         H.append(3.0 * F @ np.linalg.inv(F + 3.0 * eye))
-        b.append(3.0 * np.linalg.solve(F + 3.0 * eye, mean([fs[j].envelope(2.0) @ fs[j].a for j in group])))
+        b.append(
+            3.0
+            * np.linalg.solve(F + 3.0 * eye, mean([fs[j].envelope(2.0) @ fs[j].a for j in group]))
+        )
     optimum = np.linalg.solve(mean(H), mean(b))
 
     def bias(R: int) -> float:
-        A, c = affine(lambda w: row(play(SFedHP(**EXACTLY, edge_rounds=R, lr1=0.05 / R), fs, TREE, w=w, rounds=1)), 2)
+        A, c = affine(
+            lambda w: row(
+                play(SFedHP(**EXACTLY, edge_rounds=R, lr1=0.05 / R), fs, TREE, w=w, rounds=1)
+            ),
+            2,
+        )
         return float(np.linalg.norm(np.linalg.solve(eye - A, c) - optimum))
 
     assert bias(1) > 3 * bias(5) > 9 * bias(25) > 0
@@ -197,8 +287,24 @@ def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float
     """E |theta~ - theta^|^2 <= 2/(lam1 + mu)^2 (gamma_l^2/|D| + nu), case (a), nu = 0; without gamma1 exactly half of it."""
     h, lam1, y, phi = 0.5, 1.0, np.random.default_rng(0).normal(size=12), np.array([0.5])
     f = Device(np.full((12, 1), np.sqrt(h)), y)
-    algorithm = SFedHP(lam1=lam1, lam2=1.0, gamma1=gamma1, rho=0.5, edge_rounds=1, steps=25, lr2=0.5, lr1=0.1, batch=size)
-    theta = np.array(list(kept(play(algorithm, [f] * 2000, Tree.grouped([2000]), w=phi, rounds=1), "personal").values()))
+    algorithm = SFedHP(
+        lam1=lam1,
+        lam2=1.0,
+        gamma1=gamma1,
+        rho=0.5,
+        edge_rounds=1,
+        steps=25,
+        lr2=0.5,
+        lr1=0.1,
+        batch=size,
+    )
+    theta = np.array(
+        list(
+            kept(
+                play(algorithm, [f] * 2000, Tree.grouped([2000]), w=phi, rounds=1), "personal"
+            ).values()
+        )
+    )
     exact = phi
     for _ in range(200):
         exact = exact - 0.5 * (f.grad(exact) + lam1 * (exact - phi) + gamma1 * np.tanh(exact / 0.5))
@@ -210,7 +316,10 @@ def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float
 
 
 def test_the_upper_cut_ends_with_its_penalty_only_if_told_to() -> None:
-    kept, off = (SFedHP(gamma1=0.01, gamma2=0.01, gamma2_until=3, cut_after=after) for after in ("keep", "off"))
+    kept, off = (
+        SFedHP(gamma1=0.01, gamma2=0.01, gamma2_until=3, cut_after=after)
+        for after in ("keep", "off")
+    )
     assert [kept.cut("edge", 2), kept.cut("edge", 3)] == [off.cut("edge", 2)] * 2
     assert off.cut("edge", 3) is None
     assert off.cut("device", 3) == kept.cut("device") is not None

@@ -15,9 +15,13 @@ from unittest.mock import patch
 from covey.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(set((ROOT / "examples").rglob("*.toml")) - set((ROOT / "examples" / "plan").rglob("*.toml")))
+EXAMPLES = sorted(
+    set((ROOT / "examples").rglob("*.toml")) - set((ROOT / "examples" / "plan").rglob("*.toml"))
+)
 DEMO = ROOT / "covey" / "cli" / "demo.toml"
-BASE = ROOT / "tests" / "base.toml"  # the demo of every test in this process; another process has to name it
+BASE = (
+    ROOT / "tests" / "base.toml"
+)  # the demo of every test in this process; another process has to name it
 SMALL = (
     str(BASE), "name=small", "rounds=4", "score_every=1", "checkpoint_every=2",
     "data.devices=6", "tree.edges=2", "model.name=linear", "algorithm.edge_rounds=2",
@@ -37,8 +41,15 @@ def covey(*words: object) -> Result:
     """`covey WORDS` in this process."""
     out, err = io.StringIO(), io.StringIO()
     arguments = ["covey", *map(str, words)]
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    with patch.object(sys, "argv", arguments), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    with (
+        patch.object(sys, "argv", arguments),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             main()
             code: Any = 0
@@ -61,7 +72,9 @@ def spawn(*words: object, before: Callable[[], None] | None = None) -> subproces
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "covey", *map(str, words)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe, preexec_fn=fresh)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe, preexec_fn=fresh
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:

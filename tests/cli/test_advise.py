@@ -39,22 +39,34 @@ DATA: dict[str, dict[str, Any]] = {
 HIDDEN = {"digits": 32, "synthetic": 20}
 EDGES = {"digits": 4, "synthetic": 10}
 THREE_TIERS = ("PerMFL", "SFedHP", "Pruned")
-LATER = pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="takes minutes: make test-all")
+LATER = pytest.mark.skipif(
+    "COVEY_TEST_ALL" not in os.environ, reason="takes minutes: make test-all"
+)
 QUICK = ("PFedMe", "FedRep")
 
 
 def cases() -> list[Any]:
     """Every failing file; those that take long only when asked for."""
-    digits = [name for name in FAILING if name not in ("FedAvg", "FedProx")]  # these two fail on synthetic alone
-    synthetic = [name for name in FAILING if name not in ("PerMFL", "FedRep")]  # and these two on the digits alone
+    digits = [
+        name for name in FAILING if name not in ("FedAvg", "FedProx")
+    ]  # these two fail on synthetic alone
+    synthetic = [
+        name for name in FAILING if name not in ("PerMFL", "FedRep")
+    ]  # and these two on the digits alone
     quick = [pytest.param(name, "digits") for name in QUICK]
-    slow = [(name, "digits") for name in digits if name not in QUICK] + [(name, "synthetic") for name in synthetic]
+    slow = [(name, "digits") for name in digits if name not in QUICK] + [
+        (name, "synthetic") for name in synthetic
+    ]
     return quick + [pytest.param(*case, marks=LATER) for case in slow]
 
 
 def file(folder: Path, name: str, world: str = "digits") -> Path:
     """The law's experiment as a file, with a comment behind every field of the algorithm."""
-    table = {"algorithm": FAILING[name], "data": DATA[world], "model": {"name": "mlp", "hidden": [HIDDEN[world]]}}
+    table = {
+        "algorithm": FAILING[name],
+        "data": DATA[world],
+        "model": {"name": "mlp", "hidden": [HIDDEN[world]]},
+    }
     if name in THREE_TIERS:
         table["tree"] = {"edges": EDGES[world]}
     plain: dict[str, Any] = {"rounds": 60, "score_every": 60}
@@ -62,7 +74,9 @@ def file(folder: Path, name: str, world: str = "digits") -> Path:
         plain["private"] = []
     lines = tomli_w.dumps({**plain, **table}).splitlines()
     path = folder / f"{name}.toml"
-    path.write_text("# mine\n" + "\n".join(f"{line}  # why" if " = " in line else line for line in lines) + "\n")
+    path.write_text(
+        "# mine\n" + "\n".join(f"{line}  # why" if " = " in line else line for line in lines) + "\n"
+    )
     return path
 
 
@@ -79,7 +93,9 @@ def yardsticks() -> dict[str, dict[str, Scores]]:
 
 
 @pytest.mark.parametrize(("name", "world"), cases())
-def test_what_is_written_passes_the_law(name: str, world: str, tmp_path: Path, yardsticks: dict[str, dict[str, Scores]]) -> None:
+def test_what_is_written_passes_the_law(
+    name: str, world: str, tmp_path: Path, yardsticks: dict[str, dict[str, Scores]]
+) -> None:
     path = file(tmp_path, name, world)
     before = load(path).experiment(0)
     text = path.read_text()
@@ -88,7 +104,11 @@ def test_what_is_written_passes_the_law(name: str, world: str, tmp_path: Path, y
     spent = time.process_time() - began
     assert said.code == 0, said.err
     after = load(path).experiment(0)
-    changed = [key for key, value in vars(before.algorithm).items() if getattr(after.algorithm, key) != value]
+    changed = [
+        key
+        for key, value in vars(before.algorithm).items()
+        if getattr(after.algorithm, key) != value
+    ]
     assert changed
     lines = [line for line in said.out.splitlines() if line.startswith("algorithm.")]
     assert [line.split()[0].removeprefix("algorithm.") for line in lines] == changed
@@ -96,11 +116,15 @@ def test_what_is_written_passes_the_law(name: str, world: str, tmp_path: Path, y
     assert len(path.read_text().splitlines()) >= len(text.splitlines())
     assert path.read_text().count("# why") == text.count("# why")
     if world not in yardsticks:
-        yardsticks[world] = {key: scores(algorithm, WORLDS[world], 0) for key, algorithm in YARDSTICKS.items()}
+        yardsticks[world] = {
+            key: scores(algorithm, WORLDS[world], 0) for key, algorithm in YARDSTICKS.items()
+        }
     good = limits(name, world, last(after), yardsticks[world], slack=1.0)
     assert all(limit.holds for limit in good), good
     bad = limits(name, world, last(before), yardsticks[world], slack=0.0)
-    assert not all(limit.holds for limit in bad), "the file passed before, so that this test shows nothing"
+    assert not all(limit.holds for limit in bad), (
+        "the file passed before, so that this test shows nothing"
+    )
     if world == "digits":
         assert spent < 15, f"{spent:.1f} s of one core"  # 1 to 11 seen on shared cores
 
@@ -129,7 +153,9 @@ def test_a_file_that_was_advised_needs_nothing_more_and_json_has_everything(tmp_
     third = json.loads(covey("advise", path, "--json").out)
     assert third["changes"] == []
     assert third["written"] is None
-    assert third["given"]["figures"] == first["advised"]["figures"], "a trial is a function of the setting alone"
+    assert third["given"]["figures"] == first["advised"]["figures"], (
+        "a trial is a function of the setting alone"
+    )
 
 
 def test_without_write_the_file_is_as_it_was_and_the_command_is_said(tmp_path: Path) -> None:
@@ -162,7 +188,9 @@ def test_what_write_refuses(words: list[object], what: str, tmp_path: Path) -> N
     assert DEMO.read_bytes() == demo
 
 
-def test_a_file_that_may_not_be_replaced_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_replaced_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = file(tmp_path, "FedRep")
     text = path.read_bytes()
 
@@ -178,7 +206,9 @@ def test_a_file_that_may_not_be_replaced_is_reported(tmp_path: Path, monkeypatch
 
 
 def test_fast_runs_nothing_and_theory_prints_the_theorems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.cli.advise.advice.improve", lambda *a, **k: pytest.fail("something was run"))
+    monkeypatch.setattr(
+        "covey.cli.advise.advice.improve", lambda *a, **k: pytest.fail("something was run")
+    )
     fast = covey("advise", *SMALL, "--fast")
     assert fast.code == 0
     assert "Theorem" not in fast.out
@@ -225,11 +255,23 @@ def test_algorithms_without_a_step_say_why() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("[algorithm]\nlr=1 # a\n[data]\nlr = 2\n", "[algorithm]\nlr=0.5 # a\nlam = 3.0\n[data]\nlr = 2\n"),
-        ("[data]\nlr = 2\n\n[algorithm] # b\n\n# c\n\n", "[data]\nlr = 2\n\n[algorithm] # b\nlr = 0.5\nlam = 3.0\n\n# c\n\n"),
-        ('[algorithm]\r\nlr = 1\r\nname = "x"\r\n\r\n', '[algorithm]\r\nlr = 0.5\r\nname = "x"\r\nlam = 3.0\r\n\r\n'),
+        (
+            "[algorithm]\nlr=1 # a\n[data]\nlr = 2\n",
+            "[algorithm]\nlr=0.5 # a\nlam = 3.0\n[data]\nlr = 2\n",
+        ),
+        (
+            "[data]\nlr = 2\n\n[algorithm] # b\n\n# c\n\n",
+            "[data]\nlr = 2\n\n[algorithm] # b\nlr = 0.5\nlam = 3.0\n\n# c\n\n",
+        ),
+        (
+            '[algorithm]\r\nlr = 1\r\nname = "x"\r\n\r\n',
+            '[algorithm]\r\nlr = 0.5\r\nname = "x"\r\nlam = 3.0\r\n\r\n',
+        ),
         ("[algorithm]\nlam = 1", "[algorithm]\nlam = 3.0\nlr = 0.5\n"),
-        ("algorithm.lr = 1\nseed = 2\n[data]\n", "algorithm.lr = 0.5\nalgorithm.lam = 3.0\nseed = 2\n[data]\n"),
+        (
+            "algorithm.lr = 1\nseed = 2\n[data]\n",
+            "algorithm.lr = 0.5\nalgorithm.lam = 3.0\nseed = 2\n[data]\n",
+        ),
         ('[algorithm]\n"lr" = 1e-3\nlr2 = 4\n', '[algorithm]\n"lr" = 0.5\nlr2 = 4\nlam = 3.0\n'),
     ],
 )
@@ -283,12 +325,23 @@ DETACHES = "return 2 * g.detach()"
     ("module", "refuses", "code", "said"),
     [
         ("mine_refuses", True, 2, "cannot be measured: no derivative `--fast` does without"),
-        ("mine_detaches", False, 0, "no change is advised: the loss has no curvature, or its model no second derivative"),
+        (
+            "mine_detaches",
+            False,
+            0,
+            "no change is advised: the loss has no curvature, or its model no second derivative",
+        ),
     ],
 )
-def test_a_model_without_second_derivatives(module: str, refuses: bool, code: int, said: str, tmp_path: Path) -> None:
+def test_a_model_without_second_derivatives(
+    module: str, refuses: bool, code: int, said: str, tmp_path: Path
+) -> None:
     first = "return Second.apply(g)" if refuses else DETACHES
-    source = ONCE.format(name="Second", backward=REFUSES) + ONCE.format(name="First", backward=first) + NET
+    source = (
+        ONCE.format(name="Second", backward=REFUSES)
+        + ONCE.format(name="First", backward=first)
+        + NET
+    )
     (tmp_path / f"{module}.py").write_text(source)
     path = tmp_path / "once.toml"
     path.write_text('rounds = 2\n[algorithm]\nname = "fedavg"\nlr = 0.001\n'

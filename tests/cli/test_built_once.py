@@ -79,7 +79,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "sets.py").write_text(SETS)
     (tmp_path / "own.toml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.setattr(
+        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
+    )
     monkeypatch.setattr(modules, "_FILES", [], raising=False)
     before = set(sys.modules)
     yield tmp_path
@@ -139,7 +141,9 @@ NO_LINK = 'codec={"edge-device"="bitmap"}'
     ],
     ids=["link", "model", "beside", "own mistakes first"],
 )
-def test_what_is_wrong_is_said_before_a_folder_is_made(folder: Path, changes: list[str], error: str) -> None:
+def test_what_is_wrong_is_said_before_a_folder_is_made(
+    folder: Path, changes: list[str], error: str
+) -> None:
     ended = covey("run", "own.toml", *changes, "--out", "run")
     assert ended.code == 2
     assert error in ended.err
@@ -149,7 +153,9 @@ def test_what_is_wrong_is_said_before_a_folder_is_made(folder: Path, changes: li
 
 def test_a_seed_that_cannot_be_built_is_said_before_a_folder_is_made(folder: Path) -> None:
     text = (folder / "sets.py").read_text()
-    (folder / "sets.py").write_text(text.replace("    y = torch", "    assert seed < 2\n    y = torch"))
+    (folder / "sets.py").write_text(
+        text.replace("    y = torch", "    assert seed < 2\n    y = torch")
+    )
     ended = covey("run", "own.toml", "seeds=3", "--out", "run")
     assert ended.code == 2
     assert not (folder / "run").exists()
@@ -159,7 +165,11 @@ def test_the_records_are_those_of_the_algorithm_by_itself(folder: Path) -> None:
     """The data is shared with the algorithms beside it; none of them changes it."""
     assert covey("run", "own.toml", "--out", "alone").code == 0
     assert covey("run", "own.toml", 'compare=["fedavg", "local"]', "--out", "both").code == 0
-    alone, both = (json.loads((folder / name / "summary.json").read_text()) for name in ("alone", "both"))
+    alone, both = (
+        json.loads((folder / name / "summary.json").read_text()) for name in ("alone", "both")
+    )
     assert alone["models"] == both["models"]
-    states = [(folder / name / "models" / "global.safetensors").read_bytes() for name in ("alone", "both")]
+    states = [
+        (folder / name / "models" / "global.safetensors").read_bytes() for name in ("alone", "both")
+    ]
     assert states[0] == states[1]

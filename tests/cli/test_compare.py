@@ -47,7 +47,9 @@ def test_figures_are_those_of_the_algorithm_run_by_itself(folder: Path, tmp_path
     models = json.loads((alone / "summary.json").read_text())["models"]
     local, finetune = json.loads((folder / "summary.json").read_text())["yardsticks"]
     assert local["method"] == "Local"
-    assert [model["model"] for model in local["models"]] == ["personal"]  # its global model is nobody's
+    assert [model["model"] for model in local["models"]] == [
+        "personal"
+    ]  # its global model is nobody's
     assert finetune == {"method": "FineTune", "models": models}
     beside = covey.load(folder / "compare" / "finetune")
     assert isinstance(beside.experiment.algorithm, FineTune)
@@ -57,9 +59,14 @@ def test_figures_are_those_of_the_algorithm_run_by_itself(folder: Path, tmp_path
 
 def test_the_run_itself_does_not_change(folder: Path, tmp_path: Path) -> None:
     assert command("run", *SMALL, "rounds=3", "--out", tmp_path / "alone").code == 0
-    models = [(place / "models" / "personal.safetensors").read_bytes() for place in (folder, tmp_path / "alone")]
+    models = [
+        (place / "models" / "personal.safetensors").read_bytes()
+        for place in (folder, tmp_path / "alone")
+    ]
     assert models[0] == models[1]
-    summaries = [json.loads((place / "summary.json").read_text()) for place in (folder, tmp_path / "alone")]
+    summaries = [
+        json.loads((place / "summary.json").read_text()) for place in (folder, tmp_path / "alone")
+    ]
     assert summaries[0]["models"] == summaries[1]["models"]
     assert not (tmp_path / "alone" / "compare").exists()
     assert not (tmp_path / "alone" / "compare.png").exists()
@@ -88,7 +95,9 @@ def test_one_that_diverges_is_left_out_and_the_run_stays(tmp_path: Path) -> None
     ended = command("run", *SMALL, beside, "rounds=2", "--out", place)
     assert ended.code == 0, ended.err
     assert "note: PFedMe is left out of the table: " in ended.out
-    methods = [each["method"] for each in json.loads((place / "summary.json").read_text())["yardsticks"]]
+    methods = [
+        each["method"] for each in json.loads((place / "summary.json").read_text())["yardsticks"]
+    ]
     assert methods == ["Local"]
 
 
@@ -110,7 +119,9 @@ def test_a_wrong_value_is_named(value: str, words: list[str]) -> None:
 
 
 def test_what_does_not_fit_is_said_before_a_folder_is_made(tmp_path: Path) -> None:
-    ended = command("run", *SMALL, 'compare=[{name="fedavg", sample=99}]', "--out", tmp_path / "run")
+    ended = command(
+        "run", *SMALL, 'compare=[{name="fedavg", sample=99}]', "--out", tmp_path / "run"
+    )
     assert ended.code == 2
     assert "sample" in ended.err
     assert not (tmp_path / "run").exists()

@@ -33,12 +33,28 @@ def problem(path: Path | None, *changes: str) -> str:
     ("change", "words"),
     [
         ("round=5", ["unknown key round", "did you mean rounds?", "known are name, rounds"]),
-        ("algorithm.lamb1=5", ["unknown key algorithm.lamb1", "did you mean algorithm.lam1?", "known are lam1, lam2"]),
+        (
+            "algorithm.lamb1=5",
+            ["unknown key algorithm.lamb1", "did you mean algorithm.lam1?", "known are lam1, lam2"],
+        ),
         ("data.device=5", ["unknown key data.device", "did you mean data.devices?"]),
-        ("tree.edgs=5", ["unknown key tree.edgs", "did you mean tree.edges?", "known are edges, form, children, tiers"]),
+        (
+            "tree.edgs=5",
+            [
+                "unknown key tree.edgs",
+                "did you mean tree.edges?",
+                "known are edges, form, children, tiers",
+            ],
+        ),
         ("tree.edges=worst", ['tree.edges = "worst"', 'is tree.form = "worst".']),
-        ("tree.edges=similar", ['is tree.form = "similar" together with their number', "tree.edges = 4"]),
-        ("tree.edges=wrost", ['tree.edges = "wrost"', "did you mean worst?", "tree.form", "consecutive, random"]),
+        (
+            "tree.edges=similar",
+            ['is tree.form = "similar" together with their number', "tree.edges = 4"],
+        ),
+        (
+            "tree.edges=wrost",
+            ['tree.edges = "wrost"', "did you mean worst?", "tree.form", "consecutive, random"],
+        ),
         ("zzzzz=5", ["unknown key zzzzz;", "known are"]),
         ("rounds=many", ['rounds = "many"', "must be a valid integer", "the default is 60"]),
         ("rounds=1.5", ["rounds = 1.5", "must be a valid integer"]),
@@ -61,14 +77,30 @@ def problem(path: Path | None, *changes: str) -> str:
         ("private=['1.wait']", ["1.wait", "SFedHP shares all layers"]),
         ("private=head", ["head", "SFedHP shares all layers"]),
         ("algorithm.lr1=-1.0", ["lr1 = -1.0", "must be above 0"]),
-        ("algorithm.lr1=fast", ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.4"]),
-        ("algorithm.l1=soft", ['algorithm.l1 = "soft"', "'smooth' or 'prox'", 'the default is "smooth"']),
+        (
+            "algorithm.lr1=fast",
+            ['algorithm.lr1 = "fast"', "must be a valid number", "the default is 0.4"],
+        ),
+        (
+            "algorithm.l1=soft",
+            ['algorithm.l1 = "soft"', "'smooth' or 'prox'", 'the default is "smooth"'],
+        ),
         ("algorithm.lr1=none", ['algorithm.lr1 = "none"', "must be a valid number"]),
         ("algorithm.sample=0", ["sample = 0", "give a number >= 1"]),
         ("rounds=none", ['rounds = "none"', "must be a valid integer"]),
-        ("algorithm.name=sfedph", ["algorithm.name = 'sfedph'", "did you mean sfedhp?", "one of local, centralised, fedavg"]),
+        (
+            "algorithm.name=sfedph",
+            [
+                "algorithm.name = 'sfedph'",
+                "did you mean sfedhp?",
+                "one of local, centralised, fedavg",
+            ],
+        ),
         ("algorithm.name=[1]", ["algorithm.name = [1]", "one of local, centralised, fedavg"]),
-        ("data.name=digit", ["data.name = 'digit'", "did you mean digits?", "one of digits, synthetic"]),
+        (
+            "data.name=digit",
+            ["data.name = 'digit'", "did you mean digits?", "one of digits, synthetic"],
+        ),
         ("model.name=mpl", ["model.name = 'mpl'", "did you mean mlp?", "one of linear, mlp, cnn"]),
         ("algorithm={lam1=2.0}", ["[algorithm] needs a name", "one of local"]),
         ("algorithm=5", ["algorithm = 5", "must be a table"]),
@@ -84,18 +116,27 @@ def problem(path: Path | None, *changes: str) -> str:
         ("data.devices=0", ["devices=0", "at least 1"]),
         ("data.split=[0.8, 0.0, 0.2]", ["no device has validation examples", "change data.split"]),
         ("tree.children=[[20]]", ["tree.edges and tree.children are both given", "keep one"]),
-        ("tree.tiers=['server', 'device']", ["tree.tiers", "tree.children", "leave out tree.tiers"]),
+        (
+            "tree.tiers=['server', 'device']",
+            ["tree.tiers", "tree.children", "leave out tree.tiers"],
+        ),
         ("tree.form=worst", ['tree.form = "worst" decides the edges', "leave out tree.edges = 4"]),
         ("tree.form=data", ['tree.form = "data" decides the edges', "leave out tree.edges = 4"]),
         ("tree.form=near", ['tree.form = "near" must be', "'similar'"]),
         ("tree.edges=0", ["tree.edges = 0 for 20 devices", "give 1 to 20"]),
         ("tree.edges=21", ["tree.edges = 21 for 20 devices", "give 1 to 20"]),
         ("tree.edges=[1, 2]", ["the data has 20 devices, the tree 3"]),
-        ("tree.edges=none", ["SFedHP needs the tiers server, edge, device", "this tree has server, device"]),
+        (
+            "tree.edges=none",
+            ["SFedHP needs the tiers server, edge, device", "this tree has server, device"],
+        ),
         ("rounds=2020-01-02", ["rounds = 2020-01-02", "is a date or a time", "put text in quotes"]),
         ("model.hidden=[10, 07:30:00]", ["model.hidden.1 = 07:30:00", "is a date or a time"]),
         ("rounds.most=5", ["'rounds.most=5'", "rounds is a value, not a table"]),
-        ("rounds", ["'rounds' is neither a file nor a change", "write changes as algorithm.lam1=15"]),
+        (
+            "rounds",
+            ["'rounds' is neither a file nor a change", "write changes as algorithm.lam1=15"],
+        ),
         ("=5", ["'=5' is neither a file nor a change"]),
     ],
 )
@@ -107,7 +148,10 @@ def test_a_wrong_value(change: str, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        ("lrr=1.0", ["unknown key algorithm.levels.1.lrr", "did you mean lr?", "known are tier, name, lam"]),
+        (
+            "lrr=1.0",
+            ["unknown key algorithm.levels.1.lrr", "did you mean lr?", "known are tier, name, lam"],
+        ),
         ("lr='x'", ['algorithm.levels.1.lr = "x"', "must be a valid number"]),
         ("coupling='glue'", ['algorithm.levels.1.coupling = "glue"', "'prox' or 'correlation'"]),
         ("warm=true", ["algorithm.levels.1 = {", "a warm level of tier device", "needs a name"]),
@@ -147,9 +191,18 @@ def test_an_empty_file_needs_an_algorithm(tmp_path: Path) -> None:
     assert problem(tmp_path / "empty.toml").startswith("[algorithm] needs a name: one of local")
 
 
-def test_the_command_says_it_in_one_line_and_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_it_in_one_line_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for change in ("round=5", "codec=zip", "algorithm.sample=0", "private=['x']", "parts=['test']", "tree.edges=none"):
+    for change in (
+        "round=5",
+        "codec=zip",
+        "algorithm.sample=0",
+        "private=['x']",
+        "parts=['test']",
+        "tree.edges=none",
+    ):
         ended = command("run", change, "--out", "folder")
         assert ended.code == 2
         assert ended.out == ""
@@ -228,12 +281,18 @@ def test_every_field_of_every_algorithm_is_explained(name: str) -> None:
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_comment_in_a_program_is_not_taken_for_that_of_a_field(name: str) -> None:
     for field, text in explain("algorithms", name).items():
-        assert text.endswith(meaning(name, field)), field  # as the tables say it, who do not know the class
+        assert text.endswith(meaning(name, field)), (
+            field
+        )  # as the tables say it, who do not know the class
 
 
 def test_no_meaning_is_left_over() -> None:
     """A phrase that several share is used, and no file says it again."""
-    said = [(key, text.partition(": ")[2]) for name in ALGORITHMS for key, text in explain("algorithms", name).items()]
+    said = [
+        (key, text.partition(": ")[2])
+        for name in ALGORITHMS
+        for key, text in explain("algorithms", name).items()
+    ]
     assert set(SHARED.items()) <= set(said)
     for method in ALGORITHMS.values():
         source = inspect.getsource(method)
@@ -252,18 +311,25 @@ def test_an_algorithm_of_ones_own_explains_its_fields_by_comments() -> None:
             return w  # which explains no field
 
     assert meaning("mine:Mine", "mix", Mine) == "share of the global model"
-    assert meaning("mine:Mine", "cap", Mine) == "the largest norm of a gradient, where it is clipped"
+    assert (
+        meaning("mine:Mine", "cap", Mine) == "the largest norm of a gradient, where it is clipped"
+    )
     assert meaning("mine:Mine", "lr", Mine) == ""
 
 
 def test_a_path_that_is_not_there_says_where_paths_start(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     file = tmp_path / "deep" / "a.toml"
-    file.write_text('[algorithm]\nname = "local"\n[data]\nname = "files"\npath = "t.csv"\n[model]\nname = "linear"\n')
+    file.write_text(
+        '[algorithm]\nname = "local"\n[data]\nname = "files"\npath = "t.csv"\n[model]\nname = "linear"\n'
+    )
     ended = command("run", file)
     assert ended.code == 2
     assert f"there is no file or folder {tmp_path / 'deep' / 't.csv'}" in ended.err
-    assert "start at the file's own folder if an experiment file names them, else at the current folder" in ended.err
+    assert (
+        "start at the file's own folder if an experiment file names them, else at the current folder"
+        in ended.err
+    )
 
 
 @pytest.mark.parametrize("name", ["sfedhp", '"sfedhp"', "'sfedhp'", " sfedhp "])
@@ -272,7 +338,16 @@ def test_the_same_algorithm_keeps_its_fields(name: str) -> None:
 
 
 def test_changes_are_toml_or_else_text() -> None:
-    config = load(None, ["model.hidden=[8, 9]", "codec=dense", 'idle="train"', "algorithm.batch=none", " rounds = 7 "])
+    config = load(
+        None,
+        [
+            "model.hidden=[8, 9]",
+            "codec=dense",
+            'idle="train"',
+            "algorithm.batch=none",
+            " rounds = 7 ",
+        ],
+    )
     assert config.model["hidden"] == [8, 9]
     assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
     assert config.experiment(0).algorithm.batch is None
@@ -332,7 +407,11 @@ def test_a_new_name_does_not_drop_changes_given_before_it() -> None:
 
 def test_the_defaults_of_a_name_are_a_table_that_loads() -> None:
     assert (
-        load(None, [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()]).algorithm["lam"] == 5
+        load(
+            None,
+            [f"algorithm.{key}={value}" for key, value in defaults("algorithms", "pfedme").items()],
+        ).algorithm["lam"]
+        == 5
     )
     with pytest.raises(ConfigError, match="did you mean pfedme"):
         defaults("algorithms", "pfedne")

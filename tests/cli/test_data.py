@@ -25,7 +25,10 @@ def data(*words: object) -> Any:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a tiny MNIST whose checksums are the published ones."""
     tiny.write_idx(tmp_path / "mnist", tiny.examples(9, 4))
-    sums = {file: hashlib.md5((tmp_path / "mnist" / file).read_bytes()).hexdigest() for file in tiny.MNIST}
+    sums = {
+        file: hashlib.md5((tmp_path / "mnist" / file).read_bytes()).hexdigest()
+        for file in tiny.MNIST
+    }
     monkeypatch.setitem(CATALOG, "mnist", replace(CATALOG["mnist"], md5=sums))
     return tmp_path
 
@@ -77,7 +80,10 @@ def test_check_ends_with_code_2_if_a_file_is_missing(root: Path) -> None:
     result = data("check", "fashion_mnist", "--data-dir", root / "none", "--json")
     assert result.exit_code == 2
     assert [row["text"] for row in json.loads(result.stdout)] == ["missing"] * 4
-    assert str(root / "none" / "cifar10") in data("check", "cifar10", "--data-dir", root / "none").stdout
+    assert (
+        str(root / "none" / "cifar10")
+        in data("check", "cifar10", "--data-dir", root / "none").stdout
+    )
 
 
 def test_check_refuses_a_name_that_nobody_knows() -> None:
@@ -93,42 +99,87 @@ def test_help_has_examples(words: list[str]) -> None:
 
 def test_show_draws_counts_and_says_nothing_leaks(tmp_path: Path) -> None:
     picture = tmp_path / "who.png"
-    ended = covey("data", "show", "data.name=digits", "data.devices=6", "tree.edges=2", "--out", picture)
+    ended = covey(
+        "data", "show", "data.name=digits", "data.devices=6", "tree.edges=2", "--out", picture
+    )
     assert ended.code == 0, ended.err
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for part in ("6 devices", "2 to 2 per device", "overlaps     none", "leaks        none", str(picture)):
+    for part in (
+        "6 devices",
+        "2 to 2 per device",
+        "overlaps     none",
+        "leaks        none",
+        str(picture),
+    ):
         assert part in ended.out
 
 
 def test_show_counts_leaks(tmp_path: Path) -> None:
     tiny.write_idx(tmp_path / "mnist", tiny.examples(1800, 200))
-    words = ("data.name=mnist", "data.partition=legacy2020", "algorithm.name=fedavg", "tree.edges=none", "model.name=linear")
-    ended = covey("data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png", "--json")
+    words = (
+        "data.name=mnist",
+        "data.partition=legacy2020",
+        "algorithm.name=fedavg",
+        "tree.edges=none",
+        "model.name=linear",
+    )
+    ended = covey(
+        "data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png", "--json"
+    )
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert found["overlaps"]["leaks"] > 100
     assert found["overlaps"]["validation_leaks"] > 50
-    plain = covey("data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png")
-    assert f"{found['overlaps']['leaks']:,} of {found['overlaps']['tested']:,} test examples" in plain.out
-    assert f"{found['overlaps']['validation_leaks']:,} of {found['overlaps']['validated']:,} validation examples" in plain.out
-    paper = covey("data", "show", *words, "protocol=paper", f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png", "--json")
+    plain = covey(
+        "data", "show", *words, f"data.data_dir={tmp_path}", "--out", tmp_path / "who.png"
+    )
+    assert (
+        f"{found['overlaps']['leaks']:,} of {found['overlaps']['tested']:,} test examples"
+        in plain.out
+    )
+    assert (
+        f"{found['overlaps']['validation_leaks']:,} of {found['overlaps']['validated']:,} validation examples"
+        in plain.out
+    )
+    paper = covey(
+        "data",
+        "show",
+        *words,
+        "protocol=paper",
+        f"data.data_dir={tmp_path}",
+        "--out",
+        tmp_path / "who.png",
+        "--json",
+    )
     shown = json.loads(paper.out)
     assert shown["overlaps"]["validated"] == shown["overlaps"]["validation_leaks"] == 0
-    assert shown["sizes"]["train"][3] == found["sizes"]["train"][3] + found["sizes"]["validation"][3]
+    assert (
+        shown["sizes"]["train"][3] == found["sizes"]["train"][3] + found["sizes"]["validation"][3]
+    )
 
 
-def test_the_picture_names_the_leaks_of_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_names_the_leaks_of_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     titles: list[str] = []
     monkeypatch.setattr(commands, "draw", lambda *_, title: titles.append(title))
     tiny.write_idx(tmp_path / "mnist", tiny.examples(1800, 200))
-    words = ("data.name=mnist", "data.partition=legacy2020", "algorithm.name=fedavg", "tree.edges=none", "model.name=linear")
+    words = (
+        "data.name=mnist",
+        "data.partition=legacy2020",
+        "algorithm.name=fedavg",
+        "tree.edges=none",
+        "model.name=linear",
+    )
     assert data("show", *words, f"data.data_dir={tmp_path}").exit_code == 0
     assert "test examples are in another" in titles[0]
     assert "validation examples are in another" in titles[0]
 
 
 def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    ended = covey("data", "show", "data.devices=6", "tree.edges=2", "--out", tmp_path / "none" / "who.png")
+    ended = covey(
+        "data", "show", "data.devices=6", "tree.edges=2", "--out", tmp_path / "none" / "who.png"
+    )
     assert ended.code == 4
     assert "cannot write" in ended.err
 
@@ -137,7 +188,16 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_forms_of_edges(form: str, tmp_path: Path) -> None:
     edges = "none" if form in ("worst", "average") else "4"
     out = tmp_path / "who.png"
-    ended = covey("data", "show", "data.name=digits", f"tree.edges={edges}", f"tree.form={form}", "--out", out, "--json")
+    ended = covey(
+        "data",
+        "show",
+        "data.name=digits",
+        f"tree.edges={edges}",
+        f"tree.form={form}",
+        "--out",
+        out,
+        "--json",
+    )
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     assert sum(found["edges"]) == 20

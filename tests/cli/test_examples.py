@@ -45,7 +45,9 @@ def test_a_personal_model_is_worth_its_rounds(path: Path) -> None:
     others = [value for name, value in verdict.models.items() if not name.startswith("new_")]
     assert verdict.personal >= max(others) - 2.0
     if path.stem in LAGS:
-        comments = " ".join(line[2:] for line in path.read_text().splitlines() if line.startswith("# "))
+        comments = " ".join(
+            line[2:] for line in path.read_text().splitlines() if line.startswith("# ")
+        )
         assert LAGS[path.stem] in comments
     else:
         assert verdict.personal >= verdict.local - 1.0
@@ -63,18 +65,27 @@ def test_the_folder_holds_what_it_promises(folder: Path) -> None:
     assert (config.rounds, config.score_every) == (2, 1)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records] == [0, 1]
-    assert [record.as_dict() for record in covey.history(folder / "checkpoint.safetensors")] == records
-    assert json.loads((folder / "environment.json").read_text())["versions"]["torch"] == torch.__version__
+    assert [
+        record.as_dict() for record in covey.history(folder / "checkpoint.safetensors")
+    ] == records
+    assert (
+        json.loads((folder / "environment.json").read_text())["versions"]["torch"]
+        == torch.__version__
+    )
     summary = json.loads((folder / "summary.json").read_text())
     assert [model["model"] for model in summary["models"]] == list(records[-1]["models"])
-    kept = {name for name in records[-1]["models"] if not name.startswith("new_")}  # new devices' are only scored
+    kept = {
+        name for name in records[-1]["models"] if not name.startswith("new_")
+    }  # new devices' are only scored
     for place in ("models", "models/last"):
         assert {path.stem for path in (folder / place).glob("*.safetensors")} == kept
 
 
 def test_models_hold_the_parameters_by_their_names(folder: Path) -> None:
     experiment = load(folder / "config.toml").experiment(0)
-    shapes = {name: tuple(parameter.shape) for name, parameter in experiment.model.named_parameters()}
+    shapes = {
+        name: tuple(parameter.shape) for name, parameter in experiment.model.named_parameters()
+    }
     models = covey.history(folder / "checkpoint.safetensors")[-1].models
     for path in (folder / "models" / "last").iterdir():
         tensors = {name: tensor for name, tensor in load_file(path).items() if "/" not in name}
@@ -96,7 +107,10 @@ def test_its_own_line_repeats_a_run_to_the_last_bit(folder: Path, tmp_path: Path
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     for seed in (0, 1):
-        assert command("run", DEMO, "rounds=1", f"seed={seed}", "--out", tmp_path / str(seed)).code == 0
+        assert (
+            command("run", DEMO, "rounds=1", f"seed={seed}", "--out", tmp_path / str(seed)).code
+            == 0
+        )
     assert difference(tmp_path / "0", tmp_path / "1") == "config.toml"
     metrics = [(tmp_path / seed / "summary.json").read_text() for seed in "01"]
     assert json.loads(metrics[0])["models"] != json.loads(metrics[1])["models"]

@@ -37,7 +37,10 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     ended = covey("run", *SMALL, "--out", tmp_path)
     assert ended.code == 2
-    assert f"{tmp_path} is not empty; give another --out, or continue it with --resume {tmp_path}." in ended.err
+    assert (
+        f"{tmp_path} is not empty; give another --out, or continue it with --resume {tmp_path}."
+        in ended.err
+    )
     assert contents(tmp_path) == {"mine.txt": b"precious"}
 
 
@@ -48,7 +51,9 @@ def test_an_empty_folder_will_do_and_so_will_one_killed_at_its_very_start(tmp_pa
     assert not (tmp_path / ".config.toml.part").exists()
 
 
-def test_without_a_folder_the_next_free_number_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_next_free_number_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert covey("run", *SMALL, "rounds=1").code == 0
@@ -67,7 +72,9 @@ def test_without_a_folder_the_next_free_number_is_taken(tmp_path: Path, monkeypa
         ("own", "mine:Mean", "own-mine-Mean-1"),
     ],
 )
-def test_the_default_folder_names_run_and_algorithm_once(name: str, algorithm: str, folder: str) -> None:
+def test_the_default_folder_names_run_and_algorithm_once(
+    name: str, algorithm: str, folder: str
+) -> None:
     assert unused(name, algorithm) == Path("runs") / folder
 
 
@@ -78,7 +85,9 @@ def test_one_process_at_a_time(folder: Path, tmp_path: Path, resumed: bool) -> N
     before = contents(place)
     with open(place / ".lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        ended = covey("run", *(["--resume", place, "rounds=9"] if resumed else [*SMALL, "--out", place]))
+        ended = covey(
+            "run", *(["--resume", place, "rounds=9"] if resumed else [*SMALL, "--out", place])
+        )
     assert ended.code == 2
     assert f"another run is writing to {place}; wait for it, or give another folder." in ended.err
     assert contents(place) == before
@@ -102,7 +111,9 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     assert f"cannot write {tmp_path / 'new'}: " in ended.err
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(finished: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(
+    finished: Path, tmp_path: Path
+) -> None:
     """A limit on the size of files stands for the disk."""
     folder = tmp_path / "run"
     assert covey("run", *SMALL, "rounds=2", "--out", folder).code == 0
@@ -126,7 +137,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(finished: 
 
 
 @pytest.mark.parametrize("name", ["models", "plot.png", "summary.json"])
-def test_a_file_that_cannot_be_written_at_the_end(finished: Path, tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_written_at_the_end(
+    finished: Path, tmp_path: Path, name: str
+) -> None:
     """A folder stands where the file should be, or a file where the folder should."""
     folder = tmp_path / "run"
     assert covey("run", *SMALL, "rounds=3", "--out", folder).code == 0
@@ -186,7 +199,9 @@ def test_a_checkpoint_that_is_no_good(folder: Path, rounds: int, spoil: Any, wor
 
 
 @pytest.mark.parametrize("spoil", [_flip_the_last_byte, _cut_in_half])
-def test_a_damaged_checkpoint_is_made_up_for_by_the_one_before(finished: Path, folder: Path, spoil: Any) -> None:
+def test_a_damaged_checkpoint_is_made_up_for_by_the_one_before(
+    finished: Path, folder: Path, spoil: Any
+) -> None:
     saved = folder / "checkpoint.safetensors"
     spoil(saved)
     ended = covey("run", "--resume", folder)
@@ -217,7 +232,9 @@ def test_a_lock_that_is_just_going_is_waited_for(folder: Path) -> None:
 
 
 def test_equal_runs_leave_equal_files(finished: Path, tmp_path: Path) -> None:
-    process = spawn("run", *SMALL, "--out", tmp_path / "again")  # in another process, whose hashes differ
+    process = spawn(
+        "run", *SMALL, "--out", tmp_path / "again"
+    )  # in another process, whose hashes differ
     process.communicate()
     models = sorted((finished / "models").rglob("*.safetensors"))
     assert len(models) == 8
@@ -237,7 +254,13 @@ def test_a_checkpoint_of_another_experiment(folder: Path, tmp_path: Path, rounds
     assert "lr1=0.4" in ended.err
 
 
-PUMPS = ["data.name=files", "data.split=[0.5, 0.25, 0.25]", "algorithm.name=fedavg", "model.name=linear", "rounds=2"]
+PUMPS = [
+    "data.name=files",
+    "data.split=[0.5, 0.25, 0.25]",
+    "algorithm.name=fedavg",
+    "model.name=linear",
+    "rounds=2",
+]
 
 
 def pumps(path: Path, *, heat: float = 0.0, columns: int = 2) -> str:
@@ -253,7 +276,9 @@ def pumps(path: Path, *, heat: float = 0.0, columns: int = 2) -> str:
 
 @pytest.mark.parametrize("rounds", [2, 4], ids=["finished", "to go on"])
 @pytest.mark.parametrize("change", [{"heat": 1.0}, {"columns": 3}], ids=["a number", "a column"])
-def test_a_data_file_that_changed_is_named(tmp_path: Path, rounds: int, change: dict[str, Any]) -> None:
+def test_a_data_file_that_changed_is_named(
+    tmp_path: Path, rounds: int, change: dict[str, Any]
+) -> None:
     table = tmp_path / "pumps.csv"
     empty = tmp_path / "empty.toml"
     empty.write_text("")
@@ -273,7 +298,11 @@ def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_left_half_written_is_swept_up(folder: Path) -> None:
-    left = [folder / ".checkpoint.safetensors.123.part", folder / ".metrics.jsonl.part", folder / "models" / ".edge.part"]
+    left = [
+        folder / ".checkpoint.safetensors.123.part",
+        folder / ".metrics.jsonl.part",
+        folder / "models" / ".edge.part",
+    ]
     for part in left:
         part.write_text("half")
     assert covey("run", "--resume", folder, "rounds=5").code == 0
@@ -290,21 +319,35 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("seed", "seeds", "had"),
-    [(0, 3, "the seeds 0 to 1"), (0, 1, "the seeds 0 to 1"), (1, 2, "the seeds 0 to 1"), (0, 2, None)],
+    [
+        (0, 3, "the seeds 0 to 1"),
+        (0, 1, "the seeds 0 to 1"),
+        (1, 2, "the seeds 0 to 1"),
+        (0, 2, None),
+    ],
 )
-def test_other_seeds_in_the_file_of_a_run_are_refused(two: Path, tmp_path: Path, seed: int, seeds: int, had: str | None) -> None:
+def test_other_seeds_in_the_file_of_a_run_are_refused(
+    two: Path, tmp_path: Path, seed: int, seeds: int, had: str | None
+) -> None:
     folder = Path(shutil.copytree(two, tmp_path / "copy"))
     file = folder / "config.toml"
     text = file.read_text()
     assert text.count("\nseeds = 2\n") == text.count("\nseed = 0\n") == 1
-    file.write_text(text.replace("\nseeds = 2\n", f"\nseeds = {seeds}\n").replace("\nseed = 0\n", f"\nseed = {seed}\n"))
+    file.write_text(
+        text.replace("\nseeds = 2\n", f"\nseeds = {seeds}\n").replace(
+            "\nseed = 0\n", f"\nseed = {seed}\n"
+        )
+    )
     before = contents(folder)
     ended = covey("run", "--resume", folder, "rounds=3")
     if had is None:
         assert ended.code == 0, ended.err
         return
     assert ended.code == 2
-    assert f"says seed = {seed} and seeds = {seeds}, but the run has {had}; put back what it said" in ended.err
+    assert (
+        f"says seed = {seed} and seeds = {seeds}, but the run has {had}; put back what it said"
+        in ended.err
+    )
     assert contents(folder) == before
 
 
@@ -323,7 +366,9 @@ def test_several_seeds_in_the_file_of_a_run_of_one_are_refused(folder: Path) -> 
     ("\nrounds = 4\n", "\nrounds = 2\n", "has run 4 already; give more rounds"),
     ("\nprotocol = \"honest\"\n", "\nprotocol = \"paper\"\n", "its protocol is honest"),
 ])  # fmt: skip
-def test_a_file_of_a_run_that_was_edited_is_refused(folder: Path, old: str, new: str, words: str) -> None:
+def test_a_file_of_a_run_that_was_edited_is_refused(
+    folder: Path, old: str, new: str, words: str
+) -> None:
     file = folder / "config.toml"
     text = file.read_text()
     assert text.count(old) == 1

@@ -72,14 +72,37 @@ def test_hostile_changes_are_refused(change: str) -> None:
 
 
 def test_what_is_plain_passes() -> None:
-    check_plain({"a": [1, -1.5, "inf", True, {"b": [[[1e308, 0.0]]]}], "c": 2**63 - 1, "d": -(2**63)})
+    check_plain(
+        {"a": [1, -1.5, "inf", True, {"b": [[[1e308, 0.0]]]}], "c": 2**63 - 1, "d": -(2**63)}
+    )
 
 
 HOSTILE = [
-    *("0", "-1", "1" + "0" * 23, "1e308", "-1e308", "1e-308", "inf", "-inf", "nan", '""', "[]", "true", "{}"),
+    *(
+        "0",
+        "-1",
+        "1" + "0" * 23,
+        "1e308",
+        "-1e308",
+        "1e-308",
+        "inf",
+        "-inf",
+        "nan",
+        '""',
+        "[]",
+        "true",
+        "{}",
+    ),
     *(f'"{"x" * 10_000}"', "9223372036854775807", "[1e308]", "2020-01-01"),
 ]
-SMALL = ("algorithm.name=fedavg", "tree.edges=none", "data.name=digits", "data.devices=3", "rounds=1", "model.name=linear")
+SMALL = (
+    "algorithm.name=fedavg",
+    "tree.edges=none",
+    "data.name=digits",
+    "data.devices=3",
+    "rounds=1",
+    "model.name=linear",
+)
 
 
 def experiment(*changes: str) -> None:
@@ -103,7 +126,11 @@ def walked(places: list[str], values: list[str], make: Callable[[str], Any]) -> 
 
 
 def test_every_key_of_an_experiment_takes_or_refuses_any_value() -> None:
-    places = [key for key in config.Config.model_fields if key not in ("device", "algorithm", "data", "model")]
+    places = [
+        key
+        for key in config.Config.model_fields
+        if key not in ("device", "algorithm", "data", "model")
+    ]
     places += [f"tree.{key}" for key in config.TreeConfig.model_fields]
     walked(places, HOSTILE, experiment)
 

@@ -16,7 +16,9 @@ def test_two_kills(tmp_path: Path) -> None:
     assert outcomes
 
 
-@pytest.mark.parametrize(("change", "found"), [("seed=1", "config.toml"), ("rounds=2", "config.toml"), (None, None)])
+@pytest.mark.parametrize(
+    ("change", "found"), [("seed=1", "config.toml"), ("rounds=2", "config.toml"), (None, None)]
+)
 def test_differences_are_seen(tmp_path: Path, change: str | None, found: str | None) -> None:
     for name, changes in (("a", ()), ("b", (change,) if change else ())):
         assert covey("run", *CHANGES, "rounds=1", *changes, "--out", tmp_path / name).code == 0

@@ -99,10 +99,17 @@ OWN = (
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An own folder to work in, with nets.py, a package and an algorithm; what is imported from there is forgotten after."""
     (tmp_path / "kit").mkdir()
-    for name, text in (("nets.py", NETS), ("kit/__init__.py", ""), ("kit/deep.py", NETS), ("mine.py", ALGORITHM)):
+    for name, text in (
+        ("nets.py", NETS),
+        ("kit/__init__.py", ""),
+        ("kit/deep.py", NETS),
+        ("mine.py", ALGORITHM),
+    ):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.setattr(
+        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
+    )
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -123,14 +130,23 @@ def problem(*changes: str) -> str:
 @pytest.mark.usefixtures("folder")
 def test_what_the_data_decides_is_filled_in() -> None:
     net = model("model.name=nets:Net", "model.width=7")
-    assert (type(net).__name__, net.first.in_features, net.first.out_features, net.last.out_features) == ("Net", 64, 7, 10)
-    assert model("model.name=kit.deep:grey")[-1].out_features == 10  # the function's own default is 3
+    assert (
+        type(net).__name__,
+        net.first.in_features,
+        net.first.out_features,
+        net.last.out_features,
+    ) == ("Net", 64, 7, 10)
+    assert (
+        model("model.name=kit.deep:grey")[-1].out_features == 10
+    )  # the function's own default is 3
 
 
 @pytest.mark.usefixtures("folder")
 def test_what_the_file_gives_stands() -> None:
     assert model("model.name=nets:Net", "model.outputs=12").last.out_features == 12
-    assert model("model.name=nets:grey", "model.classes=11", "model.channels=3")[-1].weight.shape == (11, 108)
+    assert model("model.name=nets:grey", "model.classes=11", "model.channels=3")[
+        -1
+    ].weight.shape == (11, 108)
 
 
 @pytest.mark.usefixtures("folder")
@@ -216,8 +232,18 @@ def test_a_wrong_name_or_key(changes: list[str], words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import nonesuch", ["importing broken fails with ModuleNotFoundError: No module named 'nonesuch' (broken.py, line 1)."]),
-        ("x = 1\n\ny = x / 0", ["importing broken fails with ZeroDivisionError: division by zero (broken.py, line 3)."]),
+        (
+            "import nonesuch",
+            [
+                "importing broken fails with ModuleNotFoundError: No module named 'nonesuch' (broken.py, line 1)."
+            ],
+        ),
+        (
+            "x = 1\n\ny = x / 0",
+            [
+                "importing broken fails with ZeroDivisionError: division by zero (broken.py, line 3)."
+            ],
+        ),
         ("def (", ["importing broken fails with SyntaxError", "broken.py, line 1"]),
         ("import torch\ntorch.ones(2) @ torch.ones(3)", ["RuntimeError", "(broken.py, line 2)."]),
     ],
@@ -232,17 +258,39 @@ def test_a_file_that_cannot_be_imported(folder: Path, text: str, words: list[str
 def test_batch_statistics_are_refused_in_one_line() -> None:
     ended = covey("run", *SMALL, "model.name=nets:normed", "--out", "run")
     assert ended.code == 2
-    assert re.fullmatch(r"error: layer '1' is BatchNorm1d.*use nn\.GroupNorm instead\.\n", ended.err)
+    assert re.fullmatch(
+        r"error: layer '1' is BatchNorm1d.*use nn\.GroupNorm instead\.\n", ended.err
+    )
     assert not Path("run").exists()
 
 
 @pytest.mark.usefixtures("folder")
 def test_list_mentions_them_and_shows_the_table_of_one() -> None:
     lines = covey("list", "models").out.splitlines()
-    assert len([line for line in lines if line.startswith("package.module:Class ") and "of your own" in line]) == 1
+    assert (
+        len(
+            [
+                line
+                for line in lines
+                if line.startswith("package.module:Class ") and "of your own" in line
+            ]
+        )
+        == 1
+    )
     shown = tomllib.loads(covey("list", "models", "nets:Net").out)["model"]
-    assert shown == {"name": "nets:Net", "inputs": "none", "outputs": "none", "width": 5, "rates": [0.5]}
-    assert defaults("algorithms", "mine:Mean") == {"name": "mine:Mean", "steps": 3, "lr": 0.1, "batch": 20}
+    assert shown == {
+        "name": "nets:Net",
+        "inputs": "none",
+        "outputs": "none",
+        "width": 5,
+        "rates": [0.5],
+    }
+    assert defaults("algorithms", "mine:Mean") == {
+        "name": "mine:Mean",
+        "steps": 3,
+        "lr": 0.1,
+        "batch": 20,
+    }
 
 
 @pytest.mark.parametrize(
@@ -254,7 +302,9 @@ def test_list_mentions_them_and_shows_the_table_of_one() -> None:
         ("linear", [], "fused"),
     ],
 )
-def test_the_papers_models_take_their_sizes_from_the_data(name: str, options: list[str], path: str) -> None:
+def test_the_papers_models_take_their_sizes_from_the_data(
+    name: str, options: list[str], path: str
+) -> None:
     changes = [f"model.{option}" for option in options]
     facts = json.loads(covey("doctor", *SMALL, f"model.name={name}", *changes, "--json").out)
     assert facts["engine"]["path"] == path
@@ -263,7 +313,9 @@ def test_the_papers_models_take_their_sizes_from_the_data(name: str, options: li
 
 
 def test_examples_that_are_no_images_are_refused() -> None:
-    said = problem("data.name=synthetic", "data.devices=2", "data.sizes=[20, 20]", "model.name=lenet")
+    said = problem(
+        "data.name=synthetic", "data.devices=2", "data.sizes=[20, 20]", "model.name=lenet"
+    )
     assert said.startswith("examples of shape (60,) are no images; give (channels, height, width)")
 
 
@@ -271,7 +323,9 @@ def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`covey WORDS` in this folder by a process that, as the installed command, does not look there for modules itself."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-m", "covey", *words]
-    return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, text=True, capture_output=True, check=False
+    )
 
 
 def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder: Path) -> None:
@@ -280,13 +334,19 @@ def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder:
     assert half.returncode == 0, half.stderr
     assert start(folder, "run", "--resume", "half", "rounds=4").returncode == 0
     assert difference(folder / "whole", folder / "half") is None
-    accuracy = json.loads((folder / "whole" / "summary.json").read_text())["models"][0]["accuracy"]["mean"]
+    accuracy = json.loads((folder / "whole" / "summary.json").read_text())["models"][0]["accuracy"][
+        "mean"
+    ]
     assert accuracy > 0.2  # it learns: a guess is right in one of ten
 
 
-def test_away_from_its_module_a_run_says_where_to_start(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_away_from_its_module_a_run_says_where_to_start(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     assert covey("run", *SMALL, "rounds=1", "model.name=nets:Net", "--out", "run").code == 0
-    ended = start(tmp_path_factory.mktemp("elsewhere"), "run", "--resume", str(folder / "run"), "rounds=2")
+    ended = start(
+        tmp_path_factory.mktemp("elsewhere"), "run", "--resume", str(folder / "run"), "rounds=2"
+    )
     assert ended.returncode == 2
     assert "there is no module nets; start covey in the folder that holds nets.py" in ended.stderr
 
@@ -305,7 +365,9 @@ def _other_width(text: str) -> str:
     ("file", "change", "what"),
     [("mine.py", _other_steps, "its code is"), ("nets.py", _other_width, "its model is")],
 )
-def test_code_that_changed_is_another_experiment(folder: Path, file: str, change: Callable[[str], str], what: str) -> None:
+def test_code_that_changed_is_another_experiment(
+    folder: Path, file: str, change: Callable[[str], str], what: str
+) -> None:
     assert covey("run", *OWN, "rounds=1", "--out", "run").code == 0
     (folder / file).write_text(change((folder / file).read_text()))
     ended = start(folder, "run", "--resume", "run", "rounds=2")
@@ -364,17 +426,35 @@ PLAIN = ("algorithm.name=fedavg", "data.devices=4", "tree.edges=none", "rounds=2
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["model.name=faulty:Forward"], ["the model Forward does not take", "KeyError: 'missing' (faulty.py, line 16)."]),
-        (["model.name=faulty:Forward", "model.how=exit"], ["the model Forward does not take", "SystemExit (faulty.py, line 18)"]),
+        (
+            ["model.name=faulty:Forward"],
+            ["the model Forward does not take", "KeyError: 'missing' (faulty.py, line 16)."],
+        ),
+        (
+            ["model.name=faulty:Forward", "model.how=exit"],
+            ["the model Forward does not take", "SystemExit (faulty.py, line 18)"],
+        ),
         (["model.name=faulty:Forward", "model.how=list"], ["the model Forward"]),
-        (["model.name=faulty:Constructor"], ["'faulty:Constructor': Constructor() fails with LookupError", "line 24)"]),
-        (["model.name=faulty:Exits"], ["'faulty:Exits': Exits() fails with SystemExit: 0 (faulty.py, line 29)."]),
+        (
+            ["model.name=faulty:Constructor"],
+            ["'faulty:Constructor': Constructor() fails with LookupError", "line 24)"],
+        ),
+        (
+            ["model.name=faulty:Exits"],
+            ["'faulty:Exits': Exits() fails with SystemExit: 0 (faulty.py, line 29)."],
+        ),
         (
             ["algorithm.name=faulty:Program"],
             ["the algorithm Program fails on no rows", "KeyError: 'missing' (faulty.py, line 43)"],
         ),
-        (["algorithm.name=faulty:Program", "algorithm.leaves=true"], ["Program fails on no rows", "SystemExit: 0 (faulty.py"]),
-        (["algorithm.name=faulty:Program", "algorithm.early=false"], ["Program fails in round 1, with KeyError: 'missing'"]),
+        (
+            ["algorithm.name=faulty:Program", "algorithm.leaves=true"],
+            ["Program fails on no rows", "SystemExit: 0 (faulty.py"],
+        ),
+        (
+            ["algorithm.name=faulty:Program", "algorithm.early=false"],
+            ["Program fails in round 1, with KeyError: 'missing'"],
+        ),
         (
             ["algorithm.name=faulty:Program", "algorithm.early=false", "algorithm.leaves=true"],
             ["Program fails in round 1, with SystemExit: 0 (faulty.py"],
@@ -382,7 +462,9 @@ PLAIN = ("algorithm.name=fedavg", "data.devices=4", "tree.edges=none", "rounds=2
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
 )
-def test_code_of_ones_own_that_fails_is_one_line_and_exit_code_2(folder: Path, changes: list[str], words: list[str]) -> None:
+def test_code_of_ones_own_that_fails_is_one_line_and_exit_code_2(
+    folder: Path, changes: list[str], words: list[str]
+) -> None:
     (folder / "faulty.py").write_text(FAULTY)
     ended = covey("run", *PLAIN, *changes, "--out", "run")
     assert ended.code == 2, ended.err

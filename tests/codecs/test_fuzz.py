@@ -18,7 +18,10 @@ def test_seeds_pass(tmp_path: Path) -> None:
         for other in (data, data[:-1], data + b"\0", data[:9] + b"\xff" + data[10:]):
             decode.check(other)
             decode.check(bytes([number | 128]) + other[1:])
-        assert decode.mended(decode.ALL[number], data[decode.PREFIX.size :]) == data[decode.PREFIX.size :]
+        assert (
+            decode.mended(decode.ALL[number], data[decode.PREFIX.size :])
+            == data[decode.PREFIX.size :]
+        )
     decode.check(b"")
     assert native._library is decode.KERNEL
 

@@ -23,8 +23,26 @@ def test_dense() -> None:
 def test_dense_in_two_bytes_a_value() -> None:
     row = torch.tensor([1.0, -2.0, 65504.0, 1e9, -torch.inf, torch.nan, 2.0**-24, -0.0])
     width = b"\x08\x00\x00\x00"
-    f16 = b"\x00\x3c" + b"\x00\xc0" + b"\xff\x7b" + b"\xff\x7b" + b"\x00\xfc" + b"\x00\x7e" + b"\x01\x00" + b"\x00\x80"
-    bf16 = b"\x80\x3f" + b"\x00\xc0" + b"\x80\x47" + b"\x6e\x4e" + b"\x80\xff" + b"\xc0\x7f" + b"\x80\x33" + b"\x00\x80"
+    f16 = (
+        b"\x00\x3c"
+        + b"\x00\xc0"
+        + b"\xff\x7b"
+        + b"\xff\x7b"
+        + b"\x00\xfc"
+        + b"\x00\x7e"
+        + b"\x01\x00"
+        + b"\x00\x80"
+    )
+    bf16 = (
+        b"\x80\x3f"
+        + b"\x00\xc0"
+        + b"\x80\x47"
+        + b"\x6e\x4e"
+        + b"\x80\xff"
+        + b"\xc0\x7f"
+        + b"\x80\x33"
+        + b"\x00\x80"
+    )
     assert Dense("f16").encode(row) == b"\x20\x11" + width + f16
     assert Dense("bf16").encode(row) == b"\x20\x21" + width + bf16
     assert Dense("f16").encode(row.double()) == b"\x20\x12" + width + f16
@@ -38,20 +56,28 @@ def test_dense_with_a_mask_sends_zeros_outside_it() -> None:
 
 def test_bitmap_sends_minus_zero_but_not_zero() -> None:
     assert Bitmap().encode(ROW) == b"\x22\x01" + WIDTH + BITS + struct.pack("<3f", 1.5, -0.0, 2.0)
-    assert Bitmap("f16").encode(ROW) == b"\x22\x11" + WIDTH + BITS + struct.pack("<3e", 1.5, -0.0, 2.0)
+    assert Bitmap("f16").encode(ROW) == b"\x22\x11" + WIDTH + BITS + struct.pack(
+        "<3e", 1.5, -0.0, 2.0
+    )
 
 
 def test_a_value_that_arrives_as_zero_is_not_sent() -> None:
     row = torch.tensor([1e-9, 1.0, -1e-9] + [0.0] * 6)
-    assert Bitmap("f16").encode(row) == b"\x22\x11" + WIDTH + bytes([0b00000110, 0]) + struct.pack("<2e", 1.0, -0.0)
+    assert Bitmap("f16").encode(row) == b"\x22\x11" + WIDTH + bytes([0b00000110, 0]) + struct.pack(
+        "<2e", 1.0, -0.0
+    )
 
 
 def test_bitmap_with_a_mask_sends_kept_zeros() -> None:
-    assert Bitmap().encode(ROW, MASK) == b"\x23\x01" + WIDTH + MASK_BITS + struct.pack("<3f", 0.0, 1.5, 2.0)
+    assert Bitmap().encode(ROW, MASK) == b"\x23\x01" + WIDTH + MASK_BITS + struct.pack(
+        "<3f", 0.0, 1.5, 2.0
+    )
 
 
 def test_coo_sends_the_gaps_before_its_values() -> None:
-    assert Coo().encode(ROW) == b"\x24\x01" + WIDTH + struct.pack("<I", 3) + bytes([1, 1, 4]) + struct.pack("<3f", 1.5, -0.0, 2.0)
+    assert Coo().encode(ROW) == b"\x24\x01" + WIDTH + struct.pack("<I", 3) + bytes(
+        [1, 1, 4]
+    ) + struct.pack("<3f", 1.5, -0.0, 2.0)
     assert Coo("bf16").encode(ROW)[:2] == b"\x24\x21"
 
 
@@ -70,13 +96,20 @@ def test_coo_sends_the_gaps_before_its_values() -> None:
 def test_a_gap_is_seven_bits_to_a_byte_lowest_first(gap: int, written: bytes) -> None:
     row = torch.zeros(gap + 20)
     row[gap] = row[gap + 1] = 1.0
-    width, count, values = (struct.pack("<I", gap + 20), struct.pack("<I", 2), struct.pack("<2f", 1.0, 1.0))
+    width, count, values = (
+        struct.pack("<I", gap + 20),
+        struct.pack("<I", 2),
+        struct.pack("<2f", 1.0, 1.0),
+    )
     assert Coo().encode(row) == b"\x24\x01" + width + count + written + b"\x00" + values
 
 
 def test_coo_with_a_mask_sends_kept_zeros() -> None:
     values = struct.pack("<3f", 0.0, 1.5, 2.0)
-    assert Coo().encode(ROW, MASK) == b"\x25\x01" + WIDTH + struct.pack("<I", 3) + bytes([0, 0, 6]) + values
+    assert (
+        Coo().encode(ROW, MASK)
+        == b"\x25\x01" + WIDTH + struct.pack("<I", 3) + bytes([0, 0, 6]) + values
+    )
 
 
 def test_auto_sends_the_shortest() -> None:
@@ -90,26 +123,45 @@ def test_auto_sends_the_shortest() -> None:
 
 def test_quantised_in_blocks() -> None:
     row = torch.tensor([-63.5, 0.0, 0.74, 0.76, 0.25, 7.0, 1.0, 0.0, 0.0])
-    scales = struct.pack("<fIf", 0.5, 0x3D61C380, 0)  # 7 / 127 is 0x3d61c387, and loses its last seven bits
+    scales = struct.pack(
+        "<fIf", 0.5, 0x3D61C380, 0
+    )  # 7 / 127 is 0x3d61c387, and loses its last seven bits
     integers = struct.pack("<9b", -127, 0, 1, 2, 5, 127, 18, 0, 0)
-    assert Quantised(8, block=4).encode(row) == b"\x26\x31" + WIDTH + b"\x04\x00" + scales + integers
+    assert (
+        Quantised(8, block=4).encode(row) == b"\x26\x31" + WIDTH + b"\x04\x00" + scales + integers
+    )
 
 
 def test_quantised_to_four_bits() -> None:
     row = torch.tensor([-7.0, 1.0, 2.5, 3.5, 0.0], dtype=torch.float64)  # the ties go to even
-    expected = b"\x26\x42" + b"\x05\x00\x00\x00" + b"\x00\x01" + struct.pack("<d", 1.0) + bytes([0x19, 0x42, 0x00])
+    expected = (
+        b"\x26\x42"
+        + b"\x05\x00\x00\x00"
+        + b"\x00\x01"
+        + struct.pack("<d", 1.0)
+        + bytes([0x19, 0x42, 0x00])
+    )
     assert Quantised(4).encode(row) == expected
 
 
 def test_quantised_with_a_mask_sends_only_the_integers_inside() -> None:
-    expected = b"\x27\x41" + WIDTH + b"\x08\x00" + MASK_BITS + struct.pack("<2f", 1.0, 2.0) + bytes([0x70, 0x07])
+    expected = (
+        b"\x27\x41"
+        + WIDTH
+        + b"\x08\x00"
+        + MASK_BITS
+        + struct.pack("<2f", 1.0, 2.0)
+        + bytes([0x70, 0x07])
+    )
     row = torch.tensor([0.0, 7.0, 99.0, 99.0, 99.0, 99.0, 99.0, 99.0, 14.0])
     assert Quantised(4, block=8).encode(row, MASK) == expected
 
 
 def test_a_quantised_block_that_is_not_finite_has_no_scale() -> None:
     nan = b"\x00\x00\xc0\x7f"
-    message = Quantised(8, block=2).encode(torch.tensor([1.0, -torch.inf, -torch.nan, 127.0, 127.0]))
+    message = Quantised(8, block=2).encode(
+        torch.tensor([1.0, -torch.inf, -torch.nan, 127.0, 127.0])
+    )
     assert message[8:] == nan + nan + struct.pack("<f", 1.0) + bytes([0, 0, 0, 0, 127])
 
 
@@ -127,8 +179,14 @@ def ones(zeros: int, width: int = 32) -> Tensor:
 def test_a_tie_is_sent_dense() -> None:
     assert Bitmap().encode(ones(1)) == Dense().encode(ones(1))  # 4 bytes of bits, 4 bytes saved
     assert len(Bitmap().encode(ones(2))) == len(Dense().encode(ones(2))) - 4
-    assert Coo().encode(ones(8, 36)) == Dense().encode(ones(8, 36))  # 4 bytes of the number and 28 of gaps, 32 bytes saved
-    assert len(Coo().encode(ones(9, 36))) == 6 + 4 + 27 + 4 * 27 == len(Dense().encode(ones(9, 36))) - 5
+    assert Coo().encode(ones(8, 36)) == Dense().encode(
+        ones(8, 36)
+    )  # 4 bytes of the number and 28 of gaps, 32 bytes saved
+    assert (
+        len(Coo().encode(ones(9, 36)))
+        == 6 + 4 + 27 + 4 * 27
+        == len(Dense().encode(ones(9, 36))) - 5
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())

@@ -20,17 +20,29 @@ def test_codecs_are_found_by_name() -> None:
 
 
 def test_codecs_take_options() -> None:
-    assert covey.codecs.codec("int8", block=64, rounding="stochastic") == Quantised(8, 64, "stochastic")
+    assert covey.codecs.codec("int8", block=64, rounding="stochastic") == Quantised(
+        8, 64, "stochastic"
+    )
     assert covey.codecs.codec("bitmap", values="f16") == Bitmap("f16") == CODECS["bitmap_f16"]
-    assert [covey.codecs.codec("int8", rounding=how).draws for how in ("nearest", "stochastic")] == [False, True]
+    assert [
+        covey.codecs.codec("int8", rounding=how).draws for how in ("nearest", "stochastic")
+    ] == [False, True]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("bitmpa", {}, r"'bitmpa' \(did you mean 'bitmap'\?\); the known ones are dense, bitmap, coo, auto, int8"),
+        (
+            "bitmpa",
+            {},
+            r"'bitmpa' \(did you mean 'bitmap'\?\); the known ones are dense, bitmap, coo, auto, int8",
+        ),
         ("zzz", {}, "'zzz'; the known ones"),
-        ("int8", {"blocks": 3}, r"'int8' has no option 'blocks' \(did you mean 'block'\?\); its options are block, rounding"),
+        (
+            "int8",
+            {"blocks": 3},
+            r"'int8' has no option 'blocks' \(did you mean 'block'\?\); its options are block, rounding",
+        ),
         ("int8", {"bits": 4}, "'int8' has no option 'bits'"),
         ("auto", {"values": "f16"}, "'auto' has no option 'values'; it has none"),
         ("dense_f16", {"values": "bf16"}, "'dense_f16' has no option 'values'; it has none"),
@@ -54,10 +66,18 @@ def test_there_are_two_numbers_of_bits() -> None:
 
 def test_draws_need_an_address() -> None:
     drawn, rows = Quantised(8, rounding="stochastic"), torch.ones(3, 2)
-    with pytest.raises(ConfigError, match=r"int8 with stochastic rounding draws by address: give encode a key"):
+    with pytest.raises(
+        ConfigError, match=r"int8 with stochastic rounding draws by address: give encode a key"
+    ):
         drawn.encode(rows[0])
-    for keys, got in ((None, "none"), (torch.zeros(2, dtype=torch.int64), r"torch.int64 \[2\]"), (torch.zeros(3), "float32")):
-        with pytest.raises(ConfigError, match=rf"needs a key for each row, int64 \[3\], got .*{got}"):
+    for keys, got in (
+        (None, "none"),
+        (torch.zeros(2, dtype=torch.int64), r"torch.int64 \[2\]"),
+        (torch.zeros(3), "float32"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"needs a key for each row, int64 \[3\], got .*{got}"
+        ):
             drawn.roundtrip(rows, keys=keys)
 
 

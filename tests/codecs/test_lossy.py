@@ -14,7 +14,9 @@ HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
 @pytest.fixture(params=["kernel", "torch"], autouse=True)
-def with_and_without_the_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_and_without_the_kernel(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if request.param == "torch":
         monkeypatch.setattr(native, "_library", "gone")
 
@@ -26,8 +28,14 @@ def numbers(dtype: torch.dtype, n: int = 40_000) -> Tensor:
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     exact = torch.cat([halves.view(half).double() for half in HALVES.values()])
     exact = exact[exact.isfinite()]
-    near = torch.cat([exact[:-1] + (exact[1:] - exact[:-1]) / 2, exact * (1 + 2**-12), exact * (1 + 2**-20)])
-    return torch.cat([torch.from_numpy(some), exact, near[near.isfinite()]]).clamp(-3e38, 3e38).to(dtype)
+    near = torch.cat(
+        [exact[:-1] + (exact[1:] - exact[:-1]) / 2, exact * (1 + 2**-12), exact * (1 + 2**-20)]
+    )
+    return (
+        torch.cat([torch.from_numpy(some), exact, near[near.isfinite()]])
+        .clamp(-3e38, 3e38)
+        .to(dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,7 +46,10 @@ def test_halves_are_those_of_torch(values: str, dtype: torch.dtype) -> None:
     want = rows.float().to(HALVES[values]).to(dtype)
     got = Dense(values).roundtrip(rows)
     assert torch.equal(patterns(got)[fits], patterns(want)[fits])
-    assert torch.equal(got[~fits], torch.copysign(torch.tensor(torch.finfo(HALVES[values]).max, dtype=dtype), rows[~fits]))
+    assert torch.equal(
+        got[~fits],
+        torch.copysign(torch.tensor(torch.finfo(HALVES[values]).max, dtype=dtype), rows[~fits]),
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,7 +71,19 @@ def test_every_half_there_is_arrives_as_it_is(values: str, dtype: torch.dtype) -
 @pytest.mark.parametrize("values", HALVES)
 def test_what_is_finite_stays_finite(values: str, dtype: torch.dtype) -> None:
     largest = torch.finfo(HALVES[values]).max
-    rows = torch.tensor([[torch.finfo(dtype).max, -torch.finfo(dtype).max, torch.inf, -torch.inf, torch.nan, 1e-45]], dtype=dtype)
+    rows = torch.tensor(
+        [
+            [
+                torch.finfo(dtype).max,
+                -torch.finfo(dtype).max,
+                torch.inf,
+                -torch.inf,
+                torch.nan,
+                1e-45,
+            ]
+        ],
+        dtype=dtype,
+    )
     got = Dense(values).roundtrip(rows)[0].tolist()
     assert got[:4] == [largest, -largest, torch.inf, -torch.inf]
     assert got[4] != got[4]
@@ -79,10 +102,14 @@ def scales(rows: Tensor, codec: Quantised) -> Tensor:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block", [1, 7, 256, 1000, 65535])
 def test_nearest_is_off_by_half_a_scale_at_most(bits: int, block: int, dtype: torch.dtype) -> None:
-    rows = torch.randn(3, 1000, generator=torch.Generator().manual_seed(1), dtype=dtype) * torch.tensor([[1e-6], [1.0], [1e6]])
+    rows = torch.randn(
+        3, 1000, generator=torch.Generator().manual_seed(1), dtype=dtype
+    ) * torch.tensor([[1e-6], [1.0], [1e6]])
     codec = Quantised(bits, block)
     error = (codec.roundtrip(rows.to(dtype)) - rows).abs()
-    assert (error <= scales(rows, codec) * (0.5 + 2e-3)).all()  # the largest value may be 127 / 2**16 of a scale above 127 scales
+    assert (
+        error <= scales(rows, codec) * (0.5 + 2e-3)
+    ).all()  # the largest value may be 127 / 2**16 of a scale above 127 scales
     if block > 1:
         assert float((error / scales(rows, codec)).max()) > 0.45
 
@@ -96,7 +123,9 @@ def test_ties_go_to_even(bits: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_draws_are_off_by_less_than_a_scale_and_right_in_the_mean(bits: int, dtype: torch.dtype) -> None:
+def test_draws_are_off_by_less_than_a_scale_and_right_in_the_mean(
+    bits: int, dtype: torch.dtype
+) -> None:
     codec, n = Quantised(bits, block=50, rounding="stochastic"), 4000
     row = torch.randn(1, 170, generator=torch.Generator().manual_seed(2), dtype=dtype)
     got = codec.roundtrip(row.expand(n, -1), keys=draws.keys(range(n), "rounding"))
@@ -114,18 +143,24 @@ def test_a_draw_is_at_the_row_s_key_and_the_value_s_place() -> None:
     codec = Quantised(8, rounding="stochastic")
     got, _ = codec.decode(codec.encode(row, key=key), limit=width)
     assert got.tolist() == [127.0, *(uniform[1:] < torch.tensor(0.3).double()).double().tolist()]
-    half = codec.encode(row, torch.arange(width) % 2 == 0, key)  # with a mask a value keeps its place
+    half = codec.encode(
+        row, torch.arange(width) % 2 == 0, key
+    )  # with a mask a value keeps its place
     assert codec.decode(half, limit=width)[0][::2].tolist() == got[::2].tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_a_block_that_is_not_finite_arrives_as_nan_and_its_neighbours_as_they_are(rounding: str, dtype: torch.dtype) -> None:
+def test_a_block_that_is_not_finite_arrives_as_nan_and_its_neighbours_as_they_are(
+    rounding: str, dtype: torch.dtype
+) -> None:
     rows = torch.ones(1, 10, dtype=dtype)
     rows[0, 4], keys = -torch.inf, torch.tensor([1])
     got = Quantised(8, block=4, rounding=rounding).roundtrip(rows, keys=keys)[0]
     assert got.isnan().tolist() == [False] * 4 + [True] * 4 + [False] * 2
-    masked = Quantised(8, block=4, rounding=rounding).roundtrip(rows, torch.arange(10) % 2 == 0, keys)[0]
+    masked = Quantised(8, block=4, rounding=rounding).roundtrip(
+        rows, torch.arange(10) % 2 == 0, keys
+    )[0]
     assert masked.isnan().tolist() == [False] * 4 + [True, False, True, False, False, False]
 
 

@@ -22,7 +22,11 @@ def labels_of(counts: list[int]) -> Numbers:
 
 
 Y = labels_of([1200] * 10)
-FEW = {"power_law": 50, "permfl_cifar100": 50, "permfl_femnist": 50}  # devices, where the default takes more examples
+FEW = {
+    "power_law": 50,
+    "permfl_cifar100": 50,
+    "permfl_femnist": 50,
+}  # devices, where the default takes more examples
 LEAKING = {"legacy2020": "most images go to several devices, before each splits its own"}
 POOLED = ("sfedhp1", "sfedhp2")  # devices share images, so that validation has a pool of its own
 OWN_TEST = ["sfedhp1", "sfedhp2", "permfl", "permfl_cifar100", "permfl_femnist"]
@@ -43,7 +47,9 @@ def refused(*words: str) -> Any:
 
 
 def same(one: Parts, other: Parts) -> bool:
-    return all(a.index.equal(b.index) and a.offset.equal(b.offset) for a, b in zip(one, other, strict=True))
+    return all(
+        a.index.equal(b.index) and a.offset.equal(b.offset) for a, b in zip(one, other, strict=True)
+    )
 
 
 def test_every_partition_says_what_it_is() -> None:
@@ -56,7 +62,9 @@ def test_every_partition_makes_shards(name: str) -> None:
     made = shards(dealt(name))
     assert int(made.test.counts().min()) > 0
     for device in range(made.devices):
-        held = torch.cat([made.part(split).held(device) for split in ("train", "validation", "test")])
+        held = torch.cat(
+            [made.part(split).held(device) for split in ("train", "validation", "test")]
+        )
         assert len(held.unique()) == len(held)
 
 
@@ -114,7 +122,15 @@ def test_the_seed_decides(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("iid", 20), ("labels", 20), ("dirichlet", 20), ("legacy2020", 20), ("disjoint", 20), ("sfedhp1", 20), ("permfl", 40)],
+    [
+        ("iid", 20),
+        ("labels", 20),
+        ("dirichlet", 20),
+        ("legacy2020", 20),
+        ("disjoint", 20),
+        ("sfedhp1", 20),
+        ("permfl", 40),
+    ],
 )
 def test_devices_by_default(name: str, devices: int) -> None:
     assert dealt(name)[0].devices == devices
@@ -130,17 +146,22 @@ def test_defaults_of_the_large_ones() -> None:
 def test_parameters_arrive() -> None:
     assert same(
         dealt("labels", devices=7, labels=3, split=(0.5, 0.25, 0.25), seed=4),
-        partition.split(partition.by_labels(Y, devices=7, labels=3, seed=4), split=(0.5, 0.25, 0.25), seed=4),
+        partition.split(
+            partition.by_labels(Y, devices=7, labels=3, seed=4), split=(0.5, 0.25, 0.25), seed=4
+        ),
     )
     assert same(
-        dealt("dirichlet", devices=9, alpha=0.7), partition.split(partition.dirichlet(Y, devices=9, alpha=0.7), split=SPLIT)
+        dealt("dirichlet", devices=9, alpha=0.7),
+        partition.split(partition.dirichlet(Y, devices=9, alpha=0.7), split=SPLIT),
     )
 
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_seed_0_is_the_published_draw(seed: int) -> None:
     for name, recipe in (("legacy2020", recipes.legacy2020), ("disjoint", recipes.disjoint)):
-        assert same(dealt(name, seed=seed), partition.split(recipe(Y, seed=1 + seed).train, seed=seed))
+        assert same(
+            dealt(name, seed=seed), partition.split(recipe(Y, seed=1 + seed).train, seed=seed)
+        )
     for name, test in (
         ("permfl", recipes.permfl(Y, seeds=(5 + seed, 9 + seed)).test),
         ("permfl_cifar100", recipes.permfl_cifar100(Y, devices=50, seed=1 + seed).test),
@@ -182,7 +203,9 @@ def test_refuses_what_a_partition_does_not_take(name: str) -> None:
     for parameter in GIVEN.keys() - set(_takes(name)):
         shown = parameter if parameter == "writers" else f"{parameter}={GIVEN[parameter]}"
         users = ", ".join(other for other in PARTITIONS if parameter in _takes(other))
-        with refused(shown, f"partition {name!r}", "leave it out", f"choose one that takes it: {users}."):
+        with refused(
+            shown, f"partition {name!r}", "leave it out", f"choose one that takes it: {users}."
+        ):
             deal(Y, partition=name, **{parameter: GIVEN[parameter]})
 
 
@@ -190,7 +213,10 @@ def test_refuses_what_a_partition_does_not_take(name: str) -> None:
     ("options", "words"),
     [
         ({"partition": "shards"}, ["partition='shards'", "iid, labels, dirichlet"]),
-        ({"partition": "writer"}, ["writers of 0 of 12000", "writers=, one for each", "another partition"]),
+        (
+            {"partition": "writer"},
+            ["writers of 0 of 12000", "writers=, one for each", "another partition"],
+        ),
         ({"partition": "writer", "writers": np.arange(5)}, ["writers of 5 of 12000"]),
         ({"partition": "iid", "seed": -1}, ["seed=-1", "0 or a positive"]),
         ({"partition": "legacy2020", "seed": -1}, ["seed=-1", "0 or a positive"]),

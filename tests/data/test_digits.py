@@ -27,7 +27,9 @@ def test_a_device_has_two_labels_in_every_split() -> None:
             assert labels == {device % 10, (device + 1) % 10}
 
 
-@pytest.mark.parametrize("options", [{}, {"alpha": 0.1}, {"labels": None}, {"devices": 7, "labels": 10}])
+@pytest.mark.parametrize(
+    "options", [{}, {"alpha": 0.1}, {"labels": None}, {"devices": 7, "labels": 10}]
+)
 def test_every_example_is_in_one_place(options: dict[str, float | None]) -> None:
     shards = digits(**options)
     places = torch.cat([shards.part(split).index for split in SPLITS])

@@ -24,7 +24,9 @@ Made = tuple[Shards, Tree]
 def labelled(labels: list[list[int]], examples: int = 6, classes: int = 10) -> Shards:
     """Devices that train on `examples` of each of their labels; x tells the label apart. Device d is called str(d)."""
     y = torch.tensor([label for own in labels for label in own for _ in range(examples)])
-    x = torch.eye(classes)[y] + 0.1 * torch.randn(len(y), classes, generator=torch.Generator().manual_seed(0))
+    x = torch.eye(classes)[y] + 0.1 * torch.randn(
+        len(y), classes, generator=torch.Generator().manual_seed(0)
+    )
     ends = np.cumsum([0] + [len(own) * examples for own in labels])
     pieces = [np.arange(start, stop) for start, stop in pairwise(ends)]
     nothing = Part.of([[]] * len(labels))
@@ -43,7 +45,10 @@ def model() -> nn.Module:
 def who(shards: Shards) -> list[list[int]]:
     """The numbers that the devices of each edge had before."""
     ends = np.cumsum(shards.edges)
-    return [[int(shards.names.devices[d]) for d in range(end - size, end)] for size, end in zip(shards.edges, ends, strict=True)]
+    return [
+        [int(shards.names.devices[d]) for d in range(end - size, end)]
+        for size, end in zip(shards.edges, ends, strict=True)
+    ]
 
 
 def refused(*words: str) -> Any:
@@ -66,7 +71,9 @@ def test_every_device_is_kept_once_with_its_examples(way: str) -> None:
     order = [device for edge in who(after) for device in edge]
     assert sorted(order) == list(range(DEVICES))
     assert tree == Tree.grouped(after.edges)
-    assert all(after.train.held(at).equal(before.train.held(device)) for at, device in enumerate(order))
+    assert all(
+        after.train.held(at).equal(before.train.held(device)) for at, device in enumerate(order)
+    )
     assert all(edge == sorted(edge) for edge in who(after))
 
 
@@ -121,7 +128,9 @@ def test_similar_finds_two_clusters() -> None:
 
 def test_similar_finds_clusters_by_sketches() -> None:
     labels = [[0], [1], [2]] * 4
-    deep = nn.Sequential(nn.Linear(10, 120), nn.Tanh(), nn.Linear(120, 10))  # 2,530 numbers: more than a sketch has
+    deep = nn.Sequential(
+        nn.Linear(10, 120), nn.Tanh(), nn.Linear(120, 10)
+    )  # 2,530 numbers: more than a sketch has
     after, _ = edges.similar(labelled(labels), deep, 3)
     assert who(after) == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
@@ -154,9 +163,19 @@ def test_sketches_keep_angles() -> None:
     assert similar._sketched(rows[:, :1024], seed=0).equal(rows[:, :1024])
 
 
-@given(rows=st.integers(1, 12), columns=st.integers(1, 3), kinds=st.integers(1, 12), seed=st.integers(0, 9), data=st.data())
-def test_no_cluster_is_empty(rows: int, columns: int, kinds: int, seed: int, data: st.DataObject) -> None:
-    different = np.random.default_rng(seed).integers(-1, 2, (kinds, columns)).astype(np.float64)  # some are all zeros
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 3),
+    kinds=st.integers(1, 12),
+    seed=st.integers(0, 9),
+    data=st.data(),
+)
+def test_no_cluster_is_empty(
+    rows: int, columns: int, kinds: int, seed: int, data: st.DataObject
+) -> None:
+    different = (
+        np.random.default_rng(seed).integers(-1, 2, (kinds, columns)).astype(np.float64)
+    )  # some are all zeros
     points = similar._unit(different[np.arange(rows) % kinds])
     count = data.draw(st.integers(1, rows))
     cluster = similar._clusters(points, count, seed)
@@ -173,7 +192,11 @@ def test_devices_alike_are_still_put_under_every_edge() -> None:
 
 @pytest.mark.parametrize("number", [0, 13])
 def test_refuses_impossible_numbers_of_edges(number: int) -> None:
-    for way in (edges.consecutive, edges.random, lambda shards, n: edges.similar(shards, model(), n)):
+    for way in (
+        edges.consecutive,
+        edges.random,
+        lambda shards, n: edges.similar(shards, model(), n),
+    ):
         with refused(f"edges={number}", "12 devices", "1 to 12"):
             way(sliding(), number)
 
@@ -197,7 +220,9 @@ def test_by_label_refuses_labels_that_are_none(sets: Any) -> None:
 def test_by_label_refuses_targets() -> None:
     nothing = Part.of([[]])
     with refused("needs labels", "another way"):
-        edges.by_label(Shards(torch.zeros(2, 1), torch.zeros(2), Part.of([[0]]), nothing, nothing), edges.WORST)
+        edges.by_label(
+            Shards(torch.zeros(2, 1), torch.zeros(2), Part.of([[0]]), nothing, nothing), edges.WORST
+        )
 
 
 def test_similar_refuses_gradients_that_are_not_finite() -> None:

@@ -61,7 +61,10 @@ def test_idx(tmp_path: Path, packed: bool) -> None:
 
 def test_a_gz_file_that_somebody_unpacked_but_did_not_rename(tmp_path: Path) -> None:
     parts = tiny.examples(12, 5)
-    tiny.write_files(tmp_path, {name: gzip.decompress(data) for name, data in tiny.idx_files(parts, tiny.MNIST).items()})
+    tiny.write_files(
+        tmp_path,
+        {name: gzip.decompress(data) for name, data in tiny.idx_files(parts, tiny.MNIST).items()},
+    )
     assert_holds(read("mnist", tmp_path), parts)
 
 
@@ -83,7 +86,15 @@ def test_emnist_matlab_knows_its_writers(tmp_path: Path) -> None:
     arrays = read("emnist-digits", tmp_path)
     assert_holds(arrays, parts)
     assert arrays.writers is not None
-    assert [arrays.writer_names[writer] for writer in arrays.writers] == ["30", "7", "30", "8", "7", "9", "30"]
+    assert [arrays.writer_names[writer] for writer in arrays.writers] == [
+        "30",
+        "7",
+        "30",
+        "8",
+        "7",
+        "9",
+        "30",
+    ]
 
 
 def test_matlab_without_scipy_says_what_to_install() -> None:
@@ -94,8 +105,14 @@ def test_matlab_without_scipy_says_what_to_install() -> None:
 def cifar10(form: str) -> tuple[tiny.Parts, dict[str, bytes]]:
     parts = tiny.examples(3, 4, 5, 6, 7, 2, shape=COLOUR)
     if form == "binary":
-        return parts, {name: tiny.cifar_binary(x, y) for name, (x, y) in zip(CIFAR10_BINARY, parts, strict=True)}
-    return parts, {name: tiny.cifar_python(x, labels=y) for name, (x, y) in zip(CIFAR10_PYTHON, parts, strict=True)}
+        return parts, {
+            name: tiny.cifar_binary(x, y)
+            for name, (x, y) in zip(CIFAR10_BINARY, parts, strict=True)
+        }
+    return parts, {
+        name: tiny.cifar_python(x, labels=y)
+        for name, (x, y) in zip(CIFAR10_PYTHON, parts, strict=True)
+    }
 
 
 def cifar100(form: str) -> tuple[tiny.Parts, dict[str, bytes]]:
@@ -104,7 +121,10 @@ def cifar100(form: str) -> tuple[tiny.Parts, dict[str, bytes]]:
     if form == "binary":
         data = [tiny.cifar_binary(x, c, y) for (x, y), c in zip(parts, coarse, strict=True)]
         return parts, dict(zip(("train.bin", "test.bin"), data, strict=True))
-    data = [tiny.cifar_python(x, coarse_labels=c, fine_labels=y) for (x, y), c in zip(parts, coarse, strict=True)]
+    data = [
+        tiny.cifar_python(x, coarse_labels=c, fine_labels=y)
+        for (x, y), c in zip(parts, coarse, strict=True)
+    ]
     return parts, dict(zip(("train", "test"), data, strict=True))
 
 
@@ -118,7 +138,9 @@ def test_cifar(tmp_path: Path, name: str, form: str) -> None:
     inside = {"cifar10": {"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"}}
     folder = inside.get(name, {}).get(form, f"cifar-100-{form}")
     tiny.write_files(tmp_path / folder, files)
-    tiny.write_tar(tmp_path / "packed" / f"{name.replace('r1', 'r-1')}-{form}.tar.gz", files, folder)
+    tiny.write_tar(
+        tmp_path / "packed" / f"{name.replace('r1', 'r-1')}-{form}.tar.gz", files, folder
+    )
     assert_holds(read(name, tmp_path), parts)
     assert_holds(read(name, tmp_path / "packed"), parts)
 
@@ -126,8 +148,12 @@ def test_cifar(tmp_path: Path, name: str, form: str) -> None:
 def test_pickles_of_python_3_are_read_too() -> None:
     x = np.arange(6, dtype=np.uint8).reshape(2, 3)
     for protocol in (2, 3, 4):
-        assert np.array_equal(pickles.batch(pickle.dumps({"data": x, "more": x.T}, protocol=protocol), "b")["data"], x)
-    assert np.array_equal(pickles.batch(pickle.dumps({"data": np.asfortranarray(x)}, protocol=2), "b")["data"], x)
+        assert np.array_equal(
+            pickles.batch(pickle.dumps({"data": x, "more": x.T}, protocol=protocol), "b")["data"], x
+        )
+    assert np.array_equal(
+        pickles.batch(pickle.dumps({"data": np.asfortranarray(x)}, protocol=2), "b")["data"], x
+    )
 
 
 class Hostile:
@@ -177,7 +203,9 @@ def test_pickles_of_other_things_are_refused(thing: Any, words: str) -> None:
 
 
 def test_a_damaged_pickle_is_refused() -> None:
-    whole = tiny.cifar_python(*tiny.examples(2, shape=COLOUR)[0][:1], labels=np.zeros(2, dtype=np.uint8))
+    whole = tiny.cifar_python(
+        *tiny.examples(2, shape=COLOUR)[0][:1], labels=np.zeros(2, dtype=np.uint8)
+    )
     for data in (b"", b"nonsense", whole[:-1], whole[: len(whole) // 2], whole[:40]):
         with refused("batch_7 is not a CIFAR batch"):
             pickles.batch(data, "batch_7")
@@ -185,10 +213,16 @@ def test_a_damaged_pickle_is_refused() -> None:
 
 def leaf_users() -> list[dict[str, tuple[tiny.Bytes, tiny.Bytes]]]:
     pairs = tiny.examples(3, 2, 4, 62, classes=62)
-    return [{"f0001": pairs[0], "f0002": pairs[1]}, {"f0003": pairs[2]}, *({f"f{n}": pairs[3]} for n in range(10, 19))]
+    return [
+        {"f0001": pairs[0], "f0002": pairs[1]},
+        {"f0003": pairs[2]},
+        *({f"f{n}": pairs[3]} for n in range(10, 19)),
+    ]
 
 
-def test_leaf_has_writers_and_its_files_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_leaf_has_writers_and_its_files_are_read_in_the_order_of_their_numbers(
+    tmp_path: Path,
+) -> None:
     users = leaf_users()
     tiny.write_leaf(tmp_path / "leaf" / "data" / "femnist" / "data" / "all_data", users)
     arrays = read("femnist", tmp_path)
@@ -209,7 +243,10 @@ def test_leaf_has_writers_and_its_files_are_read_in_the_order_of_their_numbers(t
         (json.dumps({"users": []}), "user_data"),
         (json.dumps({"user_data": {"f1": {"x": [[0.5] * 3], "y": [1]}}}), "cannot be read"),
         (json.dumps({"user_data": {"f1": {"x": [[1.5] * 784], "y": [1]}}}), "not between 0 and 1"),
-        (json.dumps({"user_data": {"f1": {"x": [[0.5] * 784], "y": [1, 2]}}}), "2 labels for 1 images"),
+        (
+            json.dumps({"user_data": {"f1": {"x": [[0.5] * 784], "y": [1, 2]}}}),
+            "2 labels for 1 images",
+        ),
         (json.dumps({"user_data": {"f1": {"x": [[0.5] * 784], "y": [62]}}}), "the label 62"),
         (json.dumps({"user_data": {}}), "no example"),
     ],
@@ -274,7 +311,9 @@ def test_a_cut_cifar_batch_is_named(tmp_path: Path) -> None:
 def test_a_cut_or_incomplete_archive_is_named(tmp_path: Path) -> None:
     _, files = cifar10("binary")
     path = tmp_path / "cifar-10-binary.tar.gz"
-    tiny.write_tar(path, {name: data for name, data in files.items() if name != "data_batch_2.bin"}, "x")
+    tiny.write_tar(
+        path, {name: data for name, data in files.items() if name != "data_batch_2.bin"}, "x"
+    )
     with refused(str(path), "lacks data_batch_2.bin"):
         read("cifar10", tmp_path)
     tiny.write_tar(path, files, "x")
@@ -292,7 +331,9 @@ def test_a_damaged_emnist_file_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_batch_without_labels_is_refused(tmp_path: Path) -> None:
     parts, files = cifar10("python")
-    tiny.write_files(tmp_path, {**files, "test_batch": tiny.cifar_python(parts[0][0], fine_labels=parts[0][1])})
+    tiny.write_files(
+        tmp_path, {**files, "test_batch": tiny.cifar_python(parts[0][0], fine_labels=parts[0][1])}
+    )
     with refused("test_batch has no 'labels'", "fine_labels"):
         read("cifar10", tmp_path)
 
@@ -318,7 +359,9 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     assert [entry.name for entry in path.parent.iterdir()] == ["set.npz"]
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "set.npz"
     cache.write(path, arrays(), "here")
     before = path.read_bytes()

@@ -157,7 +157,9 @@ def test_an_archive_that_unpacks_to_more_than_it_can_hold(tmp_path: Path) -> Non
         files(str(path))
 
 
-def test_a_bomb_beyond_the_memory_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_beyond_the_memory_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(npz, "memory", lambda: 2**20)
     path = archive(tmp_path / "own.npz", saved(np.zeros((2**19, 2), dtype=np.float32)))
     assert path.stat().st_size < 2**15
@@ -193,13 +195,19 @@ def npz_bytes() -> bytes:
     return stream.getvalue()
 
 
-MAKERS: dict[str, Callable[[], bytes]] = {".npz": npz_bytes, ".csv": csv_bytes, ".parquet": parquet_bytes}
+MAKERS: dict[str, Callable[[], bytes]] = {
+    ".npz": npz_bytes,
+    ".csv": csv_bytes,
+    ".parquet": parquet_bytes,
+}
 
 
 @pytest.mark.parametrize("suffix", MAKERS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_damaged_table_is_read_or_refused(suffix: str, data: st.DataObject, tmp_path_factory: Any) -> None:
+def test_a_damaged_table_is_read_or_refused(
+    suffix: str, data: st.DataObject, tmp_path_factory: Any
+) -> None:
     """Bytes changed, cut out or put in; never another error than a DataError."""
     raw = MAKERS[suffix]()
     path = tmp_path_factory.mktemp("damaged") / f"own{suffix}"
@@ -218,10 +226,14 @@ def damaged(raw: bytes, data: st.DataObject) -> bytes:
     return bytes(out[:cut])
 
 
-def test_a_parquet_file_of_more_rows_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_of_more_rows_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     n = 200_000
-    table = pyarrow.table({"device": ["a"] * n, "heat": np.zeros(n), "label": np.zeros(n, dtype=np.int64)})
+    table = pyarrow.table(
+        {"device": ["a"] * n, "heat": np.zeros(n), "label": np.zeros(n, dtype=np.int64)}
+    )
     parquet.write_table(table, tmp_path / "own.parquet")
     monkeypatch.setattr(npz, "memory", lambda: 2**20)
     with cheaply(), refused("own.parquet", "bytes of memory"):
@@ -231,7 +243,10 @@ def test_a_parquet_file_of_more_rows_than_memory(tmp_path: Path, monkeypatch: py
 def test_labels_of_thousands_of_digits_are_classes_in_order(tmp_path: Path) -> None:
     """Python makes no int of them."""
     long = "9" * 5000
-    rows = [f"{device},{x[0]},{label}" for device, x, label in zip(DEVICE, X, ["7", long] * 6, strict=True)]
+    rows = [
+        f"{device},{x[0]},{label}"
+        for device, x, label in zip(DEVICE, X, ["7", long] * 6, strict=True)
+    ]
     (tmp_path / "own.csv").write_text("\n".join(["device,heat,label", *rows]))
     assert files(str(tmp_path / "own.csv"), split=(1, 0, 0)).names.classes == ("7", long)
 
@@ -305,10 +320,14 @@ def test_a_damaged_pickle_is_read_or_refused(data: st.DataObject) -> None:
 def cifar(root: Path, labels: Any) -> None:
     x = np.zeros((2, 3072), dtype=np.uint8)
     batch = {"labels": labels, "data": x}
-    tiny.write_files(root / "cifar10", {name: pickle.dumps(batch, protocol=2) for name in CIFAR10_PYTHON})
+    tiny.write_files(
+        root / "cifar10", {name: pickle.dumps(batch, protocol=2) for name in CIFAR10_PYTHON}
+    )
 
 
-@pytest.mark.parametrize("labels", [[1.5, 2.0], [[1], [2]], ["1", "2"], [1, 10**30], [True, None], 7, {"a": 1}, [1]])
+@pytest.mark.parametrize(
+    "labels", [[1.5, 2.0], [[1], [2]], ["1", "2"], [1, 10**30], [True, None], 7, {"a": 1}, [1]]
+)
 def test_labels_that_are_no_labels(labels: Any, tmp_path: Path) -> None:
     cifar(tmp_path, labels)
     one = known("cifar10")
@@ -334,7 +353,9 @@ def test_a_batch_of_an_archive_that_says_it_is_huge(tmp_path: Path) -> None:
         entry = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
         entry.size = 2**40
         file.addfile(entry)
-    (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(gzip.compress(stream.getvalue() + bytes(10_240)))
+    (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(
+        gzip.compress(stream.getvalue() + bytes(10_240))
+    )
     one = known("cifar10")
     with cheaply(), refused("cifar-10-python.tar.gz"):
         formats.read(one, find(one, tmp_path))
@@ -364,7 +385,14 @@ def test_a_damaged_copy_is_refused_by_name(tmp_path: Path) -> None:
         {"x": x.astype(np.float32)}, {"x": x[:, 0]}, {"y": y[:2]}, {"y": y.astype(float)}, {"train": 9},
         {"train": np.zeros(3)}, {"writers": np.array([7] * 4)}, {"writers": y[:3]},
     ]  # fmt: skip
-    sound = {"x": x, "y": y, "train": 3, "writers": y[:0], "writer_names": np.array([], dtype=str), "source": "hub"}
+    sound = {
+        "x": x,
+        "y": y,
+        "train": 3,
+        "writers": y[:0],
+        "writer_names": np.array([], dtype=str),
+        "source": "hub",
+    }
     np.savez(path, **sound)
     assert cache.read(path, "hub") is not None
     for change in wrong:

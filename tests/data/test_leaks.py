@@ -15,15 +15,25 @@ pieces = st.lists(st.integers(0, EXAMPLES - 1), max_size=6)
 
 
 def shards(train: list[list[int]], validation: list[list[int]], test: list[list[int]]) -> Shards:
-    return Shards(torch.zeros(EXAMPLES, 1), torch.zeros(EXAMPLES), Part.of(train), Part.of(validation), Part.of(test))
+    return Shards(
+        torch.zeros(EXAMPLES, 1),
+        torch.zeros(EXAMPLES),
+        Part.of(train),
+        Part.of(validation),
+        Part.of(test),
+    )
 
 
 def by_sets(train: list[list[int]], validation: list[list[int]], test: list[list[int]]) -> Overlaps:
-    trained, validated, tested = ([set(piece) for piece in part] for part in (train, validation, test))
+    trained, validated, tested = (
+        [set(piece) for piece in part] for part in (train, validation, test)
+    )
     used = [a | b for a, b in zip(trained, validated, strict=True)]
     held = [a | b for a, b in zip(used, tested, strict=True)]
     others = [(d, o) for d in range(len(test)) for o in range(len(test)) if d != o]
-    twice = [(a & b) | (a & c) | (b & c) for a, b, c in zip(trained, validated, tested, strict=True)]
+    twice = [
+        (a & b) | (a & c) | (b & c) for a, b, c in zip(trained, validated, tested, strict=True)
+    ]
     return Overlaps(
         held=len(set().union(*held)),
         shared=sum(sum(example in piece for piece in held) > 1 for example in range(EXAMPLES)),
@@ -45,18 +55,35 @@ def test_overlaps_are_those_of_sets(devices: list[tuple[list[int], list[int], li
 
 def test_a_device_does_not_leak_to_itself_but_reuses() -> None:
     found = overlaps(shards([[0], [1]], [[], []], [[0], [2]]))
-    assert (found.held, found.shared, found.tested, found.leaks, found.pairs, found.reused) == (3, 0, 2, 0, 0, 1)
+    assert (found.held, found.shared, found.tested, found.leaks, found.pairs, found.reused) == (
+        3,
+        0,
+        2,
+        0,
+        0,
+        1,
+    )
 
 
 def test_a_test_example_leaks_into_validation_too() -> None:
     found = overlaps(shards([[0], [1]], [[], [2]], [[2], []]))
     assert (found.held, found.shared, found.tested, found.leaks, found.pairs) == (3, 1, 1, 1, 1)
-    assert (found.validated, found.validation_leaks, found.validation_pairs, found.reused) == (1, 0, 0, 0)
+    assert (found.validated, found.validation_leaks, found.validation_pairs, found.reused) == (
+        1,
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_validation_example_leaks_into_training() -> None:
     found = overlaps(shards([[0], [1], [1, 2]], [[1], [3], []], [[], [], []]))
-    assert (found.leaks, found.validated, found.validation_leaks, found.validation_pairs) == (0, 2, 1, 2)
+    assert (found.leaks, found.validated, found.validation_leaks, found.validation_pairs) == (
+        0,
+        2,
+        1,
+        2,
+    )
 
 
 def test_many_entries_take_no_time() -> None:

@@ -30,7 +30,11 @@ def test_every_device_keeps_its_own_examples() -> None:
         [5, 10, 2],
     ]
     for device, (x, y) in enumerate(PAIRS):
-        held = torch.cat([shards.part(s).held(device) for s in ("train", "validation", "test")]).sort().values
+        held = (
+            torch.cat([shards.part(s).held(device) for s in ("train", "validation", "test")])
+            .sort()
+            .values
+        )
         assert np.array_equal(shards.x[held].numpy(), x.astype(np.float32))
         assert np.array_equal(shards.y[held].numpy(), y)
 
@@ -113,7 +117,9 @@ def test_refuses_devices_of_different_shapes() -> None:
 
 
 def test_refuses_labels_here_and_targets_there() -> None:
-    with refused("y of device 0 is torch.int64", "of device 1 torch.float32", "same type and shape"):
+    with refused(
+        "y of device 0 is torch.int64", "of device 1 torch.float32", "same type and shape"
+    ):
         own([PAIRS[0], (np.zeros((4, 3)), np.zeros(4))])
 
 
@@ -131,22 +137,35 @@ def test_labels_from_one_are_classes_of_that_name(given: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     ("labels", "more", "classes"),
-    [((0, 1, 2), {}, 3), ((1, 1), {}, 2), ((1, 3), {}, 4), ((1, 2), {"classes": 3}, 3), ((2, 3), {}, 4)],
+    [
+        ((0, 1, 2), {}, 3),
+        ((1, 1), {}, 2),
+        ((1, 3), {}, 4),
+        ((1, 2), {"classes": 3}, 3),
+        ((2, 3), {}, 4),
+    ],
     ids=["from 0", "one label", "with a gap", "0 may be absent", "from 2"],
 )
-def test_other_labels_are_as_they_are(labels: tuple[int, ...], more: dict[str, Any], classes: int) -> None:
+def test_other_labels_are_as_they_are(
+    labels: tuple[int, ...], more: dict[str, Any], classes: int
+) -> None:
     shards = named(*labels, **more)
     assert (shards.classes, shards.names.classes, shards.y.tolist()) == (classes, (), list(labels))
 
 
 def test_labels_from_one_with_a_gap_are_explained() -> None:
-    with pytest.raises(DataError, match=r"3 classes 0 to 2, .* count from 1: give y - 1, or classes=4 if no example"):
+    with pytest.raises(
+        DataError,
+        match=r"3 classes 0 to 2, .* count from 1: give y - 1, or classes=4 if no example",
+    ):
         named(1, 3, 3, classes=3)
 
 
 def test_a_model_too_small_for_labels_with_gaps_says_which_labels_are_absent() -> None:
     shards = named(0, 10, 20, 0)
-    with pytest.raises(ModelError, match=r"3 outputs, but the labels need 21: .* the label 1, 2, 3, 4, 5, \.\.\.") as caught:
+    with pytest.raises(
+        ModelError, match=r"3 outputs, but the labels need 21: .* the label 1, 2, 3, 4, 5, \.\.\."
+    ) as caught:
         covey.run(Experiment(FedAvg(), shards, linear(2, 3), Tree.flat(1), 1))
     assert "Number the 3 labels that occur from 0 to 2" in str(caught.value)
 
@@ -154,5 +173,7 @@ def test_a_model_too_small_for_labels_with_gaps_says_which_labels_are_absent() -
 def test_a_model_too_small_for_labels_without_gaps_is_just_too_small() -> None:
     with pytest.raises(ModelError, match=r"^the model has 2 outputs, but the labels need 3\.$"):
         covey.run(Experiment(FedAvg(), named(1, 2, 3), linear(2, 2), Tree.flat(1), 1))
-    run = covey.run(Experiment(FedAvg(), named(1, 2, 3), linear(2, 3), Tree.flat(1), 1, parts=("train",)))
+    run = covey.run(
+        Experiment(FedAvg(), named(1, 2, 3), linear(2, 3), Tree.flat(1), 1, parts=("train",))
+    )
     next(run)

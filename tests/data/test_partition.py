@@ -46,7 +46,9 @@ def test_iid_deals_everything_evenly(n: int, seed: int, data: st.DataObject) -> 
 
 
 @given(counts=counts, seed=seeds, data=st.data())
-def test_by_labels_gives_owned_labels_only_and_evenly(counts: list[int], seed: int, data: st.DataObject) -> None:
+def test_by_labels_gives_owned_labels_only_and_evenly(
+    counts: list[int], seed: int, data: st.DataObject
+) -> None:
     y, classes = labels_of(counts), len(counts)
     devices, labels = data.draw(st.integers(1, len(y))), data.draw(st.integers(1, classes))
     piles = partition.by_labels(y, devices=devices, labels=labels, seed=seed)
@@ -102,7 +104,9 @@ def test_only_devices_below_the_minimum_are_topped_up() -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12), data=st.data())
-def test_all_at_once_is_as_one_at_a_time_from_the_largest(sizes: list[int], data: st.DataObject) -> None:
+def test_all_at_once_is_as_one_at_a_time_from_the_largest(
+    sizes: list[int], data: st.DataObject
+) -> None:
     by = data.draw(st.integers(0, sum(sizes)))
     left = list(sizes)
     for _ in range(by):
@@ -146,7 +150,9 @@ fractions = st.tuples(st.integers(0, 10), st.integers(0, 10), st.integers(0, 10)
 
 
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), parts=fractions, seed=seeds)
-def test_split_is_disjoint_complete_and_always_trains(sizes: list[int], parts: tuple[int, int, int], seed: int) -> None:
+def test_split_is_disjoint_complete_and_always_trains(
+    sizes: list[int], parts: tuple[int, int, int], seed: int
+) -> None:
     share = (parts[0] / sum(parts), parts[1] / sum(parts), parts[2] / sum(parts))
     pieces = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     cut = partition.split(pieces, split=share, seed=seed)
@@ -158,12 +164,19 @@ def test_split_is_disjoint_complete_and_always_trains(sizes: list[int], parts: t
 
 def test_split_rounds_test_and_validation() -> None:
     cut = partition.split([np.arange(n) for n in (1, 2, 3, 4, 10, 100)])
-    assert [part.counts().tolist() for part in cut] == [[1, 2, 2, 2, 6, 60], [0, 0, 0, 1, 2, 15], [0, 0, 1, 1, 2, 25]]
+    assert [part.counts().tolist() for part in cut] == [
+        [1, 2, 2, 2, 6, 60],
+        [0, 0, 0, 1, 2, 15],
+        [0, 0, 1, 1, 2, 25],
+    ]
 
 
 def test_split_of_a_device_does_not_depend_on_the_others() -> None:
     pieces = [np.arange(20), np.arange(20, 60)]
-    both, second = partition.split(pieces, seed=3), partition.split([np.arange(5), pieces[1]], seed=3)
+    both, second = (
+        partition.split(pieces, seed=3),
+        partition.split([np.arange(5), pieces[1]], seed=3),
+    )
     assert torch.equal(both[0].held(1), second[0].held(1))
     assert not torch.equal(both[0].held(1), partition.split(pieces, seed=4)[0].held(1))
 
@@ -197,13 +210,17 @@ def test_refuses_impossible_minimum(minimum: int) -> None:
         partition.dirichlet(labels_of([5, 5]), devices=3, alpha=1, minimum=minimum)
 
 
-@pytest.mark.parametrize("share", [(0.5, 0.5, 0.5), (1.2, -0.2, 0.0), (float("nan"), 0.5, 0.5), (0.5, 0.5)])
+@pytest.mark.parametrize(
+    "share", [(0.5, 0.5, 0.5), (1.2, -0.2, 0.0), (float("nan"), 0.5, 0.5), (0.5, 0.5)]
+)
 def test_refuses_impossible_splits(share: Any) -> None:
     with refused(f"split={share}", "sum to 1"):
         partition.split([np.arange(4)], split=share)
 
 
-@pytest.mark.parametrize("y", [np.array([0.5, 1.5]), np.array([[0], [1]]), np.array([-1, 0]), np.array([], dtype=int)])
+@pytest.mark.parametrize(
+    "y", [np.array([0.5, 1.5]), np.array([[0], [1]]), np.array([-1, 0]), np.array([], dtype=int)]
+)
 def test_refuses_labels_that_are_not_labels(y: Any) -> None:
     with refused(str(y.dtype), str(y.shape), str(y.reshape(-1).tolist()), "partition.iid"):
         partition.by_labels(y, devices=1, labels=1)

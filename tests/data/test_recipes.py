@@ -115,26 +115,40 @@ def test_the_seed_decides(name: str) -> None:
 
 @pytest.mark.parametrize("name", DEALS)
 def test_nothing_global_is_read_or_changed(name: str) -> None:
-    before = str(np.random.get_state(legacy=False)), random.getstate(), torch.get_rng_state().tolist()  # noqa: NPY002
+    before = (
+        str(np.random.get_state(legacy=False)),
+        random.getstate(),
+        torch.get_rng_state().tolist(),
+    )  # noqa: NPY002
     DEALS[name](mnist())
-    assert (str(np.random.get_state(legacy=False)), random.getstate(), torch.get_rng_state().tolist()) == before  # noqa: NPY002
+    assert (
+        str(np.random.get_state(legacy=False)),
+        random.getstate(),
+        torch.get_rng_state().tolist(),
+    ) == before  # noqa: NPY002
 
 
 def test_labels_may_be_a_tensor() -> None:
     y = mnist()
-    assert all(map(np.array_equal, recipes.disjoint(y).train, recipes.disjoint(torch.from_numpy(y)).train))
+    assert all(
+        map(np.array_equal, recipes.disjoint(y).train, recipes.disjoint(torch.from_numpy(y)).train)
+    )
 
 
 def test_power_law_begins_with_five_of_each_and_deals_nearly_all() -> None:
     held = recipes.power_law(mnist()).train
     assert len(held) == 1000
     assert min(map(len, held)) == 10
-    assert 70_000 - 2000 < sum(map(len, held)) < 70_000  # fractions of an image are lost: at most one per device and label
+    assert (
+        70_000 - 2000 < sum(map(len, held)) < 70_000
+    )  # fractions of an image are lost: at most one per device and label
     assert max(map(len, held)) > 20 * np.median([len(pile) for pile in held])
 
 
 @pytest.mark.parametrize(("setting", "train", "test"), [(1, 200, 800), (2, 900, 300)])
-def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(setting: int, train: int, test: int) -> None:
+def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(
+    setting: int, train: int, test: int
+) -> None:
     y = mnist()
     dealt = recipes.sfedhp(y, setting=setting)
     assert dealt.test is not None
@@ -144,7 +158,9 @@ def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(setting: int,
         assert [np.unique(y[dealt.test[u]]).tolist(), len(dealt.test[u])] == [own, 5 * test]
         assert distinct([dealt.train[u], dealt.test[u]]) == 5 * (train + test)
     assert not set(np.concatenate(dealt.train).tolist()) & set(np.concatenate(dealt.test).tolist())
-    assert distinct(dealt.train) + distinct(dealt.test) == 70_000  # all there are: no image repeats while one is unused
+    assert (
+        distinct(dealt.train) + distinct(dealt.test) == 70_000
+    )  # all there are: no image repeats while one is unused
     assert all(np.bincount(np.concatenate(piles)).max() <= 2 for piles in (dealt.train, dealt.test))
 
 
@@ -152,7 +168,10 @@ def test_sfedhp_on_mnist_repeats_images_but_never_across_the_split(setting: int,
 def test_sfedhp_on_cifar10_has_half_and_no_repeats(setting: int, train: int, test: int) -> None:
     dealt = recipes.sfedhp(labels_of([6000] * 10), setting=setting)
     assert dealt.test is not None
-    assert ({len(pile) for pile in dealt.train}, {len(pile) for pile in dealt.test}) == ({train}, {test})
+    assert ({len(pile) for pile in dealt.train}, {len(pile) for pile in dealt.test}) == (
+        {train},
+        {test},
+    )
     assert distinct(whole(dealt)) == 20 * (train + test)
     validated = recipes.sfedhp(labels_of([6000] * 10), setting=setting, validation_share=0.2)
     assert distinct(whole(validated)) == 20 * (train + test)
@@ -175,8 +194,12 @@ def test_sfedhp_is_honest_for_any_sizes(
     dealt = recipes.sfedhp(y, devices=devices, labels=labels, validation_share=share, **sizes)
     assert dealt.test is not None
     assert dealt.validation is not None
-    assert {len(pile) for pile in dealt.validation} == {labels * min(round(train * share), train - 1)}
-    trained, validated, tested = (set(np.concatenate(p).tolist()) for p in (dealt.train, dealt.validation, dealt.test))
+    assert {len(pile) for pile in dealt.validation} == {
+        labels * min(round(train * share), train - 1)
+    }
+    trained, validated, tested = (
+        set(np.concatenate(p).tolist()) for p in (dealt.train, dealt.validation, dealt.test)
+    )
     assert not trained & tested
     assert not trained & validated
     assert not validated & tested
@@ -188,7 +211,9 @@ def test_sfedhp_is_honest_for_any_sizes(
         assert owners * (train + test) > count or distinct(used) == owners * (train + test)
 
 
-def published(y: Numbers, devices: int, labels: int, draw: Callable[..., int], draws: random.Random) -> list[list[int]]:
+def published(
+    y: Numbers, devices: int, labels: int, draw: Callable[..., int], draws: random.Random
+) -> list[list[int]]:
     """PerMFL's loops, one image at a time: 10 of each label, then a drawn number where the label has more than that left."""
     classes = int(y.max()) + 1
     left = [np.flatnonzero(y == label).tolist() for label in range(classes)]
@@ -209,9 +234,19 @@ def published(y: Numbers, devices: int, labels: int, draw: Callable[..., int], d
 def test_permfl_draws_in_the_order_of_the_papers_code() -> None:
     y, devices = mnist(), 40
     shares = np.random.RandomState(9).lognormal(0, 2.0, (10, devices, 2))
-    shares = np.array([[[count - devices]] for count in MNIST_COUNTS]) * shares / shares.sum(axis=(1, 2), keepdims=True)
+    shares = (
+        np.array([[[count - devices]] for count in MNIST_COUNTS])
+        * shares
+        / shares.sum(axis=(1, 2), keepdims=True)
+    )
     draws = random.Random(5)
-    piles = published(y, devices, 2, lambda label, u, j, d: int(shares[label, u // 4, j]) + d.randint(300, 600), draws)
+    piles = published(
+        y,
+        devices,
+        2,
+        lambda label, u, j, d: int(shares[label, u // 4, j]) + d.randint(300, 600),
+        draws,
+    )
     dealt = recipes.permfl(y)
     assert dealt.test is not None
     for u, pile in enumerate(piles):
@@ -227,8 +262,13 @@ def test_permfl_doubles_for_few_devices() -> None:
     assert min(sizes(recipes.permfl(y, devices=20))) >= 2 * (10 + 2 * 300)
 
 
-@pytest.mark.parametrize(("deal", "classes", "most"), [(recipes.permfl_cifar100, 100, 600), (recipes.permfl_femnist, 62, 3000)])
-def test_permfl_without_shares_draws_in_the_order_of_the_papers_code(deal: Callable[..., Dealt], classes: int, most: int) -> None:
+@pytest.mark.parametrize(
+    ("deal", "classes", "most"),
+    [(recipes.permfl_cifar100, 100, 600), (recipes.permfl_femnist, 62, 3000)],
+)
+def test_permfl_without_shares_draws_in_the_order_of_the_papers_code(
+    deal: Callable[..., Dealt], classes: int, most: int
+) -> None:
     y, least = labels_of([5 * most // 4] * classes), 300 if most == 600 else 100
     draws = random.Random(1)
     piles = published(y, 130, 3, lambda label, u, j, d: d.randint(least, most), draws)
@@ -236,7 +276,9 @@ def test_permfl_without_shares_draws_in_the_order_of_the_papers_code(deal: Calla
         draws.shuffle(pile)
     dealt = deal(y, devices=130)
     assert dealt.test is not None
-    assert [[*tested, *trained] for tested, trained in zip(dealt.test, dealt.train, strict=True)] == piles
+    assert [
+        [*tested, *trained] for tested, trained in zip(dealt.test, dealt.train, strict=True)
+    ] == piles
 
 
 def test_permfl_cifar100_leaves_most_devices_with_30_images() -> None:
@@ -269,7 +311,9 @@ def test_800_000_examples_take_seconds() -> None:
     assert time.process_time() - start < 5
 
 
-@pytest.mark.parametrize("writers", [np.array([7, 3, 7, 9]), torch.tensor([7, 3, 7, 9]), np.array(["b", "a", "b", "c"])])
+@pytest.mark.parametrize(
+    "writers", [np.array([7, 3, 7, 9]), torch.tensor([7, 3, 7, 9]), np.array(["b", "a", "b", "c"])]
+)
 def test_by_writer_gives_each_writer_a_device(writers: Any) -> None:
     dealt = recipes.by_writer(writers)
     assert [pile.tolist() for pile in dealt.train] == [[1], [0, 2], [3]]
@@ -304,7 +348,10 @@ def test_refuses_more_devices_than_the_first_images_reach_for() -> None:
         ({"labels": 11}, ["labels=11", "give 1 to 10"]),
         ({"devices": 0}, ["devices=0", "at least 1"]),
         ({"train_per_label": 0}, ["train_per_label=0", "at least 1 of each"]),
-        ({"train_per_label": 7000}, ["label 0 has 6903 examples", "7000 for training", "smaller train_per_label"]),
+        (
+            {"train_per_label": 7000},
+            ["label 0 has 6903 examples", "7000 for training", "smaller train_per_label"],
+        ),
         ({"seed": -1}, ["seed=-1", "0 or a positive"]),
     ],
 )

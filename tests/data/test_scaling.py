@@ -18,13 +18,20 @@ def test_unit_and_half_need_no_statistics() -> None:
     assert torch.equal(scaling("none", PIXELS, TRAIN)(PIXELS), PIXELS.float())
 
 
-@pytest.mark.parametrize(("kind", "over"), [("channel", (0, 2, 3)), ("pixel", (0,)), ("standard", (0,))])
+@pytest.mark.parametrize(
+    ("kind", "over"), [("channel", (0, 2, 3)), ("pixel", (0,)), ("standard", (0,))]
+)
 def test_statistics_are_those_of_training_examples_alone(kind: str, over: tuple[int, ...]) -> None:
     how = scaling(kind, PIXELS, TRAIN)  # type: ignore[arg-type]
     seen = PIXELS[:20].double()
-    mean, deviation = seen.mean(over, keepdim=True)[0], seen.std(over, keepdim=True, correction=0)[0]
+    mean, deviation = (
+        seen.mean(over, keepdim=True)[0],
+        seen.std(over, keepdim=True, correction=0)[0],
+    )
     eps = 1e-3 if kind == "pixel" else 0.0
-    torch.testing.assert_close(how(PIXELS).double(), (PIXELS.double() - mean) / (deviation + eps), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        how(PIXELS).double(), (PIXELS.double() - mean) / (deviation + eps), rtol=1e-5, atol=1e-5
+    )
     other = PIXELS.clone()
     other[20:] = 255 - other[20:]
     again = scaling(kind, other, TRAIN)  # type: ignore[arg-type]

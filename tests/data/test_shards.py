@@ -56,7 +56,11 @@ def test_part_refuses_offsets_that_do_not_rise_to_the_end(offset: list[int]) -> 
 def test_parts_by_name() -> None:
     ready = shards()
     assert ready.devices == 2
-    assert [ready.part(s) for s in ("train", "validation", "test")] == [ready.train, ready.validation, ready.test]
+    assert [ready.part(s) for s in ("train", "validation", "test")] == [
+        ready.train,
+        ready.validation,
+        ready.test,
+    ]
     with pytest.raises(ConfigError, match="'valid'; ask for one of 'train', 'validation', 'test'"):
         ready.part("valid")
 
@@ -161,7 +165,9 @@ def test_refuses_targets_of_another_type() -> None:
         shards(y=torch.zeros(6, dtype=torch.float64), classes=None)
 
 
-@pytest.mark.parametrize("y", [torch.zeros(6, 1, dtype=torch.int64), torch.zeros(6, dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "y", [torch.zeros(6, 1, dtype=torch.int64), torch.zeros(6, dtype=torch.int32)]
+)
 def test_refuses_labels_of_another_form(y: torch.Tensor) -> None:
     with refused(f"{y.dtype} of shape {tuple(y.shape)}", "y.long().reshape(-1)"):
         shards(y=y)

@@ -19,16 +19,26 @@ def totals(shards: Shards) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("sizes", "devices", "smallest", "largest", "total"),
-    [("pfedme", 100, 250, 25_810, 205_795), ("pfedme", 40, 250, 25_810, 122_235), ("fedprox", 30, 50, 5_162, 22_349)],
+    [
+        ("pfedme", 100, 250, 25_810, 205_795),
+        ("pfedme", 40, 250, 25_810, 122_235),
+        ("fedprox", 30, 50, 5_162, 22_349),
+    ],
 )
-def test_sizes_are_the_papers(sizes: str, devices: int, smallest: int, largest: int, total: int) -> None:
-    held = _sizes(sizes, devices, np.random.RandomState(0))  # without the examples: 205,795 take a while on a busy machine
+def test_sizes_are_the_papers(
+    sizes: str, devices: int, smallest: int, largest: int, total: int
+) -> None:
+    held = _sizes(
+        sizes, devices, np.random.RandomState(0)
+    )  # without the examples: 205,795 take a while on a busy machine
     assert (min(held), max(held), sum(held)) == (smallest, largest, total)
 
 
 @pytest.mark.parametrize("sizes", ["pfedme", "fedprox"])
 def test_devices_hold_as_many_examples_as_drawn(sizes: str) -> None:
-    assert totals(synthetic(devices=5, sizes=sizes)).tolist() == _sizes(sizes, 5, np.random.RandomState(0))
+    assert totals(synthetic(devices=5, sizes=sizes)).tolist() == _sizes(
+        sizes, 5, np.random.RandomState(0)
+    )
 
 
 def test_draws_come_in_the_order_of_the_papers_code() -> None:
@@ -39,7 +49,9 @@ def test_draws_come_in_the_order_of_the_papers_code() -> None:
     xs, ys = [], []
     for k in range(devices):
         w, b = draw.normal(mean_w[k], 1, (60, 10)), draw.normal(mean_w[k], 1, 10)
-        xs.append(draw.multivariate_normal(v[k], np.diag([j**-1.2 for j in range(1, 61)]), sizes[k]))
+        xs.append(
+            draw.multivariate_normal(v[k], np.diag([j**-1.2 for j in range(1, 61)]), sizes[k])
+        )
         ys += [int(np.argmax(row @ w + b)) for row in xs[-1]]
     shards = synthetic(0.7, 0.2, devices=devices, seed=3, sizes="fedprox")
     assert np.allclose(shards.x.numpy(), np.concatenate(xs).astype(np.float32))
@@ -54,12 +66,17 @@ def test_sizes_may_be_given() -> None:
 
 def test_every_device_holds_its_own_consecutive_examples() -> None:
     shards = synthetic(devices=3, sizes=[8, 5, 20])
-    held = [torch.cat([shards.part(split).held(d) for split in SPLITS]).sort().values.tolist() for d in range(3)]
+    held = [
+        torch.cat([shards.part(split).held(d) for split in SPLITS]).sort().values.tolist()
+        for d in range(3)
+    ]
     assert held == [list(range(8)), list(range(8, 13)), list(range(13, 33))]
 
 
 def test_the_seed_decides() -> None:
-    one, again, other = (synthetic(devices=2, sizes=[9, 9], seed=seed).fingerprint() for seed in (1, 1, 2))
+    one, again, other = (
+        synthetic(devices=2, sizes=[9, 9], seed=seed).fingerprint() for seed in (1, 1, 2)
+    )
     assert one == again != other
 
 

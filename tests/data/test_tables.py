@@ -83,7 +83,9 @@ def test_a_table_needs_no_edges(tmp_path: Path) -> None:
 
 def test_the_split_column_decides(tmp_path: Path) -> None:
     rows = ["a,1,x,train", "a,2,y,test", "b,3,y,train", "a,4,x,validation", "b,5,x,train"]
-    shards = files(table(tmp_path, *rows, header="device,heat,label,split"), normalise="none", split=(0, 0, 1))
+    shards = files(
+        table(tmp_path, *rows, header="device,heat,label,split"), normalise="none", split=(0, 0, 1)
+    )
     assert [held(shards, 0, split) for split in SPLITS] == [[(1, 0)], [(4, 0)], [(2, 1)]]
     assert [held(shards, 1, split) for split in SPLITS] == [[(3, 1), (5, 0)], [], []]
 
@@ -91,14 +93,24 @@ def test_the_split_column_decides(tmp_path: Path) -> None:
 def test_columns_may_have_other_names_and_features_be_chosen(tmp_path: Path) -> None:
     rows = ["7,a,z,hot,1,train", "9,a,z,ok,2,train"]
     path = table(tmp_path, *rows, header="heat,pump,site,state,note,use")
-    shards = files(path, label="state", device="pump", edge="site", part="use", features=["heat"], normalise="none")
+    shards = files(
+        path,
+        label="state",
+        device="pump",
+        edge="site",
+        part="use",
+        features=["heat"],
+        normalise="none",
+    )
     assert shards.names.features == ("heat",)
     assert shards.names.edges == ("z",)
     assert held(shards, 0) == [(7, 0), (9, 1)]
 
 
 def test_without_a_split_column_each_device_is_split_by_the_seed(tmp_path: Path) -> None:
-    path = table(tmp_path, *[f"{device},n,{row},0,{row % 2}" for row in range(20) for device in "ab"])
+    path = table(
+        tmp_path, *[f"{device},n,{row},0,{row % 2}" for row in range(20) for device in "ab"]
+    )
     one, again, other = (files(path, seed=seed) for seed in (1, 1, 2))
     assert [one.part(split).counts().tolist() for split in SPLITS] == [[12, 12], [3, 3], [5, 5]]
     assert one.fingerprint() == again.fingerprint() != other.fingerprint()
@@ -108,7 +120,9 @@ def test_training_rows_alone_are_scaled_by(tmp_path: Path) -> None:
     rows = ["a,1,5,x,train", "b,3,5,y,train", "a,100,7,x,test"]
     shards = files(table(tmp_path, *rows, header="device,heat,flow,label,split"))
     assert held(shards, 0) == [(-1, 0, 0)]
-    assert held(shards, 0, "test") == [(98, 2, 0)]  # mean 2 and deviation 1; a feature that does not vary is only shifted
+    assert held(shards, 0, "test") == [
+        (98, 2, 0)
+    ]  # mean 2 and deviation 1; a feature that does not vary is only shifted
     assert shards.scaling is not None
     assert shards.scaling.shift.tolist() == [2, 5]
 
@@ -128,7 +142,9 @@ def test_large_values_are_scaled_before_they_are_rounded(tmp_path: Path) -> None
         (["1.5", "2", "-3e2"], None),
     ],
 )
-def test_labels_are_classes_or_numbers(tmp_path: Path, labels: list[str], classes: tuple[str, ...] | None) -> None:
+def test_labels_are_classes_or_numbers(
+    tmp_path: Path, labels: list[str], classes: tuple[str, ...] | None
+) -> None:
     path = table(tmp_path, *[f"a,1,{label}" for label in labels], header="device,heat,label")
     shards = files(path, split=ALL)
     order = shards.train.index.argsort()
@@ -149,7 +165,9 @@ def test_whole_numbers_may_be_targets_and_classes_may_be_listed(tmp_path: Path) 
 
 def test_quotes_byte_order_marks_line_ends_blanks_and_spaces(tmp_path: Path) -> None:
     path = tmp_path / "pumps.CSV"
-    path.write_bytes(b'\xef\xbb\xbfdevice, "the, heat", label \r\n"a ""1""",1.5, ok \r\n\r\n"b", 2e0 ,"two\r\nlines"\r\n')
+    path.write_bytes(
+        b'\xef\xbb\xbfdevice, "the, heat", label \r\n"a ""1""",1.5, ok \r\n\r\n"b", 2e0 ,"two\r\nlines"\r\n'
+    )
     shards = files(str(path), normalise="none", split=ALL)
     assert shards.names.devices == ('a "1"', "b")
     assert shards.names.features == ("the, heat",)
@@ -159,11 +177,17 @@ def test_quotes_byte_order_marks_line_ends_blanks_and_spaces(tmp_path: Path) -> 
 
 def test_a_folder_is_one_file_per_device_and_subfolders_are_edges(tmp_path: Path) -> None:
     table(tmp_path, "1,10,x", "2,20,y", header="heat,flow,label", name="south/b.csv")
-    table(tmp_path, "x,40,4,me", header="label,flow,heat,device", name="north/c.csv")  # other order, and it names itself
+    table(
+        tmp_path, "x,40,4,me", header="label,flow,heat,device", name="north/c.csv"
+    )  # other order, and it names itself
     arrays(tmp_path / "data" / ".hidden" / "d.npz", x=[[0]], y=[0])
     (tmp_path / "notes.txt").write_text("not data")
     shards = files(str(tmp_path), normalise="none", split=ALL)
-    assert (shards.names.devices, shards.names.edges, shards.edges) == (("c", "b"), ("north", "south"), (1, 1))
+    assert (shards.names.devices, shards.names.edges, shards.edges) == (
+        ("c", "b"),
+        ("north", "south"),
+        (1, 1),
+    )
     assert shards.names.features == ("flow", "heat")
     assert held(shards, 0) == [(40, 4, 0)]
     assert sorted(held(shards, 1)) == [(10, 1, 0), (20, 2, 1)]
@@ -179,7 +203,15 @@ def test_a_folder_without_subfolders_has_no_edges(tmp_path: Path) -> None:
 def test_arrays_may_be_split_beforehand_and_be_images(tmp_path: Path) -> None:
     x = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 1, 3, 3)
     for name in "ab":
-        arrays(tmp_path / f"{name}.npz", train_x=x, train_y=[1, 7], test_x=x[1:], test_y=[7], validation_x=x[:0], validation_y=[])
+        arrays(
+            tmp_path / f"{name}.npz",
+            train_x=x,
+            train_y=[1, 7],
+            test_x=x[1:],
+            test_y=[7],
+            validation_x=x[:0],
+            validation_y=[],
+        )
     shards = files(str(tmp_path), normalise="unit")
     assert [shards.part(split).counts().tolist() for split in SPLITS] == [[2, 2], [0, 0], [1, 1]]
     assert shards.x.shape == (6, 1, 3, 3)
@@ -198,24 +230,47 @@ def test_arrays_may_be_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("y", "classes"), [([0.5, 1.0], None), ([3, 4], 2), ([True, False], 2)])
-def test_the_type_of_an_array_says_whether_labels_are_classes(tmp_path: Path, y: list[Any], classes: int | None) -> None:
-    assert files(arrays(tmp_path / "d.npz", x=[[1], [2]], y=y, device=[0, 0]), split=ALL).classes == classes
+def test_the_type_of_an_array_says_whether_labels_are_classes(
+    tmp_path: Path, y: list[Any], classes: int | None
+) -> None:
+    assert (
+        files(arrays(tmp_path / "d.npz", x=[[1], [2]], y=y, device=[0, 0]), split=ALL).classes
+        == classes
+    )
 
 
 def test_parquet(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"device": [2, 1, 2], "heat": [1, 2, 3], "on": [True, False, True], "label": ["x", "y", "x"]}
+    columns = {
+        "device": [2, 1, 2],
+        "heat": [1, 2, 3],
+        "on": [True, False, True],
+        "label": ["x", "y", "x"],
+    }
     parquet.write_table(arrow.table(columns), tmp_path / "pumps.parquet")
     shards = files(str(tmp_path / "pumps.parquet"), normalise="none", split=ALL)
-    assert (shards.names.devices, shards.names.features, shards.names.classes) == (("2", "1"), ("heat", "on"), ("x", "y"))
+    assert (shards.names.devices, shards.names.features, shards.names.classes) == (
+        ("2", "1"),
+        ("heat", "on"),
+        ("x", "y"),
+    )
     assert sorted(held(shards, 0)) == [(1, 1, 0), (3, 1, 0)]
 
 
 def test_parquet_names_bad_rows(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    cells = {"device": ["a", None, "b", "c"], "heat": [1.0, 2.0, None, float("inf")], "word": ["1", "2", "3", "x"]}
+    cells = {
+        "device": ["a", None, "b", "c"],
+        "heat": [1.0, 2.0, None, float("inf")],
+        "word": ["1", "2", "3", "x"],
+    }
     parquet.write_table(arrow.table({**cells, "label": [1] * 4}), tmp_path / "pumps.parquet")
-    with refused("3 rows", "row 1: column 'device' is empty", "row 2: column 'heat' is empty", "row 3: column 'heat' is inf"):
+    with refused(
+        "3 rows",
+        "row 1: column 'device' is empty",
+        "row 2: column 'heat' is empty",
+        "row 3: column 'heat' is inf",
+    ):
         files(str(tmp_path / "pumps.parquet"))
     with refused("row 3: column 'word' is 'x', which is not a number"):
         files(str(tmp_path / "pumps.parquet"), features=["word"])
@@ -250,13 +305,19 @@ def test_a_table_gives_back_what_was_written_in_any_order(
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "pumps.csv"
     edge = {device: data.draw(st.sampled_from(["north", "south"])) for device in owned}
-    rows = data.draw(st.permutations([(device, edge[device], *row) for device, rows in owned.items() for row in rows]))
+    rows = data.draw(
+        st.permutations(
+            [(device, edge[device], *row) for device, rows in owned.items() for row in rows]
+        )
+    )
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([HEADER.split(","), *rows])
     shards = files(str(path), normalise="none", split=ALL)
     assert sorted(shards.names.devices) == sorted(owned)
     for at, device in enumerate(shards.names.devices):
-        have = Counter((x, z, shards.names.classes[y]) for x, z, y in everything(shards, at).elements())
+        have = Counter(
+            (x, z, shards.names.classes[y]) for x, z, y in everything(shards, at).elements()
+        )
         assert have == Counter(owned[device])
     under = np.repeat(shards.names.edges, shards.edges).tolist()
     assert under == [edge[device] for device in shards.names.devices]
@@ -291,7 +352,9 @@ def test_names_the_first_five_bad_rows(tmp_path: Path) -> None:
         "line 12: column 'heat' is 1e39, too large for float32",
         "line 13: column 'edge' is empty",
     ):
-        files(table(tmp_path, *rows[:2], *["a,n,1,2,ok"] * 7, *rows[-3:]), features=["heat", "flow"])
+        files(
+            table(tmp_path, *rows[:2], *["a,n,1,2,ok"] * 7, *rows[-3:]), features=["heat", "flow"]
+        )
     with refused("line 2: column 'heat' is '1_000', which is not a number"):
         files(table(tmp_path, "a,n,1_000,1,ok"))
 
@@ -305,7 +368,9 @@ def test_a_bad_row_is_found_beyond_the_first_chunk_and_in_one_feature(tmp_path: 
 def test_bad_rows_of_several_files_are_told_together(tmp_path: Path) -> None:
     table(tmp_path, "x,ok", header="heat,label", name="a.csv")
     table(tmp_path, "1,ok", "1,", header="heat,label", name="b.csv")
-    with refused("2 rows", "a.csv, line 2: column 'heat' is 'x'", "b.csv, line 3: column 'label' is empty"):
+    with refused(
+        "2 rows", "a.csv, line 2: column 'heat' is 'x'", "b.csv, line 3: column 'label' is empty"
+    ):
         files(str(tmp_path))
 
 
@@ -314,9 +379,25 @@ def test_names_bad_rows_of_arrays(tmp_path: Path) -> None:
     with refused("row 1: a value of x is NaN", "row 2: a value of x is 1e+200, too large"):
         files(arrays(tmp_path / "all.npz", x=x, y=[0, 1, 1], device=list("aab")))
     with refused("test row 0: a value of x is NaN"):
-        files(str(Path(arrays(tmp_path / "one" / "a.npz", train_x=x[:1], train_y=[1], test_x=x[1:2], test_y=[1])).parent))
+        files(
+            str(
+                Path(
+                    arrays(
+                        tmp_path / "one" / "a.npz",
+                        train_x=x[:1],
+                        train_y=[1],
+                        test_x=x[1:2],
+                        test_y=[1],
+                    )
+                ).parent
+            )
+        )
     with refused("row 1: column 'device' is empty", "row 2: column 'y' is empty"):
-        files(arrays(tmp_path / "all.npz", x=np.zeros((3, 1)), y=["a", "b", ""], device=["a", "", "b"]))
+        files(
+            arrays(
+                tmp_path / "all.npz", x=np.zeros((3, 1)), y=["a", "b", ""], device=["a", "", "b"]
+            )
+        )
 
 
 def test_refuses_unknown_splits(tmp_path: Path) -> None:
@@ -326,13 +407,23 @@ def test_refuses_unknown_splits(tmp_path: Path) -> None:
 
 def test_refuses_a_device_under_two_edges(tmp_path: Path) -> None:
     rows = ["a,north,1,1,x", "b,south,1,1,x", "a,south,1,1,x"]
-    with refused("give each device one edge", "line 4: device 'a' is under edge 'south'", "'north' in", "pumps.csv, line 2"):
+    with refused(
+        "give each device one edge",
+        "line 4: device 'a' is under edge 'south'",
+        "'north' in",
+        "pumps.csv, line 2",
+    ):
         files(table(tmp_path, *rows))
 
 
 def test_refuses_a_class_unseen_in_training(tmp_path: Path) -> None:
     rows = ["a,1,x,train", "a,2,odd,test", "b,1,y,train", "b,2,odd,validation", "b,2,x,test"]
-    with refused("2 rows", "somebody trains on", "line 3: class 'odd' is unseen in training", "line 5: class 'odd'"):
+    with refused(
+        "2 rows",
+        "somebody trains on",
+        "line 3: class 'odd' is unseen in training",
+        "line 5: class 'odd'",
+    ):
         files(table(tmp_path, *rows, header="device,heat,label,split"))
 
 
@@ -367,15 +458,27 @@ def test_refuses_labels_that_are_not_what_they_are_said_to_be(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"label": "labl"}, ["no column 'labl' (did you mean 'label'?)", "columns are device, edge, heat, flow, label"]),
+        (
+            {"label": "labl"},
+            [
+                "no column 'labl' (did you mean 'label'?)",
+                "columns are device, edge, heat, flow, label",
+            ],
+        ),
         ({"device": "machine"}, ["no column 'machine'", "columns are device, edge"]),
         ({"edge": "edges"}, ["no column 'edges' (did you mean 'edge'?)"]),
         ({"part": "use"}, ["no column 'use'; its columns"]),
         ({"features": ["heat", "flaw"]}, ["no column 'flaw' (did you mean 'flow'?)"]),
-        ({"features": ["heat", "label"]}, ["features = ['heat', 'label']", "not the label 'label'"]),
+        (
+            {"features": ["heat", "label"]},
+            ["features = ['heat', 'label']", "not the label 'label'"],
+        ),
         ({"features": []}, ["features = []", "at least one column"]),
         ({"label": "device"}, ["label = 'device', device = 'device'", "four different columns"]),
-        ({"classes": ["x"], "regression": True}, ["classes = ['x'] and regression = True", "leave classes out"]),
+        (
+            {"classes": ["x"], "regression": True},
+            ["classes = ['x'] and regression = True", "leave classes out"],
+        ),
         ({"classes": ["x", "x"]}, ["classes = ['x', 'x']", "each class once"]),
         ({"normalise": "max"}, ["normalise = 'max'", "'standard'"]),
         ({"split": (0.5, 0.5, 0.5)}, ["split=(0.5, 0.5, 0.5)", "sum to 1"]),
@@ -389,7 +492,10 @@ def test_refuses_options(tmp_path: Path, options: dict[str, Any], words: list[st
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ("device;heat;label", ["no column 'label', because semicolons separate its columns: save it with commas"]),
+        (
+            "device;heat;label",
+            ["no column 'label', because semicolons separate its columns: save it with commas"],
+        ),
         ("device\theat\tlabel", ["because tabs separate"]),
         ("device,,label", ["column 2 of", "has no name"]),
         ("device,heat,heat,label", ["2 columns 'heat'", "a name of its own"]),
@@ -409,9 +515,15 @@ def test_refuses_headers(tmp_path: Path, header: str, words: list[str]) -> None:
         (b"", ["pumps.csv is empty", "must name the columns"]),
         (b"\n\n", ["pumps.csv is empty"]),
         (b"device,heat,label\n", ["pumps.csv has no rows", "leave it out"]),
-        (b'device,heat,label\na,1,x\na,"1,x\na,2,y\n', ["pumps.csv, line 4: unexpected end of data", "every quote is closed"]),
+        (
+            b'device,heat,label\na,1,x\na,"1,x\na,2,y\n',
+            ["pumps.csv, line 4: unexpected end of data", "every quote is closed"],
+        ),
         (b'device,heat,label\na,"1"2,x\n', ["pumps.csv, line 2", "quote"]),
-        ("device,heat,label\nä,1,x\n".encode("latin-1"), ["pumps.csv is not text in UTF-8", "save it"]),
+        (
+            "device,heat,label\nä,1,x\n".encode("latin-1"),
+            ["pumps.csv is not text in UTF-8", "save it"],
+        ),
         ("device,heat,label\na,1,x\n".encode("utf-16"), ["pumps.csv is not text in UTF-8"]),
     ],
 )
@@ -452,11 +564,21 @@ def test_refuses_folders(tmp_path: Path) -> None:
     [
         ("heat,label", "1,x", ["compared with", "a.csv", "b.csv lacks flow"]),
         ("heat,flow,label,rain", "1,2,x,3", ["b.csv has rain besides"]),
-        ("heat,flaw,label", "1,2,x", ["b.csv lacks flow and has flaw besides", "the same features"]),
-        ("heat,flow,label,split", "1,2,x,train", ["b.csv is split into parts (column 'split')", "a.csv is not", "all or none"]),
+        (
+            "heat,flaw,label",
+            "1,2,x",
+            ["b.csv lacks flow and has flaw besides", "the same features"],
+        ),
+        (
+            "heat,flow,label,split",
+            "1,2,x,train",
+            ["b.csv is split into parts (column 'split')", "a.csv is not", "all or none"],
+        ),
     ],
 )
-def test_refuses_files_of_different_forms(tmp_path: Path, header: str, row: str, words: list[str]) -> None:
+def test_refuses_files_of_different_forms(
+    tmp_path: Path, header: str, row: str, words: list[str]
+) -> None:
     table(tmp_path, "1,2,x", header="heat,flow,label", name="a.csv")
     table(tmp_path, row, header=header, name="b.csv")
     with refused(*words):
@@ -472,7 +594,11 @@ def test_a_part_column_that_was_named_is_needed_in_every_file(tmp_path: Path) ->
 
 def test_refuses_several_devices_in_a_file_of_a_folder(tmp_path: Path) -> None:
     table(tmp_path, *ROWS, name="all.csv")
-    with refused("all.csv should hold one device", "column 'device' has 3 values (a, b, c)", "as the path itself"):
+    with refused(
+        "all.csv should hold one device",
+        "column 'device' has 3 values (a, b, c)",
+        "as the path itself",
+    ):
         files(str(tmp_path))
 
 
@@ -483,12 +609,18 @@ def test_refuses_several_devices_in_a_file_of_a_folder(tmp_path: Path) -> None:
         ({"heat": [1.0]}, ["no array 'x' among heat"]),
         ({}, ["no array 'x' among none at all"]),
         ({"train_x": [[1.0]], "test_x": [[1.0]]}, ["no array 'y' among x"]),
-        ({"train_x": [[1.0]], "train_y": [1], "test_x": [[1.0, 2.0]], "test_y": [1]}, ["shapes [(1,), (2,)]", "same features"]),
+        (
+            {"train_x": [[1.0]], "train_y": [1], "test_x": [[1.0, 2.0]], "test_y": [1]},
+            ["shapes [(1,), (2,)]", "same features"],
+        ),
         ({"x": [[1.0], [2.0]], "y": [1]}, ["x (2, 1), y (1,)", "one row for each example"]),
         ({"x": [1.0], "y": [1]}, ["x (1,), y (1,)"]),
         ({"x": [[1.0]], "y": [[1.0, 2.0]]}, ["y (1, 2)", "one value"]),
         ({"x": [["a"]], "y": [1]}, ["x in", "<U1", "astype('float32')"]),
-        ({"x": [[1.0]], "y": np.array([None])}, ["cannot be read as .npz", "Object arrays", "astype(str)"]),
+        (
+            {"x": [[1.0]], "y": np.array([None])},
+            ["cannot be read as .npz", "Object arrays", "astype(str)"],
+        ),
         ({"x": np.zeros((0, 2)), "y": []}, ["d.npz has no rows"]),
     ],
 )
@@ -552,8 +684,12 @@ def trained(folder: Path) -> Shards:
 
 def test_a_new_device_is_read_as_the_others_were(tmp_path: Path) -> None:
     old = trained(tmp_path)
-    path = Path(table(tmp_path, "ok,7,20,2", "hot,7,40,4", header="label,rain,flow,heat", name="new.csv"))
-    new = device_file(path, features=old.names.features, classes=old.names.classes, scaling=old.scaling, split=ALL)
+    path = Path(
+        table(tmp_path, "ok,7,20,2", "hot,7,40,4", header="label,rain,flow,heat", name="new.csv")
+    )
+    new = device_file(
+        path, features=old.names.features, classes=old.names.classes, scaling=old.scaling, split=ALL
+    )
     assert (new.devices, new.names.devices, new.name, new.classes) == (1, ("new",), "new", 2)
     assert new.names.features == ("heat", "flow")
     assert torch.equal(new.x, old.x[[1, 3]])
@@ -561,7 +697,11 @@ def test_a_new_device_is_read_as_the_others_were(tmp_path: Path) -> None:
 
 
 def test_a_new_device_may_bring_arrays_numbers_and_its_own_split(tmp_path: Path) -> None:
-    path = Path(arrays(tmp_path / "new.npz", train_x=[[2.0], [4.0]], train_y=[2, 0], test_x=[[6.0]], test_y=[1]))
+    path = Path(
+        arrays(
+            tmp_path / "new.npz", train_x=[[2.0], [4.0]], train_y=[2, 0], test_x=[[6.0]], test_y=[1]
+        )
+    )
     scale = Scaling("standard", torch.tensor([2.0]), torch.tensor([0.5]))
     new = device_file(path, features=(), classes=3, scaling=scale)
     assert (held(new, 0), held(new, 0, "test")) == ([(0, 2), (1, 0)], [(2, 1)])
@@ -570,7 +710,14 @@ def test_a_new_device_may_bring_arrays_numbers_and_its_own_split(tmp_path: Path)
 
 
 def test_a_new_device_is_split_by_the_seed(tmp_path: Path) -> None:
-    path = Path(table(tmp_path, *[f"{row},{row % 2}" for row in range(20)], header="heat,label", name="new.csv"))
+    path = Path(
+        table(
+            tmp_path,
+            *[f"{row},{row % 2}" for row in range(20)],
+            header="heat,label",
+            name="new.csv",
+        )
+    )
     options: dict[str, Any] = {"features": ["heat"], "classes": 2, "scaling": None}
     new = device_file(path, **options)
     assert [new.part(split).counts().tolist() for split in SPLITS] == [[12], [3], [5]]
@@ -579,18 +726,36 @@ def test_a_new_device_is_split_by_the_seed(tmp_path: Path) -> None:
 
 def test_refuses_a_new_device_that_does_not_fit(tmp_path: Path) -> None:
     old = trained(tmp_path)
-    like: dict[str, Any] = {"features": old.names.features, "classes": old.names.classes, "scaling": old.scaling}
+    like: dict[str, Any] = {
+        "features": old.names.features,
+        "classes": old.names.classes,
+        "scaling": old.scaling,
+    }
     with refused("1 row", "new.csv, line 3: label 'cold' is not among the classes hot, ok"):
-        device_file(Path(table(tmp_path, "1,1,ok", "1,1,cold", header="heat,flow,label", name="new.csv")), **like)
+        device_file(
+            Path(table(tmp_path, "1,1,ok", "1,1,cold", header="heat,flow,label", name="new.csv")),
+            **like,
+        )
     with refused("new.csv has no column 'flow' (did you mean 'flaw'?)"):
-        device_file(Path(table(tmp_path, "1,1,ok", header="heat,flaw,label", name="new.csv")), **like)
+        device_file(
+            Path(table(tmp_path, "1,1,ok", header="heat,flaw,label", name="new.csv")), **like
+        )
     with refused("line 2: label '2' is not among the classes 0, 1"):
-        device_file(Path(table(tmp_path, "1,1,2", header="heat,flow,label", name="new.csv")), **{**like, "classes": 2})
+        device_file(
+            Path(table(tmp_path, "1,1,2", header="heat,flow,label", name="new.csv")),
+            **{**like, "classes": 2},
+        )
     with refused("line 2: label is 'ok', which is not a number"):
-        device_file(Path(table(tmp_path, "1,1,ok", header="heat,flow,label", name="new.csv")), **{**like, "classes": None})
+        device_file(
+            Path(table(tmp_path, "1,1,ok", header="heat,flow,label", name="new.csv")),
+            **{**like, "classes": None},
+        )
     with refused("should hold one device", "3 values"):
         device_file(Path(table(tmp_path, *ROWS)), **like)
     with refused("new.npz has examples of shape (3,)", "trained on 2 features"):
         device_file(Path(arrays(tmp_path / "new.npz", x=[[1.0, 2, 3]], y=["ok"])), **like)
     with refused("new.npz has examples of shape (3,)", "scaled by values of shape (2,)"):
-        device_file(Path(arrays(tmp_path / "new.npz", x=[[1.0, 2, 3]], y=["ok"])), **{**like, "features": ()})
+        device_file(
+            Path(arrays(tmp_path / "new.npz", x=[[1.0, 2, 3]], y=["ok"])),
+            **{**like, "features": ()},
+        )

@@ -24,14 +24,31 @@ MNIST = catalog.known("mnist").ways[0].files
 def examples(*counts: int, shape: tuple[int, ...] = (28, 28), classes: int = 10) -> Parts:
     """Random images and labels, a pair for each count; every class that there is room for occurs."""
     rng = np.random.default_rng(len(counts))
-    return [(rng.integers(0, 256, (n, *shape), dtype=np.uint8), (np.arange(n) % classes).astype(np.uint8)) for n in counts]
+    return [
+        (
+            rng.integers(0, 256, (n, *shape), dtype=np.uint8),
+            (np.arange(n) % classes).astype(np.uint8),
+        )
+        for n in counts
+    ]
 
 
 def idx(array: Bytes) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
-def write_idx(folder: Path, parts: Parts, names: tuple[str, ...] = MNIST, *, packed: bool = True, turned: bool = False) -> None:
+def write_idx(
+    folder: Path,
+    parts: Parts,
+    names: tuple[str, ...] = MNIST,
+    *,
+    packed: bool = True,
+    turned: bool = False,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in idx_files(parts, names, turned=turned).items():
         if packed:
@@ -72,7 +89,9 @@ def cifar_binary(x: Bytes, *labels: Bytes) -> bytes:
 def cifar_python(x: Bytes, **labels: Bytes) -> bytes:
     """As Python 2 would read it back, which is how the official files were written."""
     batch: dict[str, Any] = {name: [int(label) for label in y] for name, y in labels.items()}
-    return pickle.dumps({**batch, "data": x.reshape(len(x), -1), "filenames": ["a.png"] * len(x)}, protocol=2)
+    return pickle.dumps(
+        {**batch, "data": x.reshape(len(x), -1), "filenames": ["a.png"] * len(x)}, protocol=2
+    )
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
@@ -93,6 +112,13 @@ def write_tar(path: Path, files: dict[str, bytes], inside: str) -> None:
 def write_leaf(folder: Path, files: list[dict[str, tuple[Bytes, Bytes]]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number, users in enumerate(files):
-        data = {user: {"x": (x.reshape(len(x), -1) / 255).tolist(), "y": y.tolist()} for user, (x, y) in users.items()}
-        table = {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+        data = {
+            user: {"x": (x.reshape(len(x), -1) / 255).tolist(), "y": y.tolist()}
+            for user, (x, y) in users.items()
+        }
+        table = {
+            "users": list(users),
+            "num_samples": [len(y) for _, y in users.values()],
+            "user_data": data,
+        }
         (folder / f"all_data_{number}.json").write_text(json.dumps(table))

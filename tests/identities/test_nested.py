@@ -52,7 +52,19 @@ def pfedme(batch: int | None, gamma: float = 0.0, **inner: Any) -> Pair:
     levels = (
         Level("server", pull=1.0, lr=1.5),
         Level("device", "local", steps=3, lr=0.5),
-        Level("device", "personal", lam=LAM, steps=4, lr=LR, gamma=gamma, rho=RHO, warm=True, batch=batch, fresh=False, **inner),
+        Level(
+            "device",
+            "personal",
+            lam=LAM,
+            steps=4,
+            lr=LR,
+            gamma=gamma,
+            rho=RHO,
+            warm=True,
+            batch=batch,
+            fresh=False,
+            **inner,
+        ),
     )
     return Pair(algorithm, levels, models=("local", "personal"))
 
@@ -88,7 +100,17 @@ def hierfavg(batch: int | None) -> Pair:
 
 
 def permfl(batch: int | None) -> Pair:
-    algorithm = PerMFL(lam=LAM, gamma=1.5, beta=0.6, lr=LR, edge_lr=0.4, edge_rounds=3, steps=4, batch=batch, device_sample=0.5)
+    algorithm = PerMFL(
+        lam=LAM,
+        gamma=1.5,
+        beta=0.6,
+        lr=LR,
+        edge_lr=0.4,
+        edge_rounds=3,
+        steps=4,
+        batch=batch,
+        device_sample=0.5,
+    )
     levels = (
         Level("server", lr=0.6),
         Level("edge", "edge", lam=1.5, steps=3, lr=0.4, sample=0.5),
@@ -105,7 +127,19 @@ def sfedhp(batch: int | None, gamma: float = 0.0, **inner: Any) -> Pair:
         Level("server", pull=1.0, lr=0.8, sample=3),
         Level("edge", "edge_global", steps=3, lr=0.4, gamma=gamma, rho=RHO),
         Level("edge", "edge", lam=lam2, lr=1 / (LAM + lam2), warm=True),
-        Level("device", "personal", lam=LAM, steps=4, lr=LR, gamma=gamma, rho=RHO, warm=True, batch=batch, fresh=False, **inner),
+        Level(
+            "device",
+            "personal",
+            lam=LAM,
+            steps=4,
+            lr=LR,
+            gamma=gamma,
+            rho=RHO,
+            warm=True,
+            batch=batch,
+            fresh=False,
+            **inner,
+        ),
     )
     return Pair(algorithm, levels, UNEQUAL, models=("edge_global", "edge", "personal"))
 
@@ -114,7 +148,18 @@ def sparse_sfedhp(batch: int | None) -> Pair:
     return sfedhp(batch, gamma=0.02)
 
 
-PAIRS = (fedavg, fedprox, pfedme, sparse_pfedme, fedmac, sparse_fedmac, hierfavg, permfl, sfedhp, sparse_sfedhp)
+PAIRS = (
+    fedavg,
+    fedprox,
+    pfedme,
+    sparse_pfedme,
+    fedmac,
+    sparse_fedmac,
+    hierfavg,
+    permfl,
+    sfedhp,
+    sparse_sfedhp,
+)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -132,9 +177,13 @@ def test_the_right_levels_are_the_hand_written_algorithm(
     assert run.meter.totals.keys() == oracle.meter.totals.keys()
 
 
-@pytest.mark.parametrize("inner", [{"tol": 0.3}, {"method": "nesterov"}, {"tol": 0.2, "method": "nesterov"}], ids=str)
+@pytest.mark.parametrize(
+    "inner", [{"tol": 0.3}, {"method": "nesterov"}, {"tol": 0.2, "method": "nesterov"}], ids=str
+)
 @pytest.mark.parametrize("gamma", [0.0, 0.02], ids=["plain", "sparse"])
-@pytest.mark.parametrize("pair", [pfedme, partial(fedmac, steps=4), sfedhp], ids=["pfedme", "fedmac", "sfedhp"])
+@pytest.mark.parametrize(
+    "pair", [pfedme, partial(fedmac, steps=4), sfedhp], ids=["pfedme", "fedmac", "sfedhp"]
+)
 def test_the_inner_solver_of_the_last_level_is_that_of_the_algorithm(
     pair: Callable[..., Pair], gamma: float, inner: dict[str, Any]
 ) -> None:

@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from covey import Algorithm, Nodes, Rows, data, descend
-from covey.algorithms import DemLearn, FedAvg, FedMac, FedProx, FineTune, HierFAVG, PerMFL, PFedBayes, PFedMe, SFedHP
+from covey.algorithms import (
+    DemLearn,
+    FedAvg,
+    FedMac,
+    FedProx,
+    FineTune,
+    HierFAVG,
+    PerMFL,
+    PFedBayes,
+    PFedMe,
+    SFedHP,
+)
 from covey.algorithms.nested import Level, Nested
 from covey.tree import Tree
 from tests.identities.worlds import EQUAL, FLAT, UNEQUAL, WORLDS, deviation, trajectory
@@ -17,7 +28,9 @@ full_and_mini = pytest.mark.parametrize("batch", [None, 6], ids=["full", "mini-b
 LAM, LR, ROUNDING = 0.7, 0.1, 1e-12
 
 
-def assert_coincide(world: str, left: Algorithm, right: Algorithm, left_tree: Tree = FLAT, right_tree: Tree = FLAT) -> None:
+def assert_coincide(
+    world: str, left: Algorithm, right: Algorithm, left_tree: Tree = FLAT, right_tree: Tree = FLAT
+) -> None:
     one, other = trajectory(left, world, left_tree)[0], trajectory(right, world, right_tree)[0]
     assert deviation(one, other) < ROUNDING
 
@@ -29,22 +42,36 @@ def assert_coincide(world: str, left: Algorithm, right: Algorithm, left_tree: Tr
 def test_fedprox_without_its_term_is_fedavg_to_the_bit(
     world: str, batch: int | None, dtype: torch.dtype, sample: int | None
 ) -> None:
-    prox, plain = FedProx(mu=0, steps=4, lr=LR, batch=batch, sample=sample), FedAvg(steps=4, lr=LR, batch=batch, sample=sample)
-    assert torch.equal(trajectory(prox, world, FLAT, dtype=dtype)[0], trajectory(plain, world, FLAT, dtype=dtype)[0])
+    prox, plain = (
+        FedProx(mu=0, steps=4, lr=LR, batch=batch, sample=sample),
+        FedAvg(steps=4, lr=LR, batch=batch, sample=sample),
+    )
+    assert torch.equal(
+        trajectory(prox, world, FLAT, dtype=dtype)[0],
+        trajectory(plain, world, FLAT, dtype=dtype)[0],
+    )
 
 
 @every_world
 @full_and_mini
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_global_model_of_finetune_is_fedavg_to_the_bit(world: str, batch: int | None, dtype: torch.dtype) -> None:
-    tuned, run = trajectory(FineTune(steps=4, lr=LR, tune_steps=3, tune_lr=LR, batch=batch), world, FLAT, dtype=dtype)
-    assert torch.equal(tuned, trajectory(FedAvg(steps=4, lr=LR, batch=batch), world, FLAT, dtype=dtype)[0])
+def test_the_global_model_of_finetune_is_fedavg_to_the_bit(
+    world: str, batch: int | None, dtype: torch.dtype
+) -> None:
+    tuned, run = trajectory(
+        FineTune(steps=4, lr=LR, tune_steps=3, tune_lr=LR, batch=batch), world, FLAT, dtype=dtype
+    )
+    assert torch.equal(
+        tuned, trajectory(FedAvg(steps=4, lr=LR, batch=batch), world, FLAT, dtype=dtype)[0]
+    )
     assert (run.rows("personal")[1] - run.w).abs().max() > 1e-3
 
 
 @every_world
 @full_and_mini
-def test_hierfavg_with_one_edge_round_and_equal_groups_is_fedavg(world: str, batch: int | None) -> None:
+def test_hierfavg_with_one_edge_round_and_equal_groups_is_fedavg(
+    world: str, batch: int | None
+) -> None:
     settings = {"steps": 4, "lr": LR, "batch": batch}
     assert_coincide(world, HierFAVG(edge_rounds=1, **settings), FedAvg(**settings), EQUAL)
 
@@ -59,14 +86,18 @@ def test_hierfavg_weighed_by_samples_is_fedavg_in_any_groups(world: str, batch: 
 @every_world
 @pytest.mark.parametrize(("batch", "steps"), [(None, 4), (6, 1)], ids=["full", "one mini-batch"])
 def test_pfedme_that_jumps_to_theta_is_fedprox(world: str, batch: int | None, steps: int) -> None:
-    pfedme = PFedMe(lam=LAM, local_rounds=1, steps=steps, lr=1 / LAM, personal_lr=LR, beta=1.0, batch=batch)
+    pfedme = PFedMe(
+        lam=LAM, local_rounds=1, steps=steps, lr=1 / LAM, personal_lr=LR, beta=1.0, batch=batch
+    )
     assert_coincide(world, pfedme, FedProx(mu=LAM, steps=steps, lr=LR, batch=batch))
 
 
 @every_world
 @full_and_mini
 def test_permfl_that_jumps_to_theta_is_fedprox(world: str, batch: int | None) -> None:
-    permfl = PerMFL(lam=LAM, gamma=2.0, beta=0.5, lr=LR, edge_lr=1 / LAM, edge_rounds=1, steps=4, batch=batch)
+    permfl = PerMFL(
+        lam=LAM, gamma=2.0, beta=0.5, lr=LR, edge_lr=1 / LAM, edge_rounds=1, steps=4, batch=batch
+    )
     assert_coincide(world, permfl, FedProx(mu=LAM, steps=4, lr=LR, batch=batch), EQUAL)
 
 
@@ -74,15 +105,29 @@ def test_permfl_that_jumps_to_theta_is_fedprox(world: str, batch: int | None) ->
 @pytest.mark.parametrize(("batch", "steps"), [(None, 4), (6, 1)], ids=["full", "one mini-batch"])
 def test_sfedhp_that_jumps_to_theta_is_fedprox(world: str, batch: int | None, steps: int) -> None:
     lam2 = 1.9
-    sfedhp = SFedHP(lam1=LAM, lam2=lam2, edge_rounds=1, steps=steps, lr1=(LAM + lam2) / (LAM * lam2), lr2=LR, batch=batch)
+    sfedhp = SFedHP(
+        lam1=LAM,
+        lam2=lam2,
+        edge_rounds=1,
+        steps=steps,
+        lr1=(LAM + lam2) / (LAM * lam2),
+        lr2=LR,
+        batch=batch,
+    )
     assert_coincide(world, sfedhp, FedProx(mu=LAM, steps=steps, lr=LR, batch=batch), EQUAL)
 
 
 @every_world
 @pytest.mark.parametrize(("batch", "steps"), [(None, 4), (6, 1)], ids=["full", "one mini-batch"])
-def test_permfl_with_one_edge_round_is_pfedme_with_one_local_round(world: str, batch: int | None, steps: int) -> None:
-    permfl = PerMFL(lam=LAM, gamma=1.5, beta=0.6, lr=LR, edge_lr=0.8, edge_rounds=1, steps=steps, batch=batch)
-    pfedme = PFedMe(lam=LAM, local_rounds=1, steps=steps, lr=0.6 * 1.5 * 0.8, personal_lr=LR, batch=batch)
+def test_permfl_with_one_edge_round_is_pfedme_with_one_local_round(
+    world: str, batch: int | None, steps: int
+) -> None:
+    permfl = PerMFL(
+        lam=LAM, gamma=1.5, beta=0.6, lr=LR, edge_lr=0.8, edge_rounds=1, steps=steps, batch=batch
+    )
+    pfedme = PFedMe(
+        lam=LAM, local_rounds=1, steps=steps, lr=0.6 * 1.5 * 0.8, personal_lr=LR, batch=batch
+    )
     assert_coincide(world, permfl, pfedme, EQUAL)
 
 
@@ -93,7 +138,9 @@ LAM_BAR = LAM * LAM2 / (LAM + LAM2)
 
 def test_sfedhp_with_one_device_per_edge_alternates_to_the_theta_of_pfedme_at_lam_bar() -> None:
     """With w held still, theta and phi alternate to their joint minimum, where lam2 (w - phi) = lam_bar (w - theta)."""
-    sfedhp = SFedHP(lam1=LAM, lam2=LAM2, edge_rounds=40, steps=10, lr1=1e-13, lr2=FAST, beta=1e12, batch=None)
+    sfedhp = SFedHP(
+        lam1=LAM, lam2=LAM2, edge_rounds=40, steps=10, lr1=1e-13, lr2=FAST, beta=1e12, batch=None
+    )
     pfedme = PFedMe(lam=LAM_BAR, local_rounds=1, steps=400, lr=0.5, personal_lr=FAST, batch=None)
     _, hp = trajectory(sfedhp, "least squares", ALONE, rounds=1)
     _, me = trajectory(pfedme, "least squares", FLAT, rounds=1)
@@ -111,7 +158,8 @@ def test_sfedhp_whose_alternation_converges_before_each_step_of_w_is_pfedme_at_l
     pfedme = PFedMe(lam=LAM_BAR, local_rounds=3, steps=400, lr=0.5, personal_lr=FAST, batch=None)
     assert (
         deviation(
-            trajectory(converged, "least squares", ALONE, rounds=2)[0], trajectory(pfedme, "least squares", FLAT, rounds=2)[0]
+            trajectory(converged, "least squares", ALONE, rounds=2)[0],
+            trajectory(pfedme, "least squares", FLAT, rounds=2)[0],
         )
         < 1e-11
     )
@@ -140,7 +188,9 @@ class AveragedPath(Algorithm):
 
 @every_world
 @full_and_mini
-def test_fedmac_without_correlation_is_fedavg_with_an_average_of_the_local_path(world: str, batch: int | None) -> None:
+def test_fedmac_without_correlation_is_fedavg_with_an_average_of_the_local_path(
+    world: str, batch: int | None
+) -> None:
     fedmac = FedMac(lam=1e-13, lr=0.3e13, local_rounds=6, personal_lr=LR, batch=batch)
     one, mac = trajectory(fedmac, world, FLAT)
     other, path = trajectory(AveragedPath(rate=0.3, steps=6, lr=LR, batch=batch), world, FLAT)
@@ -150,7 +200,9 @@ def test_fedmac_without_correlation_is_fedavg_with_an_average_of_the_local_path(
 
 @every_world
 @full_and_mini
-def test_demlearn_with_one_level_that_takes_over_the_mean_is_fedprox(world: str, batch: int | None) -> None:
+def test_demlearn_with_one_level_that_takes_over_the_mean_is_fedprox(
+    world: str, batch: int | None
+) -> None:
     settings = {"mu": LAM, "steps": 4, "lr": LR, "batch": batch}
     assert_coincide(world, DemLearn(levels=1, alpha=1.0, **settings), FedProx(**settings))
 
@@ -170,7 +222,9 @@ def test_demlearn_with_one_level_is_fedavg_whose_devices_mix_with_the_mean(world
             start = torch.lerp(me.recall("own", default=w), w, self.alpha)
             return me.keep("own", descend(start, me.grad(6), steps=4, lr=LR))
 
-    assert_coincide(world, DemLearn(levels=1, alpha=0.4, mu=0.0, steps=4, lr=LR, batch=6), Mixing(0.4))
+    assert_coincide(
+        world, DemLearn(levels=1, alpha=0.4, mu=0.0, steps=4, lr=LR, batch=6), Mixing(0.4)
+    )
 
 
 @dataclass(frozen=True)
@@ -215,10 +269,19 @@ def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_m
         s = torch.nn.functional.softplus(torch.tensor(rho, dtype=torch.float64)).item()
         zeta = LAM * s * s * int(shards.train.counts()[0])
         bayes = PFedBayes(zeta=zeta, rho=rho, method="gradient", restart=True, **steps)
-        left, right = (trajectory(each, world, FLAT, rounds=rounds, data=shards)[0] for each in (bayes, other))
+        left, right = (
+            trajectory(each, world, FLAT, rounds=rounds, data=shards)[0] for each in (bayes, other)
+        )
         return deviation(left, right)
 
-    steps = {"local_rounds": 3, "steps": 4, "lr": 0.5, "personal_lr": LR, "beta": 0.7, "batch": batch}
+    steps = {
+        "local_rounds": 3,
+        "steps": 4,
+        "lr": 0.5,
+        "personal_lr": LR,
+        "beta": 0.7,
+        "batch": batch,
+    }
     wide, narrow = (gap(Weakening(**steps), rho, 3, **steps) for rho in (-9.0, -18.0))
     assert narrow < 1e-6
     assert narrow < 1e-3 * wide

@@ -35,7 +35,10 @@ SAME: dict[str, Algorithm] = {
 def test_both_weights_lead_where_fedavg_leads(name: str, weight: str) -> None:
     changes = {} if weight == "default" else {"weight": weight}
     plain, other = (replace(method, **changes) for method in (FedAvg(**SETTINGS), SAME[name]))
-    rows = [trajectory(method, "least squares", FLAT, rounds=2, private="")[0] for method in (plain, other)]
+    rows = [
+        trajectory(method, "least squares", FLAT, rounds=2, private="")[0]
+        for method in (plain, other)
+    ]
     assert deviation(*rows) <= 1e-13
 
 

@@ -20,7 +20,12 @@ def digits() -> dict[str, Any]:
 
 
 def least_squares() -> dict[str, Any]:
-    return {"data": REGRESSION, "model": models.linear(5, 1), "dtype": torch.float64, "loss": "squared_error"}
+    return {
+        "data": REGRESSION,
+        "model": models.linear(5, 1),
+        "dtype": torch.float64,
+        "loss": "squared_error",
+    }
 
 
 def regression() -> data.Shards:
@@ -29,7 +34,9 @@ def regression() -> data.Shards:
     pairs = []
     for device in range(DEVICES):
         x = torch.randn(10 + device, 5, generator=draw, dtype=torch.float64)
-        pairs.append((x, x @ torch.randn(5, generator=draw, dtype=torch.float64) + 0.1 * x[:, 0].square()))
+        pairs.append(
+            (x, x @ torch.randn(5, generator=draw, dtype=torch.float64) + 0.1 * x[:, 0].square())
+        )
     return data.own(pairs)
 
 
@@ -37,12 +44,22 @@ DIGITS, REGRESSION = data.digits(devices=DEVICES, labels=2), regression()
 WORLDS: dict[str, Callable[[], dict[str, Any]]] = {"digits": digits, "least squares": least_squares}
 
 
-def trajectory(algorithm: Algorithm, world: str, tree: Tree, *, rounds: int = 3, **changes: Any) -> tuple[Tensor, Run]:
+def trajectory(
+    algorithm: Algorithm, world: str, tree: Tree, *, rounds: int = 3, **changes: Any
+) -> tuple[Tensor, Run]:
     """The global row after every round, [rounds, P], and the finished run."""
-    settings = {**WORLDS[world](), "workers": 1, "score_every": rounds, "parts": ("test",), **changes}
+    settings = {
+        **WORLDS[world](),
+        "workers": 1,
+        "score_every": rounds,
+        "parts": ("test",),
+        **changes,
+    }
     run = covey.run(Experiment(algorithm=algorithm, tree=tree, rounds=rounds, **settings))
     rows = torch.cat([run.w.clone() for _ in run])
-    assert (rows[-1] - run.runtime.start[0]).norm() > 0.01 * run.runtime.start[0].norm(), "the model did not move"
+    assert (rows[-1] - run.runtime.start[0]).norm() > 0.01 * run.runtime.start[0].norm(), (
+        "the model did not move"
+    )
     return rows, run
 
 

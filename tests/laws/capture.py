@@ -34,7 +34,11 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
         model = names[0] if names else model
     return f"{model}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
@@ -59,7 +63,11 @@ def outline(run: Run) -> dict[str, float]:
     for tier, name, _, _, rows in run._columns():
         out[f"{tier} {name}"] = float(rows.double().norm())
     for name, model in run.history[-1].models.items():
-        out |= {f"loss {name} {part}": score.loss for part, score in model.scores.items() if score.loss is not None}
+        out |= {
+            f"loss {name} {part}": score.loss
+            for part, score in model.scores.items()
+            if score.loss is not None
+        }
     return {key: float(f"{value:.6g}") for key, value in out.items()}
 
 
@@ -98,10 +106,16 @@ def main() -> None:
     """Print what differs; with --write, write the file."""
     found = {name: taken(run()) for name, run in everything()}
     if "--write" in sys.argv:
-        FILE.write_text(json.dumps({"machine": machine(), "runs": found}, indent=1, sort_keys=True) + "\n")
+        FILE.write_text(
+            json.dumps({"machine": machine(), "runs": found}, indent=1, sort_keys=True) + "\n"
+        )
         return
     known = json.loads(FILE.read_text())
-    print("the processor of the file" if known["machine"] == machine() else f"another processor: {machine()}")
+    print(
+        "the processor of the file"
+        if known["machine"] == machine()
+        else f"another processor: {machine()}"
+    )
     for name, values in found.items():
         before = known["runs"].get(name)
         if before is None or before["bits"] != values["bits"]:

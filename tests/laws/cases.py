@@ -50,7 +50,14 @@ def levels(*middle: str, correlation: bool = False, **last: Any) -> tuple[Level,
     """A level for the server, each tier in the middle and two for the devices."""
     between = [Level(tier, tier, lam=2.0, steps=2, lr=0.2) for tier in middle]
     tie: dict[str, Any] = {"lam": 0.05, "coupling": "correlation"} if correlation else {"lam": 2.0}
-    mine = Level("device", "local", lam=2.0, steps=2, lr=4.0 if correlation else 0.2, ridge=0.05 if correlation else 0.0)
+    mine = Level(
+        "device",
+        "local",
+        lam=2.0,
+        steps=2,
+        lr=4.0 if correlation else 0.2,
+        ridge=0.05 if correlation else 0.0,
+    )
     personal = {"steps": 3, "lr": 0.2, "warm": True, "batch": 6, **tie, **last}
     return (Level("server", lr=0.5), *between, mine, Level("device", "personal", **personal))
 
@@ -70,7 +77,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "Local": {"steps": 4, "lr": 0.3, "batch": 6},
     "Scaffold": {"steps": 4, "lr": 0.2, "server_lr": 0.9, "batch": 6},
     "PerFedAvg": {"alpha": 0.2, "steps": 4, "lr": 0.3, "batch": 6},
-    "Ditto": {"lam": 0.5, "steps": 4, "lr": 0.3, "personal_steps": 3, "personal_lr": 0.2, "batch": 6},
+    "Ditto": {
+        "lam": 0.5,
+        "steps": 4,
+        "lr": 0.3,
+        "personal_steps": 3,
+        "personal_lr": 0.2,
+        "batch": 6,
+    },
     "APFL": {"alpha": 0.4, "alpha_lr": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
     "L2GD": {"lam": 0.1, "p": 0.05, "lr": 0.2, "batch": 6},
     "AL2GD": {"lam": 0.2, "gamma": 0.1, "p": 0.05, "edge_p": 0.3, "lr": 0.2, "batch": 6},
@@ -80,14 +94,69 @@ SMALL: dict[str, dict[str, Any]] = {
     "HeurFedAMP": {"self_weight": 0.4, "sigma": 5.0, "lam": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
     "Clustered": {"clusters": 3, "pick": 6, "steps": 4, "lr": 0.3, "batch": 6},
     "HierFAVG": {"edge_rounds": 2, "steps": 3, "lr": 0.3, "batch": 6},
-    "PFedMe": {"lam": 2.0, "local_rounds": 3, "steps": 3, "lr": 0.2, "personal_lr": 0.2, "beta": 1.5, "batch": 6},
-    "FedMac": {"lam": 0.05, "local_rounds": 4, "steps": 2, "lr": 6.0, "personal_lr": 0.2, "batch": 6},
-    "PerMFL": {"lam": 1.0, "gamma": 1.5, "lr": 0.3, "edge_lr": 0.4, "edge_rounds": 3, "steps": 3, "batch": 6},
-    "Pruned": {**PARTS, "personal_steps": 3, "probe_steps": 2, "ratio": 0.4, "@codec": "bitmap", "!prunes": True},
-    "SFedHP": {"lam1": 2.0, "lam2": 3.0, "edge_rounds": 3, "steps": 3, "lr1": 0.4, "lr2": 0.2, "batch": 6},
+    "PFedMe": {
+        "lam": 2.0,
+        "local_rounds": 3,
+        "steps": 3,
+        "lr": 0.2,
+        "personal_lr": 0.2,
+        "beta": 1.5,
+        "batch": 6,
+    },
+    "FedMac": {
+        "lam": 0.05,
+        "local_rounds": 4,
+        "steps": 2,
+        "lr": 6.0,
+        "personal_lr": 0.2,
+        "batch": 6,
+    },
+    "PerMFL": {
+        "lam": 1.0,
+        "gamma": 1.5,
+        "lr": 0.3,
+        "edge_lr": 0.4,
+        "edge_rounds": 3,
+        "steps": 3,
+        "batch": 6,
+    },
+    "Pruned": {
+        **PARTS,
+        "personal_steps": 3,
+        "probe_steps": 2,
+        "ratio": 0.4,
+        "@codec": "bitmap",
+        "!prunes": True,
+    },
+    "SFedHP": {
+        "lam1": 2.0,
+        "lam2": 3.0,
+        "edge_rounds": 3,
+        "steps": 3,
+        "lr1": 0.4,
+        "lr2": 0.2,
+        "batch": 6,
+    },
     "DemLearn": {"levels": 3, "mu": 0.1, "steps": 4, "lr": 0.3, "batch": 6},
-    "PFedBayes": {"zeta": 10.0, "local_rounds": 3, "steps": 2, "lr": 0.05, "personal_lr": 0.05, "batch": 6, "!noisy": True},
-    "PFedGP": {"steps": 2, "lr": 0.5, "batch": 8, "support": 9, "gibbs_steps": 1, "draws": 2, "predict_draws": 3, "!noisy": True},
+    "PFedBayes": {
+        "zeta": 10.0,
+        "local_rounds": 3,
+        "steps": 2,
+        "lr": 0.05,
+        "personal_lr": 0.05,
+        "batch": 6,
+        "!noisy": True,
+    },
+    "PFedGP": {
+        "steps": 2,
+        "lr": 0.5,
+        "batch": 8,
+        "support": 9,
+        "gibbs_steps": 1,
+        "draws": 2,
+        "predict_draws": 3,
+        "!noisy": True,
+    },
     "Nested": {"levels": levels("edge")},
 }
 
@@ -105,7 +174,10 @@ AIR = Radio(  # the edges of the tree with three are its cells; some devices are
 DROPS = replace(AIR, late="drop")
 TIGHT = replace(AIR, deadline=0.002)  # device 2 is left out of some rounds
 ALONE = replace(  # so is device 3 of all, and its edge has nobody else
-    TIGHT, devices=replace(AIR.devices, distance=torch.where(torch.arange(8) == 3, 5000.0, AIR.devices.distance))
+    TIGHT,
+    devices=replace(
+        AIR.devices, distance=torch.where(torch.arange(8) == 3, 5000.0, AIR.devices.distance)
+    ),
 )
 
 DOUBLINGS = 10  # of a new file's steps: by a factor of a thousand
@@ -116,7 +188,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "flat-sample": {"sample": 3, "@tree": FLAT, "weight": "samples", "!idle": False},
         "edge-rounds": {"edge_rounds": 2, "device_sample": 0.5, "!idle": False},
         "full-all-shared": {"batch": None, "@private": ()},
-        "cyclic-first-layer": {"@batches": "cyclic", "@private": "1.*", "@idle": "train", "sample": 2, "!idle": False},
+        "cyclic-first-layer": {
+            "@batches": "cyclic",
+            "@private": "1.*",
+            "@idle": "train",
+            "sample": 2,
+            "!idle": False,
+        },
         "four-tiers": {"@tree": Tree(((2,), (1, 2), (3, 1, 4)))},
     },
     "FedSim": {
@@ -127,19 +205,40 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "Pruned": {
         "flat-sample": {"sample": 3, "@tree": FLAT, "weight": "samples", "!idle": False},
         "lists": {"ratio": RATIOS, "edge_rounds": 2, "device_sample": 0.5, "!idle": False},
-        "flat-together-lists": {"ratio": RATIOS, "order": "together", "personal_lr": 0.1, "@tree": FLAT, "@codec": "dense"},
+        "flat-together-lists": {
+            "ratio": RATIOS,
+            "order": "together",
+            "personal_lr": 0.1,
+            "@tree": FLAT,
+            "@codec": "dense",
+        },
         "together": {"order": "together", "personal_lr": 0.3, "batch": None},
         "pruning-alone": {"@private": (), "sample": 2},
         "nothing-pruned": {"ratio": 0.0, "!prunes": False},
         "planned": {"ratio": "plan", "@radio": TIGHT},
-        "planned-nobody-at-an-edge": {"ratio": "plan", "weight": "samples", "edge_rounds": 2, "@radio": ALONE},
-        "planned-fair-drop": {"ratio": "plan", "device_sample": 0.5, "@radio": replace(DROPS, policy=fair), "!idle": False},
+        "planned-nobody-at-an-edge": {
+            "ratio": "plan",
+            "weight": "samples",
+            "edge_rounds": 2,
+            "@radio": ALONE,
+        },
+        "planned-fair-drop": {
+            "ratio": "plan",
+            "device_sample": 0.5,
+            "@radio": replace(DROPS, policy=fair),
+            "!idle": False,
+        },
     },
     "FedAvg": {
         "full-samples": {"batch": None, "weight": "samples"},
         "sample": {"sample": 3},
         "late": {"@tree": TREES[3], "@radio": DROPS},
-        "sample-train-cyclic": {"sample": 0.5, "@idle": "train", "@batches": "cyclic", "!idle": False},
+        "sample-train-cyclic": {
+            "sample": 0.5,
+            "@idle": "train",
+            "@batches": "cyclic",
+            "!idle": False,
+        },
     },
     "FedProx": {"sample-samples": {"sample": 3, "weight": "samples"}},
     "FineTune": {"sample": {"sample": 3}, "cyclic": {"@batches": "cyclic"}},
@@ -155,15 +254,31 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "full-l2": {"order": "hessian-free", "batch": None, "@l2": 0.01, "weight": "samples"},
         "cyclic": {"@batches": "cyclic"},
     },
-    "Ditto": {"sample": {"sample": 3, "weight": "samples"}, "full-l2": {"batch": None, "@l2": 0.01}},
-    "APFL": {"sample": {"sample": 3, "weight": "samples"}, "fixed": {"alpha_lr": 0.0}, "full": {"batch": None}},
+    "Ditto": {
+        "sample": {"sample": 3, "weight": "samples"},
+        "full-l2": {"batch": None, "@l2": 0.01},
+    },
+    "APFL": {
+        "sample": {"sample": 3, "weight": "samples"},
+        "fixed": {"alpha_lr": 0.0},
+        "full": {"batch": None},
+    },
     "L2GD": {"full-l2": {"batch": None, "@l2": 0.01}, "bitmap": {"p": 0.1, "@codec": "bitmap"}},
     "AL2GD": {"lists": {"edge_p": [0.1, 0.7, 0.4]}, "full": {"batch": None}},
-    "FedPer": {"sample": {"sample": 3, "!idle": False}, "shared": {"@private": (), "@codec": "bitmap"}},
-    "FedRep": {"sample": {"sample": 3, "weight": "samples", "!idle": False}, "full": {"batch": None}},
+    "FedPer": {
+        "sample": {"sample": 3, "!idle": False},
+        "shared": {"@private": (), "@codec": "bitmap"},
+    },
+    "FedRep": {
+        "sample": {"sample": 3, "weight": "samples", "!idle": False},
+        "full": {"batch": None},
+    },
     "FedAMP": {"sample": {"sample": 3}, "far": {"sigma": 0.5, "alpha": 3.0, "batch": None}},
     "HeurFedAMP": {"sample": {"sample": 3}, "full": {"batch": None, "sigma": 50.0}},
-    "Clustered": {"sample": {"sample": 3, "weight": "samples"}, "full": {"batch": None, "pick": None, "spread": 0.5}},
+    "Clustered": {
+        "sample": {"sample": 3, "weight": "samples"},
+        "full": {"batch": None, "pick": None, "spread": 0.5},
+    },
     "HierFAVG": {
         "sample-samples": {"sample": 2, "device_sample": 0.5, "weight": "samples"},
         "device_sample-train": {"device_sample": 0.5, "@idle": "train"},
@@ -180,7 +295,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "FedMac": {
         "sparse-bitmap": {**SPARSE_MAC, "@codec": "bitmap", "!l1": True},
         "sparse-sample": {**SPARSE_MAC, "sample": 3, "!l1": True},
-        "floor": {**SPARSE_MAC, "floor": 0.9, "gamma_low": 0.001, "sample": 3, "!l1": True, "!idle": False},
+        "floor": {
+            **SPARSE_MAC,
+            "floor": 0.9,
+            "gamma_low": 0.001,
+            "sample": 3,
+            "!l1": True,
+            "!idle": False,
+        },
         "prox": {**SPARSE_MAC, "l1": "prox", "gamma_w_until": 2, "batch": None, "!l1": True},
         "samples": {"weight": "samples", "sample": 0.5},
         "tol": {"steps": 12, "tol": 0.2},
@@ -199,10 +321,21 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sample": {"sample": 2, "batch": None},
         "device_sample": {"sample": 2, "device_sample": 0.5, "!idle": False},
         "tol": {"steps": 6, "tol": 0.2, "batch": None},
-        "sparse-tol-nesterov": {**SPARSE_HP, "steps": 6, "tol": 0.1, "method": "nesterov", "!l1": True},
+        "sparse-tol-nesterov": {
+            **SPARSE_HP,
+            "steps": 6,
+            "tol": 0.1,
+            "method": "nesterov",
+            "!l1": True,
+        },
     },
     "DemLearn": {
-        "average-amplify": {"linkage": "average", "amplify": 1.15, "amplify_rounds": 2, "!noisy": True},
+        "average-amplify": {
+            "linkage": "average",
+            "amplify": 1.15,
+            "amplify_rounds": 2,
+            "!noisy": True,
+        },
         "one-level": {"levels": 1, "alpha": 1.0, "batch": None},
     },
     "PFedBayes": {
@@ -210,7 +343,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "restart-draws": {"sample": 0.5, "restart": True, "draws": 3, "batch": None},
         "gradient": {"method": "gradient", "zeta": 0.1, "rho": -2.0},
     },
-    "PFedGP": {"sample-cyclic": {"sample": 3, "weight": "samples", "@batches": "cyclic", "@l2": 0.01, "!idle": False}},
+    "PFedGP": {
+        "sample-cyclic": {
+            "sample": 3,
+            "weight": "samples",
+            "@batches": "cyclic",
+            "@l2": 0.01,
+            "!idle": False,
+        }
+    },
     "Nested": {
         "four-tiers": {"levels": levels("edge1", "edge2", batch=None)},
         "two-tiers": {"levels": levels(gamma=0.02, rho=1e-3), "!l1": True},
@@ -238,7 +379,10 @@ def moving(case: Case) -> Case:
     for _ in range(DOUBLINGS):
         if moved_in_one_round(case) > 0.1:
             break
-        steps = {step.field: 2 * getattr(case.algorithm, step.field) for step in levers.steps(case.algorithm)}
+        steps = {
+            step.field: 2 * getattr(case.algorithm, step.field)
+            for step in levers.steps(case.algorithm)
+        }
         longer = replace(case, algorithm=replace(case.algorithm, **steps))
         if not steps or moved_in_one_round(longer) == math.inf:
             break
@@ -282,7 +426,14 @@ SHARDS = shards()
 
 def experiment(case: Case, **changes: Any) -> Experiment:
     tree = TREES[len(case.algorithm.tiers())]
-    plain = {"data": SHARDS, "model": models.mlp(INPUTS, 7, CLASSES), "tree": tree, "rounds": 3, "score_every": 3, "workers": 1}
+    plain = {
+        "data": SHARDS,
+        "model": models.mlp(INPUTS, 7, CLASSES),
+        "tree": tree,
+        "rounds": 3,
+        "score_every": 3,
+        "workers": 1,
+    }
     return Experiment(algorithm=case.algorithm, **{**plain, **case.settings, **changes})
 
 
@@ -301,12 +452,19 @@ def state(run: Seed) -> dict[str, Any]:
     out: dict[str, Any] = {"global": run.w.clone()}
     for name in run.models(scored=False):
         chosen = run.snapshot(name, "chosen")
-        out |= {f"chosen {name}.round": chosen.round, f"chosen {name}.ids": chosen.ids, f"chosen {name}": chosen.rows}
+        out |= {
+            f"chosen {name}.round": chosen.round,
+            f"chosen {name}.ids": chosen.ids,
+            f"chosen {name}": chosen.rows,
+        }
         out |= {f"chosen {name} {key}": part.rows for key, part in chosen.beside.items()}
     for tier, name, ids, rounds, rows in run._columns():
         out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
     out["meter"] = json.dumps(sorted(run.meter.state()))
-    out["history"] = json.dumps([{**record.as_dict(), "seconds": 0.0, "spent": {}} for record in run.history], sort_keys=True)
+    out["history"] = json.dumps(
+        [{**record.as_dict(), "seconds": 0.0, "spent": {}} for record in run.history],
+        sort_keys=True,
+    )
     return out
 
 
@@ -317,7 +475,11 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
     for key, mine in left.items():
         if isinstance(mine, Tensor):
             if not torch.equal(mine, right[key]):
-                far = (mine - right[key]).abs().max().item() if mine.shape == right[key].shape else "another shape"
+                far = (
+                    (mine - right[key]).abs().max().item()
+                    if mine.shape == right[key].shape
+                    else "another shape"
+                )
                 out.append(f"{key}: {far}")
         elif mine != right[key]:
             out.append(f"{key}: {mine} is not {right[key]}")
@@ -333,7 +495,11 @@ def assert_moved(run: Run, least: float = 0.05) -> None:
 def moved(run: Run) -> float:
     """How far the global model, or a kept one, is from where it began, in parts of its norm."""
     begin = run.runtime.start[0]
-    kept = [(name, rows) for _, name, *_, rows in run.runtime.store.dump() if rows.shape[1:] == begin.shape and len(rows)]
+    kept = [
+        (name, rows)
+        for _, name, *_, rows in run.runtime.store.dump()
+        if rows.shape[1:] == begin.shape and len(rows)
+    ]
     models = [rows for name, rows in kept if not name.startswith("_")]
     return max(float((rows - begin).norm(dim=1).max() / begin.norm()) for rows in [run.w, *models])
 

@@ -11,7 +11,9 @@ from tests.laws.test_idle import ALONE
 
 @every_algorithm
 def test_a_clock_changes_nothing(case: Case) -> None:
-    tree = {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    tree = (
+        {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    )
     plain, timed = finished(case, **tree), finished(case, **tree, radio=AIR)
     assert all(record.radio is not None for record in timed.history)
     without = state(timed) | {"history": state(plain)["history"]}
@@ -21,11 +23,15 @@ def test_a_clock_changes_nothing(case: Case) -> None:
 @every_algorithm
 def test_seconds_and_joules(case: Case) -> None:
     """They are there in every round; twice the cycles and half the rates take twice the time at twice the energy."""
-    tree = {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    tree = (
+        {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    )
     wires = {"wire_rate": AIR.cells.wire_rate / 2, "wire_delay": AIR.cells.wire_delay * 2}
     cells = replace(AIR.cells, bandwidth=AIR.cells.bandwidth / 2, **wires)
     radio = replace(AIR, deadline=None, policy=personal_only)
-    slower = replace(radio, devices=replace(AIR.devices, cycles=2 * AIR.devices.cycles), cells=cells)
+    slower = replace(
+        radio, devices=replace(AIR.devices, cycles=2 * AIR.devices.cycles), cells=cells
+    )
     fast, slow = finished(case, **tree, radio=radio), finished(case, **tree, radio=slower)
     for one, two in zip(fast.history, slow.history, strict=True):
         assert one.radio is not None
@@ -41,6 +47,8 @@ def test_seconds_and_joules(case: Case) -> None:
 @every({name: case for name, case in ALONE.items() if "radio" not in case.settings and not case.l1})
 def test_who_was_not_asked_spends_nothing(case: Case) -> None:
     """Neither those who train beside the ones asked, nor those under an edge that was not asked."""
-    tree = {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    tree = (
+        {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
+    )
     skip, train = (finished(case, **tree, radio=AIR, idle=idle) for idle in ("skip", "train"))
     assert [record.radio for record in skip.history] == [record.radio for record in train.history]

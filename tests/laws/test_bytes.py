@@ -35,10 +35,16 @@ ALL: dict[str, Codec] = {
 def options() -> dict[str, LinkSpec]:
     """Every codec with every option it may have."""
     out = {}
-    for name, keep, update, feedback in itertools.product(ALL, (None, 0.1), (False, True), (False, True)):
+    for name, keep, update, feedback in itertools.product(
+        ALL, (None, 0.1), (False, True), (False, True)
+    ):
         lossless = ALL[name].lossless and keep is None and not update
         if not (feedback and lossless):
-            words = [f"keep {keep}"] * (keep is not None) + ["update"] * update + ["feedback"] * feedback
+            words = (
+                [f"keep {keep}"] * (keep is not None)
+                + ["update"] * update
+                + ["feedback"] * feedback
+            )
             out[", ".join([name, *words])] = LinkSpec(ALL[name], keep, update, feedback)
     return out
 
@@ -118,7 +124,9 @@ def same(first: Message, second: Message) -> bool:
         return same(first.rows, second.rows)
     assert isinstance(first, Tensor)
     assert isinstance(second, Tensor)
-    return first.dtype == second.dtype and torch.equal(patterns(first), patterns(second.contiguous()))
+    return first.dtype == second.dtype and torch.equal(
+        patterns(first), patterns(second.contiguous())
+    )
 
 
 @every_wire
@@ -131,7 +139,9 @@ def test_bytes_do_what_send_does(wire: LinkSpec, dtype: torch.dtype, form: Form)
     want = plain.link.send(message(form, dtype), route, **plain.options)
     packed = real.link.pack(message(form, dtype), **real.options)
     real.link.count(packed, real.route())
-    got = real.link.unpack(packed, reference=real.options["reference"], expect=packed.schema, count=N)
+    got = real.link.unpack(
+        packed, reference=real.options["reference"], expect=packed.schema, count=N
+    )
     assert same(want, got)
     assert torch.equal(patterns(plain.lost.rows), patterns(real.lost.rows))
     assert heard == [[len(part) for part in packed.messages]]
@@ -141,7 +151,9 @@ def test_bytes_do_what_send_does(wire: LinkSpec, dtype: torch.dtype, form: Form)
 @every_wire
 @every_dtype
 @pytest.mark.parametrize("form", ["rows", "masked"])
-def test_rows_packed_alone_have_the_same_bytes(wire: LinkSpec, dtype: torch.dtype, form: Form) -> None:
+def test_rows_packed_alone_have_the_same_bytes(
+    wire: LinkSpec, dtype: torch.dtype, form: Form
+) -> None:
     whole = End(wire, dtype)
     start = whole.lost.rows.clone()
     together = whole.link.pack(message(form, dtype), **whole.options)
@@ -204,7 +216,9 @@ def test_nothing_travels_as_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bool])
 @pytest.mark.parametrize("kind", [Exact, lambda rows: rows], ids=["exact", "rows"])
-def test_only_float32_and_float64_travel(kind: Callable[[Tensor], Message], dtype: torch.dtype) -> None:
+def test_only_float32_and_float64_travel(
+    kind: Callable[[Tensor], Message], dtype: torch.dtype
+) -> None:
     end = End(WIRES["dense"], torch.float32)
     with pytest.raises(ConfigError, match="float32 or float64"):
         end.link.pack(kind(torch.ones(2, 3).to(dtype)), cut=None)

@@ -5,7 +5,19 @@ import torch
 from torch import nn
 
 from covey import models
-from tests.laws.cases import CLASSES, INPUTS, PLAIN, Case, Conv, Odd, differences, every_algorithm, every_case, finished, state
+from tests.laws.cases import (
+    CLASSES,
+    INPUTS,
+    PLAIN,
+    Case,
+    Conv,
+    Odd,
+    differences,
+    every_algorithm,
+    every_case,
+    finished,
+    state,
+)
 
 CHUNKS: tuple[dict[str, int], ...] = ({"workers": 2}, {"workers": 3}, {"workers": 7}, {"memory": 1})
 
@@ -28,7 +40,10 @@ def test_chunks_change_no_bit_in_float64(case: Case) -> None:
 def test_chunks_change_no_bit_of_a_module_that_runs_through_vmap(case: Case) -> None:
     whole = finished(case, model=Odd(), rounds=2)
     assert whole.runtime.task.forward.path == "vmap"
-    assert differences(state(whole), state(finished(case, model=Odd(), rounds=2, workers=3, memory=1))) == []
+    assert (
+        differences(state(whole), state(finished(case, model=Odd(), rounds=2, workers=3, memory=1)))
+        == []
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -39,4 +54,7 @@ def test_chunks_change_no_bit_of_a_convolution(case: Case, dtype: torch.dtype) -
         whole = finished(case, model=model, dtype=dtype)
         assert whole.runtime.task.forward.path == "each"
         for chunks in CHUNKS:
-            assert differences(state(whole), state(finished(case, model=model, dtype=dtype, **chunks))) == [], chunks
+            assert (
+                differences(state(whole), state(finished(case, model=model, dtype=dtype, **chunks)))
+                == []
+            ), chunks

@@ -50,14 +50,23 @@ def no_kernel() -> Iterator[None]:
 def tables(draw: st.DrawFn) -> Tensor:
     """Rows [n, P] of arbitrary bits, many of them zero, or of ordinary numbers: all from one seed, as one by one takes long."""
     bits, seed = draw(st.sampled_from([32, 64])), draw(st.integers(0, 2**32 - 1))
-    n, width = draw(st.integers(0, 3)), draw(st.integers(0, 70) | st.integers(120, 140) | st.just(700))
+    n, width = (
+        draw(st.integers(0, 3)),
+        draw(st.integers(0, 70) | st.integers(120, 140) | st.just(700)),
+    )
     rng, zeros = np.random.default_rng(seed), draw(st.sampled_from([0.0, 0.5, 0.9, 0.99]))
     whole, real = f"u{bits // 8}", f"f{bits // 8}"
     if draw(st.booleans()):
         rows = rng.integers(0, 2**bits, (n, width), dtype=whole)
-        rows = np.where(rng.random(rows.shape) < 0.2, rng.choice(np.array(SPECIAL[bits], whole), rows.shape), rows).view(real)
+        rows = np.where(
+            rng.random(rows.shape) < 0.2,
+            rng.choice(np.array(SPECIAL[bits], whole), rows.shape),
+            rows,
+        ).view(real)
     else:
-        rows = (rng.standard_normal((n, width)) * draw(st.sampled_from([1e-40, 1e-5, 1.0, 1e5, 3e37]))).astype(real)
+        rows = (
+            rng.standard_normal((n, width)) * draw(st.sampled_from([1e-40, 1e-5, 1.0, 1e5, 3e37]))
+        ).astype(real)
     rows[rng.random(rows.shape) < zeros] = 0
     return torch.from_numpy(rows)
 
@@ -65,7 +74,9 @@ def tables(draw: st.DrawFn) -> Tensor:
 @st.composite
 def masked_tables(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     rows, seed = draw(tables()), draw(st.integers(0, 2**32 - 1))
-    return rows, torch.from_numpy(np.random.default_rng(seed).random(rows.shape) < draw(st.sampled_from([0.03, 0.5, 1.0])))
+    return rows, torch.from_numpy(
+        np.random.default_rng(seed).random(rows.shape) < draw(st.sampled_from([0.03, 0.5, 1.0]))
+    )
 
 
 def test_there_are_codecs_and_they_know_their_names() -> None:
@@ -91,11 +102,15 @@ def test_what_arrives_is_the_roundtrip(codec: Codec, rows: Tensor) -> None:
 @every_codec
 @quick
 @given(masked=masked_tables())
-def test_what_arrives_under_a_mask_is_the_roundtrip(codec: Codec, masked: tuple[Tensor, Tensor]) -> None:
+def test_what_arrives_under_a_mask_is_the_roundtrip(
+    codec: Codec, masked: tuple[Tensor, Tensor]
+) -> None:
     rows, masks = masked
     expected = codec.roundtrip(rows, masks, KEYS[: len(rows)])
     assert not bits_of(expected)[~masks].count_nonzero()
-    assert not codec.lossless or torch.equal(bits_of(expected), bits_of(rows.masked_fill(~masks, 0)))
+    assert not codec.lossless or torch.equal(
+        bits_of(expected), bits_of(rows.masked_fill(~masks, 0))
+    )
     for k, (row, mask, want) in enumerate(zip(rows, masks, expected, strict=True)):
         got, got_mask = codec.decode(codec.encode(row, mask, int(KEYS[k])), limit=rows.shape[1])
         assert got_mask is not None
@@ -106,19 +121,25 @@ def test_what_arrives_under_a_mask_is_the_roundtrip(codec: Codec, masked: tuple[
 @every_codec
 @quick
 @given(masked=masked_tables(), drawn=st.integers(-(2**63), 2**63 - 1))
-def test_a_second_time_changes_nothing(codec: Codec, masked: tuple[Tensor, Tensor], drawn: int) -> None:
+def test_a_second_time_changes_nothing(
+    codec: Codec, masked: tuple[Tensor, Tensor], drawn: int
+) -> None:
     rows, masks = masked
     for mask in (None, masks):
         once = codec.roundtrip(rows, mask, KEYS[: len(rows)])
         twice = codec.roundtrip(once, mask, torch.full((len(rows),), drawn))
         assert torch.equal(bits_of(once), bits_of(twice))
-        assert torch.equal(codec.nbytes(once, mask), codec.nbytes(rows, mask))  # links count what has arrived
+        assert torch.equal(
+            codec.nbytes(once, mask), codec.nbytes(rows, mask)
+        )  # links count what has arrived
 
 
 @every_codec
 @quick
 @given(masked=masked_tables())
-def test_a_row_does_not_depend_on_its_neighbours(codec: Codec, masked: tuple[Tensor, Tensor]) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(
+    codec: Codec, masked: tuple[Tensor, Tensor]
+) -> None:
     rows, masks = masked
     together = codec.roundtrip(rows, masks, KEYS[: len(rows)])
     for k in range(len(rows)):
@@ -129,7 +150,9 @@ def test_a_row_does_not_depend_on_its_neighbours(codec: Codec, masked: tuple[Ten
 @every_codec
 @quick
 @given(masked=masked_tables())
-def test_the_kernel_makes_the_same_bytes_as_torch_and_numpy(codec: Codec, masked: tuple[Tensor, Tensor]) -> None:
+def test_the_kernel_makes_the_same_bytes_as_torch_and_numpy(
+    codec: Codec, masked: tuple[Tensor, Tensor]
+) -> None:
     rows, masks = masked
     for row, mask in zip(rows, masks, strict=True):
         for sent in (None, mask):
@@ -143,7 +166,9 @@ def test_the_kernel_makes_the_same_bytes_as_torch_and_numpy(codec: Codec, masked
     for sent in (None, masks):
         arrives, long = codec.roundtrip(rows, sent, KEYS[: len(rows)]), codec.nbytes(rows, sent)
         with no_kernel():
-            assert torch.equal(bits_of(codec.roundtrip(rows, sent, KEYS[: len(rows)])), bits_of(arrives))
+            assert torch.equal(
+                bits_of(codec.roundtrip(rows, sent, KEYS[: len(rows)])), bits_of(arrives)
+            )
             assert torch.equal(codec.nbytes(rows, sent), long)
 
 
@@ -160,7 +185,9 @@ def test_signalling_nans_stay_signalling(codec: Codec, bits: int, many: int) -> 
 
 @every_codec
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_not_finite_is_noticed_and_zeros_stay_zeros(codec: Codec, dtype: torch.dtype) -> None:
+def test_what_is_not_finite_is_noticed_and_zeros_stay_zeros(
+    codec: Codec, dtype: torch.dtype
+) -> None:
     rows = torch.zeros(4, 300, dtype=dtype)
     rows[0, 5], rows[1, 280], rows[2, 7] = torch.nan, torch.inf, -torch.inf
     got = codec.roundtrip(rows, None, KEYS[:4])
@@ -190,10 +217,14 @@ def test_nbytes_is_the_length_under_a_mask(codec: Codec, masked: tuple[Tensor, T
     rows, masks = masked
     each = [len(codec.encode(row, mask, 1)) for row, mask in zip(rows, masks, strict=True)]
     assert codec.nbytes(rows, masks).tolist() == each
-    lengths = codec.lengths(count(masks), width=rows.shape[1], size=rows.element_size(), masked=True)
+    lengths = codec.lengths(
+        count(masks), width=rows.shape[1], size=rows.element_size(), masked=True
+    )
     assert lengths is None or lengths.tolist() == each
     if len(rows):  # one mask for all rows, as when a server sends the same part to each of them
-        assert codec.nbytes(rows, masks[0]).tolist() == [len(codec.encode(row, masks[0], 1)) for row in rows]
+        assert codec.nbytes(rows, masks[0]).tolist() == [
+            len(codec.encode(row, masks[0], 1)) for row in rows
+        ]
 
 
 @every_codec
@@ -225,7 +256,10 @@ def test_strides_gradients_and_the_sender_s_memory_do_not_matter(codec: Codec) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_on_a_gpu_give_the_same_bits(codec: Codec, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(1)
-    rows = (torch.randn(5, 3000, generator=g, dtype=torch.float64) * torch.logspace(-44, 38, 5)[:, None].double()).to(dtype)
+    rows = (
+        torch.randn(5, 3000, generator=g, dtype=torch.float64)
+        * torch.logspace(-44, 38, 5)[:, None].double()
+    ).to(dtype)
     rows[rows.abs() < rows.abs().median(dim=1, keepdim=True).values] = 0
     rows[0, 5], rows[1, 2], rows[2, 700] = torch.nan, torch.inf, -0.0
     mask, keys = torch.rand(5, 3000, generator=g) < 0.5, KEYS[:5]

@@ -28,23 +28,37 @@ from experiments.defaults.law import (
 
 SEED, SLACK = 0, 1.0
 ALGORITHMS = {cls.__name__: cls for cls in found()}
-PAIRS = [(cls, world) for name, cls in ALGORITHMS.items() if name not in EXCEPTIONS for world in worlds_of(name)]
+PAIRS = [
+    (cls, world)
+    for name, cls in ALGORITHMS.items()
+    if name not in EXCEPTIONS
+    for world in worlds_of(name)
+]
 
 
 @cache
 def yardsticks(world: str, rounds: int) -> dict[str, Scores]:
     """The yardsticks' scores, once in a process."""
-    return {name: scores(algorithm, WORLDS[world], SEED, rounds) for name, algorithm in YARDSTICKS.items()}
+    return {
+        name: scores(algorithm, WORLDS[world], SEED, rounds)
+        for name, algorithm in YARDSTICKS.items()
+    }
 
 
-@pytest.mark.parametrize(("cls", "world"), PAIRS, ids=[f"{cls.__name__}-{world}" for cls, world in PAIRS])
+@pytest.mark.parametrize(
+    ("cls", "world"), PAIRS, ids=[f"{cls.__name__}-{world}" for cls, world in PAIRS]
+)
 def test_defaults_work(cls: type[Algorithm], world: str) -> None:
     name = cls.__name__
     reached = scores(cls(), WORLDS[world], SEED, rounds_of(name))
     demands = limits(name, world, reached, yardsticks(world, rounds_of(name)), SLACK)
     assert demands
-    broken = [f"{d.model} {d.score:.1f} % < {d.least:.1f} % ({d.why})" for d in demands if not d.holds]
-    assert not broken, f"{name}() on the {world} after {rounds_of(name)} rounds: {'; '.join(broken)}"
+    broken = [
+        f"{d.model} {d.score:.1f} % < {d.least:.1f} % ({d.why})" for d in demands if not d.holds
+    ]
+    assert not broken, (
+        f"{name}() on the {world} after {rounds_of(name)} rounds: {'; '.join(broken)}"
+    )
 
 
 def test_names_in_the_law_are_algorithms_and_exceptions_have_reasons() -> None:
@@ -56,7 +70,10 @@ def test_names_in_the_law_are_algorithms_and_exceptions_have_reasons() -> None:
 
 def test_a_new_file_is_held_to_the_law_without_an_entry() -> None:
     """Both a personal model that is too weak and a global one without a personal one beside it."""
-    sticks: dict[str, Scores] = {"FineTune": {"global": 92.0, "personal": 98.0}, "FedAvg": {"global": 92.0}}
+    sticks: dict[str, Scores] = {
+        "FineTune": {"global": 92.0, "personal": 98.0},
+        "FedAvg": {"global": 92.0},
+    }
     assert worlds_of("New") == list(WORLDS)
     assert rounds_of("New") == ROUNDS
     (tuned, other) = limits("New", "digits", {"global": 96.5, "personal": 94.0}, sticks)
@@ -67,11 +84,20 @@ def test_a_new_file_is_held_to_the_law_without_an_entry() -> None:
 
 
 def test_the_law_demands_what_it_says() -> None:
-    sticks: dict[str, Scores] = {"FineTune": {"global": 92.0, "personal": 98.0}, "FedAvg": {"global": 92.0}}
+    sticks: dict[str, Scores] = {
+        "FineTune": {"global": 92.0, "personal": 98.0},
+        "FedAvg": {"global": 92.0},
+    }
     reached = {"global": 83.9, "personal": 97.0}
     assert [d.why for d in limits("PFedMe", "digits", reached, sticks) if not d.holds] == ["84 %"]
     assert all(d.holds for d in limits("PFedMe", "digits", reached, sticks, slack=1.0))
     assert all(d.holds for d in limits("PFedMe", "synthetic", reached, sticks))
     edge, other, best = limits("HierFAVG", "digits", {"global": 88.9, "edge": 95.0}, sticks)
-    assert (edge.model, edge.holds, other.holds, best.model, best.holds) == ("edge", True, True, "global", False)
+    assert (edge.model, edge.holds, other.holds, best.model, best.holds) == (
+        "edge",
+        True,
+        True,
+        "global",
+        False,
+    )
     assert limits("PFedGP", "digits", {"global": 90.0, "personal": 93.0}, sticks)[0].holds

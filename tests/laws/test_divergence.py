@@ -10,7 +10,16 @@ import covey
 from covey import Algorithm
 from covey.algorithms.nested import Nested
 from covey.errors import DivergedError
-from tests.laws.cases import PLAIN, Case, assert_moved, differences, every_algorithm, experiment, state, with_fields
+from tests.laws.cases import (
+    PLAIN,
+    Case,
+    assert_moved,
+    differences,
+    every_algorithm,
+    experiment,
+    state,
+    with_fields,
+)
 
 
 def wild(algorithm: Algorithm) -> Any:
@@ -28,7 +37,8 @@ def test_divergence_is_named_and_undone(case: Case, tmp_path: Path) -> None:
     good, calm = state(run), run.experiment
     run._runs.experiments = (replace(calm, algorithm=wild(case.algorithm)),)
     with pytest.raises(
-        DivergedError, match=r"^round 3: the (answer of \w+|kept '\w+'|new global model) of (device|edge|server) \d"
+        DivergedError,
+        match=r"^round 3: the (answer of \w+|kept '\w+'|new global model) of (device|edge|server) \d",
     ):
         next(run)
     assert run.round == 2

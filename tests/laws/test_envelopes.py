@@ -13,7 +13,10 @@ from covey.engine.task import Task
 
 WIDTH, LAM, STEP = 3, 0.4, 1e-4
 DRAW = torch.Generator().manual_seed(7)
-PAIRS = [(torch.randn(n, WIDTH, generator=DRAW).double(), torch.randn(n, generator=DRAW).double()) for n in (12, 30, 7, 19)]
+PAIRS = [
+    (torch.randn(n, WIDTH, generator=DRAW).double(), torch.randn(n, generator=DRAW).double())
+    for n in (12, 30, 7, 19)
+]
 SHARDS = data.own_parts(train=PAIRS)
 MODEL = models.linear(WIDTH, 1, bias=False)
 IDS = torch.arange(len(PAIRS))
@@ -36,7 +39,15 @@ def test_the_gradient_of_an_envelope_is_its_finite_difference(coupling: str) -> 
 
     def child(x: Rows) -> Rows:
         tie = {"prox": (LAM, x)} if coupling == "prox" else {"linear": -LAM * x, "decay": 1.0}
-        return descend(x, lambda c: task.full_gradient(c, IDS), steps=2000, lr=0.25, tol=1e-12, method="nesterov", **tie)
+        return descend(
+            x,
+            lambda c: task.full_gradient(c, IDS),
+            steps=2000,
+            lr=0.25,
+            tol=1e-12,
+            method="nesterov",
+            **tie,
+        )
 
     def envelope(x: Rows) -> Tensor:
         c = child(x)
@@ -52,7 +63,9 @@ def test_the_gradient_of_an_envelope_is_its_finite_difference(coupling: str) -> 
 
 
 def nested_run(*between: Level) -> Run:
-    last = Level("device", "personal", lam=LAM, steps=2000, lr=0.25, tol=1e-12, method="nesterov", warm=True)
+    last = Level(
+        "device", "personal", lam=LAM, steps=2000, lr=0.25, tol=1e-12, method="nesterov", warm=True
+    )
     tree = Tree.grouped([3, 1]) if between else Tree.flat(4)
     algorithm = Nested((Level("server", lr=1.0), *between, last))
     return covey.run(
@@ -72,9 +85,13 @@ def nested_run(*between: Level) -> Run:
 
 
 @pytest.mark.parametrize(
-    "between", [(), (Level("edge", "edge", lam=0.6, steps=32, lr=1.0),)], ids=["one envelope", "an envelope of envelopes"]
+    "between",
+    [(), (Level("edge", "edge", lam=0.6, steps=32, lr=1.0),)],
+    ids=["one envelope", "an envelope of envelopes"],
 )
-def test_a_server_step_is_the_finite_difference_of_the_nested_envelopes(between: tuple[Level, ...]) -> None:
+def test_a_server_step_is_the_finite_difference_of_the_nested_envelopes(
+    between: tuple[Level, ...],
+) -> None:
     run = nested_run(*between)
 
     def after(x: Rows) -> Rows:

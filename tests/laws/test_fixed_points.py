@@ -17,7 +17,9 @@ DRAW = torch.Generator().manual_seed(2)
 X = torch.randn(40, WIDTH, generator=DRAW, dtype=torch.float64)
 Y = torch.randn(40, generator=DRAW, dtype=torch.float64)
 SHARDS = data.own_parts(train=[(X, Y)] * 8)
-SMOOTH = {name: case for name, case in CASES.items() if not case.l1 and not case.noisy and not case.prunes}
+SMOOTH = {
+    name: case for name, case in CASES.items() if not case.l1 and not case.noisy and not case.prunes
+}
 
 
 def correlation(case: Case) -> float:
@@ -28,7 +30,11 @@ def correlation(case: Case) -> float:
 
 
 def fixed_point(case: Case) -> Tensor:
-    ridge = case.settings.get("l2", 0.0) + getattr(case.algorithm, "weight_decay", 0.0) - correlation(case)
+    ridge = (
+        case.settings.get("l2", 0.0)
+        + getattr(case.algorithm, "weight_decay", 0.0)
+        - correlation(case)
+    )
     hessian = X.T @ X / len(X) + ridge * torch.eye(WIDTH, dtype=torch.float64)
     return torch.linalg.solve(hessian, X.T @ Y / len(X))
 
@@ -37,7 +43,9 @@ def start(case: Case, row: Tensor | None) -> Run:
     full = Case(case.name, with_fields(case.algorithm, batch=None, pick=None), case.settings)
     model = models.linear(WIDTH, 1, bias=False)
     own = {"data": SHARDS, "model": model, "private": ()}  # its one layer cannot be split
-    run = covey.run(experiment(full, **own, loss="squared_error", dtype=torch.float64, parts=("train",)))
+    run = covey.run(
+        experiment(full, **own, loss="squared_error", dtype=torch.float64, parts=("train",))
+    )
     if row is not None:
         run.w, run.runtime.start = row[None].clone(), row[None].clone()
     return run
@@ -48,10 +56,17 @@ def distance(run: Run, row: Tensor) -> float:
 
     What a file without an entry in `SMALL` keeps beside its models (`_name`) may be anything.
     """
-    kept = [(name, rows) for _, name, *_, rows in run.runtime.store.dump() if rows.shape[1:] == row.shape]
+    kept = [
+        (name, rows)
+        for _, name, *_, rows in run.runtime.store.dump()
+        if rows.shape[1:] == row.shape
+    ]
     if type(run.experiment.algorithm).__name__ not in SMALL:
         kept = [(name, rows) for name, rows in kept if not name.startswith("_")]
-    return max(float((rows - (0 if name == "_control" else row)).abs().max()) for name, rows in [("", run.w), *kept])
+    return max(
+        float((rows - (0 if name == "_control" else row)).abs().max())
+        for name, rows in [("", run.w), *kept]
+    )
 
 
 @every(SMOOTH)

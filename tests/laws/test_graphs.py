@@ -129,7 +129,9 @@ def test_what_cannot_be_captured_runs_and_says_why(kind: str, reason: str | None
     shards = covey.data.synthetic(devices=4, seed=1)
     model = covey.models.linear(60, 10)
     settings = {"rounds": 8, "score_every": 8, "idle": "train" if kind == "idle" else "skip"}
-    here = covey.Experiment(algorithm=Odd(kind), data=shards, model=model, tree=covey.Tree.flat(4), **settings)
+    here = covey.Experiment(
+        algorithm=Odd(kind), data=shards, model=model, tree=covey.Tree.flat(4), **settings
+    )
     plain, run = covey.run(here), captured(here)
     list(plain)
     assert torch.equal(plain.w, run.w)
@@ -155,7 +157,15 @@ def test_the_rounds_number_remembers_comparisons_only() -> None:
     assert tape.fits(8)
     assert not tape.fits(4)
     assert not tape.fits(3)
-    for use in (lambda r: 0.9**r, lambda r: r + 1, lambda r: [0] * 9 and range(r), lambda r: f"{r}", lambda r: -r, float, hash):
+    for use in (
+        lambda r: 0.9**r,
+        lambda r: r + 1,
+        lambda r: [0] * 9 and range(r),
+        lambda r: f"{r}",
+        lambda r: -r,
+        float,
+        hash,
+    ):
         tape = Tape()
         use(Watched(7, tape))
         assert tape.reason is not None
@@ -165,7 +175,14 @@ def test_only_so_many_sizes_are_captured() -> None:
     sizes = [3, 5, 7, 11, 13, 4, 6, 10]
     shards = covey.data.synthetic(devices=sum(sizes), sizes=[20] * sum(sizes), seed=1)
     algorithm = covey.algorithms.HierFAVG(sample=3, edge_rounds=1, steps=1)
-    here = covey.Experiment(algorithm, shards, covey.models.linear(60, 10), covey.Tree.grouped(sizes), rounds=60, score_every=60)
+    here = covey.Experiment(
+        algorithm,
+        shards,
+        covey.models.linear(60, 10),
+        covey.Tree.grouped(sizes),
+        rounds=60,
+        score_every=60,
+    )
     plain, run = covey.run(here), captured(here)
     list(plain)
     assert torch.equal(plain.w, run.w)

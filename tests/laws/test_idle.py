@@ -14,18 +14,30 @@ from tests.laws.cases import CASES, Case, assert_moved, every, experiment, finis
 
 def sampled(case: Case) -> bool:
     parts = case.algorithm.levels if isinstance(case.algorithm, Nested) else [case.algorithm]
-    return any(getattr(part, f.name) is not None for part in parts for f in fields(part) if f.name.endswith("sample"))
+    return any(
+        getattr(part, f.name) is not None
+        for part in parts
+        for f in fields(part)
+        if f.name.endswith("sample")
+    )
 
 
 REFUSED = {name: case for name, case in CASES.items() if not case.algorithm.idle_trains}
-SAMPLED = {name: case for name, case in CASES.items() if sampled(case) and name not in REFUSED and not case.algorithm.planned}
+SAMPLED = {
+    name: case
+    for name, case in CASES.items()
+    if sampled(case) and name not in REFUSED and not case.algorithm.planned
+}
 ALONE = {name: case for name, case in SAMPLED.items() if case.idle}
 TOUCHED = {name: case for name, case in SAMPLED.items() if not case.idle}
 
 
 @every(ALONE)
 def test_skipping_leaves_every_global_model_as_training_does(case: Case) -> None:
-    skip, train = (covey.run(experiment(case, rounds=4, score_every=4, idle=idle)) for idle in ("skip", "train"))
+    skip, train = (
+        covey.run(experiment(case, rounds=4, score_every=4, idle=idle))
+        for idle in ("skip", "train")
+    )
     for _ in zip(skip, train, strict=True):
         assert torch.equal(skip.w, train.w)
     assert_moved(skip)
@@ -35,7 +47,10 @@ def test_skipping_leaves_every_global_model_as_training_does(case: Case) -> None
 def test_those_who_only_train_receive_but_do_not_answer(case: Case) -> None:
     skip, train = (finished(case, rounds=2, idle=idle).meter for idle in ("skip", "train"))
     link = first_sampled_link(case)
-    assert train.traffic(link=link, direction="up").messages == skip.traffic(link=link, direction="up").messages
+    assert (
+        train.traffic(link=link, direction="up").messages
+        == skip.traffic(link=link, direction="up").messages
+    )
     assert train.bytes(link=link, direction="down") > skip.bytes(link=link, direction="down")
     if case.idle and not case.l1:
         assert train.bytes(link=link, direction="up") == skip.bytes(link=link, direction="up")
@@ -57,12 +72,18 @@ def test_training_is_refused_where_the_server_counts_on_what_devices_keep(case: 
 def first_sampled_link(case: Case) -> str:
     """The topmost link on which not everybody is asked; below an idle edge, devices do answer."""
     tiers = experiment(case).tree.tiers
-    top = case.algorithm.levels[0].sample if isinstance(case.algorithm, Nested) else getattr(case.algorithm, "sample", None)
+    top = (
+        case.algorithm.levels[0].sample
+        if isinstance(case.algorithm, Nested)
+        else getattr(case.algorithm, "sample", None)
+    )
     return "-".join(tiers[:2] if top is not None else tiers[1:3])
 
 
 def test_nobody_under_an_idle_edge_is_in_the_cohort() -> None:
     case = Case("idle edges", PerMFL(sample=1, edge_rounds=1, steps=1))
-    skipped, trained = (next(covey.run(experiment(case, idle=idle))).cohorts for idle in ("skip", "train"))
+    skipped, trained = (
+        next(covey.run(experiment(case, idle=idle))).cohorts for idle in ("skip", "train")
+    )
     assert skipped == trained
     assert len(trained["device"]) < 8

@@ -47,7 +47,12 @@ LINKS: dict[str, dict[str, Any]] = {
     "stochastic int8 updates": {**INT8, "update": True},
     "stochastic int4 with feedback": {"name": "int4", "rounding": "stochastic", "feedback": True},
     "the largest tenth, with feedback": {"name": "coo", "keep": 0.1, "feedback": True},
-    "the largest half of updates, with feedback": {"name": "bitmap", "keep": 0.5, "update": True, "feedback": True},
+    "the largest half of updates, with feedback": {
+        "name": "bitmap",
+        "keep": 0.5,
+        "update": True,
+        "feedback": True,
+    },
 }
 CODED = [PLAIN[name] for name in ("FedAvg", "SFedHP", "PerMFL", "Pruned", "Scaffold", "FedMac")]
 
@@ -67,17 +72,24 @@ def test_every_case_is_the_simulators(case: Case) -> None:
 @pytest.mark.parametrize("case", (WIRED if ALL else PLAIN).values(), ids=str)
 def test_every_case_is_the_simulators_in_float64(case: Case) -> None:
     changes: dict[str, Any] = {"dtype": torch.float64, "rounds": 2}
-    assert differences(state(finished(case, **changes)), state(ran(case, "loopback", **changes))) == []
+    assert (
+        differences(state(finished(case, **changes)), state(ran(case, "loopback", **changes))) == []
+    )
 
 
 @pytest.mark.parametrize("codec", LINKS.values(), ids=LINKS)
 @pytest.mark.parametrize("case", list(WIRED.values()) if ALL else CODED, ids=str)
 def test_codecs_with_memory_and_draws(case: Case, codec: dict[str, Any]) -> None:
     """Updates are of what goes up; the other options hold in both directions."""
-    assert differences(state(finished(case, codec=codec)), state(ran(case, "loopback", codec=codec))) == []
+    assert (
+        differences(state(finished(case, codec=codec)), state(ran(case, "loopback", codec=codec)))
+        == []
+    )
 
 
-def test_deferred_answers_are_decoded_when_they_are_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_answers_are_decoded_when_they_are_reduced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """At no time are two answers of one ask decoded."""
     alive: list[weakref.ref[Any]] = []
     most = 0
@@ -129,7 +141,9 @@ def test_a_node_has_only_its_own_shard(tree: Loopback) -> None:
 def test_a_node_has_only_its_own_rows(tree: Loopback) -> None:
     store = tree.stations["device"][3].store
     assert store.get("device", "personal", torch.tensor([3]), None, 0) is not None
-    with pytest.raises(ProgramError, match=r"device 3 touched 'personal' of device 2; a node has its own alone"):
+    with pytest.raises(
+        ProgramError, match=r"device 3 touched 'personal' of device 2; a node has its own alone"
+    ):
         store.get("device", "personal", torch.tensor([2]), None, 0)
     with pytest.raises(ProgramError, match=r"device 3 touched 'edge' of edge 0"):
         store.rounds("edge", "edge", torch.tensor([0]))
@@ -233,7 +247,9 @@ def test_a_hostile_answer_is_refused(tree: Loopback) -> None:
     double = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [packed(run.w.double())])
     none = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [])
     for answer in (b"", b"\xff" * 40, wide, double, none, honest_cut(honest)):
-        server.children[4] = lambda request, answer=answer: answer(request) if callable(answer) else answer
+        server.children[4] = lambda request, answer=answer: (
+            answer(request) if callable(answer) else answer
+        )
         with pytest.raises(CoveyError):
             next(run)
     server.children[4] = honest
@@ -258,15 +274,23 @@ def drained(run: covey.Run) -> covey.Run:
 # Checkpoints
 
 
-@pytest.mark.parametrize("runtimes", [("loopback", "simulator"), ("simulator", "loopback"), ("loopback", "loopback")], ids=str)
+@pytest.mark.parametrize(
+    "runtimes",
+    [("loopback", "simulator"), ("simulator", "loopback"), ("loopback", "loopback")],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["SFedHP", "Scaffold-sample", "PFedBayes"])
-def test_a_run_resumes_in_another_runtime(name: str, runtimes: tuple[str, str], tmp_path: Path) -> None:
+def test_a_run_resumes_in_another_runtime(
+    name: str, runtimes: tuple[str, str], tmp_path: Path
+) -> None:
     case, wire = CASES[name], LINKS["int8 updates with feedback"]
     changes: dict[str, Any] = {"rounds": 4, "score_every": 1, "codec": wire}
     first = covey.run(experiment(case, **changes), runtime=runtimes[0])
     next(first), next(first)
     first.save(tmp_path / "checkpoint")
-    rest = covey.run(experiment(case, **changes), resume=tmp_path / "checkpoint", runtime=runtimes[1])
+    rest = covey.run(
+        experiment(case, **changes), resume=tmp_path / "checkpoint", runtime=runtimes[1]
+    )
     assert differences(state(finished(case, **changes)), state(drained(rest))) == []
 
 
@@ -281,7 +305,9 @@ def test_a_run_resumes_in_another_runtime(name: str, runtimes: tuple[str, str], 
         ),
     ],
 )
-def test_what_nodes_that_share_nothing_cannot_run_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_what_nodes_that_share_nothing_cannot_run_is_refused(
+    changes: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         covey.run(experiment(PLAIN["FedAvg"], **changes), runtime="loopback")
 

@@ -7,10 +7,16 @@ from tests.laws.cases import Case, Odd, assert_moved, every_algorithm, every_cas
 @every_case
 def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None:
     run = covey.run(experiment(case))
-    before = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.runtime.store.columns.items()}
+    before = {
+        key: (column.rows.shape[1:], column.rows.dtype)
+        for key, column in run.runtime.store.columns.items()
+    }
     assert all(len(ids) == 0 for _, _, ids, _, _ in run.runtime.store.dump())
     next(run)
-    after = {key: (column.rows.shape[1:], column.rows.dtype) for key, column in run.runtime.store.columns.items()}
+    after = {
+        key: (column.rows.shape[1:], column.rows.dtype)
+        for key, column in run.runtime.store.columns.items()
+    }
     assert before == after
     assert_moved(run)
 
@@ -28,4 +34,7 @@ def test_no_server_answers_no_rows_of_the_right_width_and_sends_nothing(case: Ca
 def test_no_rows_of_a_module_that_runs_through_vmap(case: Case) -> None:
     run = covey.run(experiment(case, model=Odd()))
     assert run.runtime.task.forward.path == "vmap"
-    assert run.runtime.play(case.algorithm.server, run.w[:0], round=0).answer.shape == (0, run.w.shape[1])
+    assert run.runtime.play(case.algorithm.server, run.w[:0], round=0).answer.shape == (
+        0,
+        run.w.shape[1],
+    )

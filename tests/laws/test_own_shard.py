@@ -40,7 +40,12 @@ def shards(features: tuple[int, ...] = (4,), *, outputs: int | None = None) -> S
 
     classes = 4 if outputs is None else None
     shifted = (*SIZES[1:], 0)
-    return own_parts(train=part(0, SIZES), validation=part(1, SIZES[::-1]), test=part(2, shifted), classes=classes)
+    return own_parts(
+        train=part(0, SIZES),
+        validation=part(1, SIZES[::-1]),
+        test=part(2, shifted),
+        classes=classes,
+    )
 
 
 class Residual(nn.Module):
@@ -64,7 +69,9 @@ MODELS: dict[str, tuple[nn.Module, Shards, str]] = {
     "numbers": (mlp(4, 5, 2), shards(outputs=2), "fused"),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+every_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
+)
 
 
 def task(name: str, held: Shards, dtype: torch.dtype, population: Population | None = None) -> Task:
@@ -76,7 +83,9 @@ def task(name: str, held: Shards, dtype: torch.dtype, population: Population | N
 
 def rows(made: Task) -> Tensor:
     generator = torch.Generator().manual_seed(9)
-    return torch.randn(len(SIZES), made.space.width, generator=generator, dtype=torch.float64).to(made.dtype)
+    return torch.randn(len(SIZES), made.space.width, generator=generator, dtype=torch.float64).to(
+        made.dtype
+    )
 
 
 def both(batch: Batch) -> list[Tensor]:
@@ -134,7 +143,9 @@ WORK: dict[str, Callable[[Task, Tensor, Tensor], list[Tensor]]] = {
 @every_model
 @every_dtype
 @pytest.mark.parametrize("work", WORK)
-def test_a_device_with_its_own_examples_computes_the_same_bits(name: str, dtype: torch.dtype, work: str) -> None:
+def test_a_device_with_its_own_examples_computes_the_same_bits(
+    name: str, dtype: torch.dtype, work: str
+) -> None:
     everything = MODELS[name][1]
     population = Population.of(everything)
     whole = task(name, everything, dtype)
@@ -145,7 +156,10 @@ def test_a_device_with_its_own_examples_computes_the_same_bits(name: str, dtype:
             alone = task(name, everything.only([d]), dtype, told)
             got = WORK[work](alone, x[d : d + 1], IDS[d : d + 1])
             assert len(got) == len(want)
-            assert all(torch.equal(a, b[d : d + 1] if b.numel() else b) for a, b in zip(got, want, strict=True))
+            assert all(
+                torch.equal(a, b[d : d + 1] if b.numel() else b)
+                for a, b in zip(got, want, strict=True)
+            )
 
 
 @every_model
@@ -195,7 +209,9 @@ def test_the_examples_of_another_device_are_not_there(work: str) -> None:
 def test_a_population_of_other_shards_is_refused() -> None:
     everything = MODELS["fused"][1]
     other = everything.chosen([1, 0, 2, 3])
-    with pytest.raises(DataError, match="device 1 holds 3 train examples, but the population says 1"):
+    with pytest.raises(
+        DataError, match="device 1 holds 3 train examples, but the population says 1"
+    ):
         task("fused", everything.only([1]), torch.float32, Population.of(other))
 
 
@@ -218,13 +234,19 @@ def test_only_keeps_the_names_and_the_shape() -> None:
     everything = replace(shards(), edges=(2, 2), names=names)
     for held in (everything.only([2]), Shards.none(everything)):
         assert (held.devices, held.names, held.edges, held.classes) == (4, names, (2, 2), 4)
-        assert (held.x.shape[1:], held.x.dtype, held.y.dtype) == (everything.x.shape[1:], torch.float64, torch.int64)
+        assert (held.x.shape[1:], held.x.dtype, held.y.dtype) == (
+            everything.x.shape[1:],
+            torch.float64,
+            torch.int64,
+        )
     assert len(Shards.none(everything).x) == 0
 
 
 def test_examples_that_devices_share_are_copied_to_each() -> None:
     part = Part.of([[0, 1], [1, 2]])
-    everything = Shards(torch.arange(3.0)[:, None], torch.zeros(3, dtype=torch.int64), part, part, part, classes=1)
+    everything = Shards(
+        torch.arange(3.0)[:, None], torch.zeros(3, dtype=torch.int64), part, part, part, classes=1
+    )
     assert everything.only([0]).x.tolist() == [[0.0], [1.0]]
     assert everything.only([1]).x.tolist() == [[1.0], [2.0]]
     assert everything.only([1]).only([1]).train.held(1).tolist() == [0, 1]

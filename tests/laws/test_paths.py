@@ -19,7 +19,11 @@ class Skip(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.out = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding="same"), nn.Linear(72, 3)
+        self.first, self.second, self.out = (
+            nn.Conv2d(2, 2, 3, padding=1),
+            nn.Conv2d(2, 2, 3, padding="same"),
+            nn.Linear(72, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + torch.relu(self.first(x))
@@ -36,7 +40,13 @@ LENET = nn.Sequential(
     nn.Sequential(nn.Conv2d(3, 4, 5), nn.Sigmoid(), nn.AvgPool2d(2)),
     nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Sigmoid(), nn.Linear(6, 3)),
 )
-NORMS = (nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(2), nn.GroupNorm(4, 4, affine=False))
+NORMS = (
+    nn.Conv2d(2, 4, 3),
+    nn.GroupNorm(2, 4),
+    nn.ReLU(),
+    nn.AvgPool2d(2),
+    nn.GroupNorm(4, 4, affine=False),
+)
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "lenet": (LENET, (1, 16, 16)),
     "cnn": (cnn((1, 8, 8), channels=(2, 3), hidden=5, classes=3, kernel=3), (1, 8, 8)),
@@ -65,7 +75,10 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 ODD: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "skip": (Skip(), (2, 6, 6)),
     "in place": (stack(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), inputs=32), (1, 6, 6)),
-    "circular": (stack(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), inputs=50), (1, 5, 5)),
+    "circular": (
+        stack(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), inputs=50),
+        (1, 5, 5),
+    ),
     "transposed": (stack(nn.ConvTranspose2d(1, 2, 2), inputs=72), (1, 5, 5)),
     "one convolution twice": (stack(*[nn.Conv2d(1, 1, 3, padding=1)] * 2, inputs=25), (1, 5, 5)),
 }
@@ -108,7 +121,14 @@ def alone(space: ParameterLayout, rows: Tensor, x: Tensor) -> tuple[Tensor, Tens
         out.sin().sum().backward()
         outs.append(out.detach())
         grads = {key: p.grad for key, p in module.named_parameters()}
-        gradients.append(torch.cat([(grads[s.name].t() if s.transposed else grads[s.name]).flatten() for s in space.slots]))
+        gradients.append(
+            torch.cat(
+                [
+                    (grads[s.name].t() if s.transposed else grads[s.name]).flatten()
+                    for s in space.slots
+                ]
+            )
+        )
     return torch.stack(outs), torch.stack(gradients)
 
 
@@ -121,7 +141,9 @@ def paths(space: ParameterLayout, shape: torch.Size) -> list[Forward]:
 @each_module
 def test_all_paths_agree(name: str) -> None:
     space, rows, x = world(name)
-    ways = [alone(space, rows, x)] + [outcome(path, space, rows, x) for path in paths(space, x.shape[2:])]
+    ways = [alone(space, rows, x)] + [
+        outcome(path, space, rows, x) for path in paths(space, x.shape[2:])
+    ]
     for one, other in pairwise(ways):
         for left, right in zip(one, other, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
@@ -136,10 +158,14 @@ def test_no_rows_and_one(name: str, count: int) -> None:
         views = [slot.view(rows[:count]) for slot in space.slots]
         torch.testing.assert_close(path(views, x[:count]), out[:count], rtol=1e-12, atol=1e-12)
         if count:
-            torch.testing.assert_close(outcome(path, space, rows[:1], x[:1])[1], gradients[:1], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                outcome(path, space, rows[:1], x[:1])[1], gradients[:1], rtol=1e-12, atol=1e-12
+            )
 
 
-@pytest.mark.parametrize("name", ["lenet", "group norm", "layer norm", "skip", "linear on several axes"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "group norm", "layer norm", "skip", "linear on several axes"]
+)
 def test_private_layers_stand_elsewhere_in_a_row_and_change_nothing(name: str) -> None:
     space, rows, x = world(name)
     first = space.slots[0].name
@@ -148,7 +174,12 @@ def test_private_layers_stand_elsewhere_in_a_row_and_change_nothing(name: str) -
     there = torch.stack([moved.row(space.fill(row)) for row in rows])
     for path, other in zip(paths(space, x.shape[2:]), paths(moved, x.shape[2:]), strict=True):
         assert path.path == other.path
-        torch.testing.assert_close(outcome(path, space, rows, x)[0], outcome(other, moved, there, x)[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            outcome(path, space, rows, x)[0],
+            outcome(other, moved, there, x)[0],
+            rtol=1e-12,
+            atol=1e-12,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -169,5 +200,7 @@ def test_which_path_is_chosen(name: str) -> None:
     space, _, x = world(name)
     convolves = any("Conv" in type(m).__name__ for m in space.module.modules())
     known = name in MODULES
-    assert forward(space, x.shape[2:], "cpu").path == ("each" if convolves else "batched" if known else "vmap")
+    assert forward(space, x.shape[2:], "cpu").path == (
+        "each" if convolves else "batched" if known else "vmap"
+    )
     assert forward(space, x.shape[2:], "cuda").path == ("batched" if known else "vmap")

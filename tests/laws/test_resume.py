@@ -24,8 +24,12 @@ for name in names:
 """
 
 
-@pytest.mark.parametrize("names", [list(CASES)[::2], list(CASES)[1::2]], ids=["one half", "the other half"])
-def test_a_run_resumed_in_a_new_process_is_the_run_that_never_stopped(names: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [list(CASES)[::2], list(CASES)[1::2]], ids=["one half", "the other half"]
+)
+def test_a_run_resumed_in_a_new_process_is_the_run_that_never_stopped(
+    names: list[str], tmp_path: Path
+) -> None:
     whole = {}
     for name in names:
         run = covey.run(experiment(CASES[name], rounds=10, score_every=2))
@@ -36,5 +40,7 @@ def test_a_run_resumed_in_a_new_process_is_the_run_that_never_stopped(names: lis
         whole[name] = state(run)
     command = [sys.executable, "-W", "error", "-c", GO_ON, str(tmp_path), *names]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120)
-    wrong = {name: differences(whole[name], torch.load(tmp_path / f"{name}.state")) for name in names}
+    wrong = {
+        name: differences(whole[name], torch.load(tmp_path / f"{name}.state")) for name in names
+    }
     assert {name: found for name, found in wrong.items() if found} == {}

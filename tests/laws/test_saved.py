@@ -24,11 +24,15 @@ ROUNDS = 7
 
 @every_case
 def test_the_files_score_what_the_table_says(case: Case, tmp_path: Path) -> None:
-    run = covey.run(experiment(case, rounds=ROUNDS, score_every=2))  # the last round is scored for being the last
+    run = covey.run(
+        experiment(case, rounds=ROUNDS, score_every=2)
+    )  # the last round is scored for being the last
     list(run)
     folder = Folder(tmp_path)
     folder.models(run)
-    figures = {model.model: model for model in summarise([run.history], run.experiment.protocol).models}
+    figures = {
+        model.model: model for model in summarise([run.history], run.experiment.protocol).models
+    }
     assert figures.keys() == set(run.models())
     for name, figure in figures.items():
         (chosen,) = figure.chosen_round
@@ -129,13 +133,22 @@ def special(run: Run, read: Snapshot, row: Tensor, device: int, x: Tensor) -> Te
 
 def test_what_is_chosen_survives_a_new_process_and_more_rounds(tmp_path: Path) -> None:
     """Seven rounds, saved, then thirteen: the same as thirteen at once, though round 7 was scored for being the last."""
-    for name in ("FedPer", "PerMFL", "PFedBayes-sample", "Clustered-sample", "HierFAVG-sample-samples"):
+    for name in (
+        "FedPer",
+        "PerMFL",
+        "PFedBayes-sample",
+        "Clustered-sample",
+        "HierFAVG-sample-samples",
+    ):
         whole = covey.run(experiment(CASES[name], rounds=13, score_every=3))
         list(whole)
         part = covey.run(experiment(CASES[name], rounds=7, score_every=3))
         list(part)
         part.save(tmp_path / f"{name}.safetensors")
-        more = covey.run(experiment(CASES[name], rounds=13, score_every=3), resume=tmp_path / f"{name}.safetensors")
+        more = covey.run(
+            experiment(CASES[name], rounds=13, score_every=3),
+            resume=tmp_path / f"{name}.safetensors",
+        )
         list(more)
         assert chosen(more) == chosen(whole)
 
@@ -152,7 +165,9 @@ def chosen(run: Run) -> dict[str, Any]:
 
 
 def test_a_failed_round_holds_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, undisturbed = (covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=1)) for _ in range(2))
+    run, undisturbed = (
+        covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=1)) for _ in range(2)
+    )
     real = run._runs._choose
     fails = iter([True, False, True, False, True])
 

@@ -28,13 +28,21 @@ from tests.laws.cases import (
 def test_one_seed_gives_one_run_and_another_another(case: Case) -> None:
     once, again, other = (state(finished(case, seed=seed, rounds=2)) for seed in (3, 3, 4))
     assert differences(once, again) == []
-    rows = [key for key, value in once.items() if isinstance(value, torch.Tensor) and value.shape[1:] == once["global"].shape[1:]]
+    rows = [
+        key
+        for key, value in once.items()
+        if isinstance(value, torch.Tensor) and value.shape[1:] == once["global"].shape[1:]
+    ]
     assert all(not torch.equal(once[key], other[key]) for key in rows)
 
 
 @every_case
 def test_seeds_side_by_side_are_as_seeds_alone(case: Case) -> None:
-    apart = [experiment(case, seed=3), experiment(case, seed=4, data=shards(seed=6)), experiment(case, seed=8)]
+    apart = [
+        experiment(case, seed=3),
+        experiment(case, seed=4, data=shards(seed=6)),
+        experiment(case, seed=8),
+    ]
     together = covey.runs(apart)
     list(together)
     for seed, alone in zip(together.seeds, apart, strict=True):
@@ -59,7 +67,10 @@ def test_seeds_go_on_alone_or_together(case: Case, tmp_path: Path) -> None:
         list(alone)
         list(never)
         for other in (alone, never):
-            scores = {"history": "", "meter": ""}  # the first two rounds were scored for being the last of their run
+            scores = {
+                "history": "",
+                "meter": "",
+            }  # the first two rounds were scored for being the last of their run
             assert differences(state(seed) | scores, state(other) | scores) == []
 
 
@@ -116,11 +127,19 @@ def test_experiments_that_compute_differently_do_not_run_in_one_go() -> None:
 
     def experiment(seed: int, **changes: Any) -> covey.Experiment:
         plain: dict[str, Any] = {"model": Scaled(1.0), "loss": "cross_entropy", **changes}
-        return covey.Experiment(covey.algorithms.FedAvg(), shards, tree=covey.Tree.flat(4), rounds=1, seed=seed, **plain)
+        return covey.Experiment(
+            covey.algorithms.FedAvg(), shards, tree=covey.Tree.flat(4), rounds=1, seed=seed, **plain
+        )
 
     assert unlike([experiment(0), experiment(1)]) is None
     assert "models differ" in str(unlike([experiment(0), experiment(1, model=Scaled(2.0))]))
     losses = [lambda out, y: out.sum(1), lambda out, y: 2 * out.sum(1)]
-    assert "differ in loss" in str(unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)]))
-    losses = [lambda out, y: out.sum(1) for _ in range(2)]  # equal code, but what they refer to may differ
-    assert "two functions" in str(unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)]))
+    assert "differ in loss" in str(
+        unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)])
+    )
+    losses = [
+        lambda out, y: out.sum(1) for _ in range(2)
+    ]  # equal code, but what they refer to may differ
+    assert "two functions" in str(
+        unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)])
+    )

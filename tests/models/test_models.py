@@ -60,7 +60,11 @@ def test_linear_refuses_impossible_sizes(sizes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize(
     ("model", "count"),
-    [(cnn(), 1_663_370), (cnn((3, 32, 32)), 2_156_490), (cnn((1, 8, 8), channels=(4,), hidden=6, classes=3, kernel=3), 451)],
+    [
+        (cnn(), 1_663_370),
+        (cnn((3, 32, 32)), 2_156_490),
+        (cnn((1, 8, 8), channels=(4,), hidden=6, classes=3, kernel=3), 451),
+    ],
 )
 def test_cnn_has_the_papers_parameters(model: nn.Module, count: int) -> None:
     assert parameters(model) == count
@@ -74,8 +78,14 @@ def test_cnn_takes_images_flat_or_not() -> None:
 
 
 def test_padding_and_stride_decide_what_is_left_of_an_image() -> None:
-    model = cnn((1, 9, 8), channels=(2, 3), hidden=(7, 6), classes=4, kernel=3, padding="valid", stride=1)
-    assert [layer.in_features for layer in model if isinstance(layer, nn.Linear)] == [3 * 3 * 2, 7, 6]
+    model = cnn(
+        (1, 9, 8), channels=(2, 3), hidden=(7, 6), classes=4, kernel=3, padding="valid", stride=1
+    )
+    assert [layer.in_features for layer in model if isinstance(layer, nn.Linear)] == [
+        3 * 3 * 2,
+        7,
+        6,
+    ]
     assert model(torch.rand(5, 72)).shape == (5, 4)
 
 
@@ -107,7 +117,11 @@ def test_examples_without_channels_are_grey_and_flat_ones_square(shape: tuple[in
 def test_convolutional_networks_have_the_papers_parameters(model: nn.Module, count: int) -> None:
     assert parameters(model) == count
     image, classes = model[1].unflattened_size, model[-1].out_features
-    assert model(torch.zeros(2, *image)).shape == model(torch.zeros(2, *image).flatten(1)).shape == (2, classes)
+    assert (
+        model(torch.zeros(2, *image)).shape
+        == model(torch.zeros(2, *image).flatten(1)).shape
+        == (2, classes)
+    )
 
 
 def test_the_convolutions_of_vgg_alone() -> None:
@@ -120,13 +134,27 @@ def test_layers_of_permfl_for_mnist() -> None:
     kinds = [str(layer) for layer in permfl_cnn()[2:8]]
     convolution = ["Conv2d(1, 16, kernel_size=(2, 2), stride=(1, 1), padding=valid)", "ReLU()"]
     assert kinds[:2] == convolution
-    assert kinds[2] == kinds[5] == "MaxPool2d(kernel_size=2, stride=1, padding=0, dilation=1, ceil_mode=False)"
+    assert (
+        kinds[2]
+        == kinds[5]
+        == "MaxPool2d(kernel_size=2, stride=1, padding=0, dilation=1, ceil_mode=False)"
+    )
 
 
 def test_layers_of_vgg() -> None:
     kinds = [type(layer) for layer in vgg((1, 4, 4), layers=(4, "M", 6), head=(5,), groups=2)]
     block = [nn.Conv2d, nn.GroupNorm, nn.ReLU]
-    assert kinds == [nn.Flatten, nn.Unflatten, *block, nn.MaxPool2d, *block, nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+    assert kinds == [
+        nn.Flatten,
+        nn.Unflatten,
+        *block,
+        nn.MaxPool2d,
+        *block,
+        nn.Flatten,
+        nn.Linear,
+        nn.ReLU,
+        nn.Linear,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +172,10 @@ def test_cnn_refuses_impossible_images(shape: tuple[int, ...], words: str) -> No
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"channels": (4, 0)}, "channels, hidden, classes, kernel and stride must each be 1 or more"),
+        (
+            {"channels": (4, 0)},
+            "channels, hidden, classes, kernel and stride must each be 1 or more",
+        ),
         ({"hidden": (3, -1)}, "must each be 1 or more"),
         ({"stride": 0}, "must each be 1 or more"),
         ({"padding": "full"}, "padding='full'.*give 'same' or 'valid'"),
@@ -159,7 +190,10 @@ def test_cnn_refuses_impossible_options(options: dict[str, object], words: str) 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layers": (16, "X")}, r"layers=\(16, 'X'\).*give numbers of 1 or more, and 'M' in layers for a pooling"),
+        (
+            {"layers": (16, "X")},
+            r"layers=\(16, 'X'\).*give numbers of 1 or more, and 'M' in layers for a pooling",
+        ),
         ({"layers": (0,)}, "give numbers of 1 or more"),
         ({"head": (0,)}, r"head=\(0,\).*give numbers of 1 or more"),
         ({"layers": (12,)}, "groups=8.*12 channels.*give a divisor, or None"),
@@ -173,7 +207,9 @@ def test_vgg_refuses_impossible_options(options: dict[str, object], words: str) 
 
 
 def test_permfl_has_three_networks() -> None:
-    with pytest.raises(ModelError, match=r"net='emnist'.*give one of 'mnist', 'fmnist', 'cifar100'"):
+    with pytest.raises(
+        ModelError, match=r"net='emnist'.*give one of 'mnist', 'fmnist', 'cifar100'"
+    ):
         permfl_cnn(net="emnist")
 
 
@@ -205,7 +241,9 @@ def test_many_at_once_are_each_alone(name: str, device: str, path: str) -> None:
         alone.zero_grad()
         alone(x[i]).sin().sum().backward()
         for slot, gradient in zip(space.slots, gradients, strict=True):
-            torch.testing.assert_close(gradient[i], _stored(alone, slot.name, slot.transposed), atol=1e-12, rtol=1e-12)
+            torch.testing.assert_close(
+                gradient[i], _stored(alone, slot.name, slot.transposed), atol=1e-12, rtol=1e-12
+            )
 
 
 def _stored(module: nn.Module, name: str, transposed: bool) -> Tensor:
@@ -216,7 +254,14 @@ def _stored(module: nn.Module, name: str, transposed: bool) -> Tensor:
 
 def test_no_model_draws_at_random_or_needs_vmap() -> None:
     shards = own([(torch.rand(9, 256), torch.arange(9) % 3) for _ in range(2)])
-    paths = {"linear": "fused", "mlp": "fused", "cnn": "each", "lenet": "each", "permfl_cnn": "each", "vgg": "each"}
+    paths = {
+        "linear": "fused",
+        "mlp": "fused",
+        "cnn": "each",
+        "lenet": "each",
+        "permfl_cnn": "each",
+        "vgg": "each",
+    }
     made = {
         "linear": linear(256, 3),
         "mlp": mlp(256, 4, 3),
@@ -230,5 +275,7 @@ def test_no_model_draws_at_random_or_needs_vmap() -> None:
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d])
 def test_batch_statistics_are_refused_and_group_norm_offered(norm: type[nn.Module]) -> None:
-    with pytest.raises(ModelError, match=rf"layer '1' is {norm.__name__}.*use nn.GroupNorm instead"):
+    with pytest.raises(
+        ModelError, match=rf"layer '1' is {norm.__name__}.*use nn.GroupNorm instead"
+    ):
         ParameterLayout(nn.Sequential(nn.Conv2d(1, 8, 3), norm(8), nn.ReLU()))

@@ -22,7 +22,9 @@ def record(
         worst = accuracy / 2 if accuracy is not None else None
         missed = 1 - accuracy if accuracy is not None else loss
         scores[part] = Score(accuracy, accuracy, worst, missed, 4, accuracy, missed)
-    return Round(number, {}, traffic or {}, {"global": Model("server", 1, 0.0, nonzeros, 0.0, scores)}, 0.5)
+    return Round(
+        number, {}, traffic or {}, {"global": Model("server", 1, 0.0, nonzeros, 0.0, scores)}, 0.5
+    )
 
 
 def link(down: Traffic, up: Traffic) -> Links:

@@ -15,7 +15,15 @@ from matplotlib.lines import Line2D
 import covey
 from covey.algorithms import FedAvg, HierFAVG, Local
 from covey.links.meter import Traffic
-from covey.report.plot import COLOURS, _spent, compare, devices_figure, draw, draw_devices, run_figure
+from covey.report.plot import (
+    COLOURS,
+    _spent,
+    compare,
+    devices_figure,
+    draw,
+    draw_devices,
+    run_figure,
+)
 from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
 from covey.runs.scoring import Model
@@ -45,12 +53,18 @@ def curve(axes: Axes, label: str) -> Line2D:
     return next(line for line in axes.lines if line.get_label() == label)
 
 
-def device(name: object, model: str, accuracy: float | None, loss: float = 1.0, part: str = "test") -> DeviceScore:
+def device(
+    name: object, model: str, accuracy: float | None, loss: float = 1.0, part: str = "test"
+) -> DeviceScore:
     """One line of a device's table."""
     return DeviceScore(str(name), None, model, part, 10, 1, accuracy, loss, 1, accuracy, loss, True)
 
 
-SCORES = [device(k, model, share) for k in range(3) for model, share in (("global", 0.5), ("personal", 0.3 * k))]
+SCORES = [
+    device(k, model, share)
+    for k in range(3)
+    for model, share in (("global", 0.5), ("personal", 0.3 * k))
+]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +84,9 @@ SCORES = [device(k, model, share) for k in range(3) for model, share in (("globa
         "nothing", "one round",
     ],
 )  # fmt: skip
-def test_every_panel_of_a_picture_shows_something(histories: list[list[Round]], panels: int, tmp_path: Path) -> None:
+def test_every_panel_of_a_picture_shows_something(
+    histories: list[list[Round]], panels: int, tmp_path: Path
+) -> None:
     path = tmp_path / "plot.png"
     draw(histories, path, title="a run")
     assert size(path) == (660 * panels, 504)
@@ -84,7 +100,9 @@ def test_every_panel_of_a_picture_shows_something(histories: list[list[Round]], 
         assert [text.get_text() for text in figure.axes[0].texts] == ["no round was scored"]
         return
     line = curve(figure.axes[0], "global")
-    assert len(line.get_xdata()) == min(len([r for r in history if r.models]) for history in histories)
+    assert len(line.get_xdata()) == min(
+        len([r for r in history if r.models]) for history in histories
+    )
     assert line.get_marker() == "o"  # a line of one point would not be seen
     colour = np.array(to_rgba(line.get_color()))
     assert (np.abs(picture[:, :660] - colour).max(-1) < 0.02).sum() > 50  # and it is in the file
@@ -93,23 +111,39 @@ def test_every_panel_of_a_picture_shows_something(histories: list[list[Round]], 
         assert labels(axes)
 
 
-@pytest.mark.parametrize("algorithm", [Local(steps=2), FedAvg(steps=2), HierFAVG(steps=2)], ids=["Local", "FedAvg", "HierFAVG"])
-def test_a_dense_run_shows_devices_and_one_that_sends_nothing_no_links(algorithm: covey.Algorithm) -> None:
+@pytest.mark.parametrize(
+    "algorithm",
+    [Local(steps=2), FedAvg(steps=2), HierFAVG(steps=2)],
+    ids=["Local", "FedAvg", "HierFAVG"],
+)
+def test_a_dense_run_shows_devices_and_one_that_sends_nothing_no_links(
+    algorithm: covey.Algorithm,
+) -> None:
     data = covey.data.digits(devices=4)
     tree = covey.Tree.grouped([2, 2]) if isinstance(algorithm, HierFAVG) else covey.Tree.flat(4)
     run = covey.run(covey.Experiment(algorithm, data, covey.models.linear(64, 10), tree, rounds=2))
     list(run)
     models, devices = run_figure([run.history], "x", [run.devices()]).axes
     assert devices.get_title() == "how every device does"
-    points = {str(dots.get_label()): dots for dots in devices.collections if isinstance(dots, PathCollection)}
-    expected = {Local: {"personal"}, FedAvg: {"global"}, HierFAVG: {"global", "edge"}}[type(algorithm)]
+    points = {
+        str(dots.get_label()): dots
+        for dots in devices.collections
+        if isinstance(dots, PathCollection)
+    }
+    expected = {Local: {"personal"}, FedAvg: {"global"}, HierFAVG: {"global", "edge"}}[
+        type(algorithm)
+    ]
     assert set(points) == expected
-    assert set(labels(models)) == expected  # Local's global model stays as it began, and is not shown
+    assert (
+        set(labels(models)) == expected
+    )  # Local's global model stays as it began, and is not shown
     lines = {(line.model, line.device): line for line in run.devices() if line.part == "test"}
     for name, dots in points.items():
         order = [tick.get_text() for tick in devices.get_xticklabels()]
         shown = np.asarray(dots.get_offsets())[:, 1]
-        np.testing.assert_allclose(shown, [100 * (lines[name, device].accuracy or 0) for device in order])
+        np.testing.assert_allclose(
+            shown, [100 * (lines[name, device].accuracy or 0) for device in order]
+        )
 
 
 def test_a_sparse_run_shows_its_links() -> None:
@@ -127,10 +161,15 @@ def test_a_tier_has_one_colour_and_its_models_differ_by_style() -> None:
         "global": "server", "region": "region", "edge": "edge", "edge_global": "edge", "personal": "device",
         "new_global": "server", "new_personal": "device",
     }  # fmt: skip
-    history = [replace(entry, models={name: model(tier) for name, tier in tiers.items()}) for entry in CLASSES]
+    history = [
+        replace(entry, models={name: model(tier) for name, tier in tiers.items()})
+        for entry in CLASSES
+    ]
     axes = run_figure([history]).axes[0]
     assert labels(axes) == list(tiers)
-    drawn = {name: (curve(axes, name).get_color(), curve(axes, name).get_linestyle()) for name in tiers}
+    drawn = {
+        name: (curve(axes, name).get_color(), curve(axes, name).get_linestyle()) for name in tiers
+    }
     assert drawn["global"][0] == COLOURS["server"]
     assert drawn["edge"][0] == drawn["edge_global"][0] == COLOURS["edge"]
     assert drawn["personal"][0] == COLOURS["device"]
@@ -152,20 +191,28 @@ def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
     assert labels(right) == [f"{better} gain", f"{worse} lose"]
     gains = 100 * (own - 0.5)
     if count == 10:
-        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(sorted(gains.tolist()))
+        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(
+            sorted(gains.tolist())
+        )
     areas = [area.get_paths()[0].get_extents() for area in right.collections]
     if count == 1000:
         assert [area.y1 for area in areas] == pytest.approx([gains.max(), 0])
         assert [area.y0 for area in areas] == pytest.approx([0, gains.min()])
         assert [area.width for area in areas] == [better - 1, worse - 1]
-    assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (count == 10)  # names, where there is room
+    assert ("9" in [tick.get_text() for tick in left.get_xticklabels()]) == (
+        count == 10
+    )  # names, where there is room
     draw_devices([CLASSES], tmp_path / "devices.png", "Ditto", [scores])
     assert size(tmp_path / "devices.png") == (1320, 504)
 
 
 def test_devices_without_classes_gain_by_a_smaller_loss_and_seeds_are_pooled() -> None:
     seed = [device("a", "global", None, 4.0), device("b", "global", None, 4.0)]
-    seed += [device("a", "personal", None, 1.0), device("b", "personal", None, 5.0), device("a", "personal", None, 9.0, "train")]
+    seed += [
+        device("a", "personal", None, 1.0),
+        device("b", "personal", None, 5.0),
+        device("a", "personal", None, 9.0, "train"),
+    ]
     pairs = compare([seed, seed])
     assert pairs is not None
     assert pairs.figure == "loss"
@@ -188,7 +235,10 @@ def test_an_old_picture_is_replaced_and_differs(tmp_path: Path) -> None:
 
 
 def test_with_a_radio_models_are_drawn_against_seconds_and_joules(tmp_path: Path) -> None:
-    aired = [replace(one, radio=RadioRecord(0.5 * (at + 1), 2.0, 1.0, 100)) for at, one in enumerate(CLASSES)]
+    aired = [
+        replace(one, radio=RadioRecord(0.5 * (at + 1), 2.0, 1.0, 100))
+        for at, one in enumerate(CLASSES)
+    ]
     assert _spent(aired, "round") == [1, 2, 3, 4]
     assert _spent(aired, "seconds") == [0.5, 1.5, 3.0, 5.0]
     assert _spent([replace(aired[0], models={}), *aired[1:]], "joules") == [4, 6, 8]

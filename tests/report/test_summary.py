@@ -71,7 +71,10 @@ def test_rounds_that_were_not_scored_count_only_as_rounds() -> None:
 
 
 def test_links_are_summed_over_rounds_and_weighed_by_the_formulas() -> None:
-    down, up = Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200), Traffic(40, 1, 50, 10, 200)
+    down, up = (
+        Traffic(bytes=100, messages=1, values=50, nonzeros=20, dense=200),
+        Traffic(40, 1, 50, 10, 200),
+    )
     history = [record(k, validation=0.5, test=0.5, traffic=link(down, up)) for k in range(2)]
     summary = summarise([history, SECOND])
     (edge,) = summary.links
@@ -88,7 +91,9 @@ def test_what_scoring_sends_is_not_training() -> None:
 
 
 def test_regression_has_a_loss_and_no_accuracy() -> None:
-    history = [record(k, validation=None, test=None, loss=loss) for k, loss in enumerate((3.0, 1.0, 2.0))]
+    history = [
+        record(k, validation=None, test=None, loss=loss) for k, loss in enumerate((3.0, 1.0, 2.0))
+    ]
     (model,) = summarise([history]).models
     assert model.chosen_round == [1]
     assert model.accuracy is None
@@ -104,17 +109,24 @@ def test_figures_as_text() -> None:
 
 def test_the_table_has_a_row_for_every_model_and_link() -> None:
     out = io.StringIO()
-    traffic = link(Traffic(2_000_000, 1, 50, 20, 4_000_000), Traffic(1_000_000, 1, 50, 10, 4_000_000))
+    traffic = link(
+        Traffic(2_000_000, 1, 50, 20, 4_000_000), Traffic(1_000_000, 1, 50, 10, 4_000_000)
+    )
     first = [record(0, validation=0.5, test=0.6, traffic=traffic)]
     show.table(Console(file=out, width=200), summarise([first, SECOND]))
     rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
-    assert "global 1 server 70.00 ± 14.14 35.00 ± 7.07 40.00 ± 28.28 72.50 ± 17.68 62.50 ± 17.68" in rows
+    assert (
+        "global 1 server 70.00 ± 14.14 35.00 ± 7.07 40.00 ± 28.28 72.50 ± 17.68 62.50 ± 17.68"
+        in rows
+    )
     assert "server-device 2.000 1.000 0.375 0.319 30.0" in rows
 
 
 def test_the_table_of_regression_without_errors_has_the_loss() -> None:
     out = io.StringIO()
-    show.table(Console(file=out, width=200), summarise([[record(0, validation=None, test=None, loss=1.0)]]))
+    show.table(
+        Console(file=out, width=200), summarise([[record(0, validation=None, test=None, loss=1.0)]])
+    )
     rows = [line.split() for line in out.getvalue().splitlines()]
     assert ["model", "kept", "by", "test", "loss", "non-zero", "%"] in rows
     assert ["global", "1", "server", "1", "50.00"] in rows
@@ -134,13 +146,24 @@ def test_a_narrow_console_cuts_no_figure() -> None:
 
 def test_the_virtual_clock_of_two_seeds() -> None:
     first = [
-        replace(record(k, validation=0.5, test=0.5), radio=RadioRecord(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}))
+        replace(
+            record(k, validation=0.5, test=0.5),
+            radio=RadioRecord(1.0, 4.0, 3.0, 100, 0.9, 80.0, [1], {"channel": [1]}),
+        )
         for k in range(2)
     ]
-    second = [replace(one, radio=RadioRecord(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], {}, [1, 2])) for one in first]
+    second = [
+        replace(one, radio=RadioRecord(2.0, 6.0, 5.0, 300, 1.9, 280.0, [], {}, [1, 2]))
+        for one in first
+    ]
     radio = summarise([first, second]).radio
     assert radio is not None
-    assert (radio.seconds.mean, radio.joules.mean, radio.upload_joules.mean, radio.upload_bytes.mean) == (3.0, 10.0, 8.0, 400.0)
+    assert (
+        radio.seconds.mean,
+        radio.joules.mean,
+        radio.upload_joules.mean,
+        radio.upload_bytes.mean,
+    ) == (3.0, 10.0, 8.0, 400.0)
     assert (radio.left_out.mean, radio.late.mean) == (0.5, 1.0)
     assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)

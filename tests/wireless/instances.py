@@ -7,7 +7,13 @@ from covey.wireless import Problem
 
 
 def problem(
-    seed: int, *, devices: int = 8, groups: int = 1, density: bool = False, mask: bool = False, rho_max: float = 0.95
+    seed: int,
+    *,
+    devices: int = 8,
+    groups: int = 1,
+    density: bool = False,
+    mask: bool = False,
+    rho_max: float = 0.95,
 ) -> Problem:
     """Devices with budgets, training and sending times over orders of magnitude."""
     draw = np.random.default_rng(seed)

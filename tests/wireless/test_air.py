@@ -35,7 +35,9 @@ from covey.wireless import (
 
 BITS = 8 * (24 + header.SIZE)
 CHANNEL = Channel(Noise(1.0), LogDistance(reference=0.0, exponent=1.0), fading="none")
-PAIR = Devices.of([0, 0], distance=1.0, cpu=[1e6, 0.5e6], cycles=100.0, power=[3.0, 1.0], capacitance=1e-12)
+PAIR = Devices.of(
+    [0, 0], distance=1.0, cpu=[1e6, 0.5e6], cycles=100.0, power=[3.0, 1.0], capacitance=1e-12
+)
 TWO = Radio(PAIR, Cells.of(40e3), CHANNEL)
 STEPS = 5 * 6 * 100  # cycles of five steps on six weights: 3 and 6 ms
 FAST, SLOW = STEPS / 1e6 + BITS / 40e3, STEPS / 0.5e6 + BITS / 20e3
@@ -43,17 +45,30 @@ FAST, SLOW = STEPS / 1e6 + BITS / 40e3, STEPS / 0.5e6 + BITS / 20e3
 
 def shards(devices: int = 2) -> data.Shards:
     draw = torch.Generator().manual_seed(3)
-    pairs = [(x := torch.randn(20, 2, generator=draw), (x[:, 0] > 0.3 * at).long()) for at in range(devices)]
+    pairs = [
+        (x := torch.randn(20, 2, generator=draw), (x[:, 0] > 0.3 * at).long())
+        for at in range(devices)
+    ]
     return data.own(pairs, classes=2)
 
 
-def experiment(algorithm: covey.Algorithm, radio: Radio | None, tree: Tree | None = None, **changes: object) -> Experiment:
+def experiment(
+    algorithm: covey.Algorithm, radio: Radio | None, tree: Tree | None = None, **changes: object
+) -> Experiment:
     tree = tree or Tree.flat(len(radio.devices) if radio else 2)
-    plain = {"data": shards(tree.devices), "model": models.linear(2, 2), "tree": tree, "rounds": 1, "radio": radio}
+    plain = {
+        "data": shards(tree.devices),
+        "model": models.linear(2, 2),
+        "tree": tree,
+        "rounds": 1,
+        "radio": radio,
+    }
     return Experiment(algorithm, **{**plain, **changes})
 
 
-def first(algorithm: covey.Algorithm, radio: Radio, tree: Tree | None = None, **changes: object) -> covey.Round:
+def first(
+    algorithm: covey.Algorithm, radio: Radio, tree: Tree | None = None, **changes: object
+) -> covey.Round:
     return next(covey.run(experiment(algorithm, radio, tree, **changes)))
 
 
@@ -68,14 +83,22 @@ def test_the_slowest_is_waited_for() -> None:
     assert radio.upload_joules == near(3 * BITS / 40e3 + BITS / 20e3)
     assert radio.joules == near(radio.upload_joules + STEPS * 1e-12 * (1e12 + 0.25e12))
     assert radio.upload_bytes == BITS // 4
-    assert (radio.formula_seconds, radio.left_out, radio.late, radio.certificate) == (None, [], [], None)
+    assert (radio.formula_seconds, radio.left_out, radio.late, radio.certificate) == (
+        None,
+        [],
+        [],
+        None,
+    )
 
 
 def test_a_straggler_is_dropped_at_the_deadline() -> None:
     """The round ends at the deadline, the server takes the other's model, and the straggler has spent its joules all the same."""
     deadline = (FAST + SLOW) / 2
     algorithm, radio = FedAvg(steps=5, batch=4), replace(TWO, deadline=deadline)
-    waited, dropped = first(algorithm, radio).radio, covey.run(experiment(algorithm, replace(radio, late="drop")))
+    waited, dropped = (
+        first(algorithm, radio).radio,
+        covey.run(experiment(algorithm, replace(radio, late="drop"))),
+    )
     aired = next(dropped).radio
     assert waited is not None
     assert aired is not None
@@ -87,18 +110,24 @@ def test_a_straggler_is_dropped_at_the_deadline() -> None:
 
 
 def test_when_all_are_late_the_first_counts() -> None:
-    run = covey.run(experiment(FedAvg(steps=5, batch=4), replace(TWO, deadline=FAST / 2, late="drop")))
+    run = covey.run(
+        experiment(FedAvg(steps=5, batch=4), replace(TWO, deadline=FAST / 2, late="drop"))
+    )
     aired = next(run).radio
     assert aired is not None
     assert (aired.seconds, aired.late) == (near(FAST), [0, 1])
-    alone = covey.run(experiment(FedAvg(steps=5, batch=4), None, Tree.flat(1), data=shards().chosen([0])))
+    alone = covey.run(
+        experiment(FedAvg(steps=5, batch=4), None, Tree.flat(1), data=shards().chosen([0]))
+    )
     next(alone)
     assert torch.equal(run.w, alone.w)
 
 
 def test_edges_wait_round_by_round_and_cross_their_wires() -> None:
     """Two cells: a pair, and the straggler's like alone on the whole band. Three rounds at each edge, then 7 ms and the wire."""
-    devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])
+    devices = Devices.of(
+        [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
+    )
     cells = Cells.of(40e3, wire_rate=[1e6, 1e3], wire_delay=0.007, count=2)
     tree, algorithm = Tree.grouped([2, 1]), HierFAVG(steps=5, batch=4, edge_rounds=3)
     aired = first(algorithm, Radio(devices, cells, CHANNEL), tree).radio
@@ -108,11 +137,17 @@ def test_edges_wait_round_by_round_and_cross_their_wires() -> None:
 
 
 def test_without_edges_the_base_stations_pass_messages_on() -> None:
-    devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])
+    devices = Devices.of(
+        [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
+    )
     cells = Cells.of(40e3, wire_rate=[1e6, 1e4], wire_delay=0.007, count=2)
-    aired = first(FedAvg(steps=5, batch=4), Radio(devices, cells, CHANNEL), Tree.grouped([2, 1])).radio
+    aired = first(
+        FedAvg(steps=5, batch=4), Radio(devices, cells, CHANNEL), Tree.grouped([2, 1])
+    ).radio
     assert aired is not None
-    assert aired.seconds == near(max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007)
+    assert aired.seconds == near(
+        max(SLOW + 2 * BITS / 1e6, STEPS / 0.5e6 + BITS / 40e3 + BITS / 1e4) + 0.007
+    )
 
 
 def test_the_base_station_passes_on_only_the_answers_that_count() -> None:
@@ -131,7 +166,9 @@ def test_the_base_station_passes_on_only_the_answers_that_count() -> None:
 
 def test_a_wire_that_nothing_crosses_takes_no_time() -> None:
     """Local sends nothing; in AL2GD the edges answer once, and are then told how far to move."""
-    devices = Devices.of([0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0])
+    devices = Devices.of(
+        [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
+    )
     radio = Radio(devices, Cells.of(40e3, wire_delay=1000.0, count=2), CHANNEL)
     for algorithm, wires in ((Local(steps=5, batch=4), 0), (AL2GD(batch=4), 1)):
         aired = first(algorithm, radio, Tree.grouped([2, 1])).radio
@@ -139,15 +176,29 @@ def test_a_wire_that_nothing_crosses_takes_no_time() -> None:
         assert aired.seconds // 1000.0 == wires
 
 
-WIDE = Devices.of([0] * 4 + [1] * 4, distance=[50.0, 80.0, 120.0, 900.0] * 2, cpu=1e9, cycles=[20.0, 30.0] * 4, power=0.6)
+WIDE = Devices.of(
+    [0] * 4 + [1] * 4,
+    distance=[50.0, 80.0, 120.0, 900.0] * 2,
+    cpu=1e9,
+    cycles=[20.0, 30.0] * 4,
+    power=0.6,
+)
 CELLS = Cells.of([2e6, 1e6], wire_rate=1e8, wire_delay=0.001)
 FADING = Channel(Noise(1e-14), shadowing=4.0)
-PLANNED = Pruned(ratio="plan", steps=4, probe_steps=2, personal_steps=3, lr=0.1, personal_lr=0.1, batch=4)
+PLANNED = Pruned(
+    ratio="plan", steps=4, probe_steps=2, personal_steps=3, lr=0.1, personal_lr=0.1, batch=4
+)
 
 
 def planned(policy: object = None, **changes: object) -> covey.Run:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004, policy=policy, **changes)
-    settings = {"private": "head", "codec": "bitmap", "rounds": 3, "seed": 7, "model": models.mlp(2, 40, 2)}
+    settings = {
+        "private": "head",
+        "codec": "bitmap",
+        "rounds": 3,
+        "seed": 7,
+        "model": models.mlp(2, 40, 2),
+    }
     return covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings))
 
 
@@ -156,7 +207,9 @@ def test_a_plan_drives_a_run(policy: object) -> None:
     """Ratios are those that `plan` gives for the seed's channel, and the real bytes meet the deadline they were planned for."""
     run = planned(policy)
     work = Work(120, 82, steps=4, probe_steps=2, personal_steps=3)
-    expected = plan(Scenario(WIDE, CELLS, FADING, work, 0.0004, mask=True, seed=7), policy, rounds=3)
+    expected = plan(
+        Scenario(WIDE, CELLS, FADING, work, 0.0004, mask=True, seed=7), policy, rounds=3
+    )
     assert 12 < int(expected.asked.sum()) < 24
     assert float(expected.kept[expected.asked].mean()) < 0.9
     for row, record in enumerate(run):
@@ -164,16 +217,26 @@ def test_a_plan_drives_a_run(policy: object) -> None:
         asked, note = expected.asked[row], record.notes["device"]["kept"]
         kept = torch.floor(expected.kept[row][asked] * 120 + 1e-6) / 120
         assert note.count == int(asked.sum())
-        assert (note.least, note.most) == pytest.approx((float(kept.min()), float(kept.max())), rel=1e-6)  # noted in float32
+        assert (note.least, note.most) == pytest.approx(
+            (float(kept.min()), float(kept.max())), rel=1e-6
+        )  # noted in float32
         assert record.cohorts["device"] == asked.nonzero()[:, 0].tolist()
         assert record.radio.left_out == (~asked).nonzero()[:, 0].tolist()
         assert record.radio.certificate is not None
         assert 0 <= record.radio.certificate < 1e-9
-        named = {device: name for name, devices in record.radio.reasons.items() for device in devices}
-        assert named == {at: Reason(int(expected.reason[row, at])).name.lower() for at in record.radio.left_out}
+        named = {
+            device: name for name, devices in record.radio.reasons.items() for device in devices
+        }
+        assert named == {
+            at: Reason(int(expected.reason[row, at])).name.lower() for at in record.radio.left_out
+        }
         assert record.radio.late == []
         assert record.radio.formula_seconds == near(float(expected.round_seconds()[row]))
-        assert record.radio.formula_seconds <= record.radio.seconds <= 0.0004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
+        assert (
+            record.radio.formula_seconds
+            <= record.radio.seconds
+            <= 0.0004 + 0.001 + 8 * (500 + header.SIZE) / 1e8
+        )
         assert record.radio.formula_bytes == near(4 * 120 * float(expected.kept[row][asked].sum()))
         assert record.radio.upload_bytes == int((4 * kept * 120 + header.SIZE + 15).round().sum())
 
@@ -182,8 +245,20 @@ def test_plans_reckon_with_the_codec_of_the_link() -> None:
     """Fewer bits a weight prune less, and whatever the codec its bytes meet the deadline."""
     radio, parts = Radio(WIDE, CELLS, FADING, deadline=0.0004), []
     for codec in ("bitmap", "bitmap_f16", "int8", "int4"):
-        settings = {"private": "head", "codec": codec, "model": models.mlp(2, 40, 2), "rounds": 3, "seed": 7}
-        records = list(covey.run(experiment(replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings)))
+        settings = {
+            "private": "head",
+            "codec": codec,
+            "model": models.mlp(2, 40, 2),
+            "rounds": 3,
+            "seed": 7,
+        }
+        records = list(
+            covey.run(
+                experiment(
+                    replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings
+                )
+            )
+        )
         aired = [record.radio for record in records if record.radio is not None]
         assert [one.late for one in aired] == [[], [], []]
         for record, one in zip(records, aired, strict=True):
@@ -197,7 +272,9 @@ def test_plans_reckon_with_the_codec_of_the_link() -> None:
 def test_dense_links_are_warned_of() -> None:
     assert not any("dense" in note for note in planned().notes)
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
-    run = covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), private="head", model=models.mlp(2, 40, 2)))
+    run = covey.run(
+        experiment(PLANNED, radio, Tree.grouped([4, 4]), private="head", model=models.mlp(2, 40, 2))
+    )
     assert any("edge-device sends dense rows up" in note for note in run.notes)
     record = next(run)
     assert record.radio is not None
@@ -207,13 +284,29 @@ def test_dense_links_are_warned_of() -> None:
 @pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
 def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> None:
     """To the last bit, though noise by the hertz takes one cell more of Newton's steps than another."""
-    radio = Radio(WIDE, CELLS, Channel(Noise(1e-20, per_hertz=True), shadowing=8.0), deadline=0.002, policy=policy)
-    settings = {"private": "head", "codec": "bitmap", "rounds": 3, "model": models.mlp(2, 40, 2), "score_every": 3}
-    apart = [experiment(PLANNED, radio, Tree.grouped([4, 4]), seed=seed, **settings) for seed in range(4)]
+    radio = Radio(
+        WIDE,
+        CELLS,
+        Channel(Noise(1e-20, per_hertz=True), shadowing=8.0),
+        deadline=0.002,
+        policy=policy,
+    )
+    settings = {
+        "private": "head",
+        "codec": "bitmap",
+        "rounds": 3,
+        "model": models.mlp(2, 40, 2),
+        "score_every": 3,
+    }
+    apart = [
+        experiment(PLANNED, radio, Tree.grouped([4, 4]), seed=seed, **settings) for seed in range(4)
+    ]
     together = covey.runs(apart)
     list(together)
     for seed, one in zip(together.seeds, apart, strict=True):
-        assert [record.radio for record in seed.history] == [record.radio for record in covey.run(one)]
+        assert [record.radio for record in seed.history] == [
+            record.radio for record in covey.run(one)
+        ]
 
 
 @pytest.mark.parametrize("late", ["wait", "drop"])
@@ -235,8 +328,17 @@ def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
 
 def test_who_gets_no_band_is_left_out() -> None:
     """Without a cap on ratios the sum starves far devices of all band, and over none not even a mask is ever sent."""
-    devices = Devices.of([0] * 4, distance=[50.0, 80.0, 3000.0, 9000.0], cpu=1e9, cycles=20.0, power=0.6)
-    radio = Radio(devices, Cells.of(1e5), Channel(Noise(1e-14), fading="none"), deadline=0.004, rho_max=1.0, mask=False)
+    devices = Devices.of(
+        [0] * 4, distance=[50.0, 80.0, 3000.0, 9000.0], cpu=1e9, cycles=20.0, power=0.6
+    )
+    radio = Radio(
+        devices,
+        Cells.of(1e5),
+        Channel(Noise(1e-14), fading="none"),
+        deadline=0.004,
+        rho_max=1.0,
+        mask=False,
+    )
     aired = first(PLANNED, radio, private="head", codec="bitmap", model=models.mlp(2, 40, 2)).radio
     assert aired is not None
     assert aired.left_out == [2, 3]
@@ -245,7 +347,12 @@ def test_who_gets_no_band_is_left_out() -> None:
 
 def test_held_out_devices_leave_their_band_to_the_others() -> None:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
-    settings = {"private": "head", "codec": "bitmap", "holdout_devices": (0, 5), "model": models.mlp(2, 40, 2)}
+    settings = {
+        "private": "head",
+        "codec": "bitmap",
+        "holdout_devices": (0, 5),
+        "model": models.mlp(2, 40, 2),
+    }
     record = next(covey.run(experiment(PLANNED, radio, Tree.grouped([4, 4]), **settings)))
     assert record.radio is not None
     assert len(record.cohorts["device"]) + len(record.radio.left_out) == 6
@@ -262,15 +369,39 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
         (lambda: Radio(replace(PAIR, cell=torch.tensor([0, 3])), Cells.of(1.0), CHANNEL), "cell 3"),
         (lambda: experiment(FedAvg(), TWO, Tree.flat(3)), "2 devices, the tree 3"),
         (lambda: experiment(FedAvg(), replace(TWO), Tree.grouped([1, 1])), "1 cells for 2 edges"),
-        (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([1, 1])), "device 1 stands in"),
-        (lambda: experiment(FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([2])), "2 cells for 1 edges"),
+        (
+            lambda: experiment(
+                FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([1, 1])
+            ),
+            "device 1 stands in",
+        ),
+        (
+            lambda: experiment(
+                FedAvg(), replace(TWO, cells=Cells.of(1.0, count=2)), Tree.grouped([2])
+            ),
+            "2 cells for 1 edges",
+        ),
         (lambda: replace(TWO, devices=replace(PAIR, cell=torch.tensor([0, -1]))), "cell -1"),
         (lambda: covey.run(experiment(Pruned(ratio="plan"), None)), "give a radio"),
         (lambda: covey.run(experiment(Pruned(ratio="plan"), TWO)), "needs a deadline"),
-        (lambda: covey.run(experiment(FedAvg(), replace(TWO, deadline=1.0, policy=optimal))), "optimal prunes"),
-        (lambda: covey.run(experiment(Pruned(ratio=0.5), replace(TWO, deadline=1.0, policy=fixed(0.5)))), "fixed 0.5 prunes"),
-        (lambda: experiment(Scaffold(), replace(TWO, deadline=1.0, late="drop")), "Scaffold counts on every answer"),
-        (lambda: experiment(Pruned(ratio="plan"), replace(TWO, deadline=1.0), idle="train"), "use 'skip'"),
+        (
+            lambda: covey.run(experiment(FedAvg(), replace(TWO, deadline=1.0, policy=optimal))),
+            "optimal prunes",
+        ),
+        (
+            lambda: covey.run(
+                experiment(Pruned(ratio=0.5), replace(TWO, deadline=1.0, policy=fixed(0.5)))
+            ),
+            "fixed 0.5 prunes",
+        ),
+        (
+            lambda: experiment(Scaffold(), replace(TWO, deadline=1.0, late="drop")),
+            "Scaffold counts on every answer",
+        ),
+        (
+            lambda: experiment(Pruned(ratio="plan"), replace(TWO, deadline=1.0), idle="train"),
+            "use 'skip'",
+        ),
         (lambda: Pruned(ratio="some"), "ratio = 'some'"),
         (lambda: planned(pruning_only), "pruning_only prunes and sends the private layers"),
         (lambda: planned(weighted(torch.ones(8))), "weighted has a value for each device"),
@@ -285,8 +416,13 @@ def test_bad_values(change: object, words: str) -> None:
 
 def test_fastest_shares_end_together() -> None:
     """FedAlt says what its devices do, so the band can be shared for the last to end soonest, as `plan` has it."""
-    algorithm, settings = FedAlt(steps=5, personal_steps=1), {"private": "head", "model": models.mlp(2, 40, 2)}
-    equal_shares, fastest = (first(algorithm, replace(TWO, policy=p), **settings).radio for p in (None, personal_fastest))
+    algorithm, settings = (
+        FedAlt(steps=5, personal_steps=1),
+        {"private": "head", "model": models.mlp(2, 40, 2)},
+    )
+    equal_shares, fastest = (
+        first(algorithm, replace(TWO, policy=p), **settings).radio for p in (None, personal_fastest)
+    )
     assert equal_shares is not None
     assert fastest is not None
     work = Work(120, 82, steps=5, personal_steps=1, probe_steps=0)
@@ -297,7 +433,11 @@ def test_fastest_shares_end_together() -> None:
 
 def test_seeds_side_by_side_have_one_radio() -> None:
     timed, plain = experiment(FedAvg(), TWO), experiment(FedAvg(), None, seed=1)
-    for pair in ((timed, plain), (plain, timed), (timed, replace(timed, seed=1, radio=replace(TWO, deadline=3.0)))):
+    for pair in (
+        (timed, plain),
+        (plain, timed),
+        (timed, replace(timed, seed=1, radio=replace(TWO, deadline=3.0))),
+    ):
         with pytest.raises(ConfigError, match="they differ in radio"):
             covey.runs(pair)
 
@@ -309,4 +449,7 @@ def test_another_radio_is_another_experiment(tmp_path: object) -> None:
     for other in (None, replace(TWO, deadline=3.0)):
         with pytest.raises(CheckpointError, match="its radio is"):
             covey.run(experiment(FedAvg(), other, rounds=2), resume=tmp_path / "saved")
-    assert covey.run(experiment(FedAvg(), TWO, rounds=2), resume=tmp_path / "saved").history == run.history
+    assert (
+        covey.run(experiment(FedAvg(), TWO, rounds=2), resume=tmp_path / "saved").history
+        == run.history
+    )

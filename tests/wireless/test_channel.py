@@ -17,7 +17,9 @@ def metres(*values: float) -> torch.Tensor:
 
 
 def test_log_distance_and_the_older_urban_macro_cell() -> None:
-    loss = LogDistance(reference=128.1, exponent=3.76, near=1000.0).loss(metres(1000, 100), metres(0, 0))
+    loss = LogDistance(reference=128.1, exponent=3.76, near=1000.0).loss(
+        metres(1000, 100), metres(0, 0)
+    )
     assert loss.tolist() == pytest.approx([128.1, 128.1 - 37.6])
 
 
@@ -28,9 +30,16 @@ def test_urban_macro_by_hand() -> None:
     blocked = 13.54 + 39.08 * math.log10(line) + 20 * math.log10(2)
     assert (clear, blocked) == pytest.approx((78.2774, 98.1768), abs=1e-4)
     for sight, loss in (("yes", clear), ("no", blocked)):
-        assert Urban("macro", 2e9, sight).loss(metres(100), metres(0.5)).item() == pytest.approx(loss)
+        assert Urban("macro", 2e9, sight).loss(metres(100), metres(0.5)).item() == pytest.approx(
+            loss
+        )
     far = math.hypot(1000, 23.5)
-    bent = 28 + 40 * math.log10(far) + 20 * math.log10(2) - 9 * math.log10((4 * 24 * 0.5 * 2e9 / 299_792_458) ** 2 + 23.5**2)
+    bent = (
+        28
+        + 40 * math.log10(far)
+        + 20 * math.log10(2)
+        - 9 * math.log10((4 * 24 * 0.5 * 2e9 / 299_792_458) ** 2 + 23.5**2)
+    )
     assert Urban("macro", 2e9, "yes").loss(metres(1000), metres(0.5)).item() == pytest.approx(bent)
 
 
@@ -39,7 +48,9 @@ def test_urban_micro_by_hand() -> None:
     clear = 32.4 + 21 * math.log10(line) + 20 * math.log10(3.5)
     blocked = 22.4 + 35.3 * math.log10(line) + 21.3 * math.log10(3.5)
     for sight, loss in (("yes", clear), ("no", blocked)):
-        assert Urban("micro", 3.5e9, sight).loss(metres(50), metres(0.5)).item() == pytest.approx(loss)
+        assert Urban("micro", 3.5e9, sight).loss(metres(50), metres(0.5)).item() == pytest.approx(
+            loss
+        )
 
 
 @pytest.mark.parametrize("kind", ["macro", "micro"])
@@ -57,15 +68,24 @@ def test_sight_is_certain_up_to_18_metres_and_as_frequent_as_the_standard_says()
     want = 18 / 100 + math.exp(-100 / 63) * (1 - 18 / 100)
     assert Urban("macro").sight_probability(metres(100)).item() == pytest.approx(want)
     channel = Channel(NOISE, Urban("macro"), fading="none")
-    gains = channel.gain(torch.full((20_000,), 100.0, dtype=torch.float64), torch.arange(20_000), rounds=range(1), seed=3)
+    gains = channel.gain(
+        torch.full((20_000,), 100.0, dtype=torch.float64),
+        torch.arange(20_000),
+        rounds=range(1),
+        seed=3,
+    )
     assert len(set(gains[0].tolist())) == 2
     assert abs((gains[0] == gains.max()).double().mean() - want) < 0.01
 
 
-@pytest.mark.parametrize(("fading", "variance"), [("rayleigh", 1.0), ("rician", (1 + 2 * 4) / (1 + 4) ** 2)])
+@pytest.mark.parametrize(
+    ("fading", "variance"), [("rayleigh", 1.0), ("rician", (1 + 2 * 4) / (1 + 4) ** 2)]
+)
 def test_fading_has_mean_1_and_its_variance(fading: str, variance: float) -> None:
     """Power fading with Rice factor K has variance (1 + 2K) / (1 + K)^2."""
-    power = Channel(NOISE, fading=fading, rice_factor=10 * math.log10(4)).fade(torch.arange(200_000), round=0, seed=1)
+    power = Channel(NOISE, fading=fading, rice_factor=10 * math.log10(4)).fade(
+        torch.arange(200_000), round=0, seed=1
+    )
     assert abs(power.mean() - 1) < 0.01
     assert abs(power.var() - variance) < 0.02 * max(variance, 1)
 
@@ -79,7 +99,9 @@ def test_rayleigh_power_is_exponential() -> None:
 def test_shadowing_lasts_and_fading_does_not() -> None:
     distance = torch.full((50_000,), 100.0, dtype=torch.float64)
     ids = torch.arange(50_000)
-    still = Channel(NOISE, shadowing=8.0, fading="none").gain(distance, ids, rounds=range(3), seed=0)
+    still = Channel(NOISE, shadowing=8.0, fading="none").gain(
+        distance, ids, rounds=range(3), seed=0
+    )
     assert torch.equal(still[0], still[2])
     decibels = 10 * torch.log10(still[0])
     assert abs(decibels.mean() + 100) < 0.15  # 30 + 35 log10(100)
@@ -99,8 +121,13 @@ def test_a_channel_depends_on_its_own_address_alone() -> None:
 
 def test_noise_by_power_and_by_density() -> None:
     band, gain, power = metres(1e6, 2e6), metres(3e-12, 3e-12), metres(1, 1)
-    assert rate(band, gain, power, Noise(1e-12)).tolist() == [2e6, 4e6]  # log2(1 + 3) = 2, whatever the band
-    assert rate(band, gain, power, Noise(1e-18, True)).tolist() == pytest.approx([2e6, 2e6 * math.log2(2.5)])
+    assert rate(band, gain, power, Noise(1e-12)).tolist() == [
+        2e6,
+        4e6,
+    ]  # log2(1 + 3) = 2, whatever the band
+    assert rate(band, gain, power, Noise(1e-18, True)).tolist() == pytest.approx(
+        [2e6, 2e6 * math.log2(2.5)]
+    )
     assert rate(metres(0), metres(1), metres(1), Noise(1e-18, True)).item() == 0
 
 
@@ -127,8 +154,14 @@ def test_spreads() -> None:
         (lambda: Urban(carrier=3.5), "0.5 to 100 GHz"),
         (lambda: Urban(device_height=40.0), "1.5 to 13 m"),
         (lambda: LogDistance(exponent=0.0), "exponent = 0.0"),
-        (lambda: Devices.of([0, 0], distance=[1.0, -3.0], cpu=1e9, cycles=1, power=1), "distance of device 1 is -3"),
-        (lambda: Devices.of([0, 0], distance=[1.0, 2.0, 3.0], cpu=1e9, cycles=1, power=1), "distance has 3 values for 2"),
+        (
+            lambda: Devices.of([0, 0], distance=[1.0, -3.0], cpu=1e9, cycles=1, power=1),
+            "distance of device 1 is -3",
+        ),
+        (
+            lambda: Devices.of([0, 0], distance=[1.0, 2.0, 3.0], cpu=1e9, cycles=1, power=1),
+            "distance has 3 values for 2",
+        ),
     ],
 )
 def test_wrong_numbers_are_named(make: object, words: str) -> None:

@@ -11,7 +11,20 @@ import torch
 
 from covey.codecs import CODECS
 from covey.errors import ConfigError
-from covey.wireless import Cells, Channel, Devices, LogDistance, Noise, Scenario, Work, encoded_bits, equal, fixed, optimal, plan
+from covey.wireless import (
+    Cells,
+    Channel,
+    Devices,
+    LogDistance,
+    Noise,
+    Scenario,
+    Work,
+    encoded_bits,
+    equal,
+    fixed,
+    optimal,
+    plan,
+)
 from covey.wireless.latency import mask_bits
 
 DEVICES = Devices.of(
@@ -28,7 +41,12 @@ CHANNEL = Channel(Noise(1e-12), LogDistance(reference=0.0, exponent=2.0), fading
 
 
 def scenario(**changes: object) -> Scenario:
-    values = {"cells": Cells.of(10e6, wire_rate=1e9, wire_delay=0.002), "deadline": 0.1, "rho_max": 1.0, **changes}
+    values = {
+        "cells": Cells.of(10e6, wire_rate=1e9, wire_delay=0.002),
+        "deadline": 0.1,
+        "rho_max": 1.0,
+        **changes,
+    }
     return Scenario(DEVICES, channel=CHANNEL, work=WORK, **values)
 
 
@@ -44,7 +62,10 @@ def test_a_fixed_ratio_and_a_straggler() -> None:
     assert done.formula.latency[0].tolist() == near(0.090, 0.180)
     assert done.late(done.formula)[0].tolist() == [False, True]
     assert done.round_seconds().tolist() == near(0.1852)
-    assert done.late()[0].tolist() == [True, True]  # header and mask add 100,048 bits: 10.005 and 20.01 ms
+    assert done.late()[0].tolist() == [
+        True,
+        True,
+    ]  # header and mask add 100,048 bits: 10.005 and 20.01 ms
     assert done.encoded.latency[0].tolist() == near(0.1000048, 0.2000096)
     assert "200 ms, the deadline is 100 ms" in done.why(1)
     assert done.why(0).startswith("with header and mask it ends after 100 ms")
@@ -77,7 +98,9 @@ def test_the_best_shares_starve_the_straggler() -> None:
     assert done.share[0].tolist() == near(1, 0)
     assert (1 - done.ratio[0]).tolist() == near(8 / 19, 0)
     assert done.starved[0].tolist() == [False, True]
-    assert done.formula.latency[0].tolist() == near(0.1, 0.04)  # it trains its personal part, and sends nothing
+    assert done.formula.latency[0].tolist() == near(
+        0.1, 0.04
+    )  # it trains its personal part, and sends nothing
 
 
 def test_the_best_shares_under_a_cap() -> None:
@@ -110,8 +133,13 @@ def test_a_plan_for_the_mask_meets_the_deadline_in_real_bytes() -> None:
     assert not paper.late(paper.formula).any()
     assert not real.late().any()
     assert (paper.summary()["late"], paper.summary()["late_by_formula"]) == (2, 0)
-    assert paper.why(0) == "with header and mask it ends after 107 ms, the deadline is 100 ms; mask = true plans for them"
-    assert real.encoded.latency.max() <= 0.1 * (1 + 1e-4)  # a weight is whole: at most one more than planned is sent
+    assert (
+        paper.why(0)
+        == "with header and mask it ends after 107 ms, the deadline is 100 ms; mask = true plans for them"
+    )
+    assert real.encoded.latency.max() <= 0.1 * (
+        1 + 1e-4
+    )  # a weight is whole: at most one more than planned is sent
     assert real.encoded.latency.max() > 0.0999
 
 
@@ -123,7 +151,11 @@ def test_the_whole_model_pruned_and_no_probe() -> None:
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"shared": 0}, "shared = 0"), ({"shared": 9, "bits": 0}, "bits = 0"), ({"shared": 9, "steps": 0}, "steps = 0")],
+    [
+        ({"shared": 0}, "shared = 0"),
+        ({"shared": 9, "bits": 0}, "bits = 0"),
+        ({"shared": 9, "steps": 0}, "steps = 0"),
+    ],
 )
 def test_wrong_work_is_named(values: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -32,8 +32,15 @@ seeds = st.integers(0, 10**6)
 NOISES = {"power": Noise(1e-14), "density": Noise(10**-20.4, per_hertz=True)}
 
 
-def scenario(seed: int = 0, *, devices: int = 10, cells: int = 1, noise: str = "power", **changes: object) -> Scenario:
-    values = {"deadline": 0.025, "rho_max": 0.95, "work": Work(20_000, 5_000, steps=5, personal_steps=3), **changes}
+def scenario(
+    seed: int = 0, *, devices: int = 10, cells: int = 1, noise: str = "power", **changes: object
+) -> Scenario:
+    values = {
+        "deadline": 0.025,
+        "rho_max": 0.95,
+        "work": Work(20_000, 5_000, steps=5, personal_steps=3),
+        **changes,
+    }
     population = Devices.of(
         torch.arange(devices) % cells,
         distance=Spread("disc", (20.0, 200.0)),
@@ -42,7 +49,9 @@ def scenario(seed: int = 0, *, devices: int = 10, cells: int = 1, noise: str = "
         power=0.63,
         seed=seed,
     )
-    return Scenario(population, Cells.of(20e6, count=cells), Channel(NOISES[noise]), seed=seed, **values)
+    return Scenario(
+        population, Cells.of(20e6, count=cells), Channel(NOISES[noise]), seed=seed, **values
+    )
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -69,7 +78,9 @@ def test_a_cell_has_the_same_bits_beside_others(policy: str, noise: str) -> None
     for cell in range(5):
         mine = (whole.devices.cell == cell).nonzero()[:, 0]
         alone = replace(
-            whole, devices=replace(whole.devices.take(mine), cell=torch.zeros(8, dtype=torch.int64)), cells=Cells.of(20e6)
+            whole,
+            devices=replace(whole.devices.take(mine), cell=torch.zeros(8, dtype=torch.int64)),
+            cells=Cells.of(20e6),
         )
         found = plan_for(together.gain[:, mine], alone, POLICIES[policy], rounds=range(1))
         assert torch.equal(found.share, together.share[:, mine])
@@ -102,7 +113,10 @@ def test_everybody_meets_the_deadline_at_it_or_prunes_nothing() -> None:
 def _with(column: str, value: float, **changes: object) -> Plan:
     """A plan in which one thing of device 3 is different."""
     s = scenario(**changes)
-    columns = {"cycles": torch.full_like(s.devices.cycles, 20.0), column: getattr(s.devices, column).clone()}
+    columns = {
+        "cycles": torch.full_like(s.devices.cycles, 20.0),
+        column: getattr(s.devices, column).clone(),
+    }
     columns[column][3] = value
     return plan(replace(s, devices=replace(s.devices, **columns)))
 
@@ -115,12 +129,19 @@ def _with(column: str, value: float, **changes: object) -> Plan:
         ("distance", 3e4, Reason.CHANNEL, "over the whole band"),
     ],
 )
-def test_who_is_left_out_is_named_with_the_reason(column: str, value: float, reason: Reason, words: str) -> None:
+def test_who_is_left_out_is_named_with_the_reason(
+    column: str, value: float, reason: Reason, words: str
+) -> None:
     """At 30 MHz 20 cycles a weight take 23.3 ms of personal and probe steps, and 66.7 ms for the rest: 1.7 ms are 2.5 % of it."""
     done = _with(column, value)
     assert done.reason[0, 3] == reason
     assert words in done.why(3)
-    assert (done.share[0, 3], done.ratio[0, 3], done.formula.latency[0, 3], done.formula.joules[0, 3]) == (0, 1, 0, 0)
+    assert (
+        done.share[0, 3],
+        done.ratio[0, 3],
+        done.formula.latency[0, 3],
+        done.formula.joules[0, 3],
+    ) == (0, 1, 0, 0)
     assert done.asked[0].sum() == 9
 
 
@@ -147,7 +168,10 @@ def test_weights_move_band() -> None:
     s = scenario(devices=20)
     weight = torch.ones(20)
     weight[7] = 50.0
-    assert plan(s, weighted(weight), rounds=2).ratio[:, 7].sum() <= plan(s, optimal, rounds=2).ratio[:, 7].sum()
+    assert (
+        plan(s, weighted(weight), rounds=2).ratio[:, 7].sum()
+        <= plan(s, optimal, rounds=2).ratio[:, 7].sum()
+    )
     assert torch.equal(plan(s, weighted(torch.ones(20))).share, plan(s).share)
 
 
@@ -157,7 +181,9 @@ def test_cells_have_their_own_band_and_wire() -> None:
     done = plan(s)
     assert done.ratio[0, 0::2].mean() > done.ratio[0, 1::2].mean()
     assert done.round_seconds().item() == pytest.approx(0.025 + 0.5 + 32 * 20_000 / 1e8, abs=0.003)
-    alone = plan(replace(s, cells=Cells.of([5e6, 1e6], wire_rate=[1e9, 1e8], wire_delay=[0.0, 0.5])))
+    alone = plan(
+        replace(s, cells=Cells.of([5e6, 1e6], wire_rate=[1e9, 1e8], wire_delay=[0.0, 0.5]))
+    )
     assert torch.allclose(done.share[0, 0::2], alone.share[0, 0::2], rtol=1e-9)
 
 

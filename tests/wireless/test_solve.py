@@ -42,7 +42,9 @@ def test_a_generic_solver_finds_the_same(density: bool, mask: bool) -> None:
 
 @quick
 @given(seed=seeds, n=sizes, groups=st.integers(1, 4), density=flags, mask=flags, rho_max=caps)
-def test_feasible_and_certified(seed: int, n: int, groups: int, density: bool, mask: bool, rho_max: float) -> None:
+def test_feasible_and_certified(
+    seed: int, n: int, groups: int, density: bool, mask: bool, rho_max: float
+) -> None:
     p = problem(seed, devices=n, groups=groups, density=density, mask=mask, rho_max=rho_max)
     for solver in (best, level):
         found = solver(p)
@@ -58,12 +60,16 @@ def test_feasible_and_certified(seed: int, n: int, groups: int, density: bool, m
         e = q.rate(found.share[asked])
         time = kept * q.compute + torch.where(e > 0, (kept * q.send + q.mask) / e, 0.0)
         assert (time <= q.budget * (1 + 1e-9)).all()  # everybody asked meets the deadline ...
-        assert ((time >= q.budget * (1 - 1e-9)) | (kept > 1 - 1e-9) | (kept < 1e-9)).all()  # ... and at it, or prunes nothing
+        assert (
+            (time >= q.budget * (1 - 1e-9)) | (kept > 1 - 1e-9) | (kept < 1e-9)
+        ).all()  # ... and at it, or prunes nothing
 
 
 @quick
 @given(seed=seeds, n=sizes, density=flags, rho_max=caps, data=st.data())
-def test_order_does_not_matter(seed: int, n: int, density: bool, rho_max: float, data: st.DataObject) -> None:
+def test_order_does_not_matter(
+    seed: int, n: int, density: bool, rho_max: float, data: st.DataObject
+) -> None:
     p = problem(seed, devices=n, density=density, rho_max=rho_max)
     order = torch.tensor(data.draw(st.permutations(range(n))))
     plain, shuffled = best(p), best(p.take(order))
@@ -75,7 +81,9 @@ def test_order_does_not_matter(seed: int, n: int, density: bool, rho_max: float,
 @given(seed=seeds, n=sizes, density=flags, factor=st.floats(1e-6, 1e6))
 def test_the_unit_of_time_does_not_matter(seed: int, n: int, density: bool, factor: float) -> None:
     p = problem(seed, devices=n, density=density, mask=True)
-    scaled = replace(p, **{name: getattr(p, name) * factor for name in ("budget", "compute", "send", "mask")})
+    scaled = replace(
+        p, **{name: getattr(p, name) * factor for name in ("budget", "compute", "send", "mask")}
+    )
     one, other = best(p), best(scaled)
     assert torch.allclose(one.share, other.share, rtol=1e-8, atol=1e-10)
     assert torch.allclose(one.price, other.price, rtol=1e-8)
@@ -83,7 +91,9 @@ def test_the_unit_of_time_does_not_matter(seed: int, n: int, density: bool, fact
 
 @quick
 @given(seed=seeds, n=sizes, density=flags, more=st.floats(1.0, 10.0))
-def test_more_time_or_a_faster_channel_never_hurts(seed: int, n: int, density: bool, more: float) -> None:
+def test_more_time_or_a_faster_channel_never_hurts(
+    seed: int, n: int, density: bool, more: float
+) -> None:
     """Without a cap everybody is asked; under one it holds as long as nobody has to be dropped."""
     p = problem(seed, devices=n, density=density, rho_max=1.0)
     now = cost(p, best(p).ratio)
@@ -133,9 +143,13 @@ def test_the_fair_level_is_the_same_for_all(seed: int, density: bool) -> None:
 
 @pytest.mark.parametrize("density", [False, True])
 @pytest.mark.parametrize("rho_max", [0.95, 1.0])
-def test_many_cells_over_many_orders_of_magnitude_are_certified(density: bool, rho_max: float) -> None:
+def test_many_cells_over_many_orders_of_magnitude_are_certified(
+    density: bool, rho_max: float
+) -> None:
     p = problem(11, devices=12, groups=400, density=density, mask=True, rho_max=rho_max)
-    exponents = torch.linspace(-6, 3, len(p.budget), dtype=torch.float64)[torch.argsort(p.budget)]  # as good as random
+    exponents = torch.linspace(-6, 3, len(p.budget), dtype=torch.float64)[
+        torch.argsort(p.budget)
+    ]  # as good as random
     wide = replace(p, send=p.send * 10**exponents, compute=p.compute * 10 ** exponents.flip(0))
     wide = wide if p.snr is None else replace(wide, snr=p.snr * 10 ** exponents.roll(7))
     for solver in (best, level):
@@ -150,7 +164,9 @@ def test_remarks_1_and_2() -> None:
     a, c, price = 1.0, 0.8, 2.0
     s = torch.linspace(0.01, 0.499, 2000, dtype=torch.float64)
     ones = torch.ones_like(s)
-    p = Problem(a * ones, c * ones, s, 0 * ones, ones, None, torch.zeros(2000, dtype=torch.int64), 1, 1.0)
+    p = Problem(
+        a * ones, c * ones, s, 0 * ones, ones, None, torch.zeros(2000, dtype=torch.int64), 1, 1.0
+    )
     share = p.demand(price * ones, ones)
     assert s[share.argmax()] == pytest.approx(a / (4 * price), abs=3e-4)
     assert (share[s < 0.124].diff() > 0).all()
@@ -183,8 +199,13 @@ def test_the_largest_needs_are_dropped_until_the_others_fit() -> None:
 
 def test_each_reason() -> None:
     ones = torch.ones(4, dtype=torch.float64)
-    budget, send = torch.tensor([-0.1, 0.04, 1.0, 1.0], dtype=torch.float64), torch.tensor([1, 1, 30, 1], dtype=torch.float64)
-    p = Problem(budget, ones, send, 0 * ones, ones, None, torch.zeros(4, dtype=torch.int64), 1, 0.95)
+    budget, send = (
+        torch.tensor([-0.1, 0.04, 1.0, 1.0], dtype=torch.float64),
+        torch.tensor([1, 1, 30, 1], dtype=torch.float64),
+    )
+    p = Problem(
+        budget, ones, send, 0 * ones, ones, None, torch.zeros(4, dtype=torch.int64), 1, 0.95
+    )
     assert admit(p)[0].tolist() == [Reason.TIME, Reason.COMPUTING, Reason.CHANNEL, Reason.ASKED]
 
 
@@ -213,8 +234,14 @@ def test_a_certificate_tells_the_best_shares_from_others(seed: int, density: boo
 def test_the_fastest_shares_end_together(seed: int, n: int, density: bool, ratio: float) -> None:
     p = problem(seed, devices=n, density=density, mask=True)
     found = fastest(p, ratio=ratio)
-    time = (1 - ratio) * p.compute + ((1 - ratio) * p.send + p.mask) / p.rate(found.share) - p.budget
-    even = (1 - ratio) * p.compute + ((1 - ratio) * p.send + p.mask) / p.rate(torch.full_like(p.send, 1 / n)) - p.budget
+    time = (
+        (1 - ratio) * p.compute + ((1 - ratio) * p.send + p.mask) / p.rate(found.share) - p.budget
+    )
+    even = (
+        (1 - ratio) * p.compute
+        + ((1 - ratio) * p.send + p.mask) / p.rate(torch.full_like(p.send, 1 / n))
+        - p.budget
+    )
     assert time.max() - time.min() < 1e-9 * float(p.send.max() + p.compute.max())
     assert time.max() <= even.max() + 1e-12
     assert found.share.sum() == pytest.approx(1, abs=1e-9)
@@ -236,10 +263,17 @@ def test_slopes_are_derivatives_and_fall(seed: int, density: bool) -> None:
 def test_a_weak_signal_loses_no_digits() -> None:
     """At an snr of 1e-9 the slope of the rate is snr^2 / 2 over log(1 + snr); a difference would have lost half the digits."""
     p = replace(problem(0, devices=1, density=True), snr=torch.tensor([1e-9], dtype=torch.float64))
-    assert p.rate_slope(torch.ones(1, dtype=torch.float64)).item() == pytest.approx(0.5e-9, rel=2e-9)
+    assert p.rate_slope(torch.ones(1, dtype=torch.float64)).item() == pytest.approx(
+        0.5e-9, rel=2e-9
+    )
     assert max(best(p).certificate.worst().values()) < 1e-9
 
 
 def test_a_root_beyond_the_bracket_is_its_end() -> None:
-    found = root(lambda x: (x - 3, torch.ones_like(x)), torch.zeros(1, dtype=torch.float64), low=-1.0, high=1.0)
+    found = root(
+        lambda x: (x - 3, torch.ones_like(x)),
+        torch.zeros(1, dtype=torch.float64),
+        low=-1.0,
+        high=1.0,
+    )
     assert found.item() == pytest.approx(1.0)

@@ -28,11 +28,16 @@ def test_a_quantity_in_si_units(text: str, kind: str, si: float) -> None:
 
 @pytest.mark.parametrize("text", [20, 20.0, None, True, "", "MHz", "20", "20 30 MHz", ["20 MHz"]])
 def test_a_number_needs_a_unit(text: object) -> None:
-    with pytest.raises(ConfigError, match=r'bandwidth = .* must be a number with a unit, such as "1 Hz"'):
+    with pytest.raises(
+        ConfigError, match=r'bandwidth = .* must be a number with a unit, such as "1 Hz"'
+    ):
         quantity(text, "bandwidth", "frequency")
 
 
-@pytest.mark.parametrize(("text", "words"), [("20 dBm", "is a power"), ("20 parsec", "unknown unit"), ("20 mhz", "unknown unit")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("20 dBm", "is a power"), ("20 parsec", "unknown unit"), ("20 mhz", "unknown unit")],
+)
 def test_a_wrong_unit_is_named(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         quantity(text, "bandwidth", "frequency")
