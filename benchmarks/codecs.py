@@ -1,8 +1,9 @@
 """How fast rows become bytes and come back: `python -m benchmarks.codecs`.
 
-A float32 row of ten million values, of which 1, 10 or 50 % are not zero, on one thread. The yardstick is a copy between arrays
-that fit in no cache: a codec at 50 % of it takes twice as long to write or read the message as copying the row. Beside them what
-numpy and zlib do in a few lines: packed bits, compressed, and the values under them.
+A float32 row of ten million values, of which 1, 10 or 50 % are not zero, on one thread. The
+yardstick is a copy between arrays that fit in no cache: a codec at 50 % of it takes twice as long
+to write or read the message as copying the row. Beside them what numpy and zlib do in a few lines:
+packed bits, compressed, and the values under them.
 """
 
 from __future__ import annotations

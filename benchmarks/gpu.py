@@ -1,7 +1,8 @@
-"""covey on a CUDA device, through the ordinary API; needs torch, numpy and safetensors alone: `python -m benchmarks.gpu`.
+"""covey on a CUDA device, through the ordinary API; needs torch, numpy and safetensors alone:
+`python -m benchmarks.gpu`.
 
-Milliseconds per round, the fastest of several, as CUDA graphs and kernel by kernel; whole runs with scores and checkpoints;
-several seeds in one go; and the same rows as on the processor, in float64.
+Milliseconds per round, the fastest of several, as CUDA graphs and kernel by kernel; whole runs with
+scores and checkpoints; several seeds in one go; and the same rows as on the processor, in float64.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ LARGE: tuple[Work, ...] = (
 def milliseconds(
     work: Work, shards: Shards, rounds: int, **changes: Any
 ) -> tuple[float, covey.Run]:
-    """The fastest round; each ends with everything counted and checked, so the device has nothing left to do."""
+    """The fastest round; each ends with everything counted and checked, so the device has nothing
+    left to do.
+    """
     run = covey.run(work.experiment(shards, rounds, device="cuda", score_every=10**9, **changes))
     best = float("inf")
     for _ in range(rounds - 1):
@@ -82,7 +85,9 @@ def measure(work: Work, reach: tuple[float, float], rounds: int) -> dict[str, An
 
 
 def same_rows() -> dict[str, float]:
-    """The largest relative difference of any kept row between this device, as graphs, and the processor, in float64."""
+    """The largest relative difference of any kept row between this device, as graphs, and the
+    processor, in float64.
+    """
     out = {}
     for name in ("W1", "W2", "W4", "sFedHP", "FedMac", "PerMFL"):
         work = WORKS[name]

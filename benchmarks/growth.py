@@ -1,7 +1,9 @@
-"""How time and memory grow with devices, parameters and tiers: `python -m benchmarks.growth --plot docs/growth.png`.
+"""How time and memory grow with devices, parameters and tiers: `python -m benchmarks.growth --plot
+docs/growth.png`.
 
-FedAvg, 5 steps of 20, with 20 to 5,000 devices asked (784-100-10) and with 1e3 to 1e7 parameters (20 devices); nested envelopes
-on 2, 3 and 4 tiers (1,000 devices, 5 steps). Every point is a process of its own, so that its peak memory is its own.
+FedAvg, 5 steps of 20, with 20 to 5,000 devices asked (784-100-10) and with 1e3 to 1e7 parameters
+(20 devices); nested envelopes on 2, 3 and 4 tiers (1,000 devices, 5 steps). Every point is a
+process of its own, so that its peak memory is its own.
 """
 
 from __future__ import annotations

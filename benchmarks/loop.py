@@ -1,8 +1,9 @@
 """covey against the plain per-device loop on the same work, in one process: `make bench`.
 
-The loop is what a careful author writes by hand: one module, one autograd pass per step, updates in place, no DataLoader, no
-copies of the model. Its intra-op threads are tried at one and at all cores; the faster one counts. `--measure` also times the
-machine itself, so that each work has its fraction of what the processor could do.
+The loop is what a careful author writes by hand: one module, one autograd pass per step, updates in
+place, no DataLoader, no copies of the model. Its intra-op threads are tried at one and at all
+cores; the faster one counts. `--measure` also times the machine itself, so that each work has its
+fraction of what the processor could do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ Weights = list[Tensor]
 
 
 class Loop:
-    """The yardstick: device after device, step after step. One method per algorithm, one call per round."""
+    """The yardstick: device after device, step after step.
+
+    One method per algorithm, one call per round.
+    """
 
     def __init__(self, work: Work, shards: covey.data.Shards) -> None:
         self.work, self.shards, self.algorithm = work, shards, work.algorithm
@@ -185,7 +189,9 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def limits() -> tuple[float, float]:
-    """What torch reaches here: GFLOP/s of products, many small or one large, and GB/s of a copy that fits in no cache."""
+    """What torch reaches here: GFLOP/s of products, many small or one large, and GB/s of a copy
+    that fits in no cache.
+    """
     a, b, c = torch.rand(64, 128, 512), torch.rand(64, 512, 128), torch.rand(2048, 2048)
     small = 2 * 64 * 128 * 128 * 512 / seconds(lambda: torch.bmm(a, b), 20)
     flops = max(small, 2 * 2048**3 / seconds(lambda: torch.mm(c, c), 10))
@@ -194,7 +200,9 @@ def limits() -> tuple[float, float]:
 
 
 def measure(work: Work, repeats: int, reach: tuple[float, float]) -> dict[str, Any]:
-    """Seconds per round of the loop and of covey, taking turns, so that a busy moment of the machine hits both."""
+    """Seconds per round of the loop and of covey, taking turns, so that a busy moment of the
+    machine hits both.
+    """
     shards, cores = work.data(), torch.get_num_threads()
     loops = {threads: getattr(Loop(work, shards), work.loop) for threads in sorted({1, cores})}
     run = covey.run(work.experiment(shards, 2 * repeats + 4))

@@ -1,8 +1,9 @@
-"""Two revisions of covey by turns on the same works: `python -m benchmarks.turns REVISION [WORK ...]`.
+"""Two revisions of covey by turns on the same works: `python -m benchmarks.turns REVISION [WORK
+...]`.
 
-REVISION is one of the repository, or a folder with a checkout.
-Each revision has a process of its own, with its own checkout. They take a round each, one after the other, so that whatever
-else the machine does falls on both. The medians of all rounds are compared, and the best rounds beside them.
+REVISION is one of the repository, or a folder with a checkout. Each revision has a process of its
+own, with its own checkout. They take a round each, one after the other, so that whatever else the
+machine does falls on both. The medians of all rounds are compared, and the best rounds beside them.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Worker:
 
 
 def compare(workers: tuple[Worker, Worker], work: str, rounds: int) -> dict[str, float]:
-    """Seconds of the old and the new revision, and their ratio; the first two rounds of each only warm up."""
+    """Seconds of the old and the new revision, and their ratio; the first two rounds of each only
+    warm up.
+    """
     for worker in workers:
         worker.start(work, rounds + 2)
     old, new = [], []

@@ -1,9 +1,10 @@
 """Whole runs, with everything on that a researcher has on: `python -m benchmarks.whole`.
 
-W1 on its own 200 examples a device; pFedMe's Table 1 run on MNIST (20 devices with 1,165 to 3,834 examples, 5 asked while all
-train, 800 rounds), and sFedHP, FedMac with l1 and bitmap links on the same data: bytes metered, validation and test scores every
-5 rounds, training scores every 50, a checkpoint every 10. Prints where the time went; overhead is all that is neither training
-nor the tiers' own arithmetic.
+W1 on its own 200 examples a device; pFedMe's Table 1 run on MNIST (20 devices with 1,165 to 3,834
+examples, 5 asked while all train, 800 rounds), and sFedHP, FedMac with l1 and bitmap links on the
+same data: bytes metered, validation and test scores every 5 rounds, training scores every 50, a
+checkpoint every 10. Prints where the time went; overhead is all that is neither training nor the
+tiers' own arithmetic.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ RUNS: dict[str, tuple[Work, int]] = {
 
 
 def data() -> Shards:
-    """Random images, as many for each device as pFedMe's public partition has; speed does not depend on what they show."""
+    """Random images, as many for each device as pFedMe's public partition has; speed does not
+    depend on what they show.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = torch.linspace(1165, 3834, 20).long().tolist()
     pairs = [

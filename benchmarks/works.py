@@ -1,10 +1,12 @@
-"""The works that are timed: what is trained, how much arithmetic it is, and how covey is asked for it.
+"""The works that are timed: what is trained, how much arithmetic it is, and how covey is asked for
+it.
 
-W1 is pFedMe's MNIST run: 20 devices, 784-100-10, R = 20 local rounds of K = 5 steps on one batch of 20. W2 is FedAvg on the same
-devices, 20 steps. W3 is FedAvg with 100 of 1,000 devices a round, 5 steps, a network or a linear model. W4 is FedAvg with a
-convolutional network of 1.66 M parameters, 20 devices, 20 steps. sFedHP, FedMac and PerMFL take as many steps as W1, the first
-two with an l1 term and bitmap links. CIFAR is the public setting of pfl-research: 1,000 devices of 50 examples, 50 asked, 5 steps
-of 10. Images are random: speed does not depend on what they show.
+W1 is pFedMe's MNIST run: 20 devices, 784-100-10, R = 20 local rounds of K = 5 steps on one batch of
+20. W2 is FedAvg on the same devices, 20 steps. W3 is FedAvg with 100 of 1,000 devices a round, 5
+steps, a network or a linear model. W4 is FedAvg with a convolutional network of 1.66 M parameters,
+20 devices, 20 steps. sFedHP, FedMac and PerMFL take as many steps as W1, the first two with an l1
+term and bitmap links. CIFAR is the public setting of pfl-research: 1,000 devices of 50 examples, 50
+asked, 5 steps of 10. Images are random: speed does not depend on what they show.
 """
 
 from __future__ import annotations
@@ -68,18 +70,24 @@ class Work:
         )
 
     def flops(self) -> float:
-        """Operations of one round's gradients: forward, and backward to all weights and to the inputs of every layer but one."""
+        """Operations of one round's gradients: forward, and backward to all weights and to the
+        inputs of every layer but one.
+        """
         return 2.0 * self.trained * self.steps * self.batch * _products(self.model(), self.shape)
 
     def bytes(self) -> float:
-        """The least a round moves: each trained device's row is read and written once, and its batches are read."""
+        """The least a round moves: each trained device's row is read and written once, and its
+        batches are read.
+        """
         width = sum(p.numel() for p in self.model().parameters())
         example = torch.Size(self.shape).numel()
         return 4.0 * self.trained * (2 * width + self.steps * self.batch * example)
 
 
 def _products(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """Products per example: each weight of a linear layer, or of a convolution at each place, forward and twice backward."""
+    """Products per example: each weight of a linear layer, or of a convolution at each place,
+    forward and twice backward.
+    """
     sizes: list[int] = []
 
     def note(layer: nn.Module, _: Any, out: torch.Tensor) -> None:

@@ -2,8 +2,9 @@
 
 import os
 
-# Without it the bits of a small matrix product depend, on some processors (seen on AMD's), on how many stand beside it. MKL reads
-# it when it is first used, so covey should be imported before anything is computed. Speed does not change.
+# Without it the bits of a small matrix product depend, on some processors (seen on AMD's), on how
+# many stand beside it. MKL reads it when it is first used, so covey should be imported before
+# anything is computed. Speed does not change.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 from covey import algorithms, data, models

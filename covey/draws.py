@@ -1,7 +1,9 @@
-"""Randomness by address: a draw is a function of where and when it is made, never of what was drawn before.
+"""Randomness by address: a draw is a function of where and when it is made, never of what was drawn
+before.
 
-An address is (seed, round, path, tier, stream, k) as one integer key, then a node id and a slot. The hash is splitmix64's
-finaliser in wrapping int64 arithmetic, so that CPU and GPU, one process or many, draw the same bits.
+An address is (seed, round, path, tier, stream, k) as one integer key, then a node id and a slot.
+The hash is splitmix64's finaliser in wrapping int64 arithmetic, so that CPU and GPU, one process or
+many, draw the same bits.
 """
 
 import hashlib
@@ -37,7 +39,8 @@ def key(*words: int | str) -> int:
 
 
 def path(parent: int, ask: int) -> int:
-    """The path of a program started by its parent's ask number `ask`; the first of the first stays 0 at any depth.
+    """The path of a program started by its parent's ask number `ask`; the first of the first stays
+    0 at any depth.
 
     So one more tier that asks once, or one loop that runs once, changes no draw below it.
     """
@@ -54,7 +57,9 @@ def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
 
 
 def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
-    """Integers in [0, below) for each id and slot; `below` is [n]. The bias of the modulo is under below / 2**63."""
+    """Integers in [0, below) for each id and slot; `below` is [n]. The bias of the modulo is under
+    below / 2**63.
+    """
     return (bits(address, ids, width, start) & (_MASK >> 1)) % below[:, None].clamp(min=1)
 
 
@@ -70,7 +75,8 @@ def normal(address: Address, ids: Tensor, width: int) -> Tensor:
 
 
 def failures(uniform: Tensor, chance: float | Tensor) -> Tensor:
-    """How often a coin of this chance fails before it first succeeds, from numbers in [0, 1): whole numbers of their type.
+    """How often a coin of this chance fails before it first succeeds, from numbers in [0, 1): whole
+    numbers of their type.
 
     >>> failures(torch.tensor([0.1, 0.6, 0.8]), 0.5).tolist()
     [0.0, 1.0, 2.0]
@@ -89,10 +95,11 @@ def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
 def choose(
     address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`picks[g]` different numbers below `sizes[g]` for each group: (the group's position, the number), sorted.
+    """`picks[g]` different numbers below `sizes[g]` for each group: (the group's position, the
+    number), sorted.
 
-    A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the
-    cost is that of the sample and not of the population.
+    A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ...,
+    picks - 1, so that the cost is that of the sample and not of the population.
     """
     position = np.repeat(np.arange(len(groups)), picks.numpy())
     first = np.cumsum(picks.numpy()) - picks.numpy()

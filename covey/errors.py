@@ -1,4 +1,5 @@
-"""What can go wrong, as a tree of exceptions; every message names the thing, shows the value and says what to do.
+"""What can go wrong, as a tree of exceptions; every message names the thing, shows the value and
+says what to do.
 
 CoveyError
 ├── ConfigError      an experiment that cannot run as described (also a ValueError)

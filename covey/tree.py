@@ -19,7 +19,10 @@ Sample = int | float | None
 
 
 class Topology(ABC):
-    """What a runtime asks about a tree. A node of a deployed tree knows of it only its own place and what it was told."""
+    """What a runtime asks about a tree.
+
+    A node of a deployed tree knows of it only its own place and what it was told.
+    """
 
     tiers: tuple[str, ...]
     copies: int
@@ -47,7 +50,9 @@ class Topology(ABC):
 
     @abstractmethod
     def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many children every node of a tier asks under `sample`; an error where there are not so many."""
+        """How many children every node of a tier asks under `sample`; an error where there are not
+        so many.
+        """
 
     @property
     def depth(self) -> int:
@@ -107,7 +112,8 @@ class Topology(ABC):
 
 @dataclass(frozen=True)
 class Tree(Topology):
-    """A tree as child counts: `children[t][i]` is the number of children of node i of tier t. Ids count within a tier.
+    """A tree as child counts: `children[t][i]` is the number of children of node i of tier t. Ids
+    count within a tier.
 
     >>> Tree.grouped([2, 3])
     Tree: 1 server, 2 edges, 5 devices
@@ -183,7 +189,8 @@ class Tree(Topology):
         return Tree.flat(self.devices)
 
     def without(self, devices: Sequence[int]) -> Tree:
-        """The tree without some of its leaves, and without the nodes that have none left under them.
+        """The tree without some of its leaves, and without the nodes that have none left under
+        them.
 
         >>> Tree.grouped([2, 3]).without([0, 1, 4])
         Tree: 1 server, 1 edge, 2 devices
@@ -200,7 +207,9 @@ class Tree(Topology):
         return Tree(tuple(children), self.tiers, self.copies)
 
     def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many children every node of a tier asks under `sample`; an error where there are not so many."""
+        """How many children every node of a tier asks under `sample`; an error where there are not
+        so many.
+        """
         counts = self._counts[self.index(tier)]
         if (
             isinstance(sample, bool)

@@ -1,4 +1,6 @@
-"""Independent jobs over processes, their answers in one JSON file that is whole at any moment and can be gone on with."""
+"""Independent jobs over processes, their answers in one JSON file that is whole at any moment and
+can be gone on with.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Job = tuple[str, tuple[Any, ...]]
 
 
 class Answers:
-    """What is known so far, in memory and, where there is a path, in its file; several threads may add to it."""
+    """What is known so far, in memory and, where there is a path, in its file; several threads may
+    add to it.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path, self._adding = path, threading.Lock()
@@ -44,10 +48,11 @@ def run(
     answers: Answers,
     processes: int,
 ) -> None:
-    """Every job that `plan` wants, given the answers so far; it is asked again after each, and no job is begun twice.
+    """Every job that `plan` wants, given the answers so far; it is asked again after each, and no
+    job is begun twice.
 
-    A job that raises is answered {"error": ...}: a step size that diverges is a result. So is one whose process dies; the others
-    go on in new ones.
+    A job that raises is answered {"error": ...}: a step size that diverges is a result. So is one
+    whose process dies; the others go on in new ones.
     """
     tried: set[str] = set()
     while not _until_broken(work, plan, answers, processes, tried):
@@ -61,7 +66,9 @@ def _until_broken(
     processes: int,
     tried: set[str],
 ) -> bool:
-    """True when no job is left; False where a process has died, which takes all of its pool's with it."""
+    """True when no job is left; False where a process has died, which takes all of its pool's with
+    it.
+    """
     pending: dict[Future[Any], str] = {}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _alone) as pool:
         while True:

@@ -1,6 +1,8 @@
-"""One intra-op thread in every test: two on a busy machine can be thirty times slower. No deadlines for the same reason.
+"""One intra-op thread in every test: two on a busy machine can be thirty times slower. No deadlines
+for the same reason.
 
-CI draws the same examples every time, so that a red run is a change's own; anywhere else, new ones are tried.
+CI draws the same examples every time, so that a red run is a change's own; anywhere else, new ones
+are tried.
 """
 
 import os
@@ -20,7 +22,9 @@ settings.load_profile("covey")
 
 @pytest.fixture(autouse=True, scope="session")
 def _base() -> Iterator[None]:
-    """Where a test names no file, tests/base.toml stands in for the demo: small, and it stays as it is."""
+    """Where a test names no file, tests/base.toml stands in for the demo: small, and it stays as it
+    is.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "DEMO", Path(__file__).parent / "base.toml")
         yield

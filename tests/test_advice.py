@@ -1,4 +1,6 @@
-"""Advice against the papers' settings, and against runs: what is called an error diverges, what is not can converge."""
+"""Advice against the papers' settings, and against runs: what is called an error diverges, what is
+not can converge.
+"""
 
 import math
 import os
@@ -55,7 +57,9 @@ PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
 def experiment(
     algorithm: Algorithm, curvatures: Sequence[float], *, optimum: float = 0.0, rounds: int = 1
 ) -> Experiment:
-    """One parameter; two devices, or four on two edges, each with loss sum over its examples of h/2 (x - optimum)^2."""
+    """One parameter; two devices, or four on two edges, each with loss sum over its examples of h/2
+    (x - optimum)^2.
+    """
     tree = Tree.grouped([2, 2]) if "edge" in algorithm.tiers() else Tree.flat(2)
     pairs = [
         (
@@ -278,7 +282,9 @@ CERTAIN = [
 
 
 def grown(algorithm: Algorithm, curvature: float, rounds: int = 1) -> float:
-    """What so many rounds multiply the distance to the optimum by; infinite where a run stops as diverged."""
+    """What so many rounds multiply the distance to the optimum by; infinite where a run stops as
+    diverged.
+    """
     run = covey.run(experiment(algorithm, [curvature], rounds=rounds))
     if not isinstance(algorithm, DemLearn):  # whose devices start from the initial model
         run.w = torch.ones_like(run.w)
@@ -469,7 +475,9 @@ def test_nesterovs_steps_diverge_from_the_limit_said(lam: float, lr: float) -> N
 
 
 def test_a_product_of_two_exactly_is_two_or_more() -> None:
-    """At lr lam = 2 every convex loss makes the step overshoot: after an even number of steps nothing converges."""
+    """At lr lam = 2 every convex loss makes the step overshoot: after an even number of steps
+    nothing converges.
+    """
     found = advise(FedProx(mu=4, lr=0.5, steps=2))
     assert about(found, "inner step").numbers["factor"] == -1
     assert "is 2 or more" in about(found, "inner step").text
@@ -691,7 +699,9 @@ def test_a_personal_model_that_lasts_diverges_by_one_step_a_round() -> None:
 
 @pytest.mark.parametrize("order", ["first", "hessian-free"])
 def test_an_inner_step_beyond_the_curvature_turns_per_fedavg_around(order: Any) -> None:
-    """At alpha h = 2 the first-order step goes the wrong way; with the Hessian it goes the right way, by h (1 - alpha h)^2."""
+    """At alpha h = 2 the first-order step goes the wrong way; with the Hessian it goes the right
+    way, by h (1 - alpha h)^2.
+    """
     algorithm = PerFedAvg(alpha=1.0, lr=0.1, steps=2, order=order, batch=None)
     factor = (1 - 0.1 * 2 * (1 - 2) ** (1 if order == "first" else 2)) ** 2
     found = advise(algorithm, smoothness=2.0, exact=True)
@@ -734,7 +744,9 @@ def test_ties_and_averaging_steps_are_named() -> None:
 
 
 def test_sfedhp_theorem_2_has_the_constants_of_the_paper() -> None:
-    """lr1 <= min(1/mu_F, 1/(3 L_F (3 + 128 L_F/(mu_F beta))))/(beta R), with L_F = lam2 + gamma2/rho."""
+    """lr1 <= min(1/mu_F, 1/(3 L_F (3 + 128 L_F/(mu_F beta))))/(beta R), with L_F = lam2 +
+    gamma2/rho.
+    """
     algorithm = SFedHP(lam1=4.0, lam2=3.0, gamma2=0.0, beta=2.0, edge_rounds=5)
     numbers = about(advise(algorithm, strong=0.5), "Theorem 2 of sFedHP").numbers
     strong = 12 / 31  # 1/(1/mu + 1/lam1 + 1/lam2) = 1/(2 + 1/4 + 1/3)
@@ -770,7 +782,9 @@ def test_a_slow_alternation_stays_below_the_amplitude_said() -> None:
 
 
 def bayes(examples: int, **settings: Any) -> float:
-    """By how much one step of every mean of q in the first round multiplies a difference of two starts, the draws being equal."""
+    """By how much one step of every mean of q in the first round multiplies a difference of two
+    starts, the draws being equal.
+    """
     algorithm = PFedBayes(
         **{
             "method": "gradient",
@@ -891,7 +905,9 @@ def test_regression_is_judged_by_its_loss() -> None:
 
 
 def test_the_curvature_along_a_run_is_that_of_the_devices_own_rows() -> None:
-    """Least squares curve by the top eigenvalue of X'X/m, wherever; a device that is not measured does not count."""
+    """Least squares curve by the top eigenvalue of X'X/m, wherever; a device that is not measured
+    does not count.
+    """
     built, _ = linear([30, 40, 50, 60, 70, 80, 90, 100, 110], 4, l2=0.3)
     run = covey.run(built)
     probe = Probe(built, run.trained)

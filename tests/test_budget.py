@@ -1,4 +1,6 @@
-"""The accounting of experiments/baselines: what a method is said to evaluate is what a run evaluates."""
+"""The accounting of experiments/baselines: what a method is said to evaluate is what a run
+evaluates.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""The inner solvers: closed forms, terms one by one, rows that stop, and the engine's own loop against the generic one."""
+"""The inner solvers: closed forms, terms one by one, rows that stop, and the engine's own loop
+against the generic one.
+"""
 
 from typing import Any
 

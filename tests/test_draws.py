@@ -1,4 +1,6 @@
-"""Draws are functions of their address: nothing about who else draws, or how much was drawn before, shows in them."""
+"""Draws are functions of their address: nothing about who else draws, or how much was drawn before,
+shows in them.
+"""
 
 import itertools
 import math
@@ -48,7 +50,9 @@ def test_ids_slots_and_every_word_of_the_address_matter() -> None:
 
 
 def test_a_key_is_the_same_in_every_version() -> None:
-    """Checkpoints hold no generator, so a change of these numbers changes every run that is resumed."""
+    """Checkpoints hold no generator, so a change of these numbers changes every run that is
+    resumed.
+    """
     assert (
         draws.key(0) == draws._finalise(draws._GOLDEN) == 0xE220A8397B1DCDAF
     )  # splitmix64's first output from 0

@@ -71,7 +71,9 @@ KEYS = (
     ),
     *("data", "model", "initial", "loss", "codec", "tree"),
 )
-"""In this order a checkpoint of another experiment is compared, so that the simplest difference is named."""
+"""In this order a checkpoint of another experiment is compared, so that the simplest difference is
+named.
+"""
 
 
 @pytest.mark.parametrize("more", [{}, {"seed": 3}, {"dtype": torch.float64}], ids=str)

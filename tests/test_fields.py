@@ -1,4 +1,6 @@
-"""The range of a field is its annotation, checked when an algorithm is made: the author writes it once."""
+"""The range of a field is its annotation, checked when an algorithm is made: the author writes it
+once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Polya-Gamma draws against their moments, posteriors against regression, Gibbs draws against an integral over a grid."""
+"""Polya-Gamma draws against their moments, posteriors against regression, Gibbs draws against an
+integral over a grid.
+"""
 
 import math
 
@@ -65,7 +67,9 @@ def test_polya_gamma_draws_have_their_mean_and_variance(c: float) -> None:
 
 @pytest.mark.parametrize("f", [0.5, 2.0, 5.0])
 def test_polya_gamma_draws_make_the_logistic_function_gaussian(f: float) -> None:
-    """sigmoid(f) = e^(f/2) / 2 E exp(-omega f^2 / 2) with omega ~ PG(1, 0), that is 1 / (2 cosh(f / 2)) = E exp(...) / 2."""
+    """sigmoid(f) = e^(f/2) / 2 E exp(-omega f^2 / 2) with omega ~ PG(1, 0), that is 1 / (2 cosh(f /
+    2)) = E exp(...) / 2.
+    """
     count = 200_000
     omega = polya_gamma(
         torch.zeros(count, dtype=torch.float64), Addressed(count).uniform("pg", gp.TERMS)
@@ -101,7 +105,9 @@ def test_the_kernel_is_its_formula() -> None:
 def test_given_omega_the_posterior_is_that_of_regression_on_kappa_over_omega_with_noise_one_over_omega() -> (
     None
 ):
-    """A draw is affine in the two it is made from, so its mean and covariance are known without drawing."""
+    """A draw is affine in the two it is made from, so its mean and covariance are known without
+    drawing.
+    """
     p = problem()
     K, kappa, omega = p["K"], p["kappa"], p["omega"]
     n, D, N = omega.shape
@@ -171,7 +177,9 @@ def test_chances_are_integrals_over_a_gaussian_and_a_mean_over_draws() -> None:
 
 @pytest.mark.parametrize("labels", [(1, 1), (1, -1)])
 def test_gibbs_draws_have_the_posterior_that_a_grid_gives(labels: tuple[int, int]) -> None:
-    """Two examples and one place: p(f1, f2 | y) ~ N(f; 0, K) sigmoid(y1 f1) sigmoid(y2 f2), added up over a grid."""
+    """Two examples and one place: p(f1, f2 | y) ~ N(f; 0, K) sigmoid(y1 f1) sigmoid(y2 f2), added
+    up over a grid.
+    """
     kernel, x, z = (
         CovarianceKernel(3.0, 1.0),
         torch.tensor([[[0.0], [0.8]]]).double(),
@@ -216,7 +224,9 @@ def fitted(has: list[list[bool]], y: list[list[int]], most: int, n_draws: int = 
 
 
 def test_classes_are_halved_by_label_and_their_chances_sum_to_one() -> None:
-    """Of four classes the first node has 0, 1, 3 and the second 2, 3: forks {0, 1 | 3}, {0 | 1}; and {2 | 3}."""
+    """Of four classes the first node has 0, 1, 3 and the second 2, 3: forks {0, 1 | 3}, {0 | 1};
+    and {2 | 3}.
+    """
     has = [[True, True, False, True], [False, False, True, True]]
     tree = fitted(has, [[0, 1, 3, 3, 0], [2, 3, 3, 2, 2]], most=3)
     sides = [fork.side.tolist() for fork in tree.forks]

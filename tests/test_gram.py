@@ -1,4 +1,6 @@
-"""Factored steps are plain steps: the same rows to rounding, for every quadratic term and any chunking."""
+"""Factored steps are plain steps: the same rows to rounding, for every quadratic term and any
+chunking.
+"""
 
 from typing import Any
 

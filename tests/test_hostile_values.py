@@ -1,4 +1,6 @@
-"""Every number a user can write is taken or refused by a CoveyError, whatever it is: never a traceback."""
+"""Every number a user can write is taken or refused by a CoveyError, whatever it is: never a
+traceback.
+"""
 
 import dataclasses
 import math
@@ -87,7 +89,9 @@ def test_no_field_of_an_algorithm_takes_what_is_not_finite() -> None:
 
 
 def extremes() -> Iterator[tuple[str, Algorithm]]:
-    """Every algorithm with one field as large or small as it is taken; counts would only take longer."""
+    """Every algorithm with one field as large or small as it is taken; counts would only take
+    longer.
+    """
     for kind, field in fields():
         hint = typing.get_type_hints(kind)[field.name]
         if float not in (hint, *typing.get_args(hint)) or "sample" in field.name:

@@ -1,4 +1,6 @@
-"""Entry points of installed packages: found, listed, run; clashes and broken ones are named with their package."""
+"""Entry points of installed packages: found, listed, run; clashes and broken ones are named with
+their package.
+"""
 
 import json
 import sys

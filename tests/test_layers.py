@@ -1,4 +1,6 @@
-"""The import rule: a folder of covey imports from folders below it only, also inside functions and for types."""
+"""The import rule: a folder of covey imports from folders below it only, also inside functions and
+for types.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ LAYERS = (
     {"advice", "papers", "report"},
     {"cli"},
 )
-"""From the bottom: what stands in one of them may import what stands in an earlier one, and its own folder."""
+"""From the bottom: what stands in one of them may import what stands in an earlier one, and its own
+folder.
+"""
 HEIGHT = {folder: height for height, layer in enumerate(LAYERS) for folder in layer}
 TOGETHER = {
     ("base", "native"),

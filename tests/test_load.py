@@ -1,4 +1,6 @@
-"""`covey.load`: a run folder opened again predicts what the run scored, by names, in the units of the data."""
+"""`covey.load`: a run folder opened again predicts what the run scored, by names, in the units of
+the data.
+"""
 
 import shutil
 from pathlib import Path
@@ -113,7 +115,9 @@ def test_scaling_and_names_of_classes(pumps: Loaded, which: str) -> None:
 
 
 class Frame:
-    """The least of a DataFrame: columns by name, in an order of its own, and one that is no feature."""
+    """The least of a DataFrame: columns by name, in an order of its own, and one that is no
+    feature.
+    """
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self.columns = list(columns)
@@ -254,7 +258,9 @@ def test_what_cannot_be_predicted_is_named(
 
 
 def test_an_unfinished_run_is_as_it_stands_at_its_checkpoint(tmp_path: Path) -> None:
-    """A run of three rounds, of which all files are there, that is to have nine: what counts is the checkpoint."""
+    """A run of three rounds, of which all files are there, that is to have nine: what counts is the
+    checkpoint.
+    """
     folder = tmp_path / "run"
     short = made(folder, OWN, *QUICK, "rounds=2")
     before = short.probabilities(readings(), device=0)
@@ -351,7 +357,9 @@ def test_the_table_and_devices_are_those_of_the_run(pumps: Loaded, tmp_path: Pat
 
 
 def test_more_rows_in_the_table_do_not_matter_but_for_whom_they_move(tmp_path: Path) -> None:
-    """A device's own model needs nothing of the data; its edge's needs the tree, which the new table may change."""
+    """A device's own model needs nothing of the data; its edge's needs the tree, which the new
+    table may change.
+    """
     shutil.copytree(OWN.parent, tmp_path / "own")
     run = made(tmp_path / "run", tmp_path / "own" / "own.toml", *QUICK)
     before = run.probabilities(readings(), device="pump-16")

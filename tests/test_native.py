@@ -1,4 +1,6 @@
-"""The compiled kernel against torch: the same rows to rounding on every instruction set, and the same bits in any company."""
+"""The compiled kernel against torch: the same rows to rounding on every instruction set, and the
+same bits in any company.
+"""
 
 import os
 import subprocess

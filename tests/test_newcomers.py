@@ -1,4 +1,6 @@
-"""Devices that took no part in training: who they are, what they start from, and that nobody looks at their test labels."""
+"""Devices that took no part in training: who they are, what they start from, and that nobody looks
+at their test labels.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,6 @@
-"""Figures that programs note: what is recorded of whom, per tier and seed, whatever the chunks; saved, resumed and replayed."""
+"""Figures that programs note: what is recorded of whom, per tier and seed, whatever the chunks;
+saved, resumed and replayed.
+"""
 
 import json
 from dataclasses import dataclass
@@ -29,7 +31,9 @@ def shards(devices: int = 5) -> Shards:
 
 @dataclass(frozen=True)
 class Noting(Algorithm):
-    """Devices note their number and 1, edges their number of devices in each of two rounds, the server the round."""
+    """Devices note their number and 1, edges their number of devices in each of two rounds, the
+    server the round.
+    """
 
     sends: ClassVar[str] = "what it got"
     sample: int | None = None

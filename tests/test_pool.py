@@ -1,4 +1,6 @@
-"""The experiments' job pool: answers are kept as they come, errors are answers, a process that dies takes nobody with it."""
+"""The experiments' job pool: answers are kept as they come, errors are answers, a process that dies
+takes nobody with it.
+"""
 
 import json
 from pathlib import Path

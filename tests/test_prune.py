@@ -37,7 +37,9 @@ def test_removal_is_taylors_polynomial_of_a_quadratic() -> None:
 
 
 def test_removal_is_first_order_in_small_weights() -> None:
-    """For small weights (5) is (g_j x_j)^2, so that it ranks by derivative times weight, not by derivative alone as (6) does."""
+    """For small weights (5) is (g_j x_j)^2, so that it ranks by derivative times weight, not by
+    derivative alone as (6) does.
+    """
     small = 1e-5 * X
     torch.testing.assert_close(
         prune.removal(small, quadratic), (gradient(small) * small) ** 2, rtol=1e-3, atol=0
@@ -46,7 +48,9 @@ def test_removal_is_first_order_in_small_weights() -> None:
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_change_is_the_step_size_times_the_derivative(steps: int) -> None:
-    """To first order in the step size: exactly for one step, and for several up to their number times lr squared."""
+    """To first order in the step size: exactly for one step, and for several up to their number
+    times lr squared.
+    """
     lr = 1e-6
     found = prune.change(descend(X, gradient, steps=steps, lr=lr), X) / (steps * lr)
     torch.testing.assert_close(

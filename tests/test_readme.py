@@ -1,4 +1,6 @@
-"""The programs in README.md and docs/ run as they stand; tests/test_one_file.py runs those of docs/write-an-algorithm.md."""
+"""The programs in README.md and docs/ run as they stand; tests/test_one_file.py runs those of
+docs/write-an-algorithm.md.
+"""
 
 import re
 from pathlib import Path

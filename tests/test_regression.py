@@ -1,4 +1,6 @@
-"""Numbers to predict: the loss they choose, and RMSE, MAE and R2 against numpy, from the device to the picture."""
+"""Numbers to predict: the loss they choose, and RMSE, MAE and R2 against numpy, from the device to
+the picture.
+"""
 
 import json
 from dataclasses import replace
@@ -220,7 +222,9 @@ def test_the_round_with_the_smallest_error_is_chosen() -> None:
 
 
 def table(path: Path, *, words: bool = False) -> Path:
-    """Three pumps whose quality is a whole number, each number of which is rare; an experiment file beside it."""
+    """Three pumps whose quality is a whole number, each number of which is rare; an experiment file
+    beside it.
+    """
     rng = np.random.default_rng(1)
     rows = ["device,heat,flow,quality"]
     for number in range(120):

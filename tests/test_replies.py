@@ -17,7 +17,9 @@ quick = settings(max_examples=60)
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """(rows, mask, weights, asker, askers) of up to 12 answers to up to 5 askers, some of whom nobody answers."""
+    """(rows, mask, weights, asker, askers) of up to 12 answers to up to 5 askers, some of whom
+    nobody answers.
+    """
     askers, count, width = (
         draw(st.integers(1, 5)),
         draw(st.integers(0, 12)),

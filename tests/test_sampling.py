@@ -1,4 +1,6 @@
-"""Scores on a sample of the devices: who is asked, what it costs, how far it is from the scores on all."""
+"""Scores on a sample of the devices: who is asked, what it costs, how far it is from the scores on
+all.
+"""
 
 import csv
 import io
@@ -217,7 +219,9 @@ def test_the_standard_error_by_hand() -> None:
 
 
 def test_it_is_the_error_of_all_possible_samples() -> None:
-    """Over every sample of 3 of 7 devices with as many examples, the mean of se^2 is the variance of the estimate."""
+    """Over every sample of 3 of 7 devices with as many examples, the mean of se^2 is the variance
+    of the estimate.
+    """
     right = torch.tensor([1.0, 5.0, 2.0, 9.0, 7.0, 0.0, 4.0]).double()
     count = torch.full_like(right, 10.0)
     samples = [list(chosen) for chosen in combinations(range(7), 3)]

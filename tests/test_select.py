@@ -97,7 +97,9 @@ def test_a_loss_that_is_no_number_is_never_chosen() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_in_sampled_regression_most_devices_hold_the_reported_model(seed: int) -> None:
-    """By the loss of holders alone, 9 of these 20 runs report a round in which at most 2 of 10 devices hold one."""
+    """By the loss of holders alone, 9 of these 20 runs report a round in which at most 2 of 10
+    devices hold one.
+    """
     draw = torch.Generator().manual_seed(seed)
     slopes = torch.randn(10, 1, generator=draw)
     pairs = [(x := torch.randn(24, 3, generator=draw), x @ torch.ones(3, 1) * k) for k in slopes]

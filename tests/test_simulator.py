@@ -1,4 +1,6 @@
-"""`ask` in the simulator: who runs, what arrives, what is averaged, and every byte of it counted by hand."""
+"""`ask` in the simulator: who runs, what arrives, what is averaged, and every byte of it counted by
+hand.
+"""
 
 from dataclasses import dataclass
 from typing import Any

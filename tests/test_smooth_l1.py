@@ -24,7 +24,9 @@ def signs(x: Tensor) -> list[bool]:
 def descend(
     x: float, *, lr: float, gamma: float, lam: float, steps: int = 3000, g: float = 0.0
 ) -> list[float]:
-    """Gradient descent on g x + gamma phi(x) + lam/2 x^2: the last two points, where a 2-cycle shows."""
+    """Gradient descent on g x + gamma phi(x) + lam/2 x^2: the last two points, where a 2-cycle
+    shows.
+    """
     path = [x]
     for _ in range(steps):
         path.append(path[-1] - lr * (g + gamma * math.tanh(path[-1] / RHO) + lam * path[-1]))
@@ -100,7 +102,9 @@ def test_descent_is_stable_up_to_a_curvature_of_two_over_lr(
 def test_the_amplitude_solves_its_equation_and_reaches_its_limit_only_far_past_the_edge(
     curvature: float,
 ) -> None:
-    """a = limit tanh(a / rho): less than half of the limit just past the edge, 99 % of it from a = 2.65 rho on."""
+    """a = limit tanh(a / rho): less than half of the limit just past the edge, 99 % of it from a =
+    2.65 rho on.
+    """
     lam, lr = 5.0, 0.05
     gamma = (curvature / lr - lam) * RHO
     limit = lr * gamma / (2 - lr * lam)

@@ -1,4 +1,6 @@
-"""The choice of solver: which descent is computed how, why not faster, and what a run says about it."""
+"""The choice of solver: which descent is computed how, why not faster, and what a run says about
+it.
+"""
 
 from __future__ import annotations
 

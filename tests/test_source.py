@@ -1,4 +1,6 @@
-"""The hash of a user's code: what changes the run changes it, what does not leaves it alone, in every process."""
+"""The hash of a user's code: what changes the run changes it, what does not leaves it alone, in
+every process.
+"""
 
 import importlib
 import os

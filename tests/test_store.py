@@ -1,4 +1,6 @@
-"""What nodes remember, against a dictionary: rounds, defaults, transactions, and memory that does not grow."""
+"""What nodes remember, against a dictionary: rounds, defaults, transactions, and memory that does
+not grow.
+"""
 
 import copy
 
@@ -76,7 +78,9 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
 @settings(max_examples=80)
 @given(data=st.data())
 def test_held_versions_stay_as_they_were(data: st.DataObject) -> None:
-    """Against copies: versions of two halves of the nodes under two labels, with rounds that fail and reloads."""
+    """Against copies: versions of two halves of the nodes under two labels, with rounds that fail
+    and reloads.
+    """
     store = Store({"device": NODES})
     halves = [slice(0, 3), slice(3, NODES)]
     copies: dict[tuple[str, int], dict[int, list[float]]] = {}

@@ -1,4 +1,6 @@
-"""What links do to rows: codecs per direction, the largest entries, updates, and what was lost coming back later."""
+"""What links do to rows: codecs per direction, the largest entries, updates, and what was lost
+coming back later.
+"""
 
 import dataclasses
 from dataclasses import replace
@@ -190,7 +192,9 @@ def test_what_is_fed_back_adds_up(spec: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Alternating(covey.Algorithm):
-    """Devices answer the same row every round, its even coordinates in all rounds and its odd ones in every second."""
+    """Devices answer the same row every round, its even coordinates in all rounds and its odd ones
+    in every second.
+    """
 
     def server(self, me: covey.Nodes, w: Tensor) -> Tensor:
         arrived = me.ask(self.device, w).mean(default=torch.zeros_like(w))
@@ -208,7 +212,9 @@ class Alternating(covey.Algorithm):
     "spec", [{"name": "int4", "feedback": True}, {"name": "auto", "keep": 0.02, "feedback": True}]
 )
 def test_what_lies_outside_a_mask_is_still_to_be_sent(spec: Any) -> None:
-    """A coordinate that is left out of a message keeps what its earlier ones lost, to the bit, and sends it later."""
+    """A coordinate that is left out of a message keeps what its earlier ones lost, to the bit, and
+    sends it later.
+    """
     plain = experiment("dense", Alternating(), rounds=5, tree=covey.Tree.flat(2))
     run = covey.run(replace(plain, codec={"server-device": {"up": spec}}))
     lost = []

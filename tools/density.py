@@ -1,8 +1,10 @@
-"""How dense the code is: `python -m tools.density [FOLDER ...]` prints one line of measures for each folder.
+"""How dense the code is: `python -m tools.density [FOLDER ...]` prints one line of measures for
+each folder.
 
-A reader pays for every token, so short functions made of packed lines gain nothing. Aims: at most 7 tokens per line, no line
-over 100 characters, 12 conditional expressions and 2 tuple assignments of unrelated values per 1,000 lines, 1 % of vague
-names, 1 % of functions with a cyclomatic complexity above 10.
+A reader pays for every token, so short functions made of packed lines gain nothing. Aims: at most 7
+tokens per line, no line over 100 characters, 12 conditional expressions and 2 tuple assignments of
+unrelated values per 1,000 lines, 1 % of vague names, 1 % of functions with a cyclomatic complexity
+above 10.
 """
 
 from __future__ import annotations

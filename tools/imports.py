@@ -1,7 +1,8 @@
 """Draws which parts of covey import which: `python -m tools.imports OUT.png [REVISION ...]`.
 
-Each revision of the repository is a panel; "." is the working tree. A node is a folder of covey, or a module that lies at
-its root. A node stands above all that it imports; parts that import each other stand on one level and are red.
+Each revision of the repository is a panel; "." is the working tree. A node is a folder of covey, or
+a module that lies at its root. A node stands above all that it imports; parts that import each
+other stand on one level and are red.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 Graph = dict[str, set[str]]
 ROOT = Path(__file__).parents[1]
 BASE = {"draws", "errors", "installed", "origin", "tree", "types"}
-"""The modules at the root that everything stands on, drawn as one node where there are folders for the rest."""
+"""The modules at the root that everything stands on, drawn as one node where there are folders for
+the rest.
+"""
 
 
 def sources(revision: str) -> dict[str, str]:
@@ -62,7 +65,9 @@ def graph(texts: dict[str, str]) -> tuple[Graph, int]:
 
 
 def imported(text: str) -> list[str]:
-    """The first name below covey of every import, also of those inside functions and for types alone."""
+    """The first name below covey of every import, also of those inside functions and for types
+    alone.
+    """
     names = []
     for statement in ast.walk(ast.parse(text)):
         if isinstance(statement, ast.ImportFrom) and statement.module == "covey":
@@ -75,7 +80,9 @@ def imported(text: str) -> list[str]:
 
 
 def cycles(edges: Graph) -> dict[str, frozenset[str]]:
-    """For each node all nodes that it imports, directly or not, and that import it; itself alone in a graph without cycles."""
+    """For each node all nodes that it imports, directly or not, and that import it; itself alone in
+    a graph without cycles.
+    """
     reach: Graph = {}
     for start in edges:
         seen: set[str] = set()
@@ -89,7 +96,9 @@ def cycles(edges: Graph) -> dict[str, frozenset[str]]:
 
 
 def heights(edges: Graph) -> dict[str, int]:
-    """How high each node stands: above everything it imports, on one level with those in a cycle with it."""
+    """How high each node stands: above everything it imports, on one level with those in a cycle
+    with it.
+    """
     cycle = cycles(edges)
     known: dict[frozenset[str], int] = {}
 

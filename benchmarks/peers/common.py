@@ -24,7 +24,8 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Work:
-    """FedAvg: `asked` of `devices` take `steps` SGD steps each from the global model, which becomes their plain mean.
+    """FedAvg: `asked` of `devices` take `steps` SGD steps each from the global model, which becomes
+    their plain mean.
 
     A batch is drawn uniformly with replacement from the device's own examples.
     """
@@ -98,7 +99,9 @@ WORKS = {
 
 
 def prepare(work: Work, *, images: Path | None = None) -> str:
-    """What the data is, written once together with the first weights; `images` is a folder with CIFAR-10's data_batch_*.bin."""
+    """What the data is, written once together with the first weights; `images` is a folder with
+    CIFAR-10's data_batch_*.bin.
+    """
     work.folder.mkdir(parents=True, exist_ok=True)
     torch.save(first(work.module()), work.first)
     what, told = work.folder / "what", images is not None and work.shape == (3, 32, 32)
@@ -139,7 +142,9 @@ def cifar10(work: Work, images: Path) -> tuple[Tensor, Tensor]:
 
 
 def first(module: nn.Module) -> State:
-    """Weights uniform within 1 / sqrt(inputs), as torch has them, but from a generator of their own; biases zero."""
+    """Weights uniform within 1 / sqrt(inputs), as torch has them, but from a generator of their
+    own; biases zero.
+    """
     generator = torch.Generator().manual_seed(0)
     state = {}
     for name, value in module.state_dict().items():
@@ -149,7 +154,9 @@ def first(module: nn.Module) -> State:
 
 
 def load(work: Work) -> tuple[Tensor, Tensor]:
-    """(x [devices, examples, ...], y [devices, examples]), mapped from disk: processes share the pages."""
+    """(x [devices, examples, ...], y [devices, examples]), mapped from disk: processes share the
+    pages.
+    """
     x, y = (
         torch.from_numpy(np.load(work.folder / f"{name}.npy", mmap_mode="c")) for name in ("x", "y")
     )

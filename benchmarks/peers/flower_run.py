@@ -1,4 +1,6 @@
-"""The same work in Flower on its simulation engine (Ray), in its own environment: two workers of one core each."""
+"""The same work in Flower on its simulation engine (Ray), in its own environment: two workers of
+one core each.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def worker(name: str) -> tuple[nn.Module, Tensor, Tensor, torch.Generator]:
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    """One device's round; every device has the same number of examples, so the mean is the plain one."""
+    """One device's round; every device has the same number of examples, so the mean is the plain
+    one.
+    """
     work = WORKS[str(message.content["config"]["work"])]
     module, x, y, generator = worker(work.name)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -50,7 +54,9 @@ def server(work: Work, rounds: int, watch: Watch) -> ServerApp:
         watch.lap(arrays.to_torch_state_dict)
 
     def all_came(replies: list[RecordDict], weight: str) -> MetricRecord:
-        """Flower averages whoever answered and goes on, so a device that failed would make a round faster."""
+        """Flower averages whoever answered and goes on, so a device that failed would make a round
+        faster.
+        """
         if len(replies) != work.asked:
             raise RuntimeError(
                 f"{len(replies)} of {work.asked} devices answered; run with logging to see why."

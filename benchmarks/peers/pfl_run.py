@@ -1,4 +1,6 @@
-"""The same work in pfl (Apple's pfl-research), in its own environment; under torchrun it shares the devices among processes."""
+"""The same work in pfl (Apple's pfl-research), in its own environment; under torchrun it shares the
+devices among processes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Timer(TrainingProcessCallback):
 
 
 def devices(work: Work) -> FederatedDataset:
-    """pfl cycles through the devices, so in W2 each is asked once a round; its batches are drawn when it is asked."""
+    """pfl cycles through the devices, so in W2 each is asked once a round; its batches are drawn
+    when it is asked.
+    """
     x, y = load(work)
     generator = torch.Generator().manual_seed(1 + pytorch_ops.distributed.global_rank)
 
@@ -48,7 +52,9 @@ def devices(work: Work) -> FederatedDataset:
 
 
 def model(work: Work) -> PyTorchModel:
-    """`metrics` is demanded, but used only in pfl's first iteration, which it always evaluates and we do not count."""
+    """`metrics` is demanded, but used only in pfl's first iteration, which it always evaluates and
+    we do not count.
+    """
     module = start(work)
 
     def loss(self: nn.Module, x: Tensor, y: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""covey beside the plain loop, pfl and Flower on the same work: `python -m benchmarks.peers.run --work W2 --rounds 5`.
+"""covey beside the plain loop, pfl and Flower on the same work: `python -m benchmarks.peers.run
+--work W2 --rounds 5`.
 
-Each program runs in a process of its own, one after the other, for one round more than asked; the first is not counted.
+Each program runs in a process of its own, one after the other, for one round more than asked; the
+first is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ HEAD = f"{'program':<22}{'median s':>10}{'best s':>10}{'of covey':>10}{'last los
 
 @dataclass(frozen=True)
 class Program:
-    """A script in this folder, whose environment runs it, and on how many processes and torch threads."""
+    """A script in this folder, whose environment runs it, and on how many processes and torch
+    threads.
+    """
 
     name: str
     script: str
@@ -107,7 +111,9 @@ def measure(
 
 
 def table(results: dict[str, Any]) -> str:
-    """Seconds per round, their ratio to covey's, and how far the loss is from covey's at most, over all rounds."""
+    """Seconds per round, their ratio to covey's, and how far the loss is from covey's at most, over
+    all rounds.
+    """
     ours = results.get("covey", {})
     lines = [HEAD]
     for name, result in results.items():

@@ -1,7 +1,8 @@
-"""The peers' own environments, `.peers/pfl` and `.peers/flower`: `python -m benchmarks.peers.setup [pfl] [flower]`.
+"""The peers' own environments, `.peers/pfl` and `.peers/flower`: `python -m benchmarks.peers.setup
+[pfl] [flower]`.
 
-Each peer has a virtual environment of its own, so that no dependency of one moves another's. Torch is the exact build that
-covey is timed with, held by constraints.txt.
+Each peer has a virtual environment of its own, so that no dependency of one moves another's. Torch
+is the exact build that covey is timed with, held by constraints.txt.
 """
 
 from __future__ import annotations

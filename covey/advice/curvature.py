@@ -42,7 +42,9 @@ class Probe:
         self._l2 = experiment.l2
 
     def measure(self, rows: Rows, ids: Tensor | None = None) -> Curvature | None:
-        """The curvature at one row for all, [1, P], or at the rows of these devices; None where it is not finite."""
+        """The curvature at one row for all, [1, P], or at the rows of these devices; None where it
+        is not finite.
+        """
         local = list(range(len(self._ids)))
         if ids is not None:
             position = {device: row for row, device in enumerate(ids.tolist())}
@@ -68,11 +70,13 @@ class Probe:
 
 
 def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | None = None) -> float:
-    """The largest curvature of any device's training loss, l2 included, at the initial row or `at` ([P], or [devices, P]).
+    """The largest curvature of any device's training loss, l2 included, at the initial row or `at`
+    ([P], or [devices, P]).
 
-    Lanczos' form of the power iteration, on all devices at once, in float64: as many products with the Hessian as plain power
-    iterations, but exact for up to `iterations` different eigenvalues. It is the curvature at one point, for full batches;
-    further on, or on a mini-batch, it may be larger.
+    Lanczos' form of the power iteration, on all devices at once, in float64: as many products with
+    the Hessian as plain power iterations, but exact for up to `iterations` different eigenvalues.
+    It is the curvature at one point, for full batches; further on, or on a mini-batch, it may be
+    larger.
     """
     e = experiment
     shards = e.data.paper() if e.protocol == "paper" else e.data
@@ -102,7 +106,8 @@ def _largest(task: Task, row: Tensor, ids: Tensor, seed: int, iterations: int, l
 def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
     """H v of each row's training loss, as the gradient of <gradient, v>.
 
-    Not as a difference of gradients: where one of a network's many ReLUs switches within the step, that is far too large.
+    Not as a difference of gradients: where one of a network's many ReLUs switches within the step,
+    that is far too large.
     """
     out, counts = torch.zeros_like(x), task.counts("train", ids).to(x)
     for rows, batch in task.blocks("train", ids):
@@ -120,7 +125,9 @@ def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
 
 
 def _lanczos(product: Callable[[Rows], Rows], v: Rows, iterations: int) -> Tensor:
-    """The tridiagonal matrices [n, k, k] of k steps, whose extreme eigenvalues are those of each row's operator."""
+    """The tridiagonal matrices [n, k, k] of k steps, whose extreme eigenvalues are those of each
+    row's operator.
+    """
     inside = v.new_zeros(len(v), iterations, iterations)
     before, v, beta = torch.zeros_like(v), v / v.norm(dim=1, keepdim=True), v.new_zeros(len(v), 1)
     for k in range(iterations):

@@ -1,10 +1,10 @@
 """What a measured curvature L asks of the fields that an algorithm names as steps and penalties.
 
 A step on a loss of curvature L plus lam/2 |x - anchor|^2 goes lr (lam + L) of the way to the
-minimum along the steepest direction: above 2 it diverges there, far below 1 it hardly moves. The model
-above sees the loss below through an envelope of curvature lam L/(lam + L), and its step is measured
-against that. The personal model itself goes L/(lam + L) of the way to the device's own minimum: a
-lam much larger than L keeps all personal models at the model above.
+minimum along the steepest direction: above 2 it diverges there, far below 1 it hardly moves. The
+model above sees the loss below through an envelope of curvature lam L/(lam + L), and its step is
+measured against that. The personal model itself goes L/(lam + L) of the way to the device's own
+minimum: a lam much larger than L keeps all personal models at the model above.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def advise(
     """Everything there is to say about an algorithm's steps and penalties, the most serious first.
 
     `smoothness` is the L of every device's loss and `strong` its mu, l2 included; `exact` says that
-    L is known, as on quadratics, and not estimated: then only curvatures up to L count. `examples` is
-    the size of the smallest training set.
+    L is known, as on quadratics, and not estimated: then only curvatures up to L count. `examples`
+    is the size of the smallest training set.
 
     >>> from covey.algorithms import PFedMe
     >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])

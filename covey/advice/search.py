@@ -1,4 +1,5 @@
-"""Better steps and penalties for an experiment: proposed by the curvature, tried, kept if validation data confirm.
+"""Better steps and penalties for an experiment: proposed by the curvature, tried, kept if
+validation data confirm.
 
 Every trial is a few rounds of the experiment itself with other values, scored on validation data,
 never on test data, and the curvature is measured at the models it ends with: the curvature of a
@@ -159,7 +160,9 @@ class _Search:
         return trials[0], trials[1]
 
     def _confirmed(self, ways: list[Trial], given: Trial) -> Trial:
-        """The last setting on the way that is better than the given one, or as good and stable, over more rounds too."""
+        """The last setting on the way that is better than the given one, or as good and stable,
+        over more rounds too.
+        """
         settings = dict.fromkeys(describe(way.algorithm) for way in reversed(ways))
         by_name = {describe(way.algorithm): way.algorithm for way in ways}
         wanted = GAIN
@@ -275,7 +278,9 @@ class _Search:
         return _chosen(tried, steps[0])
 
     def _best_of(self, proposals: Any, best: Trial) -> Trial:
-        """The best of some changes, each made to the same setting, if it is better by the gain asked for."""
+        """The best of some changes, each made to the same setting, if it is better by the gain
+        asked for.
+        """
         start = best
         for proposal in proposals:
             trial = self._propose(start.algorithm, self._with_safe_steps(start, proposal))
@@ -357,7 +362,8 @@ def _stable(trial: Trial) -> bool:
 
 
 def _chosen(tried: list[Trial], step: Step) -> Trial:
-    """The first trial if it is stable and nothing is better by the gain asked for, else the best, by preference a stable one.
+    """The first trial if it is stable and nothing is better by the gain asked for, else the best,
+    by preference a stable one.
 
     Of several as good, the one with the smallest steps.
     """

@@ -1,8 +1,10 @@
-"""AL2GD: L2GD on known clusters, with a coin for the server and one for every edge (Lyu et al., 2022; PerMFL's comparison).
+"""AL2GD: L2GD on known clusters, with a coin for the server and one for every edge (Lyu et al.,
+2022; PerMFL's comparison).
 
-A cluster is an edge. p_0, p_j, lambda, gamma are `p`, `edge_p`, `lam`, `gamma`. The server's coin is first: with chance p_0 the
-edges' means move towards the mean of all. Otherwise each edge flips its own: with chance p_j its devices move towards its mean,
-else they step on their losses. Each move is divided by its chance, so that on average they are a step of size `lr` on the whole.
+A cluster is an edge. p_0, p_j, lambda, gamma are `p`, `edge_p`, `lam`, `gamma`. The server's coin
+is first: with chance p_0 the edges' means move towards the mean of all. Otherwise each edge flips
+its own: with chance p_j its devices move towards its mean, else they step on their losses. Each
+move is divided by its chance, so that on average they are a step of size `lr` on the whole.
 """
 
 from collections.abc import Iterator
@@ -24,11 +26,13 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class AL2GD(Algorithm):
-    """Descends sum_i f_i(x_i) + lam/2 |x_i - m_j|^2 + gamma/2 |m_j - m|^2, m_j the mean of i's edge and m of all devices.
+    """Descends sum_i f_i(x_i) + lam/2 |x_i - m_j|^2 + gamma/2 |m_j - m|^2, m_j the mean of i's edge
+    and m of all devices.
 
-    At the minimum grad f_i + lam (x_i - m_j) + gamma (m_j - m) = 0; a constant lr stays in a ball around it. A round is all flips
-    up to and including the first of the server's coin that moves edges. `edge_p` may be a list with one entry per edge. New
-    devices take 1/p steps on f + lam/2 |x - m_j|^2.
+    At the minimum grad f_i + lam (x_i - m_j) + gamma (m_j - m) = 0; a constant lr stays in a ball
+    around it. A round is all flips up to and including the first of the server's coin that moves
+    edges. `edge_p` may be a list with one entry per edge. New devices take 1/p steps on f + lam/2
+    |x - m_j|^2.
     """
 
     lam: NonNegative = 1.0  # pull of a device towards the mean of its edge (lambda)

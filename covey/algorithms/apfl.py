@@ -1,4 +1,5 @@
-"""APFL: a device's model is a mixture of its own and the global one, and it learns in which shares (Deng, Kamani, Mahdavi, 2020).
+"""APFL: a device's model is a mixture of its own and the global one, and it learns in which shares
+(Deng, Kamani, Mahdavi, 2020).
 
 The paper's w_i, v_i, v-bar_i, alpha_i, eta, tau are `x`, `v`, "personal", `alpha`, `lr`, `steps`.
 alpha_i moves once a round, by a step of size `alpha_lr` along <v - w, grad f(v-bar)>; with
@@ -34,7 +35,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """The global model is FedAvg's; v takes `steps` on f(alpha v + (1 - alpha) x), x being the device's model on FedAvg's way."""
+    """The global model is FedAvg's; v takes `steps` on f(alpha v + (1 - alpha) x), x being the
+    device's model on FedAvg's way.
+    """
 
     alpha: Share = 0.5  # share of a device's own model in the mixture, at the beginning
     alpha_lr: NonNegative = 0.02  # step size by which that share is learned; 0 keeps it

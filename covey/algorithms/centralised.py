@@ -1,8 +1,10 @@
-"""Centralised training: one model on everybody's data as on one node; the yardstick of every global model.
+"""Centralised training: one model on everybody's data as on one node; the yardstick of every global
+model.
 
-It is no federated method and not meant to be one. The data stays where it is, but every single step asks all devices for
-a gradient and takes their mean by numbers of examples, which is the gradient of the pooled data. So a round sends `steps`
-times what one of FedAvg does, and a gradient tells more of a device's examples than a model after many steps.
+It is no federated method and not meant to be one. The data stays where it is, but every single step
+asks all devices for a gradient and takes their mean by numbers of examples, which is the gradient
+of the pooled data. So a round sends `steps` times what one of FedAvg does, and a gradient tells
+more of a device's examples than a model after many steps.
 """
 
 from collections.abc import Iterator
@@ -21,10 +23,12 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Centralised(Algorithm):
-    """Each round, the server takes `steps` steps of size `lr` along the gradient of all examples of all devices.
+    """Each round, the server takes `steps` steps of size `lr` along the gradient of all examples of
+    all devices.
 
-    With `batch` a device draws as many of its own examples for a step and its gradient weighs as much as all of them: the
-    mean is unbiased, of a batch that is stratified by device. With None every step is one of plain gradient descent.
+    With `batch` a device draws as many of its own examples for a step and its gradient weighs as
+    much as all of them: the mean is unbiased, of a batch that is stratified by device. With None
+    every step is one of plain gradient descent.
     """
 
     steps: Count = 20

@@ -1,7 +1,9 @@
-"""Clustered training (IFCA): k models, each device trains the one that fits it best (Ghosh, Chung, Yin, Ramchandran, 2020).
+"""Clustered training (IFCA): k models, each device trains the one that fits it best (Ghosh, Chung,
+Yin, Ramchandran, 2020).
 
-The paper's theta_j, k, gamma, tau are `models`, `clusters`, `lr`, `steps`; of its two ways to average, that of models. A
-cluster's model is the mean of the devices that picked it, and stays as it was where nobody did.
+The paper's theta_j, k, gamma, tau are `models`, `clusters`, `lr`, `steps`; of its two ways to
+average, that of models. A cluster's model is the mean of the devices that picked it, and stays as
+it was where nobody did.
 
 A device picks by the loss of its data alone, the paper's F_i, also where the experiment has an
 `l2`. Then it trains F_i + l2/2 |x|^2, and the pick is not the smallest value of that. l2/2
@@ -30,10 +32,12 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Clustered(Algorithm):
-    """Each device picks the model of least loss on `pick` of its training examples (None: all) and trains it for `steps` steps.
+    """Each device picks the model of least loss on `pick` of its training examples (None: all) and
+    trains it for `steps` steps.
 
-    The first cluster begins at the initial model, the others `spread` times a standard normal row away from it. The global model
-    is the mean of all answers; a device keeps the model it picked as "cluster" and what it made of it as "personal".
+    The first cluster begins at the initial model, the others `spread` times a standard normal row
+    away from it. The global model is the mean of all answers; a device keeps the model it picked as
+    "cluster" and what it made of it as "personal".
     """
 
     clusters: Annotated[int, Range(1, 10_000, whole=True)] = 2  # number of models among which

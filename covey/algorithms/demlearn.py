@@ -1,9 +1,12 @@
-"""DemLearn: groups of similar models, found anew each round, average upwards and mix downwards (Nguyen et al., 2022).
+"""DemLearn: groups of similar models, found anew each round, average upwards and mix downwards
+(Nguyen et al., 2022).
 
-The paper's w_n^(0), w_n^(k), K, alpha (of its public code), mu are `theta`, a group's model, `levels` (the root is the last),
-`alpha`, `mu`. The groups are the top of the devices' dendrogram, which splits in two from level to level; one of the lowest level
-holds all devices below it. `linkage` is the paper's "ward" or the public code's "average". That code also multiplies every
-group's mean, of means that were multiplied already, by 1.15 in its first five rounds: `amplify` and `amplify_rounds`.
+The paper's w_n^(0), w_n^(k), K, alpha (of its public code), mu are `theta`, a group's model,
+`levels` (the root is the last), `alpha`, `mu`. The groups are the top of the devices' dendrogram,
+which splits in two from level to level; one of the lowest level holds all devices below it.
+`linkage` is the paper's "ward" or the public code's "average". That code also multiplies every
+group's mean, of means that were multiplied already, by 1.15 in its first five rounds: `amplify` and
+`amplify_rounds`.
 """
 
 from collections.abc import Iterator
@@ -28,10 +31,12 @@ Group = list[Any]
 
 @dataclass(frozen=True)
 class DemLearn(Algorithm):
-    """theta takes `steps` steps on f + mu/2 |theta - parent|^2 from where the last mixing left it; then the groups are found.
+    """theta takes `steps` steps on f + mu/2 |theta - parent|^2 from where the last mixing left it;
+    then the groups are found.
 
-    A group's model is the mean of its members', each weighing as many devices as it holds; then, from the root down, every
-    member becomes (1 - alpha) itself + alpha its group. "local" is theta before that mixing, "personal" after it.
+    A group's model is the mean of its members', each weighing as many devices as it holds; then,
+    from the root down, every member becomes (1 - alpha) itself + alpha its group. "local" is theta
+    before that mixing, "personal" after it.
     """
 
     levels: Count = 4  # levels of groups, the root included
@@ -98,7 +103,9 @@ class DemLearn(Algorithm):
     def mix_down(
         self, group: Group, theta: Rows, parent: Rows, factor: float, above: Rows | None = None
     ) -> Rows:
-        """The group's model, mixed with that of the group it is in; `parent` gets, for every device below, that of its group."""
+        """The group's model, mixed with that of the group it is in; `parent` gets, for every device
+        below, that of its group.
+        """
         model = average(group, theta, factor)
         model = model if above is None else torch.lerp(model, above, self.alpha)
         parent[[member for member in group if isinstance(member, int)]] = model

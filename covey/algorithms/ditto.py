@@ -1,7 +1,9 @@
-"""Ditto: FedAvg's global model, and beside it a personal one that is held near it (Li, Hu, Beirami, Smith, 2021).
+"""Ditto: FedAvg's global model, and beside it a personal one that is held near it (Li, Hu, Beirami,
+Smith, 2021).
 
-The paper's w, v_k, lambda, eta_g, eta_l are `w`, `v`, `lam`, `lr`, `personal_lr`; v_k lasts, and is pulled to the w that a
-round begins with. Its public code draws one batch for both models; here each has its own.
+The paper's w, v_k, lambda, eta_g, eta_l are `w`, `v`, `lam`, `lr`, `personal_lr`; v_k lasts, and is
+pulled to the w that a round begins with. Its public code draws one batch for both models; here each
+has its own.
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """The global model is FedAvg's to the bit; a device's own v descends f + lam/2 |v - w|^2 from where it stood."""
+    """The global model is FedAvg's to the bit; a device's own v descends f + lam/2 |v - w|^2 from
+    where it stood.
+    """
 
     lam: NonNegative = 1.0
     sample: Sample = None

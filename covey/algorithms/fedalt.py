@@ -1,7 +1,9 @@
-"""FedAlt: some layers are shared, the others stay on the device and learn before them (Pillutla et al., 2022).
+"""FedAlt: some layers are shared, the others stay on the device and learn before them (Pillutla et
+al., 2022).
 
-The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `personal_steps`, `lr`, `personal_lr`. Which layers are
-v is the experiment's `private`, by default the last one. Edges average what is under them `edge_rounds` times, as in HierFAVG.
+The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `personal_steps`, `lr`,
+`personal_lr`. Which layers are v is the experiment's `private`, by default the last one. Edges
+average what is under them `edge_rounds` times, as in HierFAVG.
 """
 
 from collections.abc import Iterator
@@ -24,10 +26,11 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FedAlt(Algorithm):
-    """A device's model is [u, v]: `personal_steps` on its own v with u fixed, then `steps` on u with v fixed; u is averaged.
+    """A device's model is [u, v]: `personal_steps` on its own v with u fixed, then `steps` on u
+    with v fixed; u is averaged.
 
-    `sample` says how many the server asks, `device_sample` how many an edge does. The private columns of the global row stay as
-    they began; it is scored with each device's own.
+    `sample` says how many the server asks, `device_sample` how many an edge does. The private
+    columns of the global row stay as they began; it is scored with each device's own.
     """
 
     sample: Sample = None

@@ -1,4 +1,5 @@
-"""FedAMP: the server sends each device a mean of all models in which those like its own weigh most (Huang et al., 2021).
+"""FedAMP: the server sends each device a mean of all models in which those like its own weigh most
+(Huang et al., 2021).
 
 The paper's w_i, u_i, xi_ij, A, sigma, lambda are `theta`, `u`, `weights`, 1 - exp(-x/sigma),
 `sigma`, `lam`; its alpha_k is `alpha`, or less in a round k in which `alpha` is too large. It

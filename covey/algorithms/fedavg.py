@@ -22,7 +22,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """`sample` devices (S) take `steps` (R) mini-batch steps of size `lr` (eta) from the global model w; w becomes their mean."""
+    """`sample` devices (S) take `steps` (R) mini-batch steps of size `lr` (eta) from the global
+    model w; w becomes their mean.
+    """
 
     sample: Sample = None
     steps: Count = 20

@@ -1,8 +1,7 @@
 """FedPer: everybody shares the base layers and keeps a head of its own (Arivazhagan et al., 2019).
 
-The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of the experiment names the head's layers, by
-default the last one.
-Its mean weighs by samples: `weight="samples"`.
+The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of the experiment
+names the head's layers, by default the last one. Its mean weighs by samples: `weight="samples"`.
 """
 
 from collections.abc import Iterator
@@ -24,7 +23,8 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FedPer(Algorithm):
-    """Devices take `steps` steps on base and head together; the base becomes the mean of theirs, a head never leaves its device.
+    """Devices take `steps` steps on base and head together; the base becomes the mean of theirs, a
+    head never leaves its device.
 
     The global model is the shared base under the initial head.
     """

@@ -1,7 +1,9 @@
-"""FedRep: devices fit their own heads to a shared representation, then the representation to their heads (Collins et al., 2021).
+"""FedRep: devices fit their own heads to a shared representation, then the representation to their
+heads (Collins et al., 2021).
 
-The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of the experiment names the head's layers, by
-default the last one); its tau_h, tau, alpha are `head_steps`, `steps`, `head_lr` and `lr`.
+The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of the experiment
+names the head's layers, by default the last one); its tau_h, tau, alpha are `head_steps`, `steps`,
+`head_lr` and `lr`.
 """
 
 from collections.abc import Iterator
@@ -23,9 +25,11 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FedRep(Algorithm):
-    """`head_steps` steps on the head under a fixed base, then `steps` on the base under that head; the base becomes the mean.
+    """`head_steps` steps on the head under a fixed base, then `steps` on the base under that head;
+    the base becomes the mean.
 
-    The global model is the shared base under the initial head. A new device fits a head and leaves the base as it is.
+    The global model is the shared base under the initial head. A new device fits a head and leaves
+    the base as it is.
     """
 
     sample: Sample = None

@@ -1,7 +1,9 @@
-"""FedSim: some layers are shared, the others stay on the device; both learn at once (Pillutla et al., 2022).
+"""FedSim: some layers are shared, the others stay on the device; both learn at once (Pillutla et
+al., 2022).
 
-The paper's u, v_i, tau, gamma_u, gamma_v are `u`, `v`, `steps`, `lr`, `personal_lr`. Which layers are v is the experiment's
-`private`, by default the last one. Edges average what is under them `edge_rounds` times, as in HierFAVG.
+The paper's u, v_i, tau, gamma_u, gamma_v are `u`, `v`, `steps`, `lr`, `personal_lr`. Which layers
+are v is the experiment's `private`, by default the last one. Edges average what is under them
+`edge_rounds` times, as in HierFAVG.
 """
 
 from collections.abc import Iterator
@@ -24,10 +26,11 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FedSim(Algorithm):
-    """A device's model is [u, v], with v its own: `steps` on both, each with its step size; u is averaged.
+    """A device's model is [u, v], with v its own: `steps` on both, each with its step size; u is
+    averaged.
 
-    `sample` says how many the server asks, `device_sample` how many an edge does. The private columns of the global row stay as
-    they began; it is scored with each device's own.
+    `sample` says how many the server asks, `device_sample` how many an edge does. The private
+    columns of the global row stay as they began; it is scored with each device's own.
     """
 
     sample: Sample = None

@@ -17,7 +17,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FineTune(Algorithm):
-    """The global model is FedAvg's to the bit; a device's own is the broadcast w after `tune_steps` steps of size `tune_lr`."""
+    """The global model is FedAvg's to the bit; a device's own is the broadcast w after `tune_steps`
+    steps of size `tune_lr`.
+    """
 
     sample: Sample = None
     steps: Count = 20

@@ -1,7 +1,8 @@
-"""HeurFedAMP: FedAMP whose weights are a softmax of cosines, the own one fixed (Huang et al., 2021).
+"""HeurFedAMP: FedAMP whose weights are a softmax of cosines, the own one fixed (Huang et al.,
+2021).
 
-The paper's w_i, u_i, xi_ii, sigma, lambda are `theta`, `u`, `self_weight`, `sigma`, `lam` (lambda/alpha_k in one). Defaults are
-those of FedMac's comparison, but for lam, which is 5 there.
+The paper's w_i, u_i, xi_ii, sigma, lambda are `theta`, `u`, `self_weight`, `sigma`, `lam`
+(lambda/alpha_k in one). Defaults are those of FedMac's comparison, but for lam, which is 5 there.
 """
 
 import math
@@ -24,10 +25,11 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class HeurFedAMP(Algorithm):
-    """u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j; from u_i, `steps` on f_i + lam/2 |w_i - u_i|^2.
+    """u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j; from u_i, `steps` on
+    f_i + lam/2 |w_i - u_i|^2.
 
-    The server holds the last model of every device, the initial one of who has not sent any; the global model, which nobody
-    uses, is their mean.
+    The server holds the last model of every device, the initial one of who has not sent any; the
+    global model, which nobody uses, is their mean.
     """
 
     self_weight: Share = 0.5  # weight of a device's own model in the mean that it is sent

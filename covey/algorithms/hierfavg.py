@@ -1,4 +1,5 @@
-"""HierFAVG: edges average their devices several times before the server averages the edges (Liu et al., 2020; h-SGD).
+"""HierFAVG: edges average their devices several times before the server averages the edges (Liu et
+al., 2020; h-SGD).
 
 The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by
 samples (`weight="samples"`): a device by its own, an edge by those of all devices under it, asked
@@ -22,7 +23,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class HierFAVG(Algorithm):
-    """`edge_rounds` times, devices take `steps` steps from their edge's model, which becomes their mean; then w, theirs."""
+    """`edge_rounds` times, devices take `steps` steps from their edge's model, which becomes their
+    mean; then w, theirs.
+    """
 
     sample: Sample = None
     device_sample: Sample = None

@@ -1,8 +1,9 @@
-"""L2GD: local models held near their mean, by random turns of local steps and averaging (Hanzely, Richtarik, 2020).
+"""L2GD: local models held near their mean, by random turns of local steps and averaging (Hanzely,
+Richtarik, 2020).
 
-The paper's x_i, lambda, p are `x`, `lam`, `p`; its alpha/n is `lr`. Every iteration flips one coin for all: with chance 1 - p
-devices step on their losses, with chance p they move towards their mean. A round is all flips up to and including the first that
-averages, so that it talks once.
+The paper's x_i, lambda, p are `x`, `lam`, `p`; its alpha/n is `lr`. Every iteration flips one coin
+for all: with chance 1 - p devices step on their losses, with chance p they move towards their mean.
+A round is all flips up to and including the first that averages, so that it talks once.
 """
 
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class L2GD(Algorithm):
-    """Descends sum_i f_i(x_i) + lam/2 |x_i - mean|^2 by steps x - lr/(1-p) grad f or x - lr lam/p (x - mean).
+    """Descends sum_i f_i(x_i) + lam/2 |x_i - mean|^2 by steps x - lr/(1-p) grad f or x - lr lam/p
+    (x - mean).
 
-    The mean is the global model. At the minimum x_i = mean - grad f_i(x_i)/lam; a constant lr stays in a ball around it. New
-    devices take 1/p steps on f + lam/2 |x - mean|^2.
+    The mean is the global model. At the minimum x_i = mean - grad f_i(x_i)/lam; a constant lr stays
+    in a ball around it. New devices take 1/p steps on f + lam/2 |x - mean|^2.
     """
 
     lam: NonNegative = 1.0  # pull of a device towards the mean of all (lambda)

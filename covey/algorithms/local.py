@@ -15,7 +15,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    """Each round, `steps` mini-batch steps of size `lr` from the device's own last model; nothing is ever sent."""
+    """Each round, `steps` mini-batch steps of size `lr` from the device's own last model; nothing
+    is ever sent.
+    """
 
     steps: Count = 20
     lr: Positive = 0.02

@@ -1,9 +1,10 @@
-"""Nested envelopes on a tree of any depth: the idea behind all the tree algorithms, as data; their mathematical oracle.
+"""Nested envelopes on a tree of any depth: the idea behind all the tree algorithms, as data; their
+mathematical oracle.
 
-Every level holds a model x, and given the model a of the level above it descends
-(what is below it) + lam/2 |x - a|^2 or -lam <x, a> + gamma phi_rho(x) + ridge/2 |x|^2. Below the last level are the data. Below
-the others are the envelopes of the next level, whose gradient needs only its answer: pull (x - answer), or -pull answer for
-correlation.
+Every level holds a model x, and given the model a of the level above it descends (what is below it)
++ lam/2 |x - a|^2 or -lam <x, a> + gamma phi_rho(x) + ridge/2 |x|^2. Below the last level are the
+data. Below the others are the envelopes of the next level, whose gradient needs only its answer:
+pull (x - answer), or -pull answer for correlation.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ _ASKS = 10_000  # asks of a round up to which its factor is worked out
 
 @dataclass(frozen=True)
 class Level:
-    """One level of models: the tier that computes it, how it is tied to the level above, and how it descends.
+    """One level of models: the tier that computes it, how it is tied to the level above, and how it
+    descends.
 
-    `warm`: within a round it goes on from its own last model, else it starts from the model above. `pull` is the weight of
-    the next level's answer in the gradient; None takes that level's `lam`, which makes it the gradient of the envelope.
-    `sample`: how many children are asked, where the next level is on another tier. On the last level, `fresh` draws a
-    mini-batch per step, else one batch serves them all.
+    `warm`: within a round it goes on from its own last model, else it starts from the model above.
+    `pull` is the weight of the next level's answer in the gradient; None takes that level's `lam`,
+    which makes it the gradient of the envelope. `sample`: how many children are asked, where the
+    next level is on another tier. On the last level, `fresh` draws a mini-batch per step, else one
+    batch serves them all.
     """
 
     tier: str
@@ -73,7 +76,9 @@ class Level:
 
 @dataclass(frozen=True)
 class Nested(Algorithm):
-    """Levels from the server's to the devices' last; several may share a tier, and only a link between tiers costs bytes."""
+    """Levels from the server's to the devices' last; several may share a tier, and only a link
+    between tiers costs bytes.
+    """
 
     levels: tuple[Level, ...]  # one table per level of models, from the server down: tier, lam,
     # steps, lr, ...

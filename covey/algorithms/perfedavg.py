@@ -1,4 +1,5 @@
-"""Per-FedAvg: a global model from which one gradient step makes a good personal one (Fallah, Mokhtari, Ozdaglar, 2020).
+"""Per-FedAvg: a global model from which one gradient step makes a good personal one (Fallah,
+Mokhtari, Ozdaglar, 2020).
 
 The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three
 batches of a device's training examples, drawn anew at every step. A device's own model is w after
@@ -32,7 +33,8 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class PerFedAvg(Algorithm):
-    """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x - alpha grad f(x)).
+    """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x -
+    alpha grad f(x)).
 
     `order="first"` leaves out H; "hessian-free" needs the product H g, not H. `hessian="exact"`
     takes it by autograd, at the cost of two gradients. `hessian="difference"` is the paper's: the

@@ -235,7 +235,10 @@ class PerMFL(Algorithm):
             return
         per_k = lam**2 * eta / (2 * lr * (1 - lr * (L + lam) / 2) * (lam - L) ** 2)
         per_t = 2 * self.beta * gamma**2 / (eta * (gamma - lam) ** 2)
-        text = f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, gaps of all levels taken as equal."
+        text = (
+            f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, "
+            "gaps of all levels taken as equal."
+        )
         numbers = {"K per T": per_t, "L per K": per_k}
         yield Advice("note", "K and L of PerMFL (nonconvex)", text, numbers)
 

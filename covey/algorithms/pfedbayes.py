@@ -1,9 +1,12 @@
-"""pFedBayes: every device holds a Gaussian over models, kept near the one it was sent by a divergence (Zhang et al., 2022).
+"""pFedBayes: every device holds a Gaussian over models, kept near the one it was sent by a
+divergence (Zhang et al., 2022).
 
-The paper's q_i = N(mu, sigma^2) with sigma = log(1 + e^rho), the local w_i, S, R, b, zeta, beta are `mu` and `rho`, `local_mu`
-and `local_rho`, `sample`, `local_rounds`, `batch`, `zeta`, `beta`; `steps` is the 5 of a public code, `lr` and `personal_lr` its
-two rates. A mean is a row like any model: the global, "local" and "personal" rows that are kept and scored are means, and their
-rhos travel and are kept beside them. Predictions are the mean's; with `draws`, those of devices average so many draws of q.
+The paper's q_i = N(mu, sigma^2) with sigma = log(1 + e^rho), the local w_i, S, R, b, zeta, beta are
+`mu` and `rho`, `local_mu` and `local_rho`, `sample`, `local_rounds`, `batch`, `zeta`, `beta`;
+`steps` is the 5 of a public code, `lr` and `personal_lr` its two rates. A mean is a row like any
+model: the global, "local" and "personal" rows that are kept and scored are means, and their rhos
+travel and are kept beside them. Predictions are the mean's; with `draws`, those of devices average
+so many draws of q.
 """
 
 import math
@@ -30,10 +33,12 @@ softplus, sigmoid = rowwise.elementwise(F.softplus), rowwise.elementwise(torch.s
 
 @dataclass(frozen=True)
 class PFedBayes(Algorithm):
-    """R times, on one batch: K steps of q on E_q f + zeta/n KL(q | local), then one step of local on zeta/n KL(q | local).
+    """R times, on one batch: K steps of q on E_q f + zeta/n KL(q | local), then one step of local
+    on zeta/n KL(q | local).
 
-    f is the mean loss over n examples, so this is the evidence bound divided by n. q goes on from its last round, as in the
-    public code; with `restart` from what was sent. Both optimisers start anew in each round.
+    f is the mean loss over n examples, so this is the evidence bound divided by n. q goes on from
+    its last round, as in the public code; with `restart` from what was sent. Both optimisers start
+    anew in each round.
     """
 
     zeta: NonNegative = 1.0  # weight of the divergence between personal and local distribution
@@ -148,7 +153,9 @@ class PFedBayes(Algorithm):
 
 
 def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:
-    """KL(N(mu, sigma^2) | N(m, s^2)) = sum of log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2, [n, 1]."""
+    """KL(N(mu, sigma^2) | N(m, s^2)) = sum of log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) -
+    1/2, [n, 1].
+    """
     sigma, s = softplus(rho), softplus(local_rho)
     each = torch.log(s / sigma) + (sigma * sigma + (mu - local_mu) ** 2) / (2 * s * s) - 0.5
     return each.sum(1, keepdim=True)
@@ -157,7 +164,9 @@ def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:
 def divergence_gradients(
     mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows
 ) -> tuple[Rows, Rows, Rows, Rows]:
-    """The derivatives of `divergence` by mu, rho, m and the rho of s; that of sigma by rho is sigmoid(rho)."""
+    """The derivatives of `divergence` by mu, rho, m and the rho of s; that of sigma by rho is
+    sigmoid(rho).
+    """
     sigma, s, gap = softplus(rho), softplus(local_rho), mu - local_mu
     by_mu, by_sigma = gap / (s * s), sigma / (s * s) - 1 / sigma
     by_s = 1 / s - (sigma * sigma + gap * gap) / (s * s * s)

@@ -1,12 +1,15 @@
-"""pFedGP: one network of features for all, and every device's own tree of Gaussian processes on them (Achituve et al., 2021).
+"""pFedGP: one network of features for all, and every device's own tree of Gaussian processes on
+them (Achituve et al., 2021).
 
-The features are the module's outputs; there may be more of them than classes. A device orders the classes it has by label and
-halves them until each is alone; where it has both halves, a Gaussian process on the features of their examples says which one,
-with the kernel `scale` exp(-|x - z|^2 / (2 `length`^2)). Only the network is learned and sent. The public code's inner steps,
-Gibbs steps and draws in training and prediction are `steps`, `gibbs_steps`, `draws`, `predict_draws`. That code splits classes
-by 2-means of their features, takes exp E log sigmoid(f) for E sigmoid(f), and all of a device's examples; here the chances are
-expectations, and `batch` examples are drawn for a step and up to `support` taken for a prediction. Its momentum is left out: the
-optimiser starts anew in every round, and there is one step.
+The features are the module's outputs; there may be more of them than classes. A device orders the
+classes it has by label and halves them until each is alone; where it has both halves, a Gaussian
+process on the features of their examples says which one, with the kernel `scale` exp(-|x - z|^2 /
+(2 `length`^2)). Only the network is learned and sent. The public code's inner steps, Gibbs steps
+and draws in training and prediction are `steps`, `gibbs_steps`, `draws`, `predict_draws`. That code
+splits classes by 2-means of their features, takes exp E log sigmoid(f) for E sigmoid(f), and all of
+a device's examples; here the chances are expectations, and `batch` examples are drawn for a step
+and up to `support` taken for a prediction. Its momentum is left out: the optimiser starts anew in
+every round, and there is one step.
 """
 
 from collections.abc import Iterator
@@ -32,10 +35,12 @@ _ELSE = 1e-6  # the chance of classes that a device has never seen, all of them 
 
 @dataclass(frozen=True)
 class PFedGP(Algorithm):
-    """`steps` steps on the log-loss of one half of a batch, predicted from the other half; w is the mean network.
+    """`steps` steps on the log-loss of one half of a batch, predicted from the other half; w is the
+    mean network.
 
-    A model predicts with a device's own Gaussian processes on up to `support` of its training examples: scores of "global" are
-    of the common network with everybody's own classifier (the paper's figure), of "personal" of the device's network.
+    A model predicts with a device's own Gaussian processes on up to `support` of its training
+    examples: scores of "global" are of the common network with everybody's own classifier (the
+    paper's figure), of "personal" of the device's network.
     """
 
     sample: Sample = None
@@ -71,7 +76,9 @@ class PFedGP(Algorithm):
         return me.keep("personal", w), me.weight(self.weight)
 
     def loss(self, me: Nodes, features: Tensor, batch: Batch) -> Tensor:
-        """Minus the mean logarithm of the chance that the second half's labels have, given the first half, [n]."""
+        """Minus the mean logarithm of the chance that the second half's labels have, given the
+        first half, [n].
+        """
         half, weight = (
             self.batch // 2,
             torch.ones_like(features[:, :, 0]) if batch.weight is None else batch.weight,
@@ -126,8 +133,19 @@ class PFedGP(Algorithm):
         stream: str,
     ) -> gp.Classifier:
         """The device's own classifier on the features of these examples."""
-        return gp.classifier(gp.CovarianceKernel(self.scale, self.length), features, y, weight=weight, has=me.labels, most=me.most_labels,
-                             steps=self.gibbs_steps, draws=draws, source=me, stream=stream)  # fmt: skip
+        kernel = gp.CovarianceKernel(self.scale, self.length)
+        return gp.classifier(
+            kernel,
+            features,
+            y,
+            weight=weight,
+            has=me.labels,
+            most=me.most_labels,
+            steps=self.gibbs_steps,
+            draws=draws,
+            source=me,
+            stream=stream,
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         text = (

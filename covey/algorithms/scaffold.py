@@ -1,7 +1,9 @@
-"""SCAFFOLD: FedAvg whose devices correct their drift by what everybody's gradients have been (Karimireddy et al., 2020).
+"""SCAFFOLD: FedAvg whose devices correct their drift by what everybody's gradients have been
+(Karimireddy et al., 2020).
 
-The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`, `sample`, `lr`, `server_lr`; c_i follows its
-option II. Models and controls both travel, so that every message is twice as long.
+The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`, `sample`, `lr`,
+`server_lr`; c_i follows its option II. Models and controls both travel, so that every message is
+twice as long.
 """
 
 from collections.abc import Iterator
@@ -22,7 +24,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient on the way, and c the mean of all c_i."""
+    """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient on the way, and c
+    the mean of all c_i.
+    """
 
     sample: Sample = None
     steps: Count = 20

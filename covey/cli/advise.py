@@ -1,4 +1,6 @@
-"""`covey advise`: better steps and penalties for a file, measured and tried; the theorems on demand."""
+"""`covey advise`: better steps and penalties for a file, measured and tried; the theorems on
+demand.
+"""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class World:
 class Experiments:
     """The experiments of a file and of the algorithms compared with it.
 
-    They differ in [algorithm] alone. The world of a seed is made when it is first asked for, and only then.
-    `runtime` is the name of what runs them.
+    They differ in [algorithm] alone. The world of a seed is made when it is first asked for, and
+    only then. `runtime` is the name of what runs them.
     """
 
     def __init__(self, runtime: str = "simulator") -> None:
@@ -119,7 +119,8 @@ def _shards(config: Config, seed: int) -> Shards:
 def _need_parts(config: Config, shards: Shards) -> None:
     """An error if a part is missing that the summary is made from.
 
-    It takes the round from validation data and the figures from test data. Paper runs use test alone.
+    It takes the round from validation data and the figures from test data. Paper runs use test
+    alone.
     """
     needed = ("test",) if config.protocol == "paper" else ("validation", "test")
     for part in needed:

@@ -1,4 +1,6 @@
-"""`covey data`: which data sets are there, how to get the others, whether their files are as published, and who holds what."""
+"""`covey data`: which data sets are there, how to get the others, whether their files are as
+published, and who holds what.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def check(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a set's files with the published checksums; where there are none, read them and count.
+    """Compare a set's files with the published checksums; where there are none, read them and
+    count.
 
     Exit code 2 if a file is missing or differs.
 
@@ -105,7 +108,8 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who holds what in an experiment: a picture of labels per device and edge, sizes, overlaps, leaks.
+    """Show who holds what in an experiment: a picture of labels per device and edge, sizes,
+    overlaps, leaks.
 
     Examples:
 

@@ -1,4 +1,6 @@
-"""What a run's data looked like, as its folder keeps it: enough to bring a new device's data into the same form."""
+"""What a run's data looked like, as its folder keeps it: enough to bring a new device's data into
+the same form.
+"""
 
 from __future__ import annotations
 

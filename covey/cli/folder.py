@@ -1,19 +1,18 @@
-"""A run folder: what a run was, how it went and where it stands; every file is replaced whole or not at all.
+"""A run folder: what a run was, how it went and where it stands; every file is replaced whole or
+not at all.
 
-    config.toml             the resolved experiment: `covey run config.toml` repeats it
-    repeat.txt              that line, and the one that continues this run
-    environment.json        versions, machine, threads
-    metrics.jsonl           one line per round
-    checkpoint.safetensors  everything needed to go on, bit for bit
-    checkpoint.previous.safetensors, checkpoint.history.jsonl   the one before it, and the records of both
-    models/NAME.safetensors the parameters of every node that keeps this model, in the round that the table reports
-    models/last/...         the same in the last round
+    config.toml             the resolved experiment: `covey run config.toml` repeats it repeat.txt
+    that line, and the one that continues this run environment.json        versions, machine,
+    threads metrics.jsonl           one line per round checkpoint.safetensors  everything needed to
+    go on, bit for bit checkpoint.previous.safetensors, checkpoint.history.jsonl   the one before
+    it, and the records of both models/NAME.safetensors the parameters of every node that keeps this
+    model, in the round that the table reports models/last/...         the same in the last round
     data.json               the form of the data: classes, names, scaling; what a new device needs
-    devices.csv             how every device does with every model
-    summary.json, plot.png  what it came to
-    devices.png             who gains and who loses by a model of its own
+    devices.csv             how every device does with every model summary.json, plot.png  what it
+    came to devices.png             who gains and who loses by a model of its own
 
-With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the picture of all.
+With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the
+picture of all.
 """
 
 from __future__ import annotations
@@ -107,7 +106,9 @@ class Folder:
         self.write(name, json.dumps(value, indent=1) + "\n")
 
     def metrics(self, history: Iterable[Round]) -> None:
-        """Replace metrics.jsonl by these rounds: what a crash wrote after the last checkpoint happens again."""
+        """Replace metrics.jsonl by these rounds: what a crash wrote after the last checkpoint
+        happens again.
+        """
         self.write(
             "metrics.jsonl", "".join(json.dumps(record.as_dict()) + "\n" for record in history)
         )
@@ -118,7 +119,9 @@ class Folder:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def models(self, run: Seed) -> None:
-        """Every kept model in its chosen round, and below `last` in the last one (covey/runs/snapshot.py)."""
+        """Every kept model in its chosen round, and below `last` in the last one
+        (covey/runs/snapshot.py).
+        """
         algorithm = type(run.experiment.algorithm).__name__
         space = run.runtime.task.space
         for name in run.models(scored=False):
@@ -141,7 +144,9 @@ def _locked(file: IO[str]) -> bool:
 
 
 def create(path: Path) -> Folder:
-    """A new run folder; one that holds anything already is refused, except what a run killed at its very start leaves."""
+    """A new run folder; one that holds anything already is refused, except what a run killed at its
+    very start leaves.
+    """
     _mkdir(path)
     with refused(path):
         if any(entry.name not in (".lock", ".config.toml.part") for entry in path.iterdir()):
@@ -152,7 +157,9 @@ def create(path: Path) -> Folder:
 
 
 def unused(name: str, algorithm: str) -> Path:
-    """runs/NAME-ALGORITHM-1, or the next number that is free; runs/NAME-1 where the name says the algorithm."""
+    """runs/NAME-ALGORITHM-1, or the next number that is free; runs/NAME-1 where the name says the
+    algorithm.
+    """
     word = re.sub(r"[^A-Za-z0-9_.-]", "-", algorithm)
     says = not name or word.lower() in re.split(r"[-_.]", name.lower())
     base = (name or word) if says else f"{name}-{word}"

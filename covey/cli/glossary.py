@@ -1,4 +1,5 @@
-"""What the fields of algorithms mean, in words: a phrase that several share, or one of an algorithm's own.
+"""What the fields of algorithms mean, in words: a phrase that several share, or one of an
+algorithm's own.
 
 An algorithm says its own in its file, by a comment behind the field, which may go on below it:
 

@@ -1,9 +1,10 @@
-"""A run folder, finished or not, opened again: its figures, its models, and predictions of new examples.
+"""A run folder, finished or not, opened again: its figures, its models, and predictions of new
+examples.
 
-run = covey.load("runs/own-data-permfl-1")
-run.table()                                    # what the command printed
-run.module("personal", "pump-03")              # the nn.Module of one device
-run.predict(readings, device="pump-03")        # an array or a DataFrame in the units of the training data
+run = covey.load("runs/own-data-permfl-1") run.table()                                    # what the
+command printed run.module("personal", "pump-03")              # the nn.Module of one device
+run.predict(readings, device="pump-03")        # an array or a DataFrame in the units of the
+training data
 """
 
 from __future__ import annotations
@@ -127,7 +128,9 @@ class Loaded:
         return text(summary([self]))
 
     def _others(self) -> dict[str, list[list[Round]]]:
-        """The rounds of the algorithms that ran beside this one, by method, as far as they were run."""
+        """The rounds of the algorithms that ran beside this one, by method, as far as they were
+        run.
+        """
         out = {}
         for name, config in self.config.yardsticks().items():
             place = self.folder / "compare" / name
@@ -151,7 +154,9 @@ class Loaded:
         return target
 
     def devices(self) -> list[DeviceScore]:
-        """How every device does with every model, in the model's chosen round and in the last one scored."""
+        """How every device does with every model, in the model's chosen round and in the last one
+        scored.
+        """
         self._need_scores()
         if not self.finished:
             return self._run.devices()
@@ -164,7 +169,9 @@ class Loaded:
 
     @cached_property
     def device_names(self) -> list[str]:
-        """What the data calls the devices that trained, in order; their numbers where it does not say."""
+        """What the data calls the devices that trained, in order; their numbers where it does not
+        say.
+        """
         return list(self._form.names.devices) or self._run.device_names
 
     @property
@@ -203,7 +210,9 @@ class Loaded:
     def module(
         self, model: str | None = None, device: str | int | None = None, which: Which = "chosen"
     ) -> nn.Module:
-        """The module that a device uses: its own, its edge's or the global one, with its private layers."""
+        """The module that a device uses: its own, its edge's or the global one, with its private
+        layers.
+        """
         read = self.snapshot(model, which)
         number = self._number(device, read)
         row = read.row(self._node(read.tier, number), number)
@@ -235,7 +244,8 @@ class Loaded:
         model: str | None = None,
         which: Which = "chosen",
     ) -> Array:
-        """What a device's model says of new examples: names of classes (numbers where they have none), or values.
+        """What a device's model says of new examples: names of classes (numbers where they have
+        none), or values.
 
         `examples` are in the units of the training data: an array [n, ...], one example, or a
         DataFrame (or a dict of columns) with the columns of the features, in any order.
@@ -351,7 +361,9 @@ class Loaded:
             return torch.cat([module(piece) for piece in torch.split(x, _CHUNK)])
 
     def _predicted(self, x: Tensor, device: int, read: Snapshot) -> Tensor | None:
-        """The outputs of an algorithm that predicts in its own way; None where it leaves that to the module."""
+        """The outputs of an algorithm that predicts in its own way; None where it leaves that to
+        the module.
+        """
         simulator = self._simulator
         tier = simulator.tree.tiers[-1]
         ids = torch.tensor([device])
@@ -434,7 +446,9 @@ def _check_columns(header: Iterable[str], features: Sequence[str]) -> None:
 
 
 def _numbers(values: Any, name: str) -> Array:
-    """Numbers in the type they are scaled in: pixels stay bytes and float32 stays itself, as in training."""
+    """Numbers in the type they are scaled in: pixels stay bytes and float32 stays itself, as in
+    training.
+    """
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
     try:

@@ -112,25 +112,32 @@ def run(
     ] = "simulator",
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a picture.
+    """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a
+    picture.
 
     Examples:
 
-      covey run                                       the demo: sparse sFedHP on real digits, beside Local and FineTune
+      covey run                                       the demo: sparse sFedHP on real digits, beside
+      Local and FineTune
 
       covey run examples/permfl.toml rounds=20        a file, with a change
 
-      covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five seeds
+      covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five
+      seeds
 
-      covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table and a picture
+      covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table
+      and a picture
 
-      covey run my.toml score_sample=100              scores on 100 devices drawn in each round, with a standard error
+      covey run my.toml score_sample=100              scores on 100 devices drawn in each round,
+      with a standard error
 
-      covey run examples/radio.toml                   over the air: seconds and joules beside every score
+      covey run examples/radio.toml                   over the air: seconds and joules beside every
+      score
 
       covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds
 
-      covey run my.toml --runtime loopback            the same bits, every node with only its own data and rows
+      covey run my.toml --runtime loopback            the same bits, every node with only its own
+      data and rows
     """
     console = Console(stderr=as_json, soft_wrap=True)
     path, changes = split(what)
@@ -189,10 +196,12 @@ def personalize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a device that was not in training a personal model, by a few steps of the algorithm's own inner problem.
+    """Give a device that was not in training a personal model, by a few steps of the algorithm's
+    own inner problem.
 
-    It starts from the global model or, where the run has edge models, from the one that fits the device's training examples
-    best. A quarter of the device's examples are kept for testing, and never trained on.
+    It starts from the global model or, where the run has edge models, from the one that fits the
+    device's training examples best. A quarter of the device's examples are kept for testing, and
+    never trained on.
 
     Examples:
 
@@ -221,7 +230,8 @@ def list_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what an experiment file can name, or show one's table with every field, its default and its meaning.
+    """List what an experiment file can name, or show one's table with every field, its default and
+    its meaning.
 
     Examples:
 
@@ -292,7 +302,8 @@ def _table_with_meanings(kind: Kind, name: str) -> str:
 
 @app.command(epilog=_EPILOG)
 def doctor(what: What = None, as_json: AsJson = False) -> None:
-    """Show what there is to run on: versions, devices, compiled kernel, extras, data sets, the engine's path, disk and memory.
+    """Show what there is to run on: versions, devices, compiled kernel, extras, data sets, the
+    engine's path, disk and memory.
 
     Examples:
 

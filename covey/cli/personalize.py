@@ -23,7 +23,9 @@ from covey.runs.scoring import Score, score_of
 
 @dataclass(frozen=True)
 class Personalized:
-    """What came of it: the personal model's file, what it started from, and how each model does on the new device."""
+    """What came of it: the personal model's file, what it started from, and how each model does on
+    the new device.
+    """
 
     path: Path
     start: str  # "global", or the edge's name
@@ -125,7 +127,9 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
 
 
 def _above(place: Path, algorithm: Algorithm) -> str:
-    """The models a new device may start from: those of the tier above it, or the global one where the run left no others."""
+    """The models a new device may start from: those of the tier above it, or the global one where
+    the run left no others.
+    """
     above = algorithm.above()
     return above if (place / "models" / f"{above}.safetensors").exists() else "global"
 

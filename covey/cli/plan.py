@@ -1,4 +1,6 @@
-"""`covey plan`: who gets how much of the band and prunes how much, what that takes, and who is left out and why."""
+"""`covey plan`: who gets how much of the band and prunes how much, what that takes, and who is left
+out and why.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan rounds over the air: band, pruning ratio, latency and energy of every device, and who is starved or left out, and why.
+    """Plan rounds over the air: band, pruning ratio, latency and energy of every device, and who is
+    starved or left out, and why.
 
     Examples:
 
@@ -60,7 +63,8 @@ def plan(
 
       covey plan examples/plan/scenario.toml --sweep "deadline=15 ms,20 ms,25 ms,30 ms"
 
-      covey plan examples/radio.toml                  what a run of it plans in its rounds, if all devices are asked
+      covey plan examples/radio.toml                  what a run of it plans in its rounds, if all
+      devices are asked
     """
     changes = changes or []
     described = _described(file, changes)

@@ -1,4 +1,6 @@
-"""What an experiment file can name: algorithms, data, models, codecs and more, each with one line that says what it is."""
+"""What an experiment file can name: algorithms, data, models, codecs and more, each with one line
+that says what it is.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ FACTS: dict[str, Callable[[Shards], Any]] = {
     "classes": _outputs,
     "shape": _shape,
 }
-"""What the data decides of a model, by the names of the parameters that take it; a file may give them instead."""
+"""What the data decides of a model, by the names of the parameters that take it; a file may give
+them instead.
+"""
 
 
 def _line(thing: object) -> str:

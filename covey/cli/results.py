@@ -1,4 +1,6 @@
-"""What a run has come to, and what its models say of new examples: `covey show` and `covey predict`."""
+"""What a run has come to, and what its models say of new examples: `covey show` and `covey
+predict`.
+"""
 
 from __future__ import annotations
 
@@ -82,10 +84,11 @@ def predict(
     seed: OfSeed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict new examples by the models of a run: classes with probabilities, or values, as a table.
+    """Predict new examples by the models of a run: classes with probabilities, or values, as a
+    table.
 
-    The file has the columns of the features, by name and in the units of the training data; a column
-    of labels may be missing. An .npz file has an array x.
+    The file has the columns of the features, by name and in the units of the training data; a
+    column of labels may be missing. An .npz file has an array x.
 
     Examples:
 

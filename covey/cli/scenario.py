@@ -1,7 +1,9 @@
-"""A radio scenario as a TOML file: numbers with their units, distributions, tables; every mistake named with its place.
+"""A radio scenario as a TOML file: numbers with their units, distributions, tables; every mistake
+named with its place.
 
-A column of `[devices]` is a number, a list with one for each device, a distribution such as { uniform = ["50 m", "300 m"] }, or a
-column of the same name in the CSV file `table`. A distribution is drawn in the unit it is written in: dBm stays even in dBm.
+A column of `[devices]` is a number, a list with one for each device, a distribution such as {
+uniform = ["50 m", "300 m"] }, or a column of the same name in the CSV file `table`. A distribution
+is drawn in the unit it is written in: dBm stays even in dBm.
 """
 
 from __future__ import annotations
@@ -127,7 +129,9 @@ class ModelFile(BaseModel):
 
 
 class RadioFile(BaseModel):
-    """The table [radio] of an experiment: what a run's virtual clock goes by; the tree says who is in which cell."""
+    """The table [radio] of an experiment: what a run's virtual clock goes by; the tree says who is
+    in which cell.
+    """
 
     model_config = STRICT
     policy: (

@@ -23,7 +23,8 @@ Show = Callable[[Sequence[Round]], None]
 def progress(
     console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()
 ) -> Iterator[Show]:
-    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been run before.
+    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been
+    run before.
 
     Models that are `hidden` are left out.
     """
@@ -194,7 +195,9 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
 
 
 def _sample(sample: SampleFigures, *, percent: bool) -> str:
-    """On how many devices models were scored, and how far that may be from the figure over all devices."""
+    """On how many devices models were scored, and how far that may be from the figure over all
+    devices.
+    """
     factor = 100 if percent else 1
     known = [(name, error) for name, error in sample.standard_errors.items() if error is not None]
     errors = ", ".join(f"{name} {factor * error:.2g}" for name, error in known)
@@ -292,7 +295,9 @@ def _columns(*names: str) -> Table:
 
 
 def _one_per_tier(record: Round) -> list[str]:
-    """The model of each tier that a bar of one line has room for: the personal one of the devices, the first of the others."""
+    """The model of each tier that a bar of one line has room for: the personal one of the devices,
+    the first of the others.
+    """
     found: dict[str, str] = {}
     for name, model in record.models.items():
         if model.tier not in found or name in ("personal", "new_personal"):

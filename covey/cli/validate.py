@@ -1,4 +1,6 @@
-"""Tables of a TOML file against what they may hold: strict, every mistake named with its place, its value, the rule and a fix."""
+"""Tables of a TOML file against what they may hold: strict, every mistake named with its place, its
+value, the rule and a fix.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ _PYTHON = {"True": True, "False": False, "None": "none"}
 
 
 def _value(text: str, change: str) -> Any:
-    """What stands behind the =: TOML or, as on a command line, also .03, 3., True and text without quotes."""
+    """What stands behind the =: TOML or, as on a command line, also .03, 3., True and text without
+    quotes.
+    """
     word = text.strip()
     if word in _PYTHON:
         return _PYTHON[word]
@@ -115,7 +119,9 @@ def _value(text: str, change: str) -> Any:
 
 
 def check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
-    """The table as its schema, "none" as None where a field may be None; `prefix` is where it stands in the file."""
+    """The table as its schema, "none" as None where a field may be None; `prefix` is where it
+    stands in the file.
+    """
     for key in table:
         if key not in schema.model_fields:
             known = ", ".join(schema.model_fields)

@@ -1,4 +1,6 @@
-"""For each row the shortest of the lossless layouts: dense, a bit for each value, or the gaps between them."""
+"""For each row the shortest of the lossless layouts: dense, a bit for each value, or the gaps
+between them.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +18,8 @@ _LAYOUTS = (Dense(), Bitmap(), Coo())
 
 @dataclass(frozen=True)
 class Auto:
-    """Never longer than dense, bitmap or coo: for rows whose sparsity is not known before, or changes in training.
+    """Never longer than dense, bitmap or coo: for rows whose sparsity is not known before, or
+    changes in training.
 
     >>> [len(Auto().encode(torch.arange(800.0) % every)) for every in (1, 2, 100)]
     [10, 1706, 3206]

@@ -1,4 +1,6 @@
-"""A bit for each value of a row, eight to a byte, lowest first, padded with zeros: which are sent, and those values."""
+"""A bit for each value of a row, eight to a byte, lowest first, padded with zeros: which are sent,
+and those values.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""One message, block by block: what there is to send of a row, and what can be read of it, with every length checked."""
+"""One message, block by block: what there is to send of a row, and what can be read of it, with
+every length checked.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _LARGE = 1 << 22  # bytes from which on a message is written into large pages
 
 
 def patterns(rows: Tensor) -> Tensor:
-    """The same memory read as integers: 0 exactly where all bits are 0, so that -0.0 counts as a value."""
+    """The same memory read as integers: 0 exactly where all bits are 0, so that -0.0 counts as a
+    value.
+    """
     check_dtype(rows)
     return rows.detach().view(PATTERNS[rows.dtype])
 
@@ -82,7 +86,9 @@ def which(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """One row on its way: its values, zeros outside its mask if it has one, and the format they travel in."""
+    """One row on its way: its values, zeros outside its mask if it has one, and the format they
+    travel in.
+    """
 
     row: Values
     dtype: torch.dtype
@@ -91,7 +97,9 @@ class Sent:
 
     @cached_property
     def bits(self) -> Bytes:
-        """Which values are sent if not all are: those inside the mask, or those that arrive as not 0."""
+        """Which values are sent if not all are: those inside the mask, or those that arrive as not
+        0.
+        """
         return (
             numbers.bits_of(self.row, self.values)
             if self.mask is None
@@ -156,7 +164,9 @@ def join(*parts: bytes | NDArray[Any]) -> bytes:
 
 
 class Reader:
-    """Reads the blocks of one message from front to back; a block that is not all there is a DecodeError."""
+    """Reads the blocks of one message from front to back; a block that is not all there is a
+    DecodeError.
+    """
 
     def __init__(self, message: bytes, head: Header) -> None:
         self.head = head
@@ -215,8 +225,8 @@ class Reader:
     def scatter(self, places: NDArray[np.int64], values: Values) -> tuple[Tensor, Tensor | None]:
         """The row with these values at these places, and the places as its mask if it has one.
 
-        Only the pages of memory that hold a value are written: however wide the row, what it occupies
-        until somebody writes to it grows with the number of values.
+        Only the pages of memory that hold a value are written: however wide the row, what it
+        occupies until somebody writes to it grows with the number of values.
         """
         row = _zeros(self.head.width, values.dtype)
         row[places] = values

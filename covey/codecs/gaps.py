@@ -1,7 +1,9 @@
-"""Where the set bits of a row are, as the gaps between them: seven bits to a byte, lowest first, all but the last byte marked.
+"""Where the set bits of a row are, as the gaps between them: seven bits to a byte, lowest first,
+all but the last byte marked.
 
-A gap is the number of bits that are 0 since the last one, so that places grow by themselves. In a row with one value in a hundred
-most gaps take one byte; from one value in eight on, the bits themselves are shorter.
+A gap is the number of bits that are 0 since the last one, so that places grow by themselves. In a
+row with one value in a hundred most gaps take one byte; from one value in eight on, the bits
+themselves are shorter.
 """
 
 import numpy as np
@@ -47,7 +49,9 @@ def write(packed: Bytes, width: int, size: int) -> Bytes:
 
 
 def read(block: Bytes, sent: int, width: int) -> Bytes:
-    """The bits again: DecodeError where these bytes are not `sent` gaps, within the width, each as short as it can be."""
+    """The bits again: DecodeError where these bytes are not `sent` gaps, within the width, each as
+    short as it can be.
+    """
     packed = np.zeros(bits.length(width), np.uint8)
     if native.packs() and native.read_gaps(block, sent, packed, width):
         return packed
@@ -58,7 +62,9 @@ def read(block: Bytes, sent: int, width: int) -> Bytes:
 
 
 def lengths(sent: Tensor) -> Tensor:
-    """How many bytes the gaps before what is not 0 take in each row, `[n]` int64; `sent` is `[n, P]`, on any device."""
+    """How many bytes the gaps before what is not 0 take in each row, `[n]` int64; `sent` is `[n,
+    P]`, on any device.
+    """
     n, width = sent.shape
     if n > 1 and sent.stride(0) == 0:  # one mask for all of them
         return lengths(sent[:1]).expand(n)
@@ -93,7 +99,9 @@ def _sizes(gaps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
-    """Where the bits are, in memory that grows with `block`, not with the width; errors as in `read`."""
+    """Where the bits are, in memory that grows with `block`, not with the width; errors as in
+    `read`.
+    """
     ends = np.flatnonzero(block < 128)
     if len(ends) != sent or (len(block) and block[-1] > 127):
         raise DecodeError(

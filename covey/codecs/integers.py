@@ -1,9 +1,11 @@
-"""Rows as small integers and a scale for each block of them: the arithmetic of the quantised codecs.
+"""Rows as small integers and a scale for each block of them: the arithmetic of the quantised
+codecs.
 
-The scale is the block's largest magnitude over `levels` (127 or 7), with the last bits of its fraction, as many as levels has,
-cut off. So every multiple of it is exact: machines of all kinds agree to the bit, and a second time changes nothing. The price is
-2**-16 (2**-20) of the largest value at most. A scale is 0 for a block of zeros, NaN for one that holds NaN or infinity, and else
-a normal number, so that what is far below the smallest of those becomes 0.
+The scale is the block's largest magnitude over `levels` (127 or 7), with the last bits of its
+fraction, as many as levels has, cut off. So every multiple of it is exact: machines of all kinds
+agree to the bit, and a second time changes nothing. The price is 2**-16 (2**-20) of the largest
+value at most. A scale is 0 for a block of zeros, NaN for one that holds NaN or infinity, and else a
+normal number, so that what is far below the smallest of those becomes 0.
 """
 
 import numpy as np
@@ -27,7 +29,8 @@ def blocks(width: int, block: int) -> int:
 
 
 def quantise(row: Values, *, block: int, levels: int, key: int | None) -> tuple[Integers, Values]:
-    """The integers and scales of one row: to nearest, ties to even, or with a key by the draws there.
+    """The integers and scales of one row: to nearest, ties to even, or with a key by the draws
+    there.
 
     >>> quantise(np.array([-6.9, 0.0, 3.2]), block=2, levels=7, key=None)[0]
     array([-7,  0,  7], dtype=int8)
@@ -61,9 +64,11 @@ def dequantise(integers: Integers, scales: Values, *, block: int) -> tuple[Value
 def quantise_rows(
     rows: Tensor, *, block: int, levels: int, keys: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The integers [n, P] and scales [n, blocks] of many rows, on any device: the same bits as one by one.
+    """The integers [n, P] and scales [n, blocks] of many rows, on any device: the same bits as one
+    by one.
 
-    For that a divisor is a tensor, since torch on a GPU multiplies by the reciprocal of a plain number.
+    For that a divisor is a tensor, since torch on a GPU multiplies by the reciprocal of a plain
+    number.
     """
     n, width = rows.shape
     count = blocks(width, block)
@@ -121,7 +126,9 @@ def check_scales(scales: Values, levels: int) -> None:
 
 
 def check_peaks(scales: Values, peaks: Bytes, levels: int) -> None:
-    """Refuse blocks that `quantise` would have given another scale, which would not arrive again as they are."""
+    """Refuse blocks that `quantise` would have given another scale, which would not arrive again as
+    they are.
+    """
     none = ~(scales > 0)
     fits = np.where(
         none,

@@ -1,8 +1,9 @@
 """The formats in which values travel: as they are, or in 16 bits as IEEE's half or bfloat16.
 
-To nearest, ties to even, by way of float32 as torch converts. What is finite stays finite: beyond the format's range it becomes
-the largest number there is. Infinity stays infinite, and every NaN becomes the same one, since what torch makes of the bits of a
-NaN differs between its vectors and their remainders.
+To nearest, ties to even, by way of float32 as torch converts. What is finite stays finite: beyond
+the format's range it becomes the largest number there is. Infinity stays infinite, and every NaN
+becomes the same one, since what torch makes of the bits of a NaN differs between its vectors and
+their remainders.
 """
 
 from typing import Any
@@ -95,7 +96,9 @@ def to_wire(row: Values, values: str) -> NDArray[Any]:
 
 
 def from_wire(block: Bytes, values: str, dtype: np.dtype[Any]) -> Values:
-    """The reverse, read-only and at any address; DecodeError for a NaN that `to_wire` does not make."""
+    """The reverse, read-only and at any address; DecodeError for a NaN that `to_wire` does not
+    make.
+    """
     if values == "own":
         return block.view(dtype)
     out = np.empty(len(block) // 2, dtype)

@@ -1,4 +1,6 @@
-"""Small integers instead of values: each block of a row has a scale, and each value becomes a multiple of it."""
+"""Small integers instead of values: each block of a row has a scale, and each value becomes a
+multiple of it.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,11 +21,12 @@ _LARGEST = (1 << 8 * _BLOCK) - 1
 
 @dataclass(frozen=True)
 class Quantised:
-    """`bits` for each value, and a scale for each `block` of them; a block that holds NaN or infinity arrives as NaN.
+    """`bits` for each value, and a scale for each `block` of them; a block that holds NaN or
+    infinity arrives as NaN.
 
-    `rounding` is "nearest" (ties to even), or "stochastic": up with the probability of what is left over, by the draw at the
-    row's key and the value's place, so that the mean over many keys is the value itself. Zeros arrive as +0.0. With a mask only
-    the integers inside it travel.
+    `rounding` is "nearest" (ties to even), or "stochastic": up with the probability of what is left
+    over, by the draw at the row's key and the value's place, so that the mean over many keys is the
+    value itself. Zeros arrive as +0.0. With a mask only the integers inside it travel.
 
     >>> message = Quantised(8).encode(torch.tensor([-127.0, 0.0, 3.4]))
     >>> len(message), Quantised(8).decode(message, limit=3)[0].tolist()

@@ -1,4 +1,6 @@
-"""Examples kept as one .npz file, so that what took long to read or fetch is there at once the next time."""
+"""Examples kept as one .npz file, so that what took long to read or fetch is there at once the next
+time.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def write(path: Path, arrays: Arrays, source: str) -> None:
 
 
 def read(path: Path, source: str | None = None) -> Arrays | None:
-    """The examples kept there; None where there are none, or they came from another source than this."""
+    """The examples kept there; None where there are none, or they came from another source than
+    this.
+    """
     if not path.is_file():
         return None
     with named(path, "delete it"):

@@ -1,4 +1,6 @@
-"""What is published about the data sets covey can read: files, checksums, numbers, class names, and where to get them."""
+"""What is published about the data sets covey can read: files, checksums, numbers, class names, and
+where to get them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from covey.errors import DataError
 
 @dataclass(frozen=True)
 class Way:
-    """One form in which a set is published: its format, and the names of the files that make it whole."""
+    """One form in which a set is published: its format, and the names of the files that make it
+    whole.
+    """
 
     format: str  # a key of formats.FORMATS
     files: tuple[
@@ -59,7 +63,9 @@ def known(name: str, split: str | None = None) -> KnownSet:
 
 
 def _places(names: Iterable[str], inside: Iterable[str] = ()) -> tuple[str, ...]:
-    """A folder named after the set, or the data folder itself, and the folders that may lie in either."""
+    """A folder named after the set, or the data folder itself, and the folders that may lie in
+    either.
+    """
     return tuple("/".join(filter(None, pair)) for pair in product((*names, ""), ("", *inside)))
 
 

@@ -1,10 +1,11 @@
-"""Partitions by name: what a configuration file calls them, what each takes, and the parts they give.
+"""Partitions by name: what a configuration file calls them, what each takes, and the parts they
+give.
 
 A partition's function takes the labels, a seed, the share of a device's training examples that
 validates and, by keyword, what the user may choose; its defaults are the paper's. Only a partition
 in which devices share training examples uses that share, because it has to set validation examples
-aside before it deals the rest; the others are cut device by device.
-`seed` counts repeats: 0 is the published draw where there is one, s is the draw of the published seed plus s.
+aside before it deals the rest; the others are cut device by device. `seed` counts repeats: 0 is the
+published draw where there is one, s is the draw of the published seed plus s.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def deal(
     seed: int = 0,
     writers: Labels | None = None,
 ) -> tuple[Part, Part, Part]:
-    """Train, validation and test parts of the examples with labels y, dealt by the partition of that name.
+    """Train, validation and test parts of the examples with labels y, dealt by the partition of
+    that name.
 
-    What is None takes the partition's default. Where a partition has test examples of its own, `split` only says which
-    share of the others validates. The parts of "legacy2020" leak by construction: `overlaps` says how much.
+    What is None takes the partition's default. Where a partition has test examples of its own,
+    `split` only says which share of the others validates. The parts of "legacy2020" leak by
+    construction: `overlaps` says how much.
 
     >>> import numpy as np
     >>> train, validation, test = deal(np.repeat(np.arange(10), 40), partition="labels", devices=10)

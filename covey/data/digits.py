@@ -1,4 +1,6 @@
-"""1,797 real handwritten digits of 8 x 8 pixels, small enough to ship, dealt to devices (source: DIGITS.md)."""
+"""1,797 real handwritten digits of 8 x 8 pixels, small enough to ship, dealt to devices (source:
+DIGITS.md).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def digits(
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """The digits as shards, x [1797, 64] in [0, 1]: `labels` per device, or by Dir(alpha) if alpha is given.
+    """The digits as shards, x [1797, 64] in [0, 1]: `labels` per device, or by Dir(alpha) if alpha
+    is given.
 
     With labels=None and no alpha, the devices are alike (iid).
 

@@ -1,6 +1,8 @@
-"""Who stands under which edge: devices put in an order in which each edge's are consecutive, and the tree over them.
+"""Who stands under which edge: devices put in an order in which each edge's are consecutive, and
+the tree over them.
 
-Every function returns the shards in that order, with `edges` and the edges' names set, and the tree. No device is lost.
+Every function returns the shards in that order, with `edges` and the edges' names set, and the
+tree. No device is lost.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
 
 
 def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tree]:
-    """Each device under the edge whose labels most of its training examples have; if equal, under the smaller edge so far.
+    """Each device under the edge whose labels most of its training examples have; if equal, under
+    the smaller edge so far.
 
     >>> from covey.data import digits
     >>> by_label(digits(), WORST)[0].edges

@@ -36,15 +36,18 @@ def files(
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """One's own data from `.csv`, `.parquet` or `.npz` files: a table with a device column, or a folder with a file per device.
+    """One's own data from `.csv`, `.parquet` or `.npz` files: a table with a device column, or a
+    folder with a file per device.
 
-    In a table, `device`, `edge`, `part` and `label` name columns; edge and part (train, validation or test) may be missing, and
-    all other columns are features unless `features` lists them. In a folder, files are named after devices and subfolders, if
-    there are any, after edges. An `.npz` file has arrays x and y, or train_x, train_y, test_x and so on; as a table it has x, y
-    and device. Devices are ordered by edge. Without a part column, `split` cuts each device's rows.
+    In a table, `device`, `edge`, `part` and `label` name columns; edge and part (train, validation
+    or test) may be missing, and all other columns are features unless `features` lists them. In a
+    folder, files are named after devices and subfolders, if there are any, after edges. An `.npz`
+    file has arrays x and y, or train_x, train_y, test_x and so on; as a table it has x, y and
+    device. Devices are ordered by edge. Without a part column, `split` cuts each device's rows.
 
-    Labels that are whole numbers or text are classes, those that occur unless `classes` lists them; with decimal points, or
-    with `regression`, they are targets. An experiment file that names `loss = "squared_error"` asks for `regression` by itself.
+    Labels that are whole numbers or text are classes, those that occur unless `classes` lists them;
+    with decimal points, or with `regression`, they are targets. An experiment file that names `loss
+    = "squared_error"` asks for `regression` by itself.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -98,10 +101,11 @@ def device_file(
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """The shards of one new device, from its file, in the form of data trained on before: same features, classes and scaling.
+    """The shards of one new device, from its file, in the form of data trained on before: same
+    features, classes and scaling.
 
-    `classes` are the names or the number of classes, None for regression. An `.npz` file's x is taken as it is, or brought into
-    the `shape` of one example.
+    `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
+    taken as it is, or brought into the `shape` of one example.
     """
     columns, faults = Columns(label=label, features=_tuple(features) or None), Faults()
     table = read(path, columns, faults)
@@ -138,7 +142,9 @@ def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _inputs(table: Table, scale: Scaling | None) -> Tensor:
-    """The features, scaled in the type they were read in: a time in seconds since 1970 needs more than a float32 until then."""
+    """The features, scaled in the type they were read in: a time in seconds since 1970 needs more
+    than a float32 until then.
+    """
     values = torch.from_numpy(table.x)
     return (values if scale is None else scale(values)).to(torch.float32)
 

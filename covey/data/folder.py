@@ -1,4 +1,6 @@
-"""A folder with one file per device, in subfolders named after edges if there are edges, as one table."""
+"""A folder with one file per device, in subfolders named after edges if there are edges, as one
+table.
+"""
 
 from __future__ import annotations
 

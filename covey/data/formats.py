@@ -1,6 +1,8 @@
-"""The formats in which data sets are published, read into arrays; a damaged file is refused by name.
+"""The formats in which data sets are published, read into arrays; a damaged file is refused by
+name.
 
-Every reader of FORMATS takes the files of one form of a set and returns all its examples, the official training part first.
+Every reader of FORMATS takes the files of one form of a set and returns all its examples, the
+official training part first.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ def read(one: KnownSet, found: Found) -> Arrays:
 
 
 def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
-    """The array of bytes in an idx file: two zeros, 8 for bytes, the number of axes, their lengths, the values.
+    """The array of bytes in an idx file: two zeros, 8 for bytes, the number of axes, their lengths,
+    the values.
 
     >>> import io
     >>> idx(io.BytesIO(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])), "labels", 1)
@@ -138,7 +141,9 @@ def _upright(x: Bytes) -> Bytes:
 
 
 def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Arrays:
-    """Records of one image each: its labels, a byte each and the finest last, then its red, green and blue plane."""
+    """Records of one image each: its labels, a byte each and the finest last, then its red, green
+    and blue plane.
+    """
     pairs, names = [], []
     for name, data in _contents(files, members):
         size = labels + 3 * 32 * 32

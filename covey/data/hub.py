@@ -49,7 +49,9 @@ def fetch(one: KnownSet, repository: str) -> Arrays:
 
 
 def origin(repository: str) -> str:
-    """What tells one source from another: the repository's name, and for a folder its files' sizes and times too."""
+    """What tells one source from another: the repository's name, and for a folder its files' sizes
+    and times too.
+    """
     if not _local(repository):
         return repository
     root = Path(repository).expanduser().absolute()
@@ -72,7 +74,9 @@ def unreachable(patience: float = PATIENCE) -> str | None:
 
 
 def _check_within_reach() -> None:
-    """Before the library is imported, which itself takes seconds and tries for minutes; without it, nobody is asked."""
+    """Before the library is imported, which itself takes seconds and tries for minutes; without it,
+    nobody is asked.
+    """
     if importlib.util.find_spec("datasets") and not _offline() and (trouble := unreachable()):
         raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
 

@@ -50,7 +50,8 @@ def present(data_dir: str | Path | None = None) -> list[Status]:
 def check(name: str, data_dir: str | Path | None = None) -> list[Verdict]:
     """A verdict on every file that `load` would read this set from, and on every one that it lacks.
 
-    A file whose checksum is published is compared with that; if one has none, the set is read and its numbers must fit.
+    A file whose checksum is published is compared with that; if one has none, the set is read and
+    its numbers must fit.
     """
     one, root = known(name), locations.folder(data_dir)
     found, copy = locations.find(one, root), locations.hub_copy(one, root)

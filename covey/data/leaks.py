@@ -12,7 +12,10 @@ from covey.data.shards import SPLITS, Shards
 
 @dataclass(frozen=True)
 class Overlaps:
-    """What devices have in common. Examples are the same if their numbers are: equal copies are not looked for."""
+    """What devices have in common.
+
+    Examples are the same if their numbers are: equal copies are not looked for.
+    """
 
     held: int  # examples that somebody holds, each counted once
     shared: int  # of these, those that several devices hold
@@ -86,7 +89,9 @@ def _entries(shards: Shards, splits: tuple[str, ...]) -> Numbers:
 
 
 def _pairs(test: Numbers, used: Numbers, users: Numbers, devices: int) -> int:
-    """How many pairs of a tested device and another that uses one of its examples, given who uses what, sorted."""
+    """How many pairs of a tested device and another that uses one of its examples, given who uses
+    what, sorted.
+    """
     first, who = users.cumsum() - users, used % devices
     example, tested = test // devices, test % devices
     example = example[np.argsort(tested, kind="stable")]

@@ -1,4 +1,6 @@
-"""Where the data sets lie on this machine: one folder, and in it the places where each set's files may be."""
+"""Where the data sets lie on this machine: one folder, and in it the places where each set's files
+may be.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Found:
 
 
 def folder(data_dir: str | Path | None = None) -> Path:
-    """The folder with the data sets: the argument, else COVEY_DATA, else a folder among the user's own.
+    """The folder with the data sets: the argument, else COVEY_DATA, else a folder among the user's
+    own.
 
     >>> folder("some/where").parts
     ('some', 'where')
@@ -34,7 +37,9 @@ def folder(data_dir: str | Path | None = None) -> Path:
 
 
 def find(one: KnownSet, root: Path) -> Found:
-    """The first form of a set that is whole in one place below `root`; if none is, the one that lacks fewest files."""
+    """The first form of a set that is whole in one place below `root`; if none is, the one that
+    lacks fewest files.
+    """
     tried = [_look(way, root / place) for way in one.ways for place in one.places]
     own = [found for found in tried if not _foreign(one, found)]
     return min(own, key=_lack, default=tried[0])
@@ -56,7 +61,9 @@ def advice(one: KnownSet, root: Path) -> str:
 
 
 def unpacked_md5(path: Path) -> str:
-    """The md5 of what is packed in a .gz file, or of a plain file itself; "" where it cannot be read."""
+    """The md5 of what is packed in a .gz file, or of a plain file itself; "" where it cannot be
+    read.
+    """
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:

@@ -1,8 +1,9 @@
 """A user's own arrays, one pair (x, y) per device, as shards.
 
-Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Labels number the classes from 0; if
-all of 1, ..., k occur and nothing else, they are taken as k classes with these names. Float features in numpy become float32,
-because numpy makes float64 unasked; a torch tensor keeps its type. An experiment trains in its own `dtype`.
+Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Labels
+number the classes from 0; if all of 1, ..., k occur and nothing else, they are taken as k classes
+with these names. Float features in numpy become float32, because numpy makes float64 unasked; a
+torch tensor keeps its type. An experiment trains in its own `dtype`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def own(
     classes: int | None = None,
     name: str = "own",
 ) -> Shards:
-    """Shards of one pair (x, y) per device, each device's examples shuffled and cut into train, validation and test.
+    """Shards of one pair (x, y) per device, each device's examples shuffled and cut into train,
+    validation and test.
 
     >>> rng = np.random.default_rng(0)
     >>> shards = own([(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(4)])
@@ -59,7 +61,8 @@ def own_parts(
     classes: int | None = None,
     name: str = "own",
 ) -> Shards:
-    """Shards of a split made beforehand: one pair (x, y) per device in each part; a part left out is empty.
+    """Shards of a split made beforehand: one pair (x, y) per device in each part; a part left out
+    is empty.
 
     >>> one = (np.zeros((3, 2)), np.array([0, 1, 2]))
     >>> own_parts(train=[one, one], test=[one, one]).test.counts().tolist()
@@ -169,7 +172,9 @@ def _pieces(pairs: list[tuple[Tensor, Tensor]]) -> list[npt.NDArray[np.int64]]:
 
 
 def _numbered(y: Tensor, classes: int | None) -> tuple[Tensor, int | None, Names]:
-    """Labels that count from 0, how many classes there are, and their names where labels counted from 1."""
+    """Labels that count from 0, how many classes there are, and their names where labels counted
+    from 1.
+    """
     if y.is_floating_point() or y.ndim != 1:
         return y, _classes(y, classes), Names()
     occurring = torch.unique(y)

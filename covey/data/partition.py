@@ -1,7 +1,7 @@
 """Ways of dealing examples to devices: alike (iid), a few labels each, or by Dirichlet proportions.
 
-Every function returns one array of example numbers per device. No example is given to two devices, and the same seed
-gives the same answer, whatever else has drawn random numbers.
+Every function returns one array of example numbers per device. No example is given to two devices,
+and the same seed gives the same answer, whatever else has drawn random numbers.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def iid(n: int, devices: int, seed: int = 0) -> list[Numbers]:
 def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Numbers]:
     """A few labels per device: device u owns the labels (u + j) mod classes, for j < labels.
 
-    The examples of a label are shuffled and dealt in near equal piles to the devices that own it; an example whose
-    label nobody owns is left out.
+    The examples of a label are shuffled and dealt in near equal piles to the devices that own it;
+    an example whose label nobody owns is left out.
 
     >>> y = np.array([0, 1, 2] * 4)
     >>> [sorted(set(y[pile].tolist())) for pile in by_labels(y, devices=3, labels=2)]
@@ -82,10 +82,11 @@ def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Nu
 def dirichlet(
     y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: int = 4
 ) -> list[Numbers]:
-    """Every example, each class dealt by proportions drawn from Dir(alpha) over the devices: small alpha, few labels.
+    """Every example, each class dealt by proportions drawn from Dir(alpha) over the devices: small
+    alpha, few labels.
 
-    A device left with fewer than `minimum` examples gets the rest from the largest devices, so that no draw has to be
-    repeated, however small alpha is.
+    A device left with fewer than `minimum` examples gets the rest from the largest devices, so that
+    no draw has to be repeated, however small alpha is.
 
     >>> y = np.repeat([0, 1], 50)
     >>> sum(len(pile) for pile in dirichlet(y, devices=5, alpha=0.01))
@@ -111,10 +112,11 @@ def dirichlet(
 def split(
     pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0
 ) -> tuple[Part, Part, Part]:
-    """Train, validation and test parts: each device's examples shuffled and cut by the fractions of `split`.
+    """Train, validation and test parts: each device's examples shuffled and cut by the fractions of
+    `split`.
 
-    Test and validation get their rounded share, train the rest and at least one example. A device's cut depends on
-    the seed and its number alone, not on the other devices.
+    Test and validation get their rounded share, train the rest and at least one example. A device's
+    cut depends on the seed and its number alone, not on the other devices.
 
     >>> [part.counts().tolist() for part in split([np.arange(20), np.arange(20, 24)])]
     [[12, 2], [3, 1], [5, 1]]
@@ -157,7 +159,8 @@ def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:
 
 
 def _lowered(sizes: Numbers, by: int) -> Numbers:
-    """What is left of each size after `by` have gone, one at a time, from whichever was largest, the first of equals.
+    """What is left of each size after `by` have gone, one at a time, from whichever was largest,
+    the first of equals.
 
     So no giver falls below a minimum that there is enough for.
     """

@@ -1,4 +1,5 @@
-"""Python's own format of the CIFAR batches, read without running anything that such a file asks to run.
+"""Python's own format of the CIFAR batches, read without running anything that such a file asks to
+run.
 
 A pickle is a program. This reader runs the few operations that the official files use: they make
 lists, dictionaries, text and numbers, and in place of numpy's functions there are stand-ins that
@@ -21,7 +22,8 @@ from covey.errors import DataError
 
 
 def batch(data: bytes, name: str) -> dict[str, Any]:
-    """The dictionary in a pickled batch, its arrays of bytes as numpy arrays; `name` is for the message.
+    """The dictionary in a pickled batch, its arrays of bytes as numpy arrays; `name` is for the
+    message.
 
     >>> batch(pickle.dumps({"labels": [3, 1]}, protocol=2), "data_batch_1")
     {'labels': [3, 1]}
@@ -55,8 +57,8 @@ _OPERATIONS = {
 _CODES = {ord(operation.code): operation.name for operation in pickletools.opcodes}
 
 
-# The one written in Python: it keeps what a file numbers in a dictionary, where the one written in C
-# makes a list as long as the largest number, 2 GB for a file of 9 bytes.
+# The one written in Python: it keeps what a file numbers in a dictionary, where the one written in
+# C makes a list as long as the largest number, 2 GB for a file of 9 bytes.
 class _Reader(pickle._Unpickler):
     stack: list[Any]
     pop_mark: Callable[[], list[Any]]
@@ -118,7 +120,9 @@ def _loaded(data: bytes) -> Any:
 
 
 class _StandIns:
-    """What a pickle is given for numpy's functions; as bound methods, since it could set attributes on plain ones."""
+    """What a pickle is given for numpy's functions; as bound methods, since it could set attributes
+    on plain ones.
+    """
 
     def array(self, *_: Any) -> _Array:
         return _Array()

@@ -1,8 +1,9 @@
-"""Each paper's way of dealing examples to devices, as published: quirks kept where a name says so, and never hidden.
+"""Each paper's way of dealing examples to devices, as published: quirks kept where a name says so,
+and never hidden.
 
-Labels y are those of all examples, the papers' training and test sets pooled. Where a paper's code fixes its seed, that
-seed is the default and gives the published draw: numpy's and Python's older generators are used to that end. "Labels of
-device u" are always (u + j) mod classes.
+Labels y are those of all examples, the papers' training and test sets pooled. Where a paper's code
+fixes its seed, that seed is the default and gives the published draw: numpy's and Python's older
+generators are used to that end. "Labels of device u" are always (u + j) mod classes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from covey.errors import DataError, shown
 
 PFEDME_DEVICES, PFEDME_LABELS, PFEDME_CLASSES = 20, 2, 10
 
-# Examples of each label that a device trains on and is tested on, by the setting of the paper's tables.
+# Examples of each label that a device trains on and is tested on, by the setting of the paper's
+# tables.
 SFEDHP = {1: (200, 800), 2: (900, 300)}
 
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """The example numbers of each device; `test` is None where all are in `train`, still to be split.
+    """The example numbers of each device; `test` is None where all are in `train`, still to be
+    split.
 
     `validation` is None where it may be cut from each device's `train`, because no other device
     trains on the same examples.
@@ -45,12 +48,14 @@ class Dealt:
 
 
 def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
-    """20 devices with 2 labels each, as pFedMe's code of 2020 dealt them: most images are held by several devices.
+    """20 devices with 2 labels each, as pFedMe's code of 2020 dealt them: most images are held by
+    several devices.
 
-    That code counts positions in a mask of true and false, so that a device starts at the image 0 or 1 of its label, not
-    where the last one stopped. Split per device, one device's test image is another's training image. The sizes go to
-    devices in an order that is not the one of the labels they were drawn for. Labels stay true here; the code gives one
-    image of most devices the label of the image before. Use this to compare with that paper alone.
+    That code counts positions in a mask of true and false, so that a device starts at the image 0
+    or 1 of its label, not where the last one stopped. Split per device, one device's test image is
+    another's training image. The sizes go to devices in an order that is not the one of the labels
+    they were drawn for. Labels stay true here; the code gives one image of most devices the label
+    of the image before. Use this to compare with that paper alone.
 
     >>> held = legacy2020(np.repeat(np.arange(10), 100)).train
     >>> sum(map(len, held)), len(np.unique(np.concatenate(held)))
@@ -71,9 +76,11 @@ def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
 
 
 def disjoint(y: Labels, *, seed: int = 1) -> Dealt:
-    """20 devices with 2 labels each, sizes drawn as for `legacy2020`, but every image is held by one device.
+    """20 devices with 2 labels each, sizes drawn as for `legacy2020`, but every image is held by
+    one device.
 
-    A size goes to a device that owns the label it was drawn for, and each device starts where the last one stopped.
+    A size goes to a device that owns the label it was drawn for, and each device starts where the
+    last one stopped.
 
     >>> held = disjoint(np.repeat(np.arange(10), 100)).train
     >>> sum(map(len, held)), len(np.unique(np.concatenate(held)))
@@ -90,7 +97,8 @@ def disjoint(y: Labels, *, seed: int = 1) -> Dealt:
 
 
 def power_law(y: Labels, *, devices: int = 1000, seed: int = 0) -> Dealt:
-    """FedProx's MNIST: 2 labels per device, 5 images of each, then shares of the rest in log-normal(0, 2) proportions.
+    """FedProx's MNIST: 2 labels per device, 5 images of each, then shares of the rest in
+    log-normal(0, 2) proportions.
 
     The published code is not seeded, so no seed gives its devices.
 
@@ -122,13 +130,14 @@ def sfedhp(
 ) -> Dealt:
     """sFedHP's settings 1 (few images to train on) and 2 (many), by pools for each use.
 
-    Per device and label, setting 1 has 200 images for training and 800 for testing, setting 2 has 900 and 300; half of
-    that where classes have 6,000 images or fewer on average, as in CIFAR-10. `validation_share` of
-    the training images of each device and label validate instead. Each label's images are first cut
-    into a test, a validation and a training pool. Where they are too few for all owners (MNIST), the
-    pools are in the proportion of what is asked, and devices share images, as evenly as can be, but
-    only within a pool: nobody trains on what tests or validates anybody. One device never has an
-    image twice. The paper says neither how images repeat nor which labels a device owns.
+    Per device and label, setting 1 has 200 images for training and 800 for testing, setting 2 has
+    900 and 300; half of that where classes have 6,000 images or fewer on average, as in CIFAR-10.
+    `validation_share` of the training images of each device and label validate instead. Each
+    label's images are first cut into a test, a validation and a training pool. Where they are too
+    few for all owners (MNIST), the pools are in the proportion of what is asked, and devices share
+    images, as evenly as can be, but only within a pool: nobody trains on what tests or validates
+    anybody. One device never has an image twice. The paper says neither how images repeat nor which
+    labels a device owns.
 
     >>> dealt = sfedhp(np.repeat(np.arange(10), 60), train_per_label=2, test_per_label=3)
     >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
@@ -160,10 +169,11 @@ def sfedhp(
 def permfl(
     y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)
 ) -> Dealt:
-    """PerMFL's MNIST and Fashion-MNIST: 10 images per label, then a log-normal share and 300 to 600 more; 25 % for testing.
+    """PerMFL's MNIST and Fashion-MNIST: 10 images per label, then a log-normal share and 300 to 600
+    more; 25 % for testing.
 
-    A device gets its share only if the label has that many left, and double if there are at most 20 devices. The seeds are
-    Python's and numpy's; the paper's code has 1 and 1 for CIFAR-10.
+    A device gets its share only if the label has that many left, and double if there are at most 20
+    devices. The seeds are Python's and numpy's; the paper's code has 1 and 1 for CIFAR-10.
 
     >>> dealt = permfl(np.repeat(np.arange(10), 700), devices=10)
     >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
@@ -186,9 +196,11 @@ def permfl(
 
 
 def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int = 1) -> Dealt:
-    """PerMFL's CIFAR-100: 10 images per label, then 300 to 600 more if the label has them left; 25 % for testing.
+    """PerMFL's CIFAR-100: 10 images per label, then 300 to 600 more if the label has them left; 25
+    % for testing.
 
-    A class has 600 images, which is enough for one such draw or none, so that most devices keep 30 images.
+    A class has 600 images, which is enough for one such draw or none, so that most devices keep 30
+    images.
 
     >>> held = [len(pile) for pile in permfl_cifar100(np.repeat(np.arange(5), 600), devices=30).train]
     >>> held.count(22), max(held)
@@ -203,10 +215,12 @@ def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int
 def permfl_femnist(
     y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True
 ) -> Dealt:
-    """PerMFL's FEMNIST (EMNIST by class): 10 images per label, then 100 to 3,000 more if there are; 25 % for testing.
+    """PerMFL's FEMNIST (EMNIST by class): 10 images per label, then 100 to 3,000 more if there are;
+    25 % for testing.
 
-    `shuffle=False` is the paper's code, which cuts a device's images in the order they were dealt: a device of 30 is
-    tested on 8 images of its first label and trained on all three. Accuracies with and without cannot be compared.
+    `shuffle=False` is the paper's code, which cuts a device's images in the order they were dealt:
+    a device of 30 is tested on 8 images of its first label and trained on all three. Accuracies
+    with and without cannot be compared.
 
     >>> y = np.repeat(np.arange(5), 100)
     >>> [np.unique(y[permfl_femnist(y, devices=10, shuffle=s).test[0]]).tolist() for s in (True, False)]
@@ -264,7 +278,9 @@ def _ten_pools(y: Labels) -> tuple[Numbers, list[Numbers]]:
 
 
 def _pfedme_sizes(pools: list[Numbers], seed: int) -> Numbers:
-    """For each label four sizes that sum to what there is, [10, 4]: between a fifth and a half of what is left, then the rest."""
+    """For each label four sizes that sum to what there is, [10, 4]: between a fifth and a half of
+    what is left, then the rest.
+    """
     draws, owners = _older(seed), PFEDME_DEVICES * PFEDME_LABELS // PFEDME_CLASSES
     sizes = np.zeros((len(pools), owners), dtype=np.int64)
     for label, pool in enumerate(pools):
@@ -277,9 +293,11 @@ def _pfedme_sizes(pools: list[Numbers], seed: int) -> Numbers:
 
 
 def _in_turn(pools: list[Numbers], owned: Numbers, *, first: int, more: Numbers) -> list[Numbers]:
-    """Each device's images: `first` of every label it owns, then `more` [devices, labels] where a label has them left.
+    """Each device's images: `first` of every label it owns, then `more` [devices, labels] where a
+    label has them left.
 
-    Each device starts where the last one stopped. As in the published codes, the last image of a label goes to nobody.
+    Each device starts where the last one stopped. As in the published codes, the last image of a
+    label goes to nobody.
     """
     asked = first * np.bincount(owned.reshape(-1), minlength=len(pools))
     short = [label for label, pool in enumerate(pools) if asked[label] > len(pool)]
@@ -300,7 +318,9 @@ def _in_turn(pools: list[Numbers], owned: Numbers, *, first: int, more: Numbers)
 
 
 def _quarter_tested(piles: list[Numbers], draws: random.Random | None) -> Dealt:
-    """The first quarter of each pile, rounded up, for testing; shuffled before, unless there is nothing to draw with."""
+    """The first quarter of each pile, rounded up, for testing; shuffled before, unless there is
+    nothing to draw with.
+    """
     if draws is not None:
         piles = [_shuffled(pile, draws) for pile in piles]
     cuts = [len(pile) - int(0.75 * len(pile)) for pile in piles]

@@ -1,6 +1,8 @@
-"""How measured values become a model's inputs: (value - shift) * factor, the same for every device, known to new ones too.
+"""How measured values become a model's inputs: (value - shift) * factor, the same for every device,
+known to new ones too.
 
-Statistics come from the devices' training parts alone; "paper" is labelled, because it looks at test examples as well.
+Statistics come from the devices' training parts alone; "paper" is labelled, because it looks at
+test examples as well.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from torch import Tensor
 from covey.errors import DataError
 
 Normalise = Literal["none", "unit", "half", "channel", "pixel", "standard", "paper"]
-"""none: as measured. unit: pixels in [0, 1]. half: in [-1, 1]. channel: mean 0 and deviation 1 of each channel; pixel: of each
-pixel, by (x - mean) / (std + 0.001) of pixels in [0, 255]; standard: of each feature. The last three by training parts alone;
-paper: as pixel, but over all examples, test examples too, as pFedMe's public code has it."""
+"""none: as measured. unit: pixels in [0, 1]. half: in [-1, 1]. channel: mean 0 and deviation 1 of
+each channel; pixel: of each pixel, by (x - mean) / (std + 0.001) of pixels in [0, 255]; standard:
+of each feature. The last three by training parts alone; paper: as pixel, but over all examples,
+test examples too, as pFedMe's public code has it."""
 
 _EPS = 1e-3  # of pFedMe's public code
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """x = (value - shift) * factor; both broadcast against one example, and are float64 where they were measured."""
+    """x = (value - shift) * factor; both broadcast against one example, and are float64 where they
+    were measured.
+    """
 
     kind: str
     shift: Tensor
@@ -40,7 +45,8 @@ class Scaling:
 
 
 def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
-    """The scaling of this kind for `values` [n, ...], given the numbers of the examples that somebody trains on.
+    """The scaling of this kind for `values` [n, ...], given the numbers of the examples that
+    somebody trains on.
 
     >>> pixels = torch.tensor([[0, 255], [255, 255]], dtype=torch.uint8)
     >>> scaling("unit", pixels, torch.tensor([0]))(pixels)

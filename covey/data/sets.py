@@ -1,4 +1,6 @@
-"""The data sets of the papers, dealt to devices: read from official files, or from the Hugging Face hub if there are none."""
+"""The data sets of the papers, dealt to devices: read from official files, or from the Hugging Face
+hub if there are none.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,13 @@ def load(
     hub: str | None = None,
     split: str | None = None,
 ) -> Raw:
-    """The data set of that name; a second call in the same process returns the same tensors, which nobody may change.
+    """The data set of that name; a second call in the same process returns the same tensors, which
+    nobody may change.
 
-    It is read from official files below `data_dir` (else COVEY_DATA, else the user's data folder). If they are not there,
-    or `hub` names a repository or a folder laid out like one, it comes from the Hugging Face hub and is kept in the data
-    folder. `split` is "digits" or "byclass" for EMNIST.
+    It is read from official files below `data_dir` (else COVEY_DATA, else the user's data folder).
+    If they are not there, or `hub` names a repository or a folder laid out like one, it comes from
+    the Hugging Face hub and is kept in the data folder. `split` is "digits" or "byclass" for
+    EMNIST.
     """
     return _load(known(name, split).name, locations.folder(data_dir).absolute(), hub)
 
@@ -108,7 +112,9 @@ def emnist(
     hub: str | None = None,
     seed: int = 0,
 ) -> Shards:
-    """EMNIST: 280,000 handwritten digits, or by class 814,255 digits and letters of 62 classes, 28 x 28 grey pixels."""
+    """EMNIST: 280,000 handwritten digits, or by class 814,255 digits and letters of 62 classes, 28
+    x 28 grey pixels.
+    """
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
     return _shards(
         load("emnist", data_dir=data_dir, hub=hub, split=kind), f"emnist-{kind}", dealing, normalise
@@ -127,7 +133,9 @@ def femnist(
     hub: str | None = None,
     seed: int = 0,
 ) -> Shards:
-    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, each a device; 28 x 28 grey pixels, dark on light."""
+    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, each a device; 28 x 28
+    grey pixels, dark on light.
+    """
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
     return _shards(load("femnist", data_dir=data_dir, hub=hub), "femnist", dealing, normalise)
 

@@ -78,7 +78,9 @@ class Part:
         return self.index[self.offset[device] : self.offset[device + 1]]
 
     def _only(self, present: Tensor, number: Tensor) -> Part:
-        """The pieces of some devices, [devices] bool; `number` says which number each example has now."""
+        """The pieces of some devices, [devices] bool; `number` says which number each example has
+        now.
+        """
         counts = torch.where(present, self.counts(), 0)
         owned = present.repeat_interleave(self.counts())
         offset = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -97,7 +99,8 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """All examples, and which device holds which; what is wrong with them is said at once, as a `DataError`.
+    """All examples, and which device holds which; what is wrong with them is said at once, as a
+    `DataError`.
 
     >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 1, 0])
     >>> train, nothing, test = Part.of([[0], [2]]), Part.of([[], []]), Part.of([[1], [3]])
@@ -190,7 +193,9 @@ class Shards:
 
     @staticmethod
     def none(like: Shards) -> Shards:
-        """No examples at all, for a node that trains on none; devices, shapes, classes and names are those of `like`."""
+        """No examples at all, for a node that trains on none; devices, shapes, classes and names
+        are those of `like`.
+        """
         return like.only([])
 
     def part(self, split: str) -> Part:
@@ -203,7 +208,9 @@ class Shards:
 
     @staticmethod
     def stack(shards: Sequence[Shards]) -> Shards:
-        """The devices of several shards side by side, in this order; examples they have in common are held once."""
+        """The devices of several shards side by side, in this order; examples they have in common
+        are held once.
+        """
         first = shards[0]
         if len(shards) == 1:
             return first
@@ -234,7 +241,9 @@ class Shards:
         )
 
     def chosen(self, devices: Sequence[int]) -> Shards:
-        """The shards of some devices, in this order; edges stay known where that order keeps theirs together."""
+        """The shards of some devices, in this order; edges stay known where that order keeps theirs
+        together.
+        """
         train, validation, test = (
             Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS
         )
@@ -260,7 +269,9 @@ class Shards:
         )
 
     def labels(self) -> npt.NDArray[np.int64]:
-        """How many training examples of each label each device has, [devices, classes]; of one column for regression."""
+        """How many training examples of each label each device has, [devices, classes]; of one
+        column for regression.
+        """
         owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
         held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
         label = (
@@ -272,7 +283,8 @@ class Shards:
         return held
 
     def numbers(self) -> Shards:
-        """The same examples with labels as numbers to predict, by a squared error; as they are where they are numbers.
+        """The same examples with labels as numbers to predict, by a squared error; as they are
+        where they are numbers.
 
         >>> x, part = torch.zeros(2, 3), Part.of([[0, 1]])
         >>> names = Names(classes=("3", "7"))
@@ -294,7 +306,9 @@ class Shards:
         return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
 
     def paper(self) -> Shards:
-        """The same examples by the papers' protocol: what was for validation is trained on, nothing validates."""
+        """The same examples by the papers' protocol: what was for validation is trained on, nothing
+        validates.
+        """
         both = [
             torch.cat([self.train.held(d), self.validation.held(d)]).numpy()
             for d in range(self.devices)
@@ -302,7 +316,9 @@ class Shards:
         return replace(self, train=Part.of(both), validation=Part.of([[]] * self.devices))
 
     def fingerprint(self) -> str:
-        """A sha256 in hex that changes when a byte, a type or a shape of the examples or the parts does."""
+        """A sha256 in hex that changes when a byte, a type or a shape of the examples or the parts
+        does.
+        """
         digest = hashlib.sha256()
         for name, tensor in _tensors(self):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

@@ -1,8 +1,9 @@
-"""Synthetic(alpha, beta): classification with 60 features and 10 classes, every device with a law of its own.
+"""Synthetic(alpha, beta): classification with 60 features and 10 classes, every device with a law
+of its own.
 
-The data of FedProx (Li et al., 2020), drawn in the order of its code and pFedMe's (Dinh et al., 2020), so that the same
-seed gives the same devices. As in that code, alpha and beta are standard deviations, and a device's W and b share one
-mean; the papers' text differs.
+The data of FedProx (Li et al., 2020), drawn in the order of its code and pFedMe's (Dinh et al.,
+2020), so that the same seed gives the same devices. As in that code, alpha and beta are standard
+deviations, and a device's W and b share one mean; the papers' text differs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def synthetic(
 ) -> Shards:
     """Shards in which models differ between devices by alpha, and features by beta.
 
-    `sizes` is "fedprox" (log-normal, 50 at least), "pfedme" (five times that), or a number of examples per device.
+    `sizes` is "fedprox" (log-normal, 50 at least), "pfedme" (five times that), or a number of
+    examples per device.
 
     >>> synthetic(devices=2, sizes=[40, 80]).test.counts().tolist()
     [10, 20]
@@ -101,7 +103,8 @@ def _device(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     w = draws.normal(mean_w, 1, (FEATURES, CLASSES))
     b = draws.normal(mean_b, 1, CLASSES)
-    # The covariance is diagonal, but drawing feature by feature would use the stream in another order.
+    # The covariance is diagonal, but drawing feature by feature would use the stream in another
+    # order.
     x = draws.multivariate_normal(v, np.diag(np.arange(1, FEATURES + 1) ** -1.2), count)
     y = np.argmax(x @ w + b, axis=1)
     return x.astype(np.float32), y.astype(np.int64)

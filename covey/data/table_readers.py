@@ -1,6 +1,7 @@
 """One file of rows as a table: `.csv`, `.parquet` or `.npz`.
 
-A row of a `.csv` file is known by the line it starts at (the header is line 1), of the others by its number from 0.
+A row of a `.csv` file is known by the line it starts at (the header is line 1), of the others by
+its number from 0.
 """
 
 from __future__ import annotations

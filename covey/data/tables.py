@@ -1,4 +1,6 @@
-"""Rows read from files: features as numbers, the rest as text, and where each row stands, so that a bad one can be named."""
+"""Rows read from files: features as numbers, the rest as text, and where each row stands, so that a
+bad one can be named.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _ROLES = ("label", "device", "edge", "part")
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a file are called; `needed` are those it cannot do without, besides the label and the features."""
+    """What the columns of a file are called; `needed` are those it cannot do without, besides the
+    label and the features.
+    """
 
     label: str = "label"
     device: str = "device"
@@ -80,7 +84,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Faults:
-    """Rows that cannot be used and why, gathered so that one message names several; a row counts once."""
+    """Rows that cannot be used and why, gathered so that one message names several; a row counts
+    once.
+    """
 
     found: dict[tuple[str, int], str] = field(default_factory=dict)
 
@@ -172,7 +178,9 @@ def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults: Faults) -> None:
-    """What is wrong with each row goes to the faults; cell(row, feature) is what the file has there."""
+    """What is wrong with each row goes to the faults; cell(row, feature) is what the file has
+    there.
+    """
     for role in _ROLES:
         texts = getattr(table, role) or []
         for row in [row for row, text in enumerate(texts) if not text] if "" in texts else []:

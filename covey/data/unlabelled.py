@@ -1,4 +1,6 @@
-"""Examples without labels, as a finished run is to predict them: the run's features, and whose they are."""
+"""Examples without labels, as a finished run is to predict them: the run's features, and whose they
+are.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from covey.errors import DataError
 def unlabelled(
     path: Path, columns: Columns, *, features: Sequence[str], shape: tuple[int, ...], faults: Faults
 ) -> Table:
-    """The rows of a file in the form of the training data; columns of labels, edges and parts are left unread.
+    """The rows of a file in the form of the training data; columns of labels, edges and parts are
+    left unread.
 
     `features` are the columns that were trained on, in order; empty where they have no names. Then
     all columns are features that are not called as `columns` says.

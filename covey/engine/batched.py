@@ -1,7 +1,8 @@
 """The usual layers for many models at once, as steps on values of one of two layouts.
 
-By rows a value is [n, B, ...]; folded it is [B, n * C, ...], in which n convolutions are one grouped convolution, and pooling and
-GroupNorm need not know that there are many models. A value stays folded from layer to layer until one asks for its rows.
+By rows a value is [n, B, ...]; folded it is [B, n * C, ...], in which n convolutions are one
+grouped convolution, and pooling and GroupNorm need not know that there are many models. A value
+stays folded from layer to layer until one asks for its rows.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ _NOTHING = (
 
 @dataclass(frozen=True)
 class BatchedLayer:
-    """What a layer does to many models' values, the axes of an example after it, and the layout it needs (None: either)."""
+    """What a layer does to many models' values, the axes of an example after it, and the layout it
+    needs (None: either).
+    """
 
     apply: Step
     axes: int
@@ -62,7 +65,8 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
 
     For any other module, the reason why there is no such pass.
 
-    With `alone`, rows will come one at a time, so that nothing need be done to keep their bits apart.
+    With `alone`, rows will come one at a time, so that nothing need be done to keep their bits
+    apart.
     """
     slots = {slot.name: i for i, slot in enumerate(space.slots)}
     steps: list[Step] = []
@@ -86,9 +90,11 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
 
 
 def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials in the order they run, with the prefix of their parameters' names.
+    """The layers of nested Sequentials in the order they run, with the prefix of their parameters'
+    names.
 
-    A layer that stands twice is listed twice, which `named_children` would not do; its parameters carry the first name only.
+    A layer that stands twice is listed twice, which `named_children` would not do; its parameters
+    carry the first name only.
     """
     if type(module) is nn.Sequential:
         return [
@@ -128,7 +134,9 @@ def _unfold(parameters: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Images with the channels of a point side by side: a CPU convolves and pools them up to twice as fast."""
+    """Images with the channels of a point side by side: a CPU convolves and pools them up to twice
+    as fast.
+    """
     if x.dim() != 4:
         return x
     if (

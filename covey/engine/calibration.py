@@ -1,4 +1,6 @@
-"""Whether a classifier means the chances it gives: calibration errors, Brier score and log-loss, all from sums over examples."""
+"""Whether a classifier means the chances it gives: calibration errors, Brier score and log-loss,
+all from sums over examples.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures of one model; the lower, the better, but for the last two: more confidence than accuracy is too much."""
+    """Figures of one model; the lower, the better, but for the last two: more confidence than
+    accuracy is too much.
+    """
 
     ece: float  # how far confidence and accuracy lie apart in a bin of confidence, the mean over examples
     brier: float  # the squared distance of the chances from the label's unit vector
@@ -23,7 +27,8 @@ class Calibration:
 
 
 def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
-    """The figures of chances [N, classes] for labels [N]; a bin holds the confidences in [k/bins, (k+1)/bins), the last also 1.
+    """The figures of chances [N, classes] for labels [N]; a bin holds the confidences in [k/bins,
+    (k+1)/bins), the last also 1.
 
     >>> found = calibration(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
     >>> round(found.ece, 4), round(found.brier, 4), round(found.log_loss, 4), found.count
@@ -35,9 +40,11 @@ def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
 
 
 def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
-    """What the figures follow from, float64 [n, 3 bins + 2]: right, confidence and count by bin; Brier score and log-loss.
+    """What the figures follow from, float64 [n, 3 bins + 2]: right, confidence and count by bin;
+    Brier score and log-loss.
 
-    `outputs` [n, B, classes] are logits or logarithms of chances; examples of weight 0 do not count.
+    `outputs` [n, B, classes] are logits or logarithms of chances; examples of weight 0 do not
+    count.
     """
     logs, weight = torch.log_softmax(outputs.double(), dim=-1), weight.double()
     chances = logs.exp()

@@ -1,7 +1,8 @@
-"""One forward pass for many models: rows [n, P] and inputs [n, B, ...] to outputs [n, B, ...], and which way is fastest.
+"""One forward pass for many models: rows [n, P] and inputs [n, B, ...] to outputs [n, B, ...], and
+which way is fastest.
 
-"batched": the usual layers as batched products and grouped convolutions. "each": one row after the other, which on a CPU beats a
-grouped convolution. "vmap": any other module.
+"batched": the usual layers as batched products and grouped convolutions. "each": one row after the
+other, which on a CPU beats a grouped convolution. "vmap": any other module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Forward:
     unknown: str | None = None  # why the model is not made of known layers
 
     def __call__(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        """Outputs for inputs [n, B, ...]; `parameters` are the slots' views, in the order of the space."""
+        """Outputs for inputs [n, B, ...]; `parameters` are the slots' views, in the order of the
+        space.
+        """
         if len(x):
             return self.apply(parameters, x)
         one = self.apply(
@@ -37,7 +40,9 @@ class Forward:
 
 
 def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
-    """The fastest pass that is exact for this module on examples of this shape, on this type of device."""
+    """The fastest pass that is exact for this module on examples of this shape, on this type of
+    device.
+    """
     each = device == "cpu" and any(
         isinstance(m, nn.modules.conv._ConvNd) for m in space.module.modules()
     )

@@ -1,8 +1,9 @@
 """Many steps on one mini-batch, factored: the first layer moves only in the span of the batch.
 
-With a quadratic pull, W_k = a_k W_0 + b_k A + x' C_k for scalars a_k, b_k and coefficients C_k [batch, hidden], and these are
-all that changes from step to step: x W_k = a_k (x W_0) + b_k (x A) + (x x') C_k. The weights, most of a row, are read and written
-once instead of at every step. Exact algebra, other rounding. Not for an l1 term or a mask, which are not quadratic.
+With a quadratic pull, W_k = a_k W_0 + b_k A + x' C_k for scalars a_k, b_k and coefficients C_k
+[batch, hidden], and these are all that changes from step to step: x W_k = a_k (x W_0) + b_k (x A) +
+(x x') C_k. The weights, most of a row, are read and written once instead of at every step. Exact
+algebra, other rounding. Not for an l1 term or a mask, which are not quadratic.
 """
 
 from __future__ import annotations

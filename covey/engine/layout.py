@@ -1,4 +1,6 @@
-"""A module's parameters as one flat row: where each lies, which are shared and which private, how to begin."""
+"""A module's parameters as one flat row: where each lies, which are shared and which private, how
+to begin.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ _DROPS = (nn.modules.dropout._DropoutNd,)
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies in a row. A linear weight lies [in, out]: batched products run three times faster so."""
+    """Where one parameter lies in a row.
+
+    A linear weight lies [in, out]: batched products run three times faster so.
+    """
 
     name: str
     shape: torch.Size
@@ -40,10 +45,11 @@ class Slot:
 
 
 class ParameterLayout:
-    """The rows of a module: its trainable parameters, shared ones first, those matching a `private` pattern last.
+    """The rows of a module: its trainable parameters, shared ones first, those matching a `private`
+    pattern last.
 
-    A pattern is for parameters ("3.bias"), layers ("3") or kinds of layers ("conv*"); "head" is the last layer, if none has that
-    name.
+    A pattern is for parameters ("3.bias"), layers ("3") or kinds of layers ("conv*"); "head" is the
+    last layer, if none has that name.
 
     >>> space = Space(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
     >>> space.width, space.shared
@@ -72,7 +78,8 @@ class ParameterLayout:
         self.shared = next((slot.start for slot in slots if slot.name in secret), start)
 
     def initial(self, seed: int) -> Tensor:
-        """The row everybody starts from, [width]: every layer's own initialisation, from the seed alone.
+        """The row everybody starts from, [width]: every layer's own initialisation, from the seed
+        alone.
 
         Layers draw in float32 whatever the module's type: float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
@@ -112,7 +119,8 @@ class ParameterLayout:
 
 
 def private_default(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The first pattern that matches some of the module's parameters and not all; empty where there is none.
+    """The first pattern that matches some of the module's parameters and not all; empty where there
+    is none.
 
     >>> private_default(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), ["conv*", "head"])
     ('head',)
@@ -166,7 +174,9 @@ def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> se
 
 
 def _called(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
-    """What a pattern may call each parameter: its own name, its layer's, its layer's kind; "head" also in the last layer."""
+    """What a pattern may call each parameter: its own name, its layer's, its layer's kind; "head"
+    also in the last layer.
+    """
     layers = {name: name.rpartition(".")[0] for name in names}
     kinds = {layer: type(module.get_submodule(layer)).__name__.lower() for layer in layers.values()}
     last = layers[names[-1]] if names and "head" not in kinds else "head"

@@ -1,4 +1,6 @@
-"""Whole descents in the compiled kernel: what a stack, its batches and its terms are in the arrays that rows.c reads."""
+"""Whole descents in the compiled kernel: what a stack, its batches and its terms are in the arrays
+that rows.c reads.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class NativeKernel:
     def score(
         self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Right answers and summed loss of each row on the examples index[start : start + count], float64 [n] each."""
+        """Right answers and summed loss of each row on the examples index[start : start + count],
+        float64 [n] each.
+        """
         self._check(rows)
         if len(rows) != len(starts):
             raise ProgramError(
@@ -160,7 +164,9 @@ def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
 
 
 def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
-    """What the call reads of start and terms, by its name in `struct work`; it must live as long as the call."""
+    """What the call reads of start and terms, by its name in `struct work`; it must live as long as
+    the call.
+    """
     lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
     gamma = terms.l1[0] if terms.l1 is not None else 0.0
     one_each = {"lr": terms.lr, "lam": lam, "gamma": gamma}

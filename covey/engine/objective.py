@@ -122,7 +122,9 @@ class Objective:
         return int(self.steps.max()) if self.steps.numel() else 0
 
     def moving(self, rows: Rows) -> Tensor | float:
-        """How many weights move in all steps together, [n] or the same for all; with `tol`, at most."""
+        """How many weights move in all steps together, [n] or the same for all; with `tol`, at
+        most.
+        """
         weights: Tensor | float = float(rows.shape[1])
         if self.mask is not None:
             weights = self.mask.expand(rows.shape)[:, self.part or slice(None)].sum(dim=1).double()

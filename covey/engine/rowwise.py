@@ -1,7 +1,8 @@
 """Operations whose bits for one row do not depend on how many rows stand beside it.
 
-Two things break that on a CPU. A batched product of one row with a side of length 1 runs through another kernel than the same row
-among others. And some elementwise functions differ in the last bit between the vector loop and its tail.
+Two things break that on a CPU. A batched product of one row with a side of length 1 runs through
+another kernel than the same row among others. And some elementwise functions differ in the last bit
+between the vector loop and its tail.
 """
 
 from __future__ import annotations

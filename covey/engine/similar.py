@@ -23,10 +23,11 @@ Floats = npt.NDArray[np.float64]
 
 
 def similar(shards: Shards, model: nn.Module, edges: int, seed: int = 0) -> tuple[Shards, Tree]:
-    """Edges of devices whose first updates point the same way: k-means of the directions of their loss gradients.
+    """Edges of devices whose first updates point the same way: k-means of the directions of their
+    loss gradients.
 
-    The gradient is that of all of a device's training examples, at the initial model of the seed. Edges are in the order
-    of their first device.
+    The gradient is that of all of a device's training examples, at the initial model of the seed.
+    Edges are in the order of their first device.
 
     >>> from covey.data import digits
     >>> similar(digits(devices=10, labels=1), nn.Linear(64, 10), 2)[1]
@@ -38,7 +39,9 @@ def similar(shards: Shards, model: nn.Module, edges: int, seed: int = 0) -> tupl
 
 
 def _directions(task: Task, seed: int) -> Floats:
-    """Each device's gradient at the common start as a row of length 1, sketched where it is wide: [devices, columns]."""
+    """Each device's gradient at the common start as a row of length 1, sketched where it is wide:
+    [devices, columns].
+    """
     start = task.space.initial(seed).to(task.dtype)
     chunk = max(1, _MEMORY // task.row_bytes())
     pieces = [
@@ -51,7 +54,9 @@ def _directions(task: Task, seed: int) -> Floats:
 
 
 def _sketched(rows: Tensor, seed: int) -> Tensor:
-    """The rows with columns added up, at random and with random signs, to 1024 of them: angles stay about the same."""
+    """The rows with columns added up, at random and with random signs, to 1024 of them: angles stay
+    about the same.
+    """
     width = rows.shape[1]
     if width <= _COLUMNS:
         return rows
@@ -71,7 +76,9 @@ def _clusters(rows: Floats, count: int, seed: int) -> Numbers:
 
 
 def _start(rows: Floats, count: int, draw: np.random.Generator) -> Floats:
-    """Rows to begin with, each drawn with a chance that grows with its squared distance from those before (k-means++)."""
+    """Rows to begin with, each drawn with a chance that grows with its squared distance from those
+    before (k-means++).
+    """
     chosen = [int(draw.integers(len(rows)))]
     far = np.full(len(rows), np.inf)
     for _ in range(count - 1):
@@ -94,7 +101,9 @@ def _k_means(rows: Floats, centres: Floats) -> Numbers:
 
 
 def _assigned(rows: Floats, centres: Floats) -> Numbers:
-    """The nearest centre of each row; a centre that would have none gets the row that fits worst where it is."""
+    """The nearest centre of each row; a centre that would have none gets the row that fits worst
+    where it is.
+    """
     near = rows @ centres.T
     cluster: Numbers = near.argmax(axis=1)
     fit = near.max(axis=1)

@@ -1,10 +1,11 @@
-"""rho log cosh(x / rho): an l1 norm with a gradient, and the cut that makes its small values exact zeros.
+"""rho log cosh(x / rho): an l1 norm with a gradient, and the cut that makes its small values exact
+zeros.
 
-Near 0 it is the quadratic x^2 / (2 rho), so its minimisers are small and never 0: under a data gradient g they sit at
-rho atanh(-g / gamma). Where lr (gamma / rho + lam) > 2, gradient descent does not even settle there
-but alternates between +a and -a, where a = lr gamma tanh(a / rho) / (2 - lr lam): 0 at the edge, and
-never more than lr gamma / (2 - lr lam), which it comes within a percent of from a = 2.7 rho on. Zeros
-are therefore cut, at a `threshold` above both.
+Near 0 it is the quadratic x^2 / (2 rho), so its minimisers are small and never 0: under a data
+gradient g they sit at rho atanh(-g / gamma). Where lr (gamma / rho + lam) > 2, gradient descent
+does not even settle there but alternates between +a and -a, where a = lr gamma tanh(a / rho) / (2 -
+lr lam): 0 at the edge, and never more than lr gamma / (2 - lr lam), which it comes within a percent
+of from a = 2.7 rho on. Zeros are therefore cut, at a `threshold` above both.
 """
 
 import math
@@ -16,13 +17,15 @@ from covey.errors import ConfigError
 
 
 def value(x: Tensor, rho: float) -> Tensor:
-    """The sum of rho log cosh(x / rho) over the last axis; at most rho log 2 per value below the l1 norm.
+    """The sum of rho log cosh(x / rho) over the last axis; at most rho log 2 per value below the l1
+    norm.
 
     >>> value(torch.tensor([[3.0, -4.0], [0.0, 0.0]]), 1e-8).tolist()
     [7.0, 0.0]
     """
     size = x.abs()
-    # cosh itself overflows at |x| / rho > 89 in float32, which a weight of 0.006 reaches at rho = 6e-5
+    # cosh itself overflows at |x| / rho > 89 in float32, which a weight of 0.006 reaches at rho =
+    # 6e-5
     return (size + rho * (torch.log1p(torch.exp(-2 * size / rho)) - math.log(2))).sum(dim=-1)
 
 
@@ -32,7 +35,8 @@ def grad(x: Tensor, rho: float) -> Tensor:
 
 
 def soft(x: Tensor, threshold: float | Tensor) -> Tensor:
-    """The soft threshold, the proximal step of the l1 norm itself; thresholds may differ by row, `[n, 1]`.
+    """The soft threshold, the proximal step of the l1 norm itself; thresholds may differ by row,
+    `[n, 1]`.
 
     >>> soft(torch.tensor([-3.0, -0.5, 0.5, 3.0]), 1.0).tolist()
     [-2.0, 0.0, 0.0, 2.0]
@@ -42,7 +46,8 @@ def soft(x: Tensor, threshold: float | Tensor) -> Tensor:
 
 
 def cut(rows: Tensor, threshold: float | None) -> Tensor:
-    """The rows with every |x| <= threshold set to exactly 0, in new memory; the rows themselves for None.
+    """The rows with every |x| <= threshold set to exactly 0, in new memory; the rows themselves for
+    None.
 
     >>> cut(torch.tensor([-3.0, -0.5, 1.0, 3.0]), 1.0).tolist()
     [-3.0, 0.0, 0.0, 3.0]
@@ -51,7 +56,8 @@ def cut(rows: Tensor, threshold: float | None) -> Tensor:
 
 
 def threshold(*, rho: float, lr: float, gamma: float, lam: float = 0.0) -> float | None:
-    """Where to cut a model trained with this step and penalties; None if gamma is 0, so a plain run is never altered.
+    """Where to cut a model trained with this step and penalties; None if gamma is 0, so a plain run
+    is never altered.
 
     >>> threshold(rho=6e-5, lr=0.05, gamma=0.001)
     0.00018
@@ -74,7 +80,8 @@ def nonzeros(rows: Tensor, threshold: float | None) -> Tensor:
 def floored(
     gamma: float, rows: Tensor, *, threshold: float | None, floor: float, low: float
 ) -> Tensor:
-    """The penalty of each row, `[n, 1]`: gamma, but `low` for a row whose share of non-zeros is below the floor.
+    """The penalty of each row, `[n, 1]`: gamma, but `low` for a row whose share of non-zeros is
+    below the floor.
 
     >>> floored(0.1, torch.tensor([[1.0, 0.0], [1.0, 1.0]]), threshold=None, floor=0.6, low=0.0).tolist()
     [[0.0], [0.10000000149011612]]
@@ -85,9 +92,11 @@ def floored(
 
 
 def angle(rows: Tensor, threshold: float) -> Tensor:
-    """The angle of each row, its entries up to the threshold taken as zeros, with its signs, in degrees, float64 [n].
+    """The angle of each row, its entries up to the threshold taken as zeros, with its signs, in
+    degrees, float64 [n].
 
-    FedMac's Assumption 5 wants it small: 0 where all entries that are left have one size. A row without any has the angle 0.
+    FedMac's Assumption 5 wants it small: 0 where all entries that are left have one size. A row
+    without any has the angle 0.
 
     >>> angle(torch.tensor([[2.0, -2.0, 1e-9], [1.0, 0.0, 0.0], [3.0, 4.0, 0.0]]), 1e-6).round(decimals=2)
     tensor([0.0000, 0.0000, 8.1300], dtype=torch.float64)

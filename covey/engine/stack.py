@@ -1,7 +1,9 @@
-"""Stacks of linear layers by hand: one batched backward pass whose gradients go straight into the rows, without a buffer.
+"""Stacks of linear layers by hand: one batched backward pass whose gradients go straight into the
+rows, without a buffer.
 
-The gradient of a linear layer is the product of what came in and what comes back. Keeping the two factors costs little, and
-`add` multiplies them into the weights themselves; autograd would write a gradient as large as all rows and read it again.
+The gradient of a linear layer is the product of what came in and what comes back. Keeping the two
+factors costs little, and `add` multiplies them into the weights themselves; autograd would write a
+gradient as large as all rows and read it again.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class LinearStack:
         *,
         inside: Tensor | None = None,
     ) -> list[Factors]:
-        """The gradient of each row's mean loss, as factors, the last layer's first, all at the same parameters.
+        """The gradient of each row's mean loss, as factors, the last layer's first, all at the same
+        parameters.
 
         `inside` gives x times the first weight, where the caller knows it already.
         """
@@ -103,7 +106,9 @@ class LinearStack:
         keep: float = 1.0,
         first: bool = True,
     ) -> None:
-        """parameters <- keep * parameters + scale * gradient, in place; keep is 0 or 1; no first weight if `first` is False."""
+        """parameters <- keep * parameters + scale * gradient, in place; keep is 0 or 1; no first
+        weight if `first` is False.
+        """
         for f in factors:
             if first or f is not factors[-1]:
                 rowwise.baddbmm_(

@@ -1,9 +1,9 @@
 """The language in which an algorithm states advice on its steps and penalties.
 
-`Algorithm.advice` yields what theory says: findings as `Advice`, and as `RoundFactor` the factor of one
-round on quadratic losses, which `covey.advice` holds against every curvature. `Algorithm.levers`
-names the fields that are steps and penalties; `covey.advice` measures the curvature of the losses
-and tries other values of these fields.
+`Algorithm.advice` yields what theory says: findings as `Advice`, and as `RoundFactor` the factor of
+one round on quadratic losses, which `covey.advice` holds against every curvature.
+`Algorithm.levers` names the fields that are steps and penalties; `covey.advice` measures the
+curvature of the losses and tries other values of these fields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What an algorithm is: hyper-parameters as frozen fields, and one program per tier, named after the tier."""
+"""What an algorithm is: hyper-parameters as frozen fields, and one program per tier, named after
+the tier.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,38 @@ if TYPE_CHECKING:
     from covey.kernel.work import Work
 
 Program = Callable[..., Any]
-"""A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers rows."""
+"""A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers
+rows.
+"""
 
 
 class Algorithm(ABC):
-    """The base of every algorithm file: a frozen dataclass with `server`, `device` and perhaps `edge` programs.
+    """The base of every algorithm file: a frozen dataclass with `server`, `device` and perhaps
+    `edge` programs.
 
-    `server(me, w)` receives the global rows and returns the new ones; the other programs run when they are asked for.
-    A field is checked against its annotation, such as `lr: Positive` (covey/kernel/fields.py).
+    `server(me, w)` receives the global rows and returns the new ones; the other programs run when
+    they are asked for. A field is checked against its annotation, such as `lr: Positive`
+    (covey/kernel/fields.py).
     """
 
     sends: ClassVar[str]
     """What leaves a device, in words."""
     splits: ClassVar[bool] = False
-    """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep a whole model "personal"."""
+    """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep
+    a whole model "personal".
+    """
     private_default: ClassVar[tuple[str, ...]] = ("head",)
-    """Which layers those are by default: the first pattern that matches some layers of the model, not all."""
+    """Which layers those are by default: the first pattern that matches some layers of the model,
+    not all.
+    """
     learns_global: ClassVar[bool] = True
-    """Whether the server's row is a model that training changes; where it is not, reports leave the global model out."""
+    """Whether the server's row is a model that training changes; where it is not, reports leave the
+    global model out.
+    """
     idle_trains: ClassVar[bool] = True
-    """Whether those who are not asked may train all the same; not where what they keep is a part of the server's own sums."""
+    """Whether those who are not asked may train all the same; not where what they keep is a part of
+    the server's own sums.
+    """
     eager: ClassVar[str | None] = None
     """Why its device programs run kernel by kernel on a GPU; None: captured where possible."""
     any_depth: ClassVar[bool] = False
@@ -65,19 +79,27 @@ class Algorithm(ABC):
         return tuple(tier for tier in ("server", "edge", "device") if hasattr(type(self), tier))
 
     def cut(self, tier: str, round: int = 0) -> float | None:
-        """Entries of rows sent by this tier in a round, at or below this size, are sent as zeros; None: nothing is cut."""
+        """Entries of rows sent by this tier in a round, at or below this size, are sent as zeros;
+        None: nothing is cut.
+        """
         return None
 
     def zero(self, tier: str, model: str) -> float | None:
-        """Up to which size an entry of a kept model counts as zero; by default the cut of the tier that keeps it."""
+        """Up to which size an entry of a kept model counts as zero; by default the cut of the tier
+        that keeps it.
+        """
         return self.cut(tier)
 
     def above(self) -> str:
-        """Under which name the tier above keeps the model it sends to devices; "global", or what nobody keeps: the server's."""
+        """Under which name the tier above keeps the model it sends to devices; "global", or what
+        nobody keeps: the server's.
+        """
         return "global"
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        """The personal models of devices that took no part in training, from the model above them: one run of `device`."""
+        """The personal models of devices that took no part in training, from the model above them:
+        one run of `device`.
+        """
         answer = getattr(self, "device")(me, w[:, me.shared] if self.splits else w)  # noqa: B009
         rows = me.kept.get("personal", answer[0] if isinstance(answer, tuple) else answer)
         if not isinstance(rows, Tensor) or rows.shape != w.shape:
@@ -98,24 +120,32 @@ class Algorithm(ABC):
         return False
 
     def work(self, shared: int, private: int) -> Work | None:
-        """What a device does for one answer, by which a radio plan reckons; None: not said. Both are numbers of weights."""
+        """What a device does for one answer, by which a radio plan reckons; None: not said. Both
+        are numbers of weights.
+        """
         return None
 
     def memory(self) -> int:
-        """About how many bytes one device's programs need besides models and batches; chunks of devices are made by it."""
+        """About how many bytes one device's programs need besides models and batches; chunks of
+        devices are made by it.
+        """
         return 0
 
     def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
-        """How devices predict with their rows of a model of this name; None, the default: as the module does.
+        """How devices predict with their rows of a model of this name; None, the default: as the
+        module does.
 
-        Called once when a model is scored; what it returns is called for every block of examples of any part.
+        Called once when a model is scored; what it returns is called for every block of examples of
+        any part.
         """
         return None
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        """What theory says of its steps and penalties on such losses; by default that nothing is stated.
+        """What theory says of its steps and penalties on such losses; by default that nothing is
+        stated.
 
-        See `covey.kernel.advice` and `covey.kernel.conditions` for the words. A subclass states its own.
+        See `covey.kernel.advice` and `covey.kernel.conditions` for the words. A subclass states its
+        own.
         """
         yield unstated(type(self).__name__)
 

@@ -33,8 +33,8 @@ def inner_step(
     """`steps` gradient steps of size lr on a loss + lam/2 |x - anchor|^2.
 
     After `total` of them x is set back to its anchor. `curve` is what the smooth l1 adds near zero;
-    its cycle is bounded, so that it is left to `smooth_l1_cycle`. `names` are those of lr and lam in
-    the text.
+    its cycle is bounded, so that it is left to `smooth_l1_cycle`. `names` are those of lr and lam
+    in the text.
     """
     step, tie = names
     product = f"{step} = {lr:g}"
@@ -111,8 +111,9 @@ def momentum_step(
 ) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
-    With momentum b a step of q = lr (lam + L) has the roots of z^2 - (1+b)(1-q) z + b (1-q), of size
-    below 1 for q < (2+2b)/(1+2b). b is (1-r)/(1+r) with r^2 = lr lam, and grows to 1 without lam.
+    With momentum b a step of q = lr (lam + L) has the roots of z^2 - (1+b)(1-q) z + b (1-q), of
+    size below 1 for q < (2+2b)/(1+2b). b is (1-r)/(1+r) with r^2 = lr lam, and grows to 1 without
+    lam.
     """
     if lr * lam >= 2:
         return

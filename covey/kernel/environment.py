@@ -1,7 +1,9 @@
-"""What surrounds the devices of a run: who of a cohort can be asked, which answers count, and how long they take.
+"""What surrounds the devices of a run: who of a cohort can be asked, which answers count, and how
+long they take.
 
-A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody and takes no time.
-`covey.wireless.air` is a radio cell with a bandwidth, a deadline and a virtual clock.
+A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
+and takes no time. `covey.wireless.air` is a radio cell with a bandwidth, a deadline and a virtual
+clock.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Effort:
         self.sent[positions] += lengths
 
     def ratio(self, part: slice) -> Tensor | None:
-        """The ratios admitted for some of the nodes; None where idle nodes run as well, for whom nothing is admitted."""
+        """The ratios admitted for some of the nodes; None where idle nodes run as well, for whom
+        nothing is admitted.
+        """
         if self.admission is None or len(self.admission.ratio) != len(self.ids):
             return None
         return self.admission.ratio[part]
@@ -88,7 +92,9 @@ class Environment(Protocol):
 
     @property
     def ideal(self) -> bool:
-        """Whether everybody is admitted, every answer counts and nothing takes time, so that nothing need be told."""
+        """Whether everybody is admitted, every answer counts and nothing takes time, so that
+        nothing need be told.
+        """
         ...
 
     def begin(self) -> None:
@@ -96,15 +102,21 @@ class Environment(Protocol):
         ...
 
     def admit(self, tier: str, ids: Ids, round: int) -> Admission | None:
-        """What nodes of a tier that are asked together are granted; None where it is not this environment's business."""
+        """What nodes of a tier that are asked together are granted; None where it is not this
+        environment's business.
+        """
         ...
 
     def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
-        """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k] (None: all)."""
+        """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k] (None:
+        all).
+        """
         ...
 
     def read(self, elapsed: Tensor) -> list[Any] | None:
-        """The record of the round for each seed, given how long the servers waited, [seeds, 2]; None: nothing to record."""
+        """The record of the round for each seed, given how long the servers waited, [seeds, 2];
+        None: nothing to record.
+        """
         ...
 
 

@@ -1,4 +1,6 @@
-"""The nodes of one tier during one program call: their data, their memory, their children, their draws."""
+"""The nodes of one tier during one program call: their data, their memory, their children, their
+draws.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ class Nodes:
 
     @cached_property
     def local(self) -> Ids:
-        """The ids that draws go by: each node's in its own tree, where several seeds run side by side; beside the data."""
+        """The ids that draws go by: each node's in its own tree, where several seeds run side by
+        side; beside the data.
+        """
         return self._runtime.tree.local(self.tier, self.there)
 
     @property
@@ -145,7 +149,9 @@ class Nodes:
         return None if size is None else self.grad(size, stream).batch(0)
 
     def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
-        """The gradient of the data loss: of one batch at every step, of a fresh batch of that size per step, or of all data."""
+        """The gradient of the data loss: of one batch at every step, of a fresh batch of that size
+        per step, or of all data.
+        """
         call = self._call(stream) if isinstance(batch, int) else 0
         return DataGradient(self, batch, stream, call)
 
@@ -164,7 +170,9 @@ class Nodes:
         return self._runtime.examples(self.tier, self.ids)[:, None].to(task.device, task.dtype)
 
     def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
-        """Each row's mean data loss on a batch of its node's own, or on all its training examples, [n, 1]; without l2."""
+        """Each row's mean data loss on a batch of its node's own, or on all its training examples,
+        [n, 1]; without l2.
+        """
         task = self._runtime.task
         if batch is not None:
             return task.loss(rows, batch)[:, None]
@@ -184,13 +192,17 @@ class Nodes:
         return self._runtime.task.outputs(rows, batch)
 
     def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
-        """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives one number per node, [n]."""
+        """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives
+        one number per node, [n].
+        """
         self.worked(1, rows.shape[1])
         data = self._runtime.task.gradient_of(rows, batch, loss)
         return data + self._runtime.task.l2 * rows if self._runtime.task.l2 else data
 
     def examples(self, size: int) -> Batch:
-        """Up to `size` training examples of each node's own, the same every time: all, or as many at even distances."""
+        """Up to `size` training examples of each node's own, the same every time: all, or as many
+        at even distances.
+        """
         return self._runtime.task.spread(self.there, size)
 
     @property
@@ -211,7 +223,9 @@ class Nodes:
     # Memory
 
     def keep(self, name: str, rows: Rows) -> Rows:
-        """Remember rows under a name, with this round; they are scored as models unless the name starts with "_"."""
+        """Remember rows under a name, with this round; they are scored as models unless the name
+        starts with "_".
+        """
         if len(rows) != len(self):
             raise ProgramError(
                 f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node."
@@ -244,7 +258,9 @@ class Nodes:
     @overload
     def own(self, value: PerNode) -> float | Tensor: ...
     def own(self, value: PerNode) -> float | Tensor:
-        """A hyper-parameter that may be a list with one entry per node of the tier: each node's own, as a column [n, 1]."""
+        """A hyper-parameter that may be a list with one entry per node of the tier: each node's
+        own, as a column [n, 1].
+        """
         if isinstance(value, int | float):
             return value
         tree, task = self._runtime.tree, self._runtime.task
@@ -256,7 +272,8 @@ class Nodes:
         return task.constant(value)[self.local][:, None]
 
     def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The numbers k = 0, 1, ... of an inner loop, each with the nodes [n, 1] that still take part.
+        """The numbers k = 0, 1, ... of an inner loop, each with the nodes [n, 1] that still take
+        part.
 
         `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
         The loop is as long as the longest; `ask(..., where=going)` lets only those ask who go on.
@@ -268,7 +285,9 @@ class Nodes:
 
     @property
     def planned(self) -> Tensor:
-        """The part of its shared weights that the radio plan of this round has each node prune, a column [n, 1]."""
+        """The part of its shared weights that the radio plan of this round has each node prune, a
+        column [n, 1].
+        """
         if self.call.ratio is None:
             raise ConfigError(
                 'ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.'
@@ -276,7 +295,9 @@ class Nodes:
         return self.call.ratio[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
 
     def by_part(self, shared: float, private: float) -> float | Tensor:
-        """A number for shared and one for private columns: itself where one will do, else a row [1, P]."""
+        """A number for shared and one for private columns: itself where one will do, else a row [1,
+        P].
+        """
         space, task = self._runtime.task.space, self._runtime.task
         if shared == private or space.shared in (0, space.width):
             return private if space.shared == 0 else shared
@@ -289,7 +310,8 @@ class Nodes:
     def note(self, name: str, values: Tensor) -> None:
         """Put a figure of each node [n] into the round's record: its mean, least and most per tier.
 
-        It is for whoever watches the run: it is not sent, costs no bytes, and no program can read it.
+        It is for whoever watches the run: it is not sent, costs no bytes, and no program can read
+        it.
         """
         if values.shape not in ((len(self),), (len(self), 1)):
             raise ProgramError(
@@ -303,7 +325,9 @@ class Nodes:
         self.call.reports[name] = figures
 
     def needed_for(self, model: str) -> None:
-        """Say that what was recalled since the last such call is what predictions with a model need; for scoring."""
+        """Say that what was recalled since the last such call is what predictions with a model
+        need; for scoring.
+        """
         self.call.needs.setdefault(model, set()).update(self.call.recalled)
         self.call.recalled.clear()
 
@@ -363,12 +387,14 @@ class Nodes:
         sample: Cohort = None,
         where: Where = None,
     ) -> Any:
-        """Run a program of the next tier on these nodes' children and return their Replies (a tuple if it answers a tuple).
+        """Run a program of the next tier on these nodes' children and return their Replies (a tuple
+        if it answers a tuple).
 
-        Each asker's row goes to all its children. `each` holds tensors with one value per child of these nodes, in order.
-        Links carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them first.
-        `sample` says how many children are asked, or which: a bool for each child of these nodes, in order. `where` [n] bool
-        says which of these nodes ask at all.
+        Each asker's row goes to all its children. `each` holds tensors with one value per child of
+        these nodes, in order. Links carry float32 and float64, 4 and 8 bytes a number, and refuse
+        other types: convert them first. `sample` says how many children are asked, or which: a bool
+        for each child of these nodes, in order. `where` [n] bool says which of these nodes ask at
+        all.
         """
         owner = type(getattr(program, "__self__", None))
         if getattr(owner, program.__name__, None) is not getattr(program, "__func__", program):
@@ -388,7 +414,8 @@ class Nodes:
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
     def drawn(self, count: int, stream: str) -> Tensor:
-        """Which children of these nodes are among `count` drawn from all nodes of their tier, bool [children].
+        """Which children of these nodes are among `count` drawn from all nodes of their tier, bool
+        [children].
 
         The draw has the address (seed, round, stream): every asker finds the same one by itself.
         """
@@ -404,12 +431,16 @@ class Nodes:
         return torch.isin(children, copy * size + number)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
-        """Called where nodes have evaluated gradients, and with them moved weights, one as often as it did; for runtimes."""
+        """Called where nodes have evaluated gradients, and with them moved weights, one as often as
+        it did; for runtimes.
+        """
         self.call.gradients = self.call.gradients + gradients
         self.call.moved = self.call.moved + moved
 
     def reads(self, what: str) -> None:
-        """Called where a number that a program computes decides what runs, which a captured program cannot do; for runtimes."""
+        """Called where a number that a program computes decides what runs, which a captured program
+        cannot do; for runtimes.
+        """
 
     def next_ask(self) -> int:
         """The path of this call's next ask; for runtimes."""
@@ -516,7 +547,9 @@ class DataGradient(DataLoss):
         self._counted = 0
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be asked for."""
+        """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be
+        asked for.
+        """
         if isinstance(self._batch, Batch):
             return self._batch
         assert self._batch is not None

@@ -41,7 +41,9 @@ class Gathered(NamedTuple):
     child: Tensor
 
     def into(self, table: Tensor) -> Tensor:
-        """A table [n, children, P] of every child's last answer, these now among them; changed in place."""
+        """A table [n, children, P] of every child's last answer, these now among them; changed in
+        place.
+        """
         table[self.asker, self.child] = self.rows
         return table
 

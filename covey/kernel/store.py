@@ -1,7 +1,8 @@
 """What nodes remember: one column per (tier, name), holding rows only for the nodes that kept one.
 
-A round writes into fresh slots and its end swaps them in, so that a round that fails leaves the last good rows untouched.
-For the same reason a version of a column can be held for the price of an index: its slots are not written again.
+A round writes into fresh slots and its end swaps them in, so that a round that fails leaves the
+last good rows untouched. For the same reason a version of a column can be held for the price of an
+index: its slots are not written again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PRESENT = "present"
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """The slot of each node's row at one moment and the round it was kept in, [nodes] each; never changed in place."""
+    """The slot of each node's row at one moment and the round it was kept in, [nodes] each; never
+    changed in place.
+    """
 
     slot: Tensor
     round: Tensor
@@ -43,7 +46,9 @@ class Version:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One version in a checkpoint: the nodes that have a row, the round of each, and its place among the saved rows."""
+    """One version in a checkpoint: the nodes that have a row, the round of each, and its place
+    among the saved rows.
+    """
 
     ids: Tensor
     rounds: Tensor
@@ -52,7 +57,9 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Frozen:
-    """A column, or some nodes' part of it, as a checkpoint holds it: every row once, however many versions share it."""
+    """A column, or some nodes' part of it, as a checkpoint holds it: every row once, however many
+    versions share it.
+    """
 
     tier: str
     name: str
@@ -128,7 +135,9 @@ class Column:
             self.held = {**self.held, label: self.held[label].updated(ids, NEVER, NEVER)}
 
     def freeze(self, nodes: slice) -> tuple[Tensor, dict[str, Entry]]:
-        """The rows of these nodes in all versions, each once and in an order of their own, and the versions."""
+        """The rows of these nodes in all versions, each once and in an order of their own, and the
+        versions.
+        """
         first = nodes.start or 0
         versions = {label: self.version(label) for label in (PRESENT, *sorted(self.held))}
         ids = {label: (v.slot[nodes] != NEVER).nonzero()[:, 0] for label, v in versions.items()}
@@ -239,7 +248,9 @@ class Store:
             yield tier, name, *column.read(PRESENT, slice(0, None))
 
     def freeze(self, nodes: Mapping[str, slice]) -> Iterator[Frozen]:
-        """Every column with its held versions, of these nodes of each tier, whose ids then count from 0."""
+        """Every column with its held versions, of these nodes of each tier, whose ids then count
+        from 0.
+        """
         for (tier, name), column in sorted(self.columns.items()):
             yield Frozen(tier, name, *column.freeze(nodes[tier]))
 

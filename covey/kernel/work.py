@@ -19,7 +19,9 @@ Size = float | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A device's round: personal steps, probe steps to rank weights, steps on the weights kept, and their upload."""
+    """A device's round: personal steps, probe steps to rank weights, steps on the weights kept, and
+    their upload.
+    """
 
     shared: Size  # N_u, weights that are pruned, trained and sent
     personal: Size = 0.0  # N_v, weights that stay on the device
@@ -64,10 +66,12 @@ class Work:
         return self.numbers * 8 * (header.SIZE + 4)
 
     def sent_by(self, codec: Codec, size: int) -> Work:
-        """The same, with the bits that a codec takes for pruned rows of `size` bytes a value, of one width for all devices.
+        """The same, with the bits that a codec takes for pruned rows of `size` bytes a value, of
+        one width for all devices.
 
-        They are the least with which no message is longer than `extra` and `bits` for every weight in it. Nothing changes where
-        lengths depend on values, or where pruned weights are sent as well.
+        They are the least with which no message is longer than `extra` and `bits` for every weight
+        in it. Nothing changes where lengths depend on values, or where pruned weights are sent as
+        well.
         """
         width = int(self.shared)
         lengths = codec.lengths(torch.arange(width + 1), width=width, size=size, masked=True)
@@ -78,7 +82,9 @@ class Work:
         return replace(self, bits=bits, extra=extra + self.numbers * 8 * (header.SIZE + size))
 
     def constant_cycles(self, cycles: Tensor) -> Tensor:
-        """CPU cycles that no pruning saves, [n]: the first two terms of (12); `cycles` is what each device takes per weight."""
+        """CPU cycles that no pruning saves, [n]: the first two terms of (12); `cycles` is what each
+        device takes per weight.
+        """
         return cycles * (self.personal_steps * self.personal + self.probe_steps * self.shared)
 
     def shared_cycles(self, cycles: Tensor) -> Tensor:

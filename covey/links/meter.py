@@ -12,8 +12,8 @@ LANES = ("train", "score")
 
 @dataclass(frozen=True)
 class Traffic:
-    """What crossed one link in one direction: encoded bytes, messages, the values in them, how many of those are not 0, and
-    the bytes the same messages take with the dense codec.
+    """What crossed one link in one direction: encoded bytes, messages, the values in them, how many
+    of those are not 0, and the bytes the same messages take with the dense codec.
 
     >>> Traffic(bytes=10, messages=1) + Traffic(bytes=5, messages=1)
     Traffic(bytes=15, messages=2, values=0, nonzeros=0, dense=0)
@@ -46,7 +46,8 @@ class Traffic:
 
 @dataclass
 class Meter:
-    """Totals by (link, direction, lane), such as ("server-edge", "down", "train"); scoring has a lane of its own.
+    """Totals by (link, direction, lane), such as ("server-edge", "down", "train"); scoring has a
+    lane of its own.
 
     >>> meter = Meter()
     >>> meter.count("server-edge", "down", "train", Traffic(bytes=100, messages=1))
@@ -104,7 +105,9 @@ class Meter:
         return self.traffic(link=link, direction=direction, lane=lane).bytes
 
     def state(self) -> list[list[str | int]]:
-        """The totals for a checkpoint, as JSON can hold them: link, direction, lane, then the numbers of Traffic."""
+        """The totals for a checkpoint, as JSON can hold them: link, direction, lane, then the
+        numbers of Traffic.
+        """
         return [[*key, *astuple(t)] for key, t in self.totals.items()]
 
     @classmethod

@@ -1,7 +1,9 @@
-"""What a link does to model rows in one direction: which codec, of what, how much of it, and what becomes of the rest.
+"""What a link does to model rows in one direction: which codec, of what, how much of it, and what
+becomes of the rest.
 
-An experiment names one codec for all links ("bitmap"), or a table: per link, and there per direction ("down", "up"), a codec's
-name or a table with `name`, the codec's own options, and those of `LinkSpec`.
+An experiment names one codec for all links ("bitmap"), or a table: per link, and there per
+direction ("down", "up"), a codec's name or a table with `name`, the codec's own options, and those
+of `LinkSpec`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ Spec = str | Mapping[str, Any]
 class LinkSpec:
     """A codec and what is given to it.
 
-    `keep`: only this share of a row's entries, those of largest size, is sent; the others are zeros. `update`: not the row is
-    sent but its difference from the one that came down in the same ask, where that is as wide. `feedback`: what a message lost is
-    added to the next one (error feedback); the sender remembers it.
+    `keep`: only this share of a row's entries, those of largest size, is sent; the others are
+    zeros. `update`: not the row is sent but its difference from the one that came down in the same
+    ask, where that is as wide. `feedback`: what a message lost is added to the next one (error
+    feedback); the sender remembers it.
     """
 
     codec: Codec
@@ -57,7 +60,8 @@ class LinkSpec:
 
 
 def largest(rows: Rows, share: float) -> Rows:
-    """Each row with all but the entries of largest size set to zero: that share of them, at least one; equal sizes stay together.
+    """Each row with all but the entries of largest size set to zero: that share of them, at least
+    one; equal sizes stay together.
 
     >>> largest(torch.tensor([[1.0, -3.0, 2.0, 0.5]]), 0.5)
     tensor([[ 0., -3.,  2.,  0.]])
@@ -136,7 +140,9 @@ def _shared(spec: Any, direction: str) -> Any:
 
 
 def difference(rows: Rows, reference: Tensor | None) -> tuple[Rows, Tensor | None]:
-    """What is sent of rows as an update, and what the receiver adds to it; the rows where there is nothing to compare."""
+    """What is sent of rows as an update, and what the receiver adds to it; the rows where there is
+    nothing to compare.
+    """
     if reference is None or reference.shape != rows.shape:
         return rows, None
     return rows - reference, reference

@@ -1,10 +1,13 @@
-"""Gaussian processes as classifiers, many at once: Polya-Gamma draws make the logistic likelihood Gaussian (Polson et al., 2013).
+"""Gaussian processes as classifiers, many at once: Polya-Gamma draws make the logistic likelihood
+Gaussian (Polson et al., 2013).
 
-With f ~ N(0, K) and labels of chance sigmoid(+-f), write kappa = +-1/2. Given omega_i ~ PG(1, f_i), f has the posterior of a
-regression on targets kappa / omega with noise 1 / omega; given f, the omegas are independent. Gibbs draws alternate the two.
-With s = sqrt(omega), everything goes through B = I + s K s, whose eigenvalues are 1 or more, and nothing is divided by omega: an
-example that does not count has omega = kappa = 0. Leading axes: n nodes, then D draws. All of it in float64.
-More than two classes are halved, and their halves again; a Gaussian process at every fork says which half.
+With f ~ N(0, K) and labels of chance sigmoid(+-f), write kappa = +-1/2. Given omega_i ~ PG(1, f_i),
+f has the posterior of a regression on targets kappa / omega with noise 1 / omega; given f, the
+omegas are independent. Gibbs draws alternate the two. With s = sqrt(omega), everything goes through
+B = I + s K s, whose eigenvalues are 1 or more, and nothing is divided by omega: an example that
+does not count has omega = kappa = 0. Leading axes: n nodes, then D draws. All of it in float64.
+More than two classes are halved, and their halves again; a Gaussian process at every fork says
+which half.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ class CovarianceKernel:
 
 @dataclass(frozen=True, eq=False)
 class Fork:
-    """Which classes go up (1), down (-1) or another way (0), [n, classes]; and the Gaussian process that decides."""
+    """Which classes go up (1), down (-1) or another way (0), [n, classes]; and the Gaussian process
+    that decides.
+    """
 
     side: Tensor
     kappa: Tensor
@@ -79,7 +84,9 @@ class Classifier:
     forks: tuple[Fork, ...]
 
     def log_chances(self, features: Tensor, which: Tensor | slice = slice(None)) -> Tensor:
-        """Of every class for other examples, [m, M, classes], where `which` of the nodes have them; 0 of a class nobody has."""
+        """Of every class for other examples, [m, M, classes], where `which` of the nodes have them;
+        0 of a class nobody has.
+        """
         z, known = features.double(), self.features[which]
         K, across = self.kernel.among(known), self.kernel.across(known, z)
         own = torch.full_like(z[:, :, 0], self.kernel.scale)
@@ -98,9 +105,11 @@ class Classifier:
 
 def classifier(kernel: CovarianceKernel, features: Tensor, y: Tensor, *, weight: Tensor | None, has: Tensor, most: int,
                steps: int, draws: int, source: Source, stream: str) -> Classifier:  # fmt: skip
-    """Forks over the classes each node has, halved by label; `has` bool [n, classes], `most` the most that any node has.
+    """Forks over the classes each node has, halved by label; `has` bool [n, classes], `most` the
+    most that any node has.
 
-    The Gibbs draws are of the features' values alone: a gradient of `log_chances` goes through the kernels at fixed omega.
+    The Gibbs draws are of the features' values alone: a gradient of `log_chances` goes through the
+    kernels at fixed omega.
     """
     features, forks = features.double(), []
     with torch.no_grad():
@@ -127,7 +136,8 @@ def classifier(kernel: CovarianceKernel, features: Tensor, y: Tensor, *, weight:
 def polya_gamma(c: Tensor, uniform: Tensor) -> Tensor:
     """Draws of PG(1, c) from uniform numbers [*c.shape, TERMS].
 
-    PG(1, c) is the sum over k = 1, 2, ... of g_k / (2 pi^2 (k - 1/2)^2 + c^2 / 2) with exponential g_k.
+    PG(1, c) is the sum over k = 1, 2, ... of g_k / (2 pi^2 (k - 1/2)^2 + c^2 / 2) with exponential
+    g_k.
     """
     k = torch.arange(1, TERMS + 1, dtype=c.dtype, device=c.device)
     sizes = 2 * math.pi**2 * (k - 0.5) ** 2 + c[..., None] ** 2 / 2
@@ -144,7 +154,9 @@ def polya_gamma_mean(c: Tensor) -> Tensor:
 def gibbs(
     K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, stream: str
 ) -> Tensor:
-    """omega [n, draws, N] after so many turns of chains that start from the prior; K [n, N, N], kappa [n, N]."""
+    """omega [n, draws, N] after so many turns of chains that start from the prior; K [n, N, N],
+    kappa [n, N].
+    """
     n, N = kappa.shape
     root, counts = cholesky(K), (kappa != 0).to(K)[:, None]
 
@@ -168,7 +180,8 @@ def posterior_draw(
 ) -> Tensor:
     """A draw of f given omega, [n, D, N], from a draw of N(0, K) and one of N(0, I).
 
-    A draw a of the prior, moved by K kappa, is corrected by what the regression makes of it: a - K s B^-1 (s a + noise).
+    A draw a of the prior, moved by K kappa, is corrected by what the regression makes of it: a - K
+    s B^-1 (s a + noise).
     """
     s = omega.sqrt()
     a = rowwise.bmm(kappa[:, None], K) + prior
@@ -179,7 +192,9 @@ def posterior_draw(
 def predictive(
     K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of f given omega at M other places, [n, D, M]; `across` [n, N, M] and `own` [n, M] are their kernels."""
+    """Mean and variance of f given omega at M other places, [n, D, M]; `across` [n, N, M] and `own`
+    [n, M] are their kernels.
+    """
     s = omega.sqrt()
     root = cholesky(noisy(K, s))
     inside = s * rowwise.bmm(kappa[:, None], K)
@@ -189,7 +204,9 @@ def predictive(
 
 
 def log_chances(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """The logarithms of E sigmoid(f) and E sigmoid(-f) over f ~ N(mean, variance) and over draws, [n, M] from [n, D, M]."""
+    """The logarithms of E sigmoid(f) and E sigmoid(-f) over f ~ N(mean, variance) and over draws,
+    [n, M] from [n, D, M].
+    """
     spots, shares = (
         torch.as_tensor(values, dtype=mean.dtype, device=mean.device)
         for values in (_SPOTS, _SHARES)

@@ -1,4 +1,6 @@
-"""Pruning: how much each weight of a row matters, and which weights stay (Liu and Ratnarajah, 2023, equations 5, 6 and 9)."""
+"""Pruning: how much each weight of a row matters, and which weights stay (Liu and Ratnarajah, 2023,
+equations 5, 6 and 9).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from covey.types import Rows
 
 
 def removal(rows: Rows, loss: Callable[[Rows], Tensor]) -> Rows:
-    """(5): the squared change of the loss when a weight is set to zero, exactly; one pass over the data per weight.
+    """(5): the squared change of the loss when a weight is set to zero, exactly; one pass over the
+    data per weight.
 
     `loss` maps rows [n, P] to [n].
 
@@ -29,12 +32,15 @@ def removal(rows: Rows, loss: Callable[[Rows], Tensor]) -> Rows:
 
 
 def change(after: Rows, before: Rows) -> Rows:
-    """(6): how far a weight has moved; after one step, the step size times the size of its derivative."""
+    """(6): how far a weight has moved; after one step, the step size times the size of its
+    derivative.
+    """
     return (after - before).abs()
 
 
 def mask(importance: Rows, ratio: Coefficient) -> Tensor:
-    """Which weights stay, [n, P] bool: all but the `ratio` of a row, rounded to whole weights, that matter least.
+    """Which weights stay, [n, P] bool: all but the `ratio` of a row, rounded to whole weights, that
+    matter least.
 
     Of weights that matter alike the first stay. The ratio may be a column [n, 1].
 
@@ -49,7 +55,9 @@ def mask(importance: Rows, ratio: Coefficient) -> Tensor:
 
 
 def _whole(ratio: Coefficient, width: int) -> int | Tensor:
-    """The ratio of a row as a number of weights; a half is rounded up, also where it came out a little less in float32."""
+    """The ratio of a row as a number of weights; a half is rounded up, also where it came out a
+    little less in float32.
+    """
     if isinstance(ratio, Tensor):
         return (ratio.double() * (1 + 1e-7) * width + 0.5).floor().long().clamp(max=width)
     return min(math.floor(ratio * (1 + 1e-7) * width + 0.5), width)

@@ -1,4 +1,6 @@
-"""A convolutional network: convolutions with ReLU and pooling, then linear layers (the papers' CNN)."""
+"""A convolutional network: convolutions with ReLU and pooling, then linear layers (the papers'
+CNN).
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,10 +23,12 @@ def cnn(
     padding: Literal["same", "valid"] = "same",
     stride: int = 2,
 ) -> nn.Sequential:
-    """A module for images of this shape, flat or not: each convolution is followed by ReLU and a pooling of 2 x 2 points.
+    """A module for images of this shape, flat or not: each convolution is followed by ReLU and a
+    pooling of 2 x 2 points.
 
-    A convolution keeps the size of an image with padding "same" and cuts off the border with "valid". A pooling halves it with
-    `stride` 2 and takes off one point with 1. `hidden` is the width of the linear layer before the scores, or lists several.
+    A convolution keeps the size of an image with padding "same" and cuts off the border with
+    "valid". A pooling halves it with `stride` 2 and takes off one point with 1. `hidden` is the
+    width of the linear layer before the scores, or lists several.
 
     >>> sum(p.numel() for p in cnn().parameters())
     1663370
@@ -54,7 +58,8 @@ def cnn(
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The (channels, height, width) of examples of this shape: without channels they are grey, and if flat they are square.
+    """The (channels, height, width) of examples of this shape: without channels they are grey, and
+    if flat they are square.
 
     >>> image_shape((28, 28)), image_shape((64,))
     ((1, 28, 28), (1, 8, 8))

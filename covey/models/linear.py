@@ -1,4 +1,6 @@
-"""A linear model: regression, or with cross-entropy multinomial logistic regression (the papers' MLR)."""
+"""A linear model: regression, or with cross-entropy multinomial logistic regression (the papers'
+MLR).
+"""
 
 from torch import nn
 

@@ -1,6 +1,8 @@
-"""A VGG: convolutions of 3 x 3 points with GroupNorm and ReLU, pooling between them, then linear layers.
+"""A VGG: convolutions of 3 x 3 points with GroupNorm and ReLU, pooling between them, then linear
+layers.
 
-GroupNorm stands where the papers have BatchNorm, whose running statistics would leak between devices; it has as many parameters.
+GroupNorm stands where the papers have BatchNorm, whose running statistics would leak between
+devices; it has as many parameters.
 """
 
 from collections.abc import Sequence
@@ -38,10 +40,11 @@ def vgg(
     classes: int = 10,
     groups: int | None = 8,
 ) -> nn.Sequential:
-    """A module for images of this shape, flat or not; `head` lists the widths of hidden linear layers.
+    """A module for images of this shape, flat or not; `head` lists the widths of hidden linear
+    layers.
 
-    A number in `layers` is a convolution to so many channels, "M" a pooling that halves an image. `groups` are GroupNorm's; None
-    leaves it out.
+    A number in `layers` is a convolution to so many channels, "M" a pooling that halves an image.
+    `groups` are GroupNorm's; None leaves it out.
 
     >>> sum(p.numel() for p in vgg(head=(128, 128)).parameters())
     280074

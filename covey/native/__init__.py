@@ -1,7 +1,9 @@
-"""The compiled kernel, where there is one: whole descents of linear stacks on a CPU, and passes over rows on the wire.
+"""The compiled kernel, where there is one: whole descents of linear stacks on a CPU, and passes
+over rows on the wire.
 
-`pip install` builds it from rows.c if it finds a compiler; without it everything runs through torch. COVEY_NATIVE=0 switches it
-off, COVEY_NATIVE=plain, avx2 or avx512 names the instruction set instead of the best one.
+`pip install` builds it from rows.c if it finds a compiler; without it everything runs through
+torch. COVEY_NATIVE=0 switches it off, COVEY_NATIVE=plain, avx2 or avx512 names the instruction set
+instead of the best one.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ def descend(work: NativeWork, dtype: torch.dtype) -> None:
 def score(
     work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work` points to must be alive."""
+    """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work`
+    points to must be alive.
+    """
     assert isinstance(_library, Library)
     right, loss = (torch.empty(len(starts), dtype=torch.float64) for _ in range(2))
     at = (tensor.data_ptr() for tensor in (starts, counts, right, loss))
@@ -117,7 +121,8 @@ def score(
 
 
 def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
-    """The rows with every |v| <= threshold set to +0.0, and how many values of each have any bit set, [n] int64.
+    """The rows with every |v| <= threshold set to +0.0, and how many values of each have any bit
+    set, [n] int64.
 
     New rows; the rows themselves for None. In one pass where the kernel is loaded.
 
@@ -156,7 +161,9 @@ def finite(rows: Tensor) -> bool:
 
 
 def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
-    """The permutation of `draws.choose`, in place on `number`; all arrays are contiguous and of 64 bits."""
+    """The permutation of `draws.choose`, in place on `number`; all arrays are contiguous and of 64
+    bits.
+    """
     assert isinstance(_library, Library)
     given = (group.ctypes.data, keys.ctypes.data, sizes.ctypes.data)
     _library.calls.covey_choose(len(number), *given, turns, number.ctypes.data)
@@ -174,7 +181,9 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def packs() -> bool:
-    """Whether the kernel makes and reads messages: it does so in the machine's byte order, theirs is little-endian."""
+    """Whether the kernel makes and reads messages: it does so in the machine's byte order, theirs
+    is little-endian.
+    """
     return loaded() and sys.byteorder == "little"
 
 
@@ -209,7 +218,9 @@ def write_gaps(bits: Bytes, width: int, to: Bytes) -> None:
 
 
 def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
-    """The reverse, into bits that are 0; False where these bytes are not `sent` gaps within the width, as short as can be."""
+    """The reverse, into bits that are 0; False where these bytes are not `sent` gaps within the
+    width, as short as can be.
+    """
     return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
 
 
@@ -236,7 +247,9 @@ def blur(values: Values, to: Values, *, brain: bool) -> None:
 def quantise(
     values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None
 ) -> None:
-    """Integers up to `levels` and the scale of each block, to nearest or, with a key, by the draws at that address."""
+    """Integers up to `levels` and the scale of each block, to nearest or, with a key, by the draws
+    at that address.
+    """
     rounding = (0, 0) if key is None else (1, key & (1 << 64) - 1)
     _on_wire("quantise", values, values, to, scales, len(values), block, levels, *rounding)
 
@@ -257,7 +270,9 @@ def unpack_nibbles(packed: Bytes, to: Small) -> None:
 
 
 def join(parts: Sequence[Bytes], size: int) -> bytes:
-    """The parts one after the other, `size` bytes in all, in large pages: from a few megabytes on, faster than b"".join."""
+    """The parts one after the other, `size` bytes in all, in large pages: from a few megabytes on,
+    faster than b"".join.
+    """
     assert isinstance(_library, Library)
     message: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(
         None, size
@@ -317,7 +332,9 @@ def _load(wish: str) -> Library | str:
 
 
 def _source() -> str | None:
-    """A hash of the kernel's source, as setup.py makes it; None where only the library was installed."""
+    """A hash of the kernel's source, as setup.py makes it; None where only the library was
+    installed.
+    """
     files = [Path(__file__).with_name(name) for name in ("rows.c", "rows.h")]
     if not all(file.exists() for file in files):
         return None

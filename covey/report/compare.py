@@ -1,4 +1,5 @@
-"""Other algorithms beside a run, on the same data and tree: their rows of the table, and one picture of them all.
+"""Other algorithms beside a run, on the same data and tree: their rows of the table, and one
+picture of them all.
 
 The colour of a line is the tier that keeps the model, the style is the algorithm.
 """
@@ -52,7 +53,9 @@ def models(history: Sequence[Round]) -> list[str]:
 
 @dataclass(frozen=True)
 class Line:
-    """A model's test accuracy in percent (its loss where there are no classes) by round, [seeds, scored rounds]."""
+    """A model's test accuracy in percent (its loss where there are no classes) by round, [seeds,
+    scored rounds].
+    """
 
     label: str
     colour: str
@@ -67,7 +70,9 @@ class Line:
 
 
 def lines(runs: Mapping[str, Histories]) -> list[Line]:
-    """One line for every model of every algorithm; a model that lies on another of its tier all the way is left out."""
+    """One line for every model of every algorithm; a model that lies on another of its tier all the
+    way is left out.
+    """
     out: list[Line] = []
     for k, (method, histories) in enumerate(runs.items()):
         scored = [[record for record in history if record.models] for history in histories]
@@ -100,7 +105,9 @@ def _value(record: Round, name: str) -> float:
 
 
 def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
-    """A PNG: test accuracy by round of every algorithm's models, with a band of one standard deviation over seeds."""
+    """A PNG: test accuracy by round of every algorithm's models, with a band of one standard
+    deviation over seeds.
+    """
     figure = Figure(figsize=(8.0, 4.4), layout="constrained")
     axes = figure.subplots()
     first = next(iter(runs.values()))[0]
@@ -113,7 +120,9 @@ def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
 
 
 def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:
-    """The lines, each with its name and its last value at its end; of percentages the part in which they end."""
+    """The lines, each with its name and its last value at its end; of percentages the part in which
+    they end.
+    """
     for line in drawn:
         mean = line.values.mean(0)
         axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)

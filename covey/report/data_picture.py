@@ -1,4 +1,5 @@
-"""One picture of a partition: which device has how many training examples of which label, edge by edge, and everybody's sizes.
+"""One picture of a partition: which device has how many training examples of which label, edge by
+edge, and everybody's sizes.
 
 Where numbers are to be predicted, ranges of targets take the place of labels.
 """
@@ -26,7 +27,9 @@ Counts = npt.NDArray[np.int64]
 
 
 def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
-    """A PNG: the labels of every device as a map, dark where most of its examples are, and the sizes of its parts below."""
+    """A PNG: the labels of every device as a map, dark where most of its examples are, and the
+    sizes of its parts below.
+    """
     figure = Figure(figsize=(11, 6), layout="constrained")
     if shards.classes is not None:
         top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
@@ -50,7 +53,8 @@ def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
 
 
 def target_histogram(shards: Shards) -> tuple[Floats, Counts]:
-    """(limits of the bins [bins + 1], training targets of each device in each bin [devices, bins]); all outputs together.
+    """(limits of the bins [bins + 1], training targets of each device in each bin [devices, bins]);
+    all outputs together.
 
     >>> from covey.data import own
     >>> shards = own([(np.zeros((4, 1)), np.array([0.0, 0.0, 1.0, 10.0])), (np.zeros((1, 1)), [4.9])], split=(1, 0, 0))

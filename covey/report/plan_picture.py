@@ -17,7 +17,9 @@ _NAMED = 40  # devices that have room for a name each
 def draw(
     plan: Plan, path: Path, title: str, *, sweep: str = "", points: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """A PNG: shares and ratios of the first round by device, best channel first; with a sweep, its curves beside them."""
+    """A PNG: shares and ratios of the first round by device, best channel first; with a sweep, its
+    curves beside them.
+    """
     figure = Figure(figsize=(11, 5), layout="constrained")
     columns = figure.subplots(2, 2 if points else 1, squeeze=False)
     _devices(columns[:, 0], plan)

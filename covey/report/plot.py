@@ -1,4 +1,5 @@
-"""The pictures of a run: every model by round (or by seconds and joules over the air), links, and how every device does.
+"""The pictures of a run: every model by round (or by seconds and joules over the air), links, and
+how every device does.
 
 A tier has the same colour in every picture; several models of one tier differ by line style.
 """
@@ -41,7 +42,9 @@ def draw(
     title: str = "",
     devices: Sequence[Sequence[DeviceScore]] = (),
 ) -> None:
-    """A PNG with one line per model (mean over seeds, a band of one standard deviation), and links or devices."""
+    """A PNG with one line per model (mean over seeds, a band of one standard deviation), and links
+    or devices.
+    """
     _save(run_figure(histories, title, devices), path)
 
 
@@ -51,7 +54,9 @@ def draw_devices(
     title: str,
     devices: Sequence[Sequence[DeviceScore]],
 ) -> bool:
-    """A PNG of how every device does with its own model and with the global one; False where nothing was scored."""
+    """A PNG of how every device does with its own model and with the global one; False where
+    nothing was scored.
+    """
     picture = devices_figure(histories, title, devices)
     if picture is None:
         return False
@@ -64,7 +69,9 @@ def run_figure(
     title: str = "",
     devices: Sequence[Sequence[DeviceScore]] = (),
 ) -> Figure:
-    """Models by round; beside them what the links saved or, where every message is dense, the devices."""
+    """Models by round; beside them what the links saved or, where every message is dense, the
+    devices.
+    """
     against = ("seconds", "joules") if histories[0][0].radio is not None else ("round",)
     links = _saving_links(histories[0])
     pairs = compare(devices, against_global=_communicates(histories[0]))
@@ -87,7 +94,9 @@ def run_figure(
 def devices_figure(
     histories: Sequence[Sequence[Round]], title: str, devices: Sequence[Sequence[DeviceScore]]
 ) -> Figure | None:
-    """Devices sorted by how they do, and what each gains by a model of its own; None where nothing was scored."""
+    """Devices sorted by how they do, and what each gains by a model of its own; None where nothing
+    was scored.
+    """
     pairs = compare(devices, against_global=_communicates(histories[0]))
     if pairs is None:
         return None
@@ -121,7 +130,9 @@ _AXES = {"accuracy": "test accuracy (%)", "rmse": "test RMSE", "loss": "test los
 
 @dataclass(frozen=True)
 class Pairs:
-    """Each device's figure with its own model and with the global one, worst first by its own; all seeds' devices."""
+    """Each device's figure with its own model and with the global one, worst first by its own; all
+    seeds' devices.
+    """
 
     model: str
     own: Values
@@ -140,7 +151,9 @@ class Pairs:
 def compare(
     devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = True
 ) -> Pairs | None:
-    """The figures of the most personal model, beside the global one if wanted, on test data; None: there are none."""
+    """The figures of the most personal model, beside the global one if wanted, on test data; None:
+    there are none.
+    """
     lines = [
         (seed, line)
         for seed, scores in enumerate(devices)
@@ -240,12 +253,16 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
 
 
 def _communicates(history: Sequence[Round]) -> bool:
-    """Whether anything is ever sent in training; where nothing is, the global model stays as it began."""
+    """Whether anything is ever sent in training; where nothing is, the global model stays as it
+    began.
+    """
     return any(lane == "train" for record in history for _, _, lane in record.traffic)
 
 
 def _saving_links(history: Sequence[Round]) -> list[str]:
-    """The links that carried something else than dense messages; bytes of the others say nothing new."""
+    """The links that carried something else than dense messages; bytes of the others say nothing
+    new.
+    """
     measured: dict[str, int] = {}
     dense: dict[str, int] = {}
     for record in history:
@@ -258,7 +275,9 @@ def _saving_links(history: Sequence[Round]) -> list[str]:
 
 
 def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
-    """Bytes of each link by round, measured and as dense messages would be, in the colour of its lower tier."""
+    """Bytes of each link by round, measured and as dense messages would be, in the colour of its
+    lower tier.
+    """
     rounds = [record.round + 1 for record in history]
     marker = "o" if len(rounds) <= _FEW else ""
     colour = colours(link.rpartition("-")[2] for link in links)
@@ -284,7 +303,9 @@ def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
 
 
 def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> None:
-    """Every model against rounds, seconds or joules; of several seeds, whose seconds differ, against their mean."""
+    """Every model against rounds, seconds or joules; of several seeds, whose seconds differ,
+    against their mean.
+    """
     scored = [[record for record in history if record.models] for history in histories]
     shortest = min(map(len, scored))
     axes.set(xlabel=LABELS[against])

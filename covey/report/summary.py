@@ -1,4 +1,6 @@
-"""The figures a run ends with: every model in its chosen round, and what every link carried; over several seeds with spread."""
+"""The figures a run ends with: every model in its chosen round, and what every link carried; over
+several seeds with spread.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """One model: accuracy in the round chosen on validation, in the last and in the best on test; the rest in the chosen one."""
+    """One model: accuracy in the round chosen on validation, in the last and in the best on test;
+    the rest in the chosen one.
+    """
 
     model: str
     tier: str
@@ -68,7 +72,9 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """One link, both directions, all rounds of one run: bytes as encoded, as dense, and by the papers' formulas."""
+    """One link, both directions, all rounds of one run: bytes as encoded, as dense, and by the
+    papers' formulas.
+    """
 
     link: str
     down: int
@@ -82,7 +88,9 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class RadioFigures:
-    """All rounds on the virtual clock: by what was measured, and by the plan's formulas where there is a plan."""
+    """All rounds on the virtual clock: by what was measured, and by the plan's formulas where there
+    is a plan.
+    """
 
     seconds: Figure
     formula_seconds: Figure | None
@@ -97,9 +105,11 @@ class RadioFigures:
 
 @dataclass(frozen=True)
 class Gain:
-    """Devices' own models against the global one, on test data in the reported rounds, of all seeds' devices.
+    """Devices' own models against the global one, on test data in the reported rounds, of all
+    seeds' devices.
 
-    In points of accuracy or, where numbers are predicted, by how many per cent the RMSE falls; more is better.
+    In points of accuracy or, where numbers are predicted, by how many per cent the RMSE falls; more
+    is better.
     """
 
     model: str
@@ -115,9 +125,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class SampleFigures:
-    """Scores on a sample of the devices: how many were drawn in a round, and the standard error of each reported figure.
+    """Scores on a sample of the devices: how many were drawn in a round, and the standard error of
+    each reported figure.
 
-    It is the error of one seed's test accuracy over all devices (loss, for regression) by model, the largest of any seed.
+    It is the error of one seed's test accuracy over all devices (loss, for regression) by model,
+    the largest of any seed.
     """
 
     devices: int
@@ -170,7 +182,8 @@ def summarise(
 ) -> Summary:
     """The summary of one history per seed and, where they are known, of every seed's devices.
 
-    `algorithm` says whether there is a global model to report, `private` what devices kept to themselves.
+    `algorithm` says whether there is a global model to report, `private` what devices kept to
+    themselves.
     """
     scored = [[record for record in history if record.models] for history in histories]
     names = list(scored[0][-1].models) if scored and scored[0] else []
@@ -188,7 +201,9 @@ def summarise(
 
 
 def _sample(selections: Mapping[str, Sequence[Selection]]) -> SampleFigures | None:
-    """How many devices were drawn to be scored, and the standard errors that follow; None where all were scored."""
+    """How many devices were drawn to be scored, and the standard errors that follow; None where all
+    were scored.
+    """
     drawn = set()
     errors: dict[str, float | None] = {}
     for name, selected in selections.items():
@@ -204,7 +219,9 @@ def _sample(selections: Mapping[str, Sequence[Selection]]) -> SampleFigures | No
 
 
 def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
-    """A model from above is scored with each device's own private layers, so it is not one model for all."""
+    """A model from above is scored with each device's own private layers, so it is not one model
+    for all.
+    """
     if not private:
         return {}
     above = [m.model for m in models if m.tier != "device" and not m.model.startswith("new_")]

@@ -1,4 +1,6 @@
-"""From experiments to what runs them: the runtime, the devices held out, and what the user should know of both."""
+"""From experiments to what runs them: the runtime, the devices held out, and what the user should
+know of both.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ from covey.tree import Tree
 from covey.wireless.air import RadioClock
 
 RUNTIMES = ("simulator", "loopback")
-"""What can run an experiment: one process for all nodes, or nodes that share nothing. The bits are the same."""
+"""What can run an experiment: one process for all nodes, or nodes that share nothing. The bits are
+the same.
+"""
 
 _GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A runtime for experiments side by side; `held_out` are the devices of each that take no part in training."""
+    """A runtime for experiments side by side; `held_out` are the devices of each that take no part
+    in training.
+    """
 
     runtime: Runtime
     newcomers: Newcomers | None
@@ -187,7 +193,9 @@ def _newcomers(
 def _air(
     experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree
 ) -> RadioClock | None:
-    """The virtual clock, where the experiments have a radio; a newcomer may do without, where nothing is planned."""
+    """The virtual clock, where the experiments have a radio; a newcomer may do without, where
+    nothing is planned.
+    """
     first = experiments[0]
     planned = first.algorithm.planned
     if first.radio is None:

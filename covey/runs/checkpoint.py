@@ -1,4 +1,5 @@
-"""A run on disk: one safetensors file with a JSON header, written so that a crash leaves the old file or the new one.
+"""A run on disk: one safetensors file with a JSON header, written so that a crash leaves the old
+file or the new one.
 
 The file before the last stays beside it (`previous`), should the last one be damaged later.
 """
@@ -34,7 +35,9 @@ class Checkpoint:
 
 
 def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Replace the file at `path` in one step and keep the one before; whatever goes wrong, a good file there stays."""
+    """Replace the file at `path` in one step and keep the one before; whatever goes wrong, a good
+    file there stays.
+    """
     target = Path(path)
     tensors = {
         key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()
@@ -64,7 +67,9 @@ def previous(path: str | os.PathLike[str]) -> Path:
 def write_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, keep: Path | None = None
 ) -> None:
-    """A safetensors file, replaced in one step and synced; equal contents give equal bytes. An old file stays at `keep`."""
+    """A safetensors file, replaced in one step and synced; equal contents give equal bytes. An old
+    file stays at `keep`.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         save_file(tensors, part, metadata=metadata)
@@ -79,7 +84,9 @@ def write_tensors(
 
 
 def _sort_header(path: Path) -> None:
-    """Put the metadata of a safetensors file in order: its writer has them in one that differs from process to process."""
+    """Put the metadata of a safetensors file in order: its writer has them in one that differs from
+    process to process.
+    """
     with open(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -105,7 +112,9 @@ def _link(path: Path, other: Path) -> None:
 
 
 def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
-    """The checkpoint at `path`, or its facts alone; an error that says whether it is missing, foreign or damaged."""
+    """The checkpoint at `path`, or its facts alone; an error that says whether it is missing,
+    foreign or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -1,8 +1,8 @@
 """The round that is reported for each model: where its scores were best so far.
 
-Its rows are held from then. A model may be scored in the last round only because it is the last. Rows
-of such a round are held under a label of their own: a run that goes on forgets them, as if the round
-had never been the last.
+Its rows are held from then. A model may be scored in the last round only because it is the last.
+Rows of such a round are held under a label of their own: a run that goes on forgets them, as if the
+round had never been the last.
 """
 
 from __future__ import annotations

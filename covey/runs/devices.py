@@ -1,4 +1,6 @@
-"""How every single device does: each model on each device's own examples, in the round that is reported and in the last."""
+"""How every single device does: each model on each device's own examples, in the round that is
+reported and in the last.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from torch import Tensor
 PARTS = ("train", "validation", "test")
 RIGHT, LOSS, COUNT, HOLDS, ABSOLUTE, SQUARED = range(6)
 Sums = dict[str, Tensor]
-"""By part of the data: right answers, summed loss, examples, whether the device holds the model, [devices, 4]; where numbers
-are predicted, [devices, 6] with the sums of |error| and error^2."""
+"""By part of the data: right answers, summed loss, examples, whether the device holds the model,
+[devices, 4]; where numbers are predicted, [devices, 6] with the sums of |error| and error^2."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class DeviceScore:
 
 
 def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
-    """How every device did, by model and part, from what devices reported as "MODEL/PART" when models were scored."""
+    """How every device did, by model and part, from what devices reported as "MODEL/PART" when
+    models were scored.
+    """
     out: dict[str, Sums] = {}
     for name, (ids, figures) in reports.items():
         model, _, part = name.rpartition("/")
@@ -56,7 +60,9 @@ def table(
     chosen: Mapping[str, tuple[int, Sums]], last: Mapping[str, tuple[int, Sums]],
     names: Sequence[str], edges: Sequence[str | None], *, classifies: bool,
 ) -> list[DeviceScore]:  # fmt: skip
-    """One line per model, part and device that has examples; each model's round and sums, then and in the end."""
+    """One line per model, part and device that has examples; each model's round and sums, then and
+    in the end.
+    """
     out = []
     for model, (round, parts) in chosen.items():
         last_round, last_parts = last.get(model, (round, parts))
@@ -107,7 +113,9 @@ _NUMBERS = ("rmse", "mae", "last_rmse", "last_mae")
 
 
 def to_csv(scores: Iterable[DeviceScore]) -> str:
-    """The table as a CSV file; None is an empty cell. Errors have columns where numbers are predicted."""
+    """The table as a CSV file; None is an empty cell. Errors have columns where numbers are
+    predicted.
+    """
     rows = [asdict(score) for score in scores]
     numbers = any(row["rmse"] is not None for row in rows)
     columns = [field.name for field in fields(DeviceScore) if numbers or field.name not in _NUMBERS]

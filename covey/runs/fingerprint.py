@@ -38,7 +38,8 @@ _PLAIN = (
 
 
 def of(experiment: Experiment) -> dict[str, str]:
-    """Each fact as text or a hash, simple facts first: of two experiments, the first difference is named.
+    """Each fact as text or a hash, simple facts first: of two experiments, the first difference is
+    named.
 
     The data comes before what follows from it: the model's shapes, the loss, the tree.
     """

@@ -1,8 +1,10 @@
-"""The records of a run in a file that only grows, beside the checkpoint that says how much of it is its own.
+"""The records of a run in a file that only grows, beside the checkpoint that says how much of it is
+its own.
 
-A checkpoint would otherwise hold all records so far, and a run of T rounds write T^2 / 2 of them. What lies behind the length
-that a checkpoint names was written by a process that died before its next checkpoint; it is cut off before more is appended.
-A line may replace an earlier one of the same round, so a prefix that a checkpoint counts on never changes.
+A checkpoint would otherwise hold all records so far, and a run of T rounds write T^2 / 2 of them.
+What lies behind the length that a checkpoint names was written by a process that died before its
+next checkpoint; it is cut off before more is appended. A line may replace an earlier one of the
+same round, so a prefix that a checkpoint counts on never changes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Journal:
 
     @staticmethod
     def beside(checkpoint: Path) -> Journal:
-        """A journal of its own for a checkpoint: one that is there may belong to a run that can still go on."""
+        """A journal of its own for a checkpoint: one that is there may belong to a run that can
+        still go on.
+        """
         stem = checkpoint.stem
         number = 1
         while (path := checkpoint.with_name(_name(stem, number))).exists():
@@ -41,7 +45,9 @@ class Journal:
 
     @staticmethod
     def read(checkpoint: Path, facts: dict[str, Any]) -> tuple[Journal, list[dict[str, Any]]]:
-        """The journal that a checkpoint names, and its records in order; what is wrong with it is a CheckpointError."""
+        """The journal that a checkpoint names, and its records in order; what is wrong with it is a
+        CheckpointError.
+        """
         name, length = facts["file"], facts["length"]
         if (
             not isinstance(name, str)

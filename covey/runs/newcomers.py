@@ -1,7 +1,9 @@
-"""Devices that took no part in training: which model above serves them best, and the personal one their own data makes of it.
+"""Devices that took no part in training: which model above serves them best, and the personal one
+their own data makes of it.
 
-A newcomer gets the global model, or of the models of the tier above it the one with the least loss on its own training
-examples, and runs the algorithm's own `adapt` on it. Its validation and test examples are for scores alone.
+A newcomer gets the global model, or of the models of the tier above it the one with the least loss
+on its own training examples, and runs the algorithm's own `adapt` on it. Its validation and test
+examples are for scores alone.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ TIER = "new device"
 
 
 class Newcomers:
-    """The newcomers of one experiment, or of several that run side by side, each a tree of its own: what it gets, and itself."""
+    """The newcomers of one experiment, or of several that run side by side, each a tree of its own:
+    what it gets, and itself.
+    """
 
     def __init__(self, experiments: Sequence[Experiment], shards: Sequence[Shards]) -> None:
         first = experiments[0]
@@ -63,7 +67,9 @@ class Newcomers:
         )
 
     def fitting(self, candidates: Sequence[Rows]) -> Tensor:
-        """For each newcomer, which row of its experiment's candidates has the least loss on its training examples, [n]."""
+        """For each newcomer, which row of its experiment's candidates has the least loss on its
+        training examples, [n].
+        """
         losses = []
         for at, rows in enumerate(candidates):
             mine = self.ids[at * self.each : (at + 1) * self.each]
@@ -71,7 +77,9 @@ class Newcomers:
         return torch.cat(losses)
 
     def adapted(self, rows: Rows, round: int) -> Rows:
-        """Each newcomer's personal model from the one it was given, [n, P]; what it keeps on the way is forgotten."""
+        """Each newcomer's personal model from the one it was given, [n, P]; what it keeps on the
+        way is forgotten.
+        """
         self._simulator.forget()
         try:
             played = self._simulator.play(
@@ -85,7 +93,9 @@ class Newcomers:
     def scores(
         self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
     ) -> list[dict[str, Model]]:
-        """How the models serve the newcomers of each experiment; `above` holds what the tier above them keeps, if anything."""
+        """How the models serve the newcomers of each experiment; `above` holds what the tier above
+        them keeps, if anything.
+        """
         given = w.repeat_interleave(self.each, 0)
         models = {"new_global": given}
         if all(len(rows) for rows in above):
@@ -114,7 +124,9 @@ class Newcomers:
     def tallies(
         self, name: str, rows: Rows, parts: Sequence[str], round: int
     ) -> dict[str, PartScore]:
-        """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own data, by part."""
+        """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own
+        data, by part.
+        """
         model = self.algorithm.above() if name == "edge" else name
         me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
         predict = self.algorithm.predictor(me, model, rows)
@@ -137,14 +149,17 @@ class _Visit:
 
 
 def held_out(experiment: Experiment) -> tuple[int, ...]:
-    """The devices an experiment keeps from training: those it names or, where it gives a number, drawn evenly from all edges."""
+    """The devices an experiment keeps from training: those it names or, where it gives a number,
+    drawn evenly from all edges.
+    """
     wanted, tree = experiment.holdout_devices, experiment.tree
     if not isinstance(wanted, int):
         return tuple(sorted(wanted))
     tier = tree.tiers[-2]
     sizes = tree.counts(tier, torch.arange(tree.size(tier)))
     ends = torch.cumsum(sizes, 0)
-    # So many of the first edges that their share is met at every edge: the same numbers whatever the seed.
+    # So many of the first edges that their share is met at every edge: the same numbers whatever
+    # the seed.
     upto = (ends * wanted + tree.devices // 2) // tree.devices
     picks = torch.diff(upto, prepend=torch.zeros(1, dtype=torch.int64))
     key = draws.key(experiment.seed, "holdout")

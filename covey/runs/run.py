@@ -52,7 +52,9 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """What scoring the models of a round gave, for each seed: the models' figures, how every device did, what was sent."""
+    """What scoring the models of a round gave, for each seed: the models' figures, how every device
+    did, what was sent.
+    """
 
     models: list[dict[str, Model]]
     sums: list[dict[str, Sums]]
@@ -61,10 +63,11 @@ class Scored:
 
 
 class Runs(Iterator[tuple[Round, ...]]):
-    """Experiments that differ in seed and data alone, all in one go: every seed's nodes are rows beside the others'.
+    """Experiments that differ in seed and data alone, all in one go: every seed's nodes are rows
+    beside the others'.
 
-    Each round gives one record per seed. `seeds` are the runs themselves, to save or to look at; their bits are those of runs
-    of their own.
+    Each round gives one record per seed. `seeds` are the runs themselves, to save or to look at;
+    their bits are those of runs of their own.
     """
 
     def __init__(
@@ -109,7 +112,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             try:
                 self._play()
             except BaseException:
-                # A Ctrl-C too: a round has happened as a whole or, if the state is still the old one, not at all.
+                # A Ctrl-C too: a round has happened as a whole or, if the state is still the old
+                # one, not at all.
                 if self._state is state:
                     self.runtime.rollback()
                 raise
@@ -129,7 +133,9 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
-        """The runs themselves; made when asked for, so that nothing here points back and a dropped run is freed at once."""
+        """The runs themselves; made when asked for, so that nothing here points back and a dropped
+        run is freed at once.
+        """
         return tuple(Seed(self, copy) for copy in range(len(self.experiments)))
 
     @property
@@ -144,7 +150,9 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """How training is computed here: what changes speed but, except for the last bits, no result."""
+        """How training is computed here: what changes speed but, except for the last bits, no
+        result.
+        """
         task = self.runtime.task
         out = {
             "path": task.path,
@@ -224,7 +232,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         return out
 
     def _choose(self, scores: Scored | None, w: Tensor) -> tuple[dict[str, Chosen], ...]:
-        """Hold the rows of every model that is better than ever before; what is chosen for each seed then."""
+        """Hold the rows of every model that is better than ever before; what is chosen for each
+        seed then.
+        """
         if scores is None:
             return self._state.chosen
         part = CHOSEN_ON[self.experiment.protocol]
@@ -247,7 +257,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         return tuple(out)
 
     def _rehearse(self) -> None:
-        """Every program on no rows at all: what cannot work fails before the first round, and kept models get their names."""
+        """Every program on no rows at all: what cannot work fails before the first round, and kept
+        models get their names.
+        """
         w = self._state.w
         answer = self._serve(w[:0], 0).answer
         if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
@@ -263,7 +275,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         self.runtime.commit()
 
     def _serve(self, w: Tensor, round: int) -> Played:
-        """The server's program on these rows; errors in a user's algorithm are said with their line."""
+        """The server's program on these rows; errors in a user's algorithm are said with their
+        line.
+        """
         algorithm = self.experiment.algorithm
         try:
             return self.runtime.play(algorithm.server, w, round=round)
@@ -310,7 +324,9 @@ class Runs(Iterator[tuple[Round, ...]]):
         return Scored(scores, sums, played.traffic, time.perf_counter() - began)
 
     def _above(self, copy: int, w: Tensor) -> Tensor:
-        """What the tier above the devices keeps of the models it sends them, [m, P]; nothing where that is the global one."""
+        """What the tier above the devices keeps of the models it sends them, [m, P]; nothing where
+        that is the global one.
+        """
         name = self.experiment.algorithm.above()
         if name == models.GLOBAL or name not in models.names(self.runtime):
             return w[:0]
@@ -327,7 +343,10 @@ class Runs(Iterator[tuple[Round, ...]]):
 
 
 class Run(Seed, Iterator[Round]):
-    """An experiment under way. Iterate over it; between rounds, `save` it or look at its `rows` and `module`s."""
+    """An experiment under way.
+
+    Iterate over it; between rounds, `save` it or look at its `rows` and `module`s.
+    """
 
     def __init__(
         self,
@@ -349,9 +368,11 @@ def run(
     resume: str | os.PathLike[str] | None = None,
     runtime: str = "simulator",
 ) -> Run:
-    """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for bit.
+    """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for
+    bit.
 
-    `runtime="loopback"` plays every node as an object of its own, with encoded bytes in between: slower, and the same bits.
+    `runtime="loopback"` plays every node as an object of its own, with encoded bytes in between:
+    slower, and the same bits.
     """
     return Run(experiment, resume=resume, runtime=runtime)
 
@@ -362,7 +383,9 @@ def runs(
     runtime: str = "simulator",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
 ) -> Runs:
-    """Experiments that differ in seed and data alone, in one go: a tuple of records per round, one per experiment."""
+    """Experiments that differ in seed and data alone, in one go: a tuple of records per round, one
+    per experiment.
+    """
     paths = None
     if resume is not None:
         paths = [None if path is None else Path(path) for path in resume]

@@ -26,8 +26,8 @@ def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | N
     """The standard error of r = sum(totals) / sum(counts) over n of N devices.
 
     `totals` y_i, [n], are the right answers or the summed loss of each device drawn, `counts` c_i,
-    [n], its examples. It is the ratio estimator's (Cochran, Sampling Techniques, 1977, section 6.4),
-    with the correction for a finite population:
+    [n], its examples. It is the ratio estimator's (Cochran, Sampling Techniques, 1977, section
+    6.4), with the correction for a finite population:
 
         se^2 = (1 - n / N) / n * sum_i (y_i - r c_i)^2 / (n - 1) / mean(c)^2
 

@@ -1,10 +1,12 @@
-"""How good every model is: sums that devices add up through the same `ask`, and the figures that follow from them.
+"""How good every model is: sums that devices add up through the same `ask`, and the figures that
+follow from them.
 
-For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and a histogram of accuracy;
-where numbers are predicted, also its sums of |error|, error^2, y^2 and y, from which RMSE, MAE and R2 of all devices follow.
-A node that keeps a model sends it to all devices under it; where an algorithm leaves layers private, each device scores it with
-its own of these. Where nothing was kept yet, the global model stands in; figures are given over the holders alone and, beside
-them, with that fallback.
+For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and
+a histogram of accuracy; where numbers are predicted, also its sums of |error|, error^2, y^2 and y,
+from which RMSE, MAE and R2 of all devices follow. A node that keeps a model sends it to all devices
+under it; where an algorithm leaves layers private, each device scores it with its own of these.
+Where nothing was kept yet, the global model stands in; figures are given over the holders alone
+and, beside them, with that fallback.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ _FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zer
 
 @dataclass(frozen=True)
 class Score:
-    """One model on one part of the data. Accuracies are shares, None for regression or where nobody has an example."""
+    """One model on one part of the data.
+
+    Accuracies are shares, None for regression or where nobody has an example.
+    """
 
     accuracy: float | None  # all examples alike, so a device weighs as many as it has
     accuracy_uniform: float | None  # all devices alike
@@ -67,7 +72,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Model:
-    """One kept model: who keeps it, how old and how sparse it is, and its scores by part of the data."""
+    """One kept model: who keeps it, how old and how sparse it is, and its scores by part of the
+    data.
+    """
 
     tier: str
     holders: int
@@ -83,10 +90,11 @@ class Model:
     )  # mean share of non-zeros of every parameter; empty without a cut
 
     def quality(self, part: str) -> float:
-        """What rounds are chosen by: accuracy over all devices, or minus the loss for regression; -inf where unknown.
+        """What rounds are chosen by: accuracy over all devices, or minus the loss for regression;
+        -inf where unknown.
 
-        Devices that hold no such model yet count with the global one: else a round in which two lucky devices hold one
-        would win.
+        Devices that hold no such model yet count with the global one: else a round in which two
+        lucky devices hold one would win.
         """
         score = self.scores[part]
         if score.accuracy_fallback is not None:
@@ -111,7 +119,9 @@ class Scorer:
     sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
 
     def parameters(self) -> dict[str, Any]:
-        """Everything but the algorithm as JSON can hold it, so that another machine can make the same scorer."""
+        """Everything but the algorithm as JSON can hold it, so that another machine can make the
+        same scorer.
+        """
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)
@@ -136,7 +146,9 @@ class Scorer:
         )
 
     def node(self, me: Nodes, *above: Rows) -> Exact:
-        """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each model of the tiers above."""
+        """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each
+        model of the tiers above.
+        """
         models = list(above)
         if me.leaf and self.algorithm.splits:
             mine = me.recall("personal", default=models[0])[:, me.private]
@@ -229,7 +241,9 @@ class Scorer:
         return replies.sums()[0]
 
     def _cohort(self, me: Nodes) -> Tensor | None:
-        """Which children are asked: of the devices those drawn, of other tiers all, for they keep models of their own."""
+        """Which children are asked: of the devices those drawn, of other tiers all, for they keep
+        models of their own.
+        """
         if self.sample is None or not me.above_devices:
             return None
         return me.drawn(self.sample, "score")
@@ -271,7 +285,9 @@ def score_of(tally: PartScore, rows: slice, classifies: bool) -> Score:
 
 
 def _figures(tally: PartScore) -> Tensor:
-    """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram of accuracy."""
+    """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram of
+    accuracy.
+    """
     some = (tally.count > 0).double()
     accuracy = tally.right / tally.count.clamp(min=1)
     bins = (
@@ -293,7 +309,8 @@ class Errors:
 
     @staticmethod
     def of(sums: list[float], count: float, targets: int) -> Errors:
-        """From the sums of |error|, error^2, y^2 and of y for each of `targets` outputs, over `count` examples.
+        """From the sums of |error|, error^2, y^2 and of y for each of `targets` outputs, over
+        `count` examples.
 
         >>> Errors.of([2.0, 2.0, 20.0, 6.0], 2, 1)  # predictions 3 and 3 for the targets 2 and 4
         Errors(rmse=1.0, mae=1.0, r2=0.0)

@@ -1,4 +1,6 @@
-"""Which round a result is reported from: chosen on validation data, the last and the best on test named beside it."""
+"""Which round a result is reported from: chosen on validation data, the last and the best on test
+named beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from covey.runs.run import CHOSEN_ON, Round
 
 @dataclass(frozen=True)
 class Selection:
-    """Three rounds of one run; only `chosen` and `last` are honest figures, `best_on_test` is what the papers print."""
+    """Three rounds of one run; only `chosen` and `last` are honest figures, `best_on_test` is what
+    the papers print.
+    """
 
     chosen: Round
     last: Round
@@ -22,7 +26,9 @@ class Selection:
 def select(
     history: Sequence[Round], model: str = "global", protocol: Literal["honest", "paper"] = "honest"
 ) -> Selection:
-    """The rounds to report for a model; `protocol="paper"` has no validation part and chooses on test."""
+    """The rounds to report for a model; `protocol="paper"` has no validation part and chooses on
+    test.
+    """
     scored = [record for record in history if model in record.models]
     if not scored:
         raise ConfigError(f"no round of this run scored a model {model!r}.")

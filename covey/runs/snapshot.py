@@ -1,10 +1,13 @@
-"""A model as it was in one round, with everything its predictions need: what `models/NAME.safetensors` holds.
+"""A model as it was in one round, with everything its predictions need: what
+`models/NAME.safetensors` holds.
 
-The file has `ids` and, stacked over these nodes, every parameter under its own name. Besides, where there is any:
+The file has `ids` and, stacked over these nodes, every parameter under its own name. Besides, where
+there is any:
 
-    fallback/PARAMETER      the global model of that round, used for nodes that have no model of this name
-    private/ids, private/PARAMETER   devices' own layers, where the algorithm leaves some on the device
-    NAME/ids, NAME/...      other rows that devices kept and predict with, such as a variance
+    fallback/PARAMETER      the global model of that round, used for nodes that have no model of
+    this name private/ids, private/PARAMETER   devices' own layers, where the algorithm leaves some
+    on the device NAME/ids, NAME/...      other rows that devices kept and predict with, such as a
+    variance
 
 so that `module.load_state_dict` of one entry gives the model that was scored.
 """
@@ -30,7 +33,9 @@ PRIVATE = "private"
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """Rows of devices that belong to a model they were not kept under: of some columns, or of a shape of their own."""
+    """Rows of devices that belong to a model they were not kept under: of some columns, or of a
+    shape of their own.
+    """
 
     ids: Tensor
     rows: Tensor
@@ -50,7 +55,9 @@ class Snapshot:
     beside: Mapping[str, Beside] = field(default_factory=dict)
 
     def row(self, node: int, device: int | None = None) -> Tensor | None:
-        """The row of a node [P], completed with a device's private layers; None where there is none."""
+        """The row of a node [P], completed with a device's private layers; None where there is
+        none.
+        """
         where = (self.ids == node).nonzero()
         row = self.rows[int(where[0, 0])] if len(where) else self.fallback
         if row is None or device is None:

@@ -1,7 +1,9 @@
-"""What every runtime does alike: an ask is a cohort, an exchange and its replies. Only the exchange differs.
+"""What every runtime does alike: an ask is a cohort, an exchange and its replies. Only the exchange
+differs.
 
-The simulator exchanges rows with threads, the loopback runtime messages with other objects. Whatever decides a bit, who is
-asked, what a link does to a row, in which order answers are added, is decided here.
+The simulator exchanges rows with threads, the loopback runtime messages with other objects.
+Whatever decides a bit, who is asked, what a link does to a row, in which order answers are added,
+is decided here.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from covey.types import Ids, Rows
 
 @dataclass(frozen=True, eq=False)
 class MessageKey:
-    """What a message is: its link and direction, the program that it asks for or answers, and its number among the rows."""
+    """What a message is: its link and direction, the program that it asks for or answers, and its
+    number among the rows.
+    """
 
     ends: tuple[str, str]
     direction: str
@@ -94,14 +98,17 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What came back: parts in id order, each a message or, for a program that answers several, a tuple of messages.
+    """What came back: parts in id order, each a message or, for a program that answers several, a
+    tuple of messages.
 
     A message may be `Deferred`: it is read when it is reduced.
     """
 
     parts: Sequence[Any]
     counted: Tensor | None = None
-    """Which answers count, bool [k]; None: all do. Others have moved their sender's memory, and are left out of the replies."""
+    """Which answers count, bool [k]; None: all do. Others have moved their sender's memory, and are
+    left out of the replies.
+    """
 
 
 @dataclass(eq=False)
@@ -122,7 +129,9 @@ class Play:
 
 @dataclass(frozen=True, eq=False)
 class Doubt:
-    """Rows that may no longer be finite: whose they are, and a number for each that is finite only if the row is, [n]."""
+    """Rows that may no longer be finite: whose they are, and a number for each that is finite only
+    if the row is, [n].
+    """
 
     tier: str
     text: str
@@ -134,7 +143,8 @@ class Doubt:
 class BaseRuntime(Runtime):
     """A runtime whose nodes, one or all of a tree, keep their rows in one store.
 
-    `start` are the initial rows, [seeds, P]. `wires` says of every link and direction what it does to rows.
+    `start` are the initial rows, [seeds, P]. `wires` says of every link and direction what it does
+    to rows.
     """
 
     algorithm: Algorithm
@@ -189,13 +199,17 @@ class BaseRuntime(Runtime):
         return {key: column.rows[:0] for key, column in self.store.columns.items()}
 
     def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count from 0."""
+        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count
+        from 0.
+        """
         nodes = self.nodes(tier, copy)
         ids, rounds, rows = self.store.columns[tier, name].read(label, nodes)
         return ids - nodes.start, rounds, rows
 
     def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
-        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held under this label."""
+        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held
+        under this label.
+        """
         for tier, name in columns:
             self.store.columns[tier, name].hold(label, self.nodes(tier, copy))
 
@@ -282,7 +296,9 @@ class BaseRuntime(Runtime):
     def _cohort(
         self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
     ) -> tuple[Tensor, Tensor, Tensor, Admission | None]:
-        """Who runs, as (position of the asker, child id), which of them answer, and what they are admitted with."""
+        """Who runs, as (position of the asker, child id), which of them answer, and what they are
+        admitted with.
+        """
         askers = me.ids[asking]
         if sample is None or isinstance(sample, Tensor):
             position, ids = self._children(me.tier, askers)
@@ -391,7 +407,9 @@ class BaseRuntime(Runtime):
         return keys
 
     def _memory(self, key: MessageKey, ids: Ids) -> Residuals | None:
-        """The residuals of these senders' earlier messages of this kind: an ordinary kept row, which is no model."""
+        """The residuals of these senders' earlier messages of this kind: an ordinary kept row,
+        which is no model.
+        """
         if not self.wires[key.link, key.direction].feedback or not self._play.trains:
             return None
         name = f"_lost {key.link} {key.direction} {key.program} {key.number}"
@@ -459,7 +477,9 @@ class BaseRuntime(Runtime):
     # Divergence
 
     def _doubt(self, tier: str, text: str, rows: Tensor | None, ids: Ids) -> None:
-        """Note rows that are no longer finite; on a GPU, which would have to be waited for, all that may not be."""
+        """Note rows that are no longer finite; on a GPU, which would have to be waited for, all
+        that may not be.
+        """
         if rows is None or not rows.is_floating_point() or not rows.numel():
             return
         if rows.is_cuda:
@@ -469,7 +489,9 @@ class BaseRuntime(Runtime):
             self._play.doubts.append(Doubt(tier, text, ids, torch.where(finite, 0.0, math.nan)))
 
     def _check(self, *, last: bool = False) -> None:
-        """Raise an error that names the nodes whose rows are not finite; a GPU is asked at the end of a round only."""
+        """Raise an error that names the nodes whose rows are not finite; a GPU is asked at the end
+        of a round only.
+        """
         doubts = self._play.doubts
         if not doubts or (self.task.device.type == "cuda" and not last):
             return
@@ -505,7 +527,9 @@ class BaseRuntime(Runtime):
 
 
 def check_carried(rows: Rows | None, key: MessageKey) -> None:
-    """Refuse numbers of another type than a message can hold; on no rows too, so before the first round."""
+    """Refuse numbers of another type than a message can hold; on no rows too, so before the first
+    round.
+    """
     if rows is None or rows.dtype in (torch.float32, torch.float64):
         return
     asks = f"ask({key.program}) sends" if key.direction == "down" else f"{key.program} answers"
@@ -547,7 +571,9 @@ def flat(values: Tensor) -> Exact:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One intra-op thread, on which the bits of a row do not depend on its neighbours; the caller's number comes back."""
+    """One intra-op thread, on which the bits of a row do not depend on its neighbours; the caller's
+    number comes back.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

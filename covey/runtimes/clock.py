@@ -12,7 +12,8 @@ OTHER = "other"
 
 
 class Clock:
-    """Seconds by name, all of them: what is under no name is "other", and an entry inside another is taken out of that one.
+    """Seconds by name, all of them: what is under no name is "other", and an entry inside another
+    is taken out of that one.
 
     It is the host's time. A GPU works behind its back, so whoever waits for one says what for.
     """
@@ -23,7 +24,10 @@ class Clock:
 
     @contextmanager
     def __call__(self, name: str, threads: int = 1) -> Iterator[None]:
-        """Count what happens in here under this name. `threads` workers may call the clock in here, each for its share."""
+        """Count what happens in here under this name.
+
+        `threads` workers may call the clock in here, each for its share.
+        """
         if threading.get_ident() != self._owner:
             began = time.perf_counter()
             yield

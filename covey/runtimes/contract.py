@@ -1,4 +1,6 @@
-"""The contract between a run and what plays its programs: the simulator, or nodes that share nothing."""
+"""The contract between a run and what plays its programs: the simulator, or nodes that share
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ from covey.tree import Topology
 from covey.types import Rows
 
 Lane = Literal["train", "score"]
-"""Training, or scoring: scores have bytes of their own, no cut, no feedback, no notes and no cohort in the record."""
+"""Training, or scoring: scores have bytes of their own, no cut, no feedback, no notes and no cohort
+in the record.
+"""
 
 
 class Runtime(ABC):
     """What plays programs on the nodes of a tree, or of several copies of it, one for each seed.
 
-    Bits do not depend on the runtime. A run plays a round, and then commits it or rolls it back. Rows that nodes keep stay
-    where they are; a run reads them, holds a version of them, or freezes them for a checkpoint.
+    Bits do not depend on the runtime. A run plays a round, and then commits it or rolls it back.
+    Rows that nodes keep stay where they are; a run reads them, holds a version of them, or freezes
+    them for a checkpoint.
     """
 
     tree: Topology
@@ -49,11 +54,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count from 0."""
+        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count
+        from 0.
+        """
 
     @abstractmethod
     def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
-        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held under this label."""
+        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held
+        under this label.
+        """
 
     @abstractmethod
     def release(self, label: str, copy: int) -> None:
@@ -65,7 +74,9 @@ class Runtime(ABC):
 
     @abstractmethod
     def thaw(self, frozen: Frozen, copy: int) -> None:
-        """Take over one entry of `freeze`, of this runtime or of another; a ValueError if it cannot be one."""
+        """Take over one entry of `freeze`, of this runtime or of another; a ValueError if it cannot
+        be one.
+        """
 
     @abstractmethod
     def report(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """A device program as one CUDA graph: hundreds of small kernels for the price of one launch.
 
-A graph replays kernels on fixed memory, so whatever may differ between two calls of a program must lie in memory that is filled
-before the replay: its arguments, who the devices are, the keys of its draws, what they remember. The first call of a program
-is an ordinary one that notes what it reads (`Tape`); the second captures it on static inputs; from then on it is replayed. A
-program that reads anything else, or decides by a number it computes, is never captured, and `Graphs.reasons` says why.
+A graph replays kernels on fixed memory, so whatever may differ between two calls of a program must
+lie in memory that is filled before the replay: its arguments, who the devices are, the keys of its
+draws, what they remember. The first call of a program is an ordinary one that notes what it reads
+(`Tape`); the second captures it on static inputs; from then on it is replayed. A program that reads
+anything else, or decides by a number it computes, is never captured, and `Graphs.reasons` says why.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Replay(Protocol):
 
 
 class CudaReplay:
-    """A CUDA graph. Those of one simulator share a pool, that of `beside`: results are copied out before another runs."""
+    """A CUDA graph. Those of one simulator share a pool, that of `beside`: results are copied out
+    before another runs.
+    """
 
     def __init__(self, work: Work, beside: CudaReplay | None, device: torch.device) -> None:
         self._graph, self._device = torch.cuda.CUDAGraph(), device
@@ -61,7 +64,9 @@ class CudaReplay:
 
 
 class Watched:
-    """The round's number in a program that is noted: a comparison is remembered and holds for rounds that compare alike."""
+    """The round's number in a program that is noted: a comparison is remembered and holds for
+    rounds that compare alike.
+    """
 
     def __init__(self, value: int, tape: Tape) -> None:
         self._value, self._tape = value, tape
@@ -218,7 +223,9 @@ class Taped(Nodes):
 
 
 class Static(Nodes):
-    """Nodes that read everything from memory that is filled before each replay, in the order of their tape."""
+    """Nodes that read everything from memory that is filled before each replay, in the order of
+    their tape.
+    """
 
     def __init__(
         self, runtime: Services, tier: str, ids: Ids, tape: Tape, first: Invocation

@@ -1,4 +1,6 @@
-"""One message between two nodes that share nothing: a JSON header, and the encoded rows of its messages behind it."""
+"""One message between two nodes that share nothing: a JSON header, and the encoded rows of its
+messages behind it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What happened below some nodes while a program ran, beside its answer: it travels up with the answers, and is added up."""
+"""What happened below some nodes while a program ran, beside its answer: it travels up with the
+answers, and is added up.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from covey.types import Ids
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """What one program of the top tier did, with everything below it. Lists have one entry for each seed."""
+    """What one program of the top tier did, with everything below it.
+
+    Lists have one entry for each seed.
+    """
 
     answer: Any
     cohorts: Sequence[Mapping[str, list[int]]]
@@ -63,7 +68,10 @@ class Facts:
         self.cohorts.setdefault(tier, []).append(ids)
 
     def add(self, tier: str, ids: Ids, call: Call, *, trains: bool) -> None:
-        """Record the work of a call. Gradients are whole numbers, so the order of workers does not matter."""
+        """Record the work of a call.
+
+        Gradients are whole numbers, so the order of workers does not matter.
+        """
         with self._writing:
             for name, figures in call.reports.items() if len(ids) else ():
                 self.reports.setdefault(name, []).append((tier, ids, figures))

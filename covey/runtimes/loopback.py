@@ -1,7 +1,9 @@
-"""The loopback runtime: every node an object with its own task, its own store and only its own shard.
+"""The loopback runtime: every node an object with its own task, its own store and only its own
+shard.
 
-Encoded bytes go between them as they would between machines, without sockets. It is as slow as it is strict: an algorithm
-that runs here, bit for bit as in the simulator, uses nothing that a device, an edge or a server would not have.
+Encoded bytes go between them as they would between machines, without sockets. It is as slow as it
+is strict: an algorithm that runs here, bit for bit as in the simulator, uses nothing that a device,
+an edge or a server would not have.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ ALGORITHM = "algorithm"
 
 
 class Owner(Protocol):
-    """Programs that are no algorithm's, such as those that score: they travel as a name and parameters."""
+    """Programs that are no algorithm's, such as those that score: they travel as a name and
+    parameters.
+    """
 
     def parameters(self) -> dict[str, Any]:
         """What JSON can hold, from which another node makes the same programs."""
@@ -157,7 +161,9 @@ class Station(BaseRuntime):
         messages: Sequence[Packed],
         schemas: Sequence[Schema],
     ) -> list[Deferred | None]:
-        """The answers of one child; each is unpacked when it is reduced, so that not all are decoded at once."""
+        """The answers of one child; each is unpacked when it is reduced, so that not all are
+        decoded at once.
+        """
         if len(messages) != len(schemas):
             raise ProgramError(
                 f"{self.place}: {len(messages)} answers of a child, expected {len(schemas)}."
@@ -175,14 +181,18 @@ class Station(BaseRuntime):
         return out
 
     def _reference(self, question: Question, down: Sequence[Packed]) -> Rows | None:
-        """The first row that went down, as it arrived there; updates that come up are differences from it."""
+        """The first row that went down, as it arrived there; updates that come up are differences
+        from it.
+        """
         if not down:
             return None
         link = Link(self.wires[question.key("down").link, "down"], self._play.ledger)
         return rows_of(link.unpack(down[0]))
 
     def _expected(self, question: Question) -> tuple[bool, list[Schema]]:
-        """Whether the program answers several messages, and what each looks like: a rehearsal on no rows tells."""
+        """Whether the program answers several messages, and what each looks like: a rehearsal on no
+        rows tells.
+        """
         owner, parameters = self._owner(question.program)
         dtypes = tuple(str(Schema.of(message)) for message in question.rows)
         key = (
@@ -203,7 +213,9 @@ class Station(BaseRuntime):
         return self._schemas[key]
 
     def _on_no_rows(self, question: Question) -> Any:
-        """The program of the tier below on no rows: nothing happens, and its answers have their widths."""
+        """The program of the tier below on no rows: nothing happens, and its answers have their
+        widths.
+        """
         nobody = torch.zeros(0, dtype=torch.int64)
         nodes = Nodes(self, question.ends[1], nobody, round=question.round, path=question.path)
         arguments = []
@@ -330,7 +342,9 @@ class Loopback(Runtime):
         task: Callable[[Shards, Population], Task],
         station: Callable[[Place, Task, int], Station],
     ) -> None:
-        """`task` makes the task of a node from its own shard; `station` a node from its place, task and told examples."""
+        """`task` makes the task of a node from its own shard; `station` a node from its place, task
+        and told examples.
+        """
         if tree.copies != 1:
             raise errors.ConfigError(
                 "the loopback runtime runs one seed at a time; run the seeds one after the other."
@@ -363,7 +377,9 @@ class Loopback(Runtime):
                 station.children = {child: below[child].serve for child in children}
 
     def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
-        """Run a program at the server station; with no rows at all, every program below runs on none."""
+        """Run a program at the server station; with no rows at all, every program below runs on
+        none.
+        """
         return self.server.play(program, rows, round=round, lane=lane)
 
     def commit(self) -> None:
@@ -397,7 +413,9 @@ class Loopback(Runtime):
         return torch.cat(ids), torch.cat(rounds), torch.cat(rows)
 
     def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
-        """Hold what stations keep now in these (tier, name), in place of what was held under this label."""
+        """Hold what stations keep now in these (tier, name), in place of what was held under this
+        label.
+        """
         for tier, name in columns:
             for station in self.stations[tier]:
                 if (tier, name) in station.store.columns:
@@ -409,7 +427,9 @@ class Loopback(Runtime):
             station.release(label, copy)
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
-        """Everything that stations keep and hold, for a checkpoint of the same form as the simulator's."""
+        """Everything that stations keep and hold, for a checkpoint of the same form as the
+        simulator's.
+        """
         for (tier, name), template in sorted(self.kept().items(), key=lambda item: item[0]):
             rows, count = [template], 0
             parts: dict[str, list[Entry]] = {}

@@ -1,4 +1,6 @@
-"""Figures that programs note of their nodes in a round: the mean, the min and the max of each, per tier."""
+"""Figures that programs note of their nodes in a round: the mean, the min and the max of each, per
+tier.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class Note:
 
 @dataclass(frozen=True)
 class Partial:
-    """A figure over some nodes. `sums` are floats whose exact sum is the exact sum of all values."""
+    """A figure over some nodes.
+
+    `sums` are floats whose exact sum is the exact sum of all values.
+    """
 
     sums: tuple[float, ...]
     least: float
@@ -52,7 +57,9 @@ class Partial:
         return replace(self, sums=exact_sums(self.sums))
 
     def note(self) -> Note:
-        """The figure; its sum is rounded once, so the order in which partials were added does not matter."""
+        """The figure; its sum is rounded once, so the order in which partials were added does not
+        matter.
+        """
         return Note(math.fsum(self.sums) / self.count, self.least, self.most, self.count)
 
 
@@ -82,7 +89,10 @@ def exact_sums(values: Iterable[float]) -> tuple[float, ...]:
 
 
 class Notes:
-    """What was noted in a round. Values stay on the device that made them until they are read, so a GPU is waited for once."""
+    """What was noted in a round.
+
+    Values stay on the device that made them until they are read, so a GPU is waited for once.
+    """
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], list[tuple[Ids, Tensor]]] = {}

@@ -1,4 +1,6 @@
-"""What a node that shares nothing with others knows: its own place in the tree, its own rows, and a few facts it was told."""
+"""What a node that shares nothing with others knows: its own place in the tree, its own rows, and a
+few facts it was told.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from covey.types import Ids
 class Place(Topology):
     """A tree as one of its nodes knows it. To ask about another node is an error that names both.
 
-    Told are the tiers, how many nodes each has, and the min and the max of their children: what programs on no rows, lists
-    of hyper-parameters and error texts need.
+    Told are the tiers, how many nodes each has, and the min and the max of their children: what
+    programs on no rows, lists of hyper-parameters and error texts need.
     """
 
     tier: str
@@ -84,7 +86,9 @@ class Place(Topology):
         )
 
     def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many children this node asks under `sample`, at its own position of its tier; 0 at all others."""
+        """How many children this node asks under `sample`, at its own position of its tier; 0 at
+        all others.
+        """
         narrow = self.min_children[self.index(tier)]
         Tree.flat(narrow).picks(
             "server", sample

@@ -1,4 +1,6 @@
-"""The simulator: every child is a row, devices run in chunks over one-thread workers, only what is asked is touched."""
+"""The simulator: every child is a row, devices run in chunks over one-thread workers, only what is
+asked is touched.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ _SCORES = (
 class Simulator(BaseRuntime):
     """One process that plays every node of the tree, or of several copies of it, one for each seed.
 
-    A chunk for a worker holds at least `grain` values of rows; `capture` allows CUDA graphs. In an environment with a clock
-    programs run as they are, since their steps are counted.
+    A chunk for a worker holds at least `grain` values of rows; `capture` allows CUDA graphs. In an
+    environment with a clock programs run as they are, since their steps are counted.
     """
 
     workers: int = 1
@@ -81,7 +83,9 @@ class Simulator(BaseRuntime):
         return Answers(parts, self._counted(me, question, effort))
 
     def _counted(self, me: Nodes, question: Question, effort: Effort | None) -> Tensor | None:
-        """Advance each asker's clock to its last answer; a mask of the answers that count (None: all)."""
+        """Advance each asker's clock to its last answer; a mask of the answers that count (None:
+        all).
+        """
         if effort is None:
             return None
         asker = question.asker[question.answers]
@@ -98,7 +102,9 @@ class Simulator(BaseRuntime):
         effort: Effort | None,
         part: slice,
     ) -> Any:
-        """The program on some of the nodes: what they keep is stored, what they answer has crossed the link."""
+        """The program on some of the nodes: what they keep is stored, what they answer has crossed
+        the link.
+        """
         ids, tier = question.ids[part], question.ends[1]
         idle = None if question.idle is None else question.idle[part]
         asker = question.asker[part].to(self.task.device, non_blocking=True)
@@ -220,7 +226,9 @@ class Simulator(BaseRuntime):
         return iter(self._over_workers(run, parts))
 
     def _over_workers(self, run: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
-        """The results in order; when one fails, or the user interrupts, nobody works on once this has raised."""
+        """The results in order; when one fails, or the user interrupts, nobody works on once this
+        has raised.
+        """
         if self._pool is None or self._owner != os.getpid():  # threads do not survive a fork
             self._pool = ThreadPoolExecutor(
                 self.workers, "covey", initializer=torch.set_num_threads, initargs=(1,)

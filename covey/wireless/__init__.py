@@ -1,4 +1,5 @@
-"""Radio: channels, what a round takes a device in seconds and joules, and who should get how much of the band.
+"""Radio: channels, what a round takes a device in seconds and joules, and who should get how much
+of the band.
 
 >>> from covey.wireless import Cells, Channel, Devices, Noise, Scenario, Work, equal, plan
 >>> devices = Devices.of([0, 0], distance=[60.0, 240.0], cpu=3e9, cycles=20.0, power=0.63)

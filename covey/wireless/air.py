@@ -1,7 +1,9 @@
-"""The virtual clock of a run: what every answer takes over the air, and how long whoever asked waits for it.
+"""The virtual clock of a run: what every answer takes over the air, and how long whoever asked
+waits for it.
 
-Times have two columns: by what was measured, the gradient steps taken and the bytes encoded; and by the plan's formulas, with
-q (1 - rho) N_u bits a message. Where nothing is planned both are the same.
+Times have two columns: by what was measured, the gradient steps taken and the bytes encoded; and by
+the plan's formulas, with q (1 - rho) N_u bits a message. Where nothing is planned both are the
+same.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Allocation:
 
 
 class RadioClock:
-    """The radio of a run under way, for every seed a population of its own; cells are counted through."""
+    """The radio of a run under way, for every seed a population of its own; cells are counted
+    through.
+    """
 
     ideal = False
 
@@ -77,8 +81,9 @@ class RadioClock:
         seeds: Sequence[int],
         chosen: Sequence[Sequence[int]],
     ) -> None:
-        """`work` is what a plan reckons with, if that is known; `prunes`, whether the algorithm takes its ratios from a plan;
-        `chosen`, each seed's devices that train, as the radio counts them.
+        """`work` is what a plan reckons with, if that is known; `prunes`, whether the algorithm
+        takes its ratios from a plan; `chosen`, each seed's devices that train, as the radio counts
+        them.
         """
         self._tree = tree
         self.radio, self.work, self.policy, self._seeds = (
@@ -110,7 +115,9 @@ class RadioClock:
         return self.grant(ids, round) if tier == self._tree.tiers[-1] else None
 
     def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
-        """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k] (None: all)."""
+        """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k] (None:
+        all).
+        """
         effort, asker = answers.effort, answers.asker
         sent = effort.sent[answers.answers]
         grant = effort.admission
@@ -177,9 +184,11 @@ class RadioClock:
         )
 
     def took(self, grant: Allocation, work: Tensor, sent: Tensor, idle: Tensor) -> Tensor:
-        """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times weights, `sent` in bytes.
+        """Seconds of each answer, [m, 2], of those that a grant asks: `work` in steps times
+        weights, `sent` in bytes.
 
-        `idle` [m] bool: who stands under a node that was not asked, and trains for nobody; that costs nothing.
+        `idle` [m] bool: who stands under a node that was not asked, and trains for nobody; that
+        costs nothing.
         """
         devices = self.devices.take(grant.ids)
         cycles, bits = devices.cycles * work, 8.0 * sent
@@ -197,7 +206,9 @@ class RadioClock:
     def in_time(
         self, grant: Allocation, took: Tensor, asker: Tensor, askers: int, idle: Tensor
     ) -> Tensor:
-        """Whose answers count, [m] bool: with `late = "drop"` those in time, or the first where an asker has none."""
+        """Whose answers count, [m] bool: with `late = "drop"` those in time, or the first where an
+        asker has none.
+        """
         deadline, seconds = self.radio.deadline, took[:, 0]
         if deadline is None:
             return torch.ones_like(seconds, dtype=torch.bool)
@@ -224,7 +235,9 @@ class RadioClock:
         askers: int,
         relay: bool,
     ) -> Tensor:
-        """Seconds that each asker waits, [n, 2]; with `relay` its devices' messages cross the wires of their cells as well."""
+        """Seconds that each asker waits, [n, 2]; with `relay` its devices' messages cross the wires
+        of their cells as well.
+        """
         ends = (
             took
             if self.radio.deadline is None
@@ -244,7 +257,9 @@ class RadioClock:
         return most(lasts[cell], asker, askers)
 
     def wire(self, first_device: Tensor, sent: Tensor) -> Tensor:
-        """Seconds of the edges' own answers on their wires, [m, 2]; an edge is the cell of its first device."""
+        """Seconds of the edges' own answers on their wires, [m, 2]; an edge is the cell of its
+        first device.
+        """
         cell = self.devices.cell[first_device]
         formula = (
             8.0 * sent
@@ -256,12 +271,16 @@ class RadioClock:
         )
 
     def _crossing(self, cell: Tensor, bits: Tensor) -> Tensor:
-        """Seconds of bits [m, 2] on the wires of cells [m]; a wire that nothing crosses takes no time."""
+        """Seconds of bits [m, 2] on the wires of cells [m]; a wire that nothing crosses takes no
+        time.
+        """
         crossing = self.cells.wire_delay[cell][:, None] + bits / self.cells.wire_rate[cell][:, None]
         return torch.where(bits > 0, crossing, 0.0)
 
     def read(self, elapsed: Tensor) -> list[RadioRecord]:
-        """What the round came to for each seed; `elapsed` is how long the servers waited, [seeds, 2]."""
+        """What the round came to for each seed; `elapsed` is how long the servers waited, [seeds,
+        2].
+        """
         out, planned = [], self.work is not None
         late = torch.cat([self._chosen[0][:0], *self._late])
         left_out = {name: torch.cat(found) for name, found in sorted(self._left_out.items())}
@@ -294,7 +313,9 @@ class RadioClock:
         return sorted({int(one) % self._each for one in ids[ids // self._each == at].tolist()})
 
     def _gains(self, round: int) -> Tensor:
-        """The channel gains of all seeds' devices in a round, [n]; those of a device whoever else is there."""
+        """The channel gains of all seeds' devices in a round, [n]; those of a device whoever else
+        is there.
+        """
         if self._gain[0] != round:
             channel, rounds = self.radio.channel, range(round, round + 1)
             found = [

@@ -1,7 +1,8 @@
 """A radio channel: path loss, shadowing, block fading, and the noise it is heard against.
 
-Shadowing and line of sight belong to a device and last; fading is new in every round. All of them are draws by address, so a
-device's channel in a round does not depend on which other devices or rounds are looked at.
+Shadowing and line of sight belong to a device and last; fading is new in every round. All of them
+are draws by address, so a device's channel in a round does not depend on which other devices or
+rounds are looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _EFFECTIVE_HEIGHT = 1.0  # m: 38.901 takes it off both antennas before the break
 
 
 class PathLoss(Protocol):
-    """Mean loss in dB over distances [n] in metres; `chance` [n] in [0, 1) decides who is in line of sight."""
+    """Mean loss in dB over distances [n] in metres; `chance` [n] in [0, 1) decides who is in line
+    of sight.
+    """
 
     def loss(self, distance: Tensor, chance: Tensor) -> Tensor: ...
 
@@ -30,7 +33,8 @@ class PathLoss(Protocol):
 class LogDistance:
     """PL = reference + 10 exponent log10(d / near).
 
-    3GPP's older urban macro cell at 2 GHz, 128.1 + 37.6 log10(d in km), is reference 128.1, exponent 3.76, near 1000.
+    3GPP's older urban macro cell at 2 GHz, 128.1 + 37.6 log10(d in km), is reference 128.1,
+    exponent 3.76, near 1000.
 
     >>> LogDistance(reference=30, exponent=3.5).loss(torch.tensor([1.0, 10.0]), torch.zeros(2)).tolist()
     [30.0, 65.0]
@@ -55,7 +59,8 @@ class LogDistance:
 
 @dataclass(frozen=True)
 class Urban:
-    """The urban macro and micro cells of 3GPP TR 38.901 (tables 7.4.1-1 and 7.4.2-1), devices at up to 13 m.
+    """The urban macro and micro cells of 3GPP TR 38.901 (tables 7.4.1-1 and 7.4.2-1), devices at up
+    to 13 m.
 
     `sight` "chance" draws line of sight with the standard's probability; "yes" and "no" decide it.
     """
@@ -115,7 +120,9 @@ class Urban:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of a fixed power, in watts, whatever band a device has (the paper's), or of a power per hertz of its band."""
+    """Noise of a fixed power, in watts, whatever band a device has (the paper's), or of a power per
+    hertz of its band.
+    """
 
     watts: float
     per_hertz: bool = False

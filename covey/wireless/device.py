@@ -1,4 +1,6 @@
-"""Devices and cells as columns: what each can compute and send, where it stands, and the band and wire of its edge."""
+"""Devices and cells as columns: what each can compute and send, where it stands, and the band and
+wire of its edge.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from covey.errors import ConfigError
 class Spread:
     """A distribution that a column is drawn from.
 
-    uniform, log_uniform (low, high); normal (mean, deviation); choice (any number of values); disc (inner and outer radius: the
-    distance from the centre of a place drawn evenly over the ring).
+    uniform, log_uniform (low, high); normal (mean, deviation); choice (any number of values); disc
+    (inner and outer radius: the distance from the centre of a place drawn evenly over the ring).
 
     >>> Spread("choice", (1.0, 2.0)).draw(0, torch.arange(4)).unique().tolist()
     [1.0, 2.0]

@@ -1,7 +1,9 @@
-"""How long a round takes a device and what it costs in joules: (12) to (18) of Liu and Ratnarajah, 2023.
+"""How long a round takes a device and what it costs in joules: (12) to (18) of Liu and Ratnarajah,
+2023.
 
-The paper's N_u, N_v, q, tau_u, tau_v, tau_hat_u, rho, C, f, p are `shared`, `personal`, `bits`, `steps`, `personal_steps`,
-`probe_steps`, `ratio`, and the devices' `cycles`, `cpu`, `power`. Sending down and adding up are free, as there.
+The paper's N_u, N_v, q, tau_u, tau_v, tau_hat_u, rho, C, f, p are `shared`, `personal`, `bits`,
+`steps`, `personal_steps`, `probe_steps`, `ratio`, and the devices' `cycles`, `cpu`, `power`.
+Sending down and adding up are free, as there.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def rate(band: Tensor, gain: Tensor, power: Tensor, noise: Noise) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Seconds and joules of every device in every round, [rounds, n]; 0 for those that are not asked."""
+    """Seconds and joules of every device in every round, [rounds, n]; 0 for those that are not
+    asked.
+    """
 
     compute: Tensor  # (12)
     upload: Tensor  # (14)
@@ -46,7 +50,9 @@ class Timing:
 def timing(
     work: Work, devices: Devices, *, kept: Tensor, rate: Tensor, bits: Tensor, asked: Tensor
 ) -> Timing:
-    """What a round takes at these parts kept and rates; `bits` is what is sent: `formula_bits`, `encoded_bits` or measured."""
+    """What a round takes at these parts kept and rates; `bits` is what is sent: `formula_bits`,
+    `encoded_bits` or measured.
+    """
     cycles = asked * (
         work.constant_cycles(devices.cycles) + kept * work.shared_cycles(devices.cycles)
     )
@@ -65,7 +71,9 @@ def formula_bits(work: Work, kept: Tensor) -> Tensor:
 
 
 def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
-    """The bits of the message a codec really makes of the kept weights and their mask, in float32; or as the work itself says."""
+    """The bits of the message a codec really makes of the kept weights and their mask, in float32;
+    or as the work itself says.
+    """
     if work.extra is not None:
         count = whole_weights(kept, work.shared)
         return torch.where(count > 0, work.extra + work.bits * count, 0.0)
@@ -89,7 +97,9 @@ def whole_weights(kept: Tensor, width: Tensor | float) -> Tensor:
 
 
 def mask_bits(work: Work) -> Tensor:
-    """What is sent beyond the weights: a header, a bit for each weight that may be kept, padded, and the numbers beside them."""
+    """What is sent beyond the weights: a header, a bit for each weight that may be kept, padded,
+    and the numbers beside them.
+    """
     if work.extra is not None:
         return torch.tensor(work.extra, dtype=torch.float64)
     return (

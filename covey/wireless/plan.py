@@ -1,4 +1,6 @@
-"""A plan: who gets which part of the band and prunes how much, round by round, what that takes, and who is left out and why."""
+"""A plan: who gets which part of the band and prunes how much, round by round, what that takes, and
+who is left out and why.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ LATE = 1e-9  # relative: a device that ends at the deadline may end an ulp after
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Everything a plan depends on; `mask` plans for the header and the mask of a real message, which the paper leaves out."""
+    """Everything a plan depends on; `mask` plans for the header and the mask of a real message,
+    which the paper leaves out.
+    """
 
     devices: Devices
     cells: Cells
@@ -101,7 +105,9 @@ def plan_for(gain: Tensor, scenario: Scenario, policy: Policy, *, rounds: range)
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Shares, ratios, rates and times, [rounds, n]; what a device that is not asked has is 0, its ratio 1."""
+    """Shares, ratios, rates and times, [rounds, n]; what a device that is not asked has is 0, its
+    ratio 1.
+    """
 
     scenario: Scenario
     policy: str
@@ -136,7 +142,9 @@ class Plan:
 
     @property
     def price(self) -> Tensor:
-        """By how much the weighted sum of ratios would fall for one more band, [rounds, cells]; 0 where band is left."""
+        """By how much the weighted sum of ratios would fall for one more band, [rounds, cells]; 0
+        where band is left.
+        """
         return self.allocation.price.view(len(self.gain), -1)
 
     @property
@@ -151,7 +159,9 @@ class Plan:
         return rate(band, self.gain, devices.power, self.scenario.channel.noise)
 
     def timing(self, bits: Tensor | None = None) -> Timing:
-        """Seconds and joules, by the paper's count of bits or by `bits` [rounds, n] that were measured or encoded."""
+        """Seconds and joules, by the paper's count of bits or by `bits` [rounds, n] that were
+        measured or encoded.
+        """
         bits = formula_bits(self.scenario.work, self.kept) if bits is None else bits
         work, devices = self.scenario.work, self.scenario.devices
         return timing(work, devices, kept=self.kept, rate=self.rate, bits=bits, asked=self.asked)
@@ -176,7 +186,9 @@ class Plan:
         return (timing or self.encoded).latency > self.scenario.deadline * (1 + LATE)
 
     def round_seconds(self, timing: Timing | None = None) -> Tensor:
-        """(18) with the wires, [rounds]: the last device of each cell, then its edge's message to the server."""
+        """(18) with the wires, [rounds]: the last device of each cell, then its edge's message to
+        the server.
+        """
         latency = (timing or self.formula).latency
         cells = torch.zeros(len(latency), len(self.scenario.cells), dtype=torch.float64)
         cells = cells.scatter_reduce(
@@ -188,7 +200,9 @@ class Plan:
         ).amax(1)
 
     def why(self, at: int, row: int = 0) -> str:
-        """One sentence on why a device is left out, late or starved in a round; empty where it is none of these."""
+        """One sentence on why a device is left out, late or starved in a round; empty where it is
+        none of these.
+        """
         return reasons.why(self, at, row)
 
     def summary(self) -> dict[str, Any]:

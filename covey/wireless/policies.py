@@ -18,10 +18,11 @@ from covey.wireless.solve import Allocation, best, level
 
 @dataclass(frozen=True)
 class Policy:
-    """`allocate` shares the band; `work` says what the devices do instead of the whole, where that is something else.
+    """`allocate` shares the band; `work` says what the devices do instead of the whole, where that
+    is something else.
 
-    `prunes`: whether its ratios may be above 0; `listed`: whether it holds a value for each device of a scenario. To a checkpoint
-    two policies of one name are the same.
+    `prunes`: whether its ratios may be above 0; `listed`: whether it holds a value for each device
+    of a scenario. To a checkpoint two policies of one name are the same.
     """
 
     name: str
@@ -34,9 +35,11 @@ class Policy:
 def given(
     p: Problem, *, ratio: Tensor | float | None = None, share: Tensor | float | None = None
 ) -> Allocation:
-    """These ratios and shares for everybody; None: the least ratio that meets the deadline (Theorem 2), the same share for all.
+    """These ratios and shares for everybody; None: the least ratio that meets the deadline (Theorem
+    2), the same share for all.
 
-    Theorem 2's ratio stops at rho_max, where the device ends late; one that no ratio brings to the deadline is not asked.
+    Theorem 2's ratio stops at rho_max, where the device ends late; one that no ratio brings to the
+    deadline is not asked.
     """
     hopeless = p.budget <= 0 if ratio is None else torch.zeros_like(p.group, dtype=torch.bool)
     shares = (
@@ -99,7 +102,9 @@ def fixed(ratio: Tensor | float, share: Tensor | float | None = None) -> Policy:
 
 
 def weighted(weight: Tensor) -> Policy:
-    """The least sum of weight * ratio, such as by examples held; `weight` is [n], one for each device."""
+    """The least sum of weight * ratio, such as by examples held; `weight` is [n], one for each
+    device.
+    """
     return Policy("weighted", lambda p: best(replace(p, weight=_each(p, weight))), listed=True)
 
 

@@ -1,10 +1,11 @@
 """Who gets which share of a cell's band, without units: the problem that a round is for every cell.
 
-A device with share b of the band keeps at most the part kept(b) = (A e - m) / (c e + s) of its shared weights, so that it ends at
-the deadline: A is the time left of it after what no pruning shortens, c the time to train all shared weights, s and m the times
-to send all of them and to send their mask over the whole band, and e(b) the rate over the share as a part of the rate over the
-whole band: b itself where noise has a fixed power, b log(1 + snr / b) / log(1 + snr) where it has a density. Its ratio is
-rho = 1 - kept. docs/radio.md derives all of this.
+A device with share b of the band keeps at most the part kept(b) = (A e - m) / (c e + s) of its
+shared weights, so that it ends at the deadline: A is the time left of it after what no pruning
+shortens, c the time to train all shared weights, s and m the times to send all of them and to send
+their mask over the whole band, and e(b) the rate over the share as a part of the rate over the
+whole band: b itself where noise has a fixed power, b log(1 + snr / b) / log(1 + snr) where it has a
+density. Its ratio is rho = 1 - kept. docs/radio.md derives all of this.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One entry per device and round, float64 [n]; those of one cell and one round are a group and share a band."""
+    """One entry per device and round, float64 [n]; those of one cell and one round are a group and
+    share a band.
+    """
 
     budget: Tensor  # A
     compute: Tensor  # c
@@ -82,7 +85,9 @@ class Problem:
         return _psi(self.snr / share.clamp(min=LEAST_SHARE)) / torch.log1p(self.snr)
 
     def kept(self, share: Tensor) -> Tensor:
-        """The part of the shared weights that meets the deadline exactly; above 1 where there is time to spare."""
+        """The part of the shared weights that meets the deadline exactly; above 1 where there is
+        time to spare.
+        """
         e = self.rate(share)
         return (self.budget * e - self.mask) / (self.compute * e + self.send)
 
@@ -101,7 +106,9 @@ class Problem:
         return bend
 
     def share(self, kept: Tensor | float) -> Tensor:
-        """The share with which a device keeps this part, the inverse of `kept`; inf where the whole band is too little."""
+        """The share with which a device keeps this part, the inverse of `kept`; inf where the whole
+        band is too little.
+        """
         left = self.budget - kept * self.compute
         e = torch.where(left > 0, (kept * self.send + self.mask) / left, torch.inf)
         within = e.clamp(LEAST_SHARE, 1.0)
@@ -115,7 +122,9 @@ class Problem:
         return torch.where(e > 1 + _ROUNDING, torch.inf, torch.where(e > 0, found, 0.0))
 
     def demand(self, price: Tensor, start: Tensor) -> Tensor:
-        """The share at which its last bit is worth its price, [n]; `start` is where the search begins."""
+        """The share at which its last bit is worth its price, [n]; `start` is where the search
+        begins.
+        """
         if self.snr is None:
             gain = self.weight * (self.budget * self.send + self.mask * self.compute)
             return (torch.sqrt(gain / price) - self.send) / self.compute
@@ -148,10 +157,12 @@ def root(
     high: Tensor | float,
     last: float = 1e-11,
 ) -> Tensor:
-    """Where increasing functions are 0, all at once: Newton's steps, halving where one leaves the bracket.
+    """Where increasing functions are 0, all at once: Newton's steps, halving where one leaves the
+    bracket.
 
-    `function` gives values and derivatives. An end of the bracket is the answer where the root lies beyond it. Each ends with a
-    step up to `last`, and does not move again while others do; the error after one of Newton's is of the order of its square.
+    `function` gives values and derivatives. An end of the bracket is the answer where the root lies
+    beyond it. Each ends with a step up to `last`, and does not move again while others do; the
+    error after one of Newton's is of the order of its square.
     """
     left, right = torch.zeros_like(start) + low, torch.zeros_like(start) + high
     right = torch.where(function(left)[0] >= 0, left, right)

@@ -1,9 +1,11 @@
-"""The radio of a run: who stands where and computes how fast, which band a cell has, and how it is shared.
+"""The radio of a run: who stands where and computes how fast, which band a cell has, and how it is
+shared.
 
-A device's answer takes the time of its gradient steps, cycles per step and weight that moves, and of its upload: the bytes its
-message really has, over its share of the band. Sending down is free, as in Liu and Ratnarajah (2023). A node that asks waits for
-the last of those it asked; then its own answer crosses the wire of its cell. Where a method has no edges, the base station of a
-cell passes its devices' messages on, one after the other, once it has them all.
+A device's answer takes the time of its gradient steps, cycles per step and weight that moves, and
+of its upload: the bytes its message really has, over its share of the band. Sending down is free,
+as in Liu and Ratnarajah (2023). A node that asks waits for the last of those it asked; then its own
+answer crosses the wire of its cell. Where a method has no edges, the base station of a cell passes
+its devices' messages on, one after the other, once it has them all.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from covey.wireless.policies import Policy
 class Radio:
     """A run's virtual clock runs by this; the channel's draws are those of the run's seed.
 
-    `policy` shares each cell's band among those asked; None is `optimal` for an algorithm that takes its ratios from a plan, and
-    the same share for all for one that does not. `deadline`, in seconds, is what a plan meets. `late` says what becomes of an
-    answer after it: it is waited for, or dropped; where all of a node's are late, the first is waited for. `mask` plans for the
-    header and the mask of a message, which the paper does not count and which are sent.
+    `policy` shares each cell's band among those asked; None is `optimal` for an algorithm that
+    takes its ratios from a plan, and the same share for all for one that does not. `deadline`, in
+    seconds, is what a plan meets. `late` says what becomes of an answer after it: it is waited for,
+    or dropped; where all of a node's are late, the first is waited for. `mask` plans for the header
+    and the mask of a message, which the paper does not count and which are sent.
 
     >>> import covey
     >>> from covey.wireless import Cells, Channel, Devices, Noise, Radio
@@ -87,7 +90,9 @@ class Radio:
         )
 
     def fits(self, tree: Tree) -> None:
-        """An error unless there is a device for every leaf of a tree and the cells are its edges, where it has any."""
+        """An error unless there is a device for every leaf of a tree and the cells are its edges,
+        where it has any.
+        """
         if len(self.devices) != tree.devices:
             raise ConfigError(
                 f"radio: it has {len(self.devices)} devices, the tree {tree.devices}; they must be the same."

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def why(plan: Plan, at: int, row: int = 0) -> str:
-    """The sentence on device `at` in the plan's round number `row`; empty where all is well with it."""
+    """The sentence on device `at` in the plan's round number `row`; empty where all is well with
+    it.
+    """
     reason = Reason(int(plan.reason[row, at]))
     if reason != Reason.ASKED:
         return _left_out(plan, at, row, reason)
@@ -44,7 +46,8 @@ def _left_out(plan: Plan, at: int, row: int, reason: Reason) -> str:
         return f"its steps take {busy} + (1 - ratio) {_ms(mine.compute)}: {_ms(deadline)} need a ratio above {most}"
     if reason == Reason.CHANNEL:
         return f"its shared part takes {_ms(mine.send)} over the whole band: {_ms(deadline)} need a ratio above {most}"
-    return f"its least share {float(mine.share(1 - plan.scenario.rho_max)):.3g} does not fit beside the smaller ones of the others"
+    share = float(mine.share(1 - plan.scenario.rho_max))
+    return f"its least share {share:.3g} does not fit beside the smaller ones of the others"
 
 
 def _starved(plan: Plan, at: int, row: int) -> str:

@@ -1,7 +1,9 @@
-"""The best shares of every group at once, by the price of a band, and a certificate that nothing better exists.
+"""The best shares of every group at once, by the price of a band, and a certificate that nothing
+better exists.
 
-At the optimum every device between its bounds has weight * slope(b) = price, and the shares add up to 1. Shares fall as the price
-rises, so the price is found in a bracket, by Newton's steps and halving, for all groups in the same steps.
+At the optimum every device between its bounds has weight * slope(b) = price, and the shares add up
+to 1. Shares fall as the price rises, so the price is found in a bracket, by Newton's steps and
+halving, for all groups in the same steps.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ _EXACT = 1e-14  # as near as rounding lets two ways to the same number come
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """How far shares are from the optimum, by group, [groups]; every figure is 0 at the optimum and is relative.
+    """How far shares are from the optimum, by group, [groups]; every figure is 0 at the optimum and
+    is relative.
 
-    `stationarity`: the largest |weight * slope - price| / price over devices between their bounds, and what those at a bound are
-    on the wrong side. `complementarity`: the part of the band that has a price and is not given out. `feasibility`: by how much
-    shares exceed the band or a bound. `gap`: a bound on what any other shares could gain, over the sum of what is kept; it takes
-    the concavity of `kept` and nothing else from the solver.
+    `stationarity`: the largest |weight * slope - price| / price over devices between their bounds,
+    and what those at a bound are on the wrong side. `complementarity`: the part of the band that
+    has a price and is not given out. `feasibility`: by how much shares exceed the band or a bound.
+    `gap`: a bound on what any other shares could gain, over the sum of what is kept; it takes the
+    concavity of `kept` and nothing else from the solver.
     """
 
     stationarity: Tensor
@@ -45,7 +49,9 @@ class Certificate:
 
 @dataclass(frozen=True, eq=False)
 class Allocation:
-    """What a policy gives every device and round, [n]; `price` [groups] is what one more band would be worth, 0 where none is."""
+    """What a policy gives every device and round, [n]; `price` [groups] is what one more band would
+    be worth, 0 where none is.
+    """
 
     share: Tensor
     kept: Tensor  # 1 - ratio, which of a ratio close to 1 has more digits
@@ -60,9 +66,11 @@ class Allocation:
 
 
 def admit(p: Problem) -> tuple[Tensor, Tensor]:
-    """Who can be asked, as reasons [n], and the least share each needs to prune no more than rho_max.
+    """Who can be asked, as reasons [n], and the least share each needs to prune no more than
+    rho_max.
 
-    Where a group's least shares exceed its band the largest is dropped until they do not, which leaves the most devices.
+    Where a group's least shares exceed its band the largest is dropped until they do not, which
+    leaves the most devices.
     """
     kept = 1 - p.rho_max
     least = p.share(kept)
@@ -110,7 +118,8 @@ def level(p: Problem) -> Allocation:
         each = 1 / q.slope(share)
         rest = torch.where(part < 1, (1 - q.total(share)) / q.total(each), 0.0)
         share = (share + each * rest[q.group]).maximum(low).minimum(high)
-    # The same shares minimise a weighted sum, with the weights that make every slope the same: its certificate is theirs.
+    # The same shares minimise a weighted sum, with the weights that make every slope the same: its
+    # certificate is theirs.
     slope = q.slope(share)
     price = torch.where(part < 1, 1 / q.total(1 / slope), 0.0)
     weighted = replace(q, weight=1 / slope / q.total(1 / slope)[q.group])
@@ -135,7 +144,8 @@ def certify(p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor)
     scale = torch.where(price > 0, price, 1.0)
     unused = 1 - p.total(share)
     outside = torch.maximum(low - share, share - high).clamp(min=0)
-    # A concave function lies under its tangents, so a move to b' gains at most (worth - price)(b' - b) beyond its price.
+    # A concave function lies under its tangents, so a move to b' gains at most (worth - price)(b' -
+    # b) beyond its price.
     gain = torch.maximum(over * (high - share), over * (low - share))
     value = p.total(p.weight * p.kept(share)).clamp(min=1e-300)
     return Certificate(
@@ -180,7 +190,9 @@ def _answer(p: Problem, share: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def _settle(
     p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What rounding of the price left over goes to those between their bounds, as a small change of the price would give it."""
+    """What rounding of the price left over goes to those between their bounds, as a small change of
+    the price would give it.
+    """
     answer = _answer(p, share, low, high)
     whole = p.total(answer)
     rest = torch.where(
@@ -197,7 +209,9 @@ def _spread(
     price: Tensor,
     certificate: Certificate,
 ) -> Allocation:
-    """The shares of those asked, in the places of all; the others have no band and prune everything."""
+    """The shares of those asked, in the places of all; the others have no band and prune
+    everything.
+    """
     nothing = torch.zeros_like(p.budget)
     kept = p.take(asked).kept(share).clamp(1 - p.rho_max, 1.0)
     return Allocation(

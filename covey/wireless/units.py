@@ -1,4 +1,6 @@
-"""Quantities as people write them, "20 MHz" or "-174 dBm/Hz", turned into SI numbers; a wrong or missing unit is an error."""
+"""Quantities as people write them, "20 MHz" or "-174 dBm/Hz", turned into SI numbers; a wrong or
+missing unit is an error.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def to_si(number: float, unit: str) -> float:
 
 
 def quantity(text: object, name: str, *kinds: str) -> Quantity:
-    """The number and unit in a text such as "25 ms"; `name` is what an error calls it, `kinds` what it may measure.
+    """The number and unit in a text such as "25 ms"; `name` is what an error calls it, `kinds` what
+    it may measure.
 
     >>> quantity("25 ms", "deadline", "time").si
     0.025

@@ -1,6 +1,8 @@
-"""Every law case on the processor and on a GPU, in float64: `python -m experiments.agree.run` (needs CUDA and pytest).
+"""Every law case on the processor and on a GPU, in float64: `python -m experiments.agree.run`
+(needs CUDA and pytest).
 
-Prints the cases in which a kept row, the global row or a metered byte differs by more than the bound.
+Prints the cases in which a kept row, the global row or a metered byte differs by more than the
+bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How many gradients a device evaluates in a round by its settings; `record.gradients` is what a run really took."""
+"""How many gradients a device evaluates in a round by its settings; `record.gradients` is what a
+run really took.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from covey.kernel.algorithm import Algorithm
 
 
 def gradients(a: Algorithm) -> float:
-    """Gradients of a mini-batch that a device evaluates in one round of the server; of coins, the expected number."""
+    """Gradients of a mini-batch that a device evaluates in one round of the server; of coins, the
+    expected number.
+    """
     match a:
         case PerFedAvg():  # inner and outer, twice more for the product with the Hessian; one for the personal model
             return (2 if a.order == "first" else 4) * a.steps + 1

@@ -1,11 +1,14 @@
-"""Whether models mean the chances they give: pFedGP and pFedBayes against plain networks, and a full run of pFedGP.
+"""Whether models mean the chances they give: pFedGP and pFedBayes against plain networks, and a
+full run of pFedGP.
 
-`COVEY_DATA=FOLDER python -m experiments.baselines.calibration --json OUT.json --jobs 16` (or `--table`): Fashion-MNIST, 50
-devices of 5 labels (1,400 images each), 784-100-10. With every method a device evaluates 100 gradients of 64 examples, on average
-where devices are drawn: pFedGP and FedAvg ask 5 of the 50 in each of 1,000 rounds for one step, as pFedGP's paper does; the
-fine-tuned models have 800 such rounds and 20 steps of their own. With so few a plain network has not fitted its examples yet; so
-some have rows with five times as many. The step size is that of the best validation accuracy on seed 0 after half the rounds.
-Figures are of the last round and the test part; the outputs of plain networks are taken as they are.
+`COVEY_DATA=FOLDER python -m experiments.baselines.calibration --json OUT.json --jobs 16` (or
+`--table`): Fashion-MNIST, 50 devices of 5 labels (1,400 images each), 784-100-10. With every method
+a device evaluates 100 gradients of 64 examples, on average where devices are drawn: pFedGP and
+FedAvg ask 5 of the 50 in each of 1,000 rounds for one step, as pFedGP's paper does; the fine-tuned
+models have 800 such rounds and 20 steps of their own. With so few a plain network has not fitted
+its examples yet; so some have rows with five times as many. The step size is that of the best
+validation accuracy on seed 0 after half the rounds. Figures are of the last round and the test
+part; the outputs of plain networks are taken as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ ROUNDS, TUNE, SEEDS, TUNING = 1000, 20, (1, 2, 3), 0
 
 @dataclass(frozen=True)
 class Method:
-    """How an algorithm is made from a step size, its rounds, and the step sizes to choose from; `tune` steps come after it."""
+    """How an algorithm is made from a step size, its rounds, and the step sizes to choose from;
+    `tune` steps come after it.
+    """
 
     make: Callable[[float], Algorithm]
     rounds: int
@@ -43,12 +48,16 @@ class Method:
 
 
 def _pfedgp(lr: float) -> Algorithm:
-    """With its paper's figures, but for fewer examples and draws in a prediction: 28,000 images are scored four times."""
+    """With its paper's figures, but for fewer examples and draws in a prediction: 28,000 images are
+    scored four times.
+    """
     return PFedGP(sample=SAMPLE, steps=1, lr=lr, batch=BATCH, support=100, predict_draws=10)
 
 
 def _pfedbayes(lr: float) -> Algorithm:
-    """Rounds of 5 steps on all devices: with so few, asking some would leave most personal models where they began."""
+    """Rounds of 5 steps on all devices: with so few, asking some would leave most personal models
+    where they began.
+    """
     return PFedBayes(
         zeta=1.0, lr=lr, personal_lr=lr, local_rounds=5, steps=1, batch=BATCH, draws=10
     )
@@ -84,8 +93,9 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "Local": ("personal",),
     "Local, 5 x": ("personal",),
 }
-"""Which models say something, first the one that chooses the step size. pFedGP's global one is the common network under every
-device's own classifier, as in its paper; its personal ones are from the last round in which a device was asked."""
+"""Which models say something, first the one that chooses the step size. pFedGP's global one is the
+common network under every device's own classifier, as in its paper; its personal ones are from the
+last round in which a device was asked."""
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +149,9 @@ def work(method: str, lr: float, seed: int, share: float, device: str) -> dict[s
 
 
 def tuned(run: Run, steps: int, lr: float, plain: dict[str, Any]) -> tuple[Run, list[covey.Round]]:
-    """All devices' own steps from the global model of a finished run: one round of fine-tuning that starts there."""
+    """All devices' own steps from the global model of a finished run: one round of fine-tuning that
+    starts there.
+    """
     before = run.experiment
     algorithm = FineTune(steps=1, lr=lr, tune_steps=steps, tune_lr=lr, batch=BATCH)
     after = covey.run(
@@ -164,7 +176,9 @@ def best(answers: Found, method: str) -> float | None:
 
 
 def jobs(answers: Found, *, methods: list[str], share: float, device: str) -> Iterator[Job]:
-    """The step sizes on the tuning seed, and the reported seeds of every method that has chosen; the slowest is first."""
+    """The step sizes on the tuning seed, and the reported seeds of every method that has chosen;
+    the slowest is first.
+    """
     for method in methods:
         lr = best(answers, method)
         for seed in SEEDS if lr is not None else ():

@@ -1,9 +1,11 @@
 """Every method with the same budget, and the settings it may choose from.
 
-A device evaluates 21 gradients of 20 examples in a round, whatever a method spends them on (`budget.gradients`): 21 is one more
-than a multiple of 2 and 4, as Per-FedAvg, APFL and the pruned method need, and 3 x 7, as those with two loops do. Each method has
-six settings to choose from, pFedGP three: six step sizes where one decides, else three and two of its penalty or second rate.
-Where layers are private, it is the last one. `Nested` is left out: its settings make it PerMFL, pFedMe or another of these.
+A device evaluates 21 gradients of 20 examples in a round, whatever a method spends them on
+(`budget.gradients`): 21 is one more than a multiple of 2 and 4, as Per-FedAvg, APFL and the pruned
+method need, and 3 x 7, as those with two loops do. Each method has six settings to choose from,
+pFedGP three: six step sizes where one decides, else three and two of its penalty or second rate.
+Where layers are private, it is the last one. `Nested` is left out: its settings make it PerMFL,
+pFedMe or another of these.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ _BESIDE = (0.03, 0.1, 0.3)
 
 @dataclass(frozen=True)
 class Method:
-    """How an algorithm is made from a setting and the number of devices, and the settings to choose from."""
+    """How an algorithm is made from a setting and the number of devices, and the settings to choose
+    from.
+    """
 
     make: Callable[[Point, int], Algorithm]
     points: tuple[Point, ...]
@@ -104,7 +108,9 @@ def _ditto(p: Point, devices: int) -> Algorithm:
 
 
 def _fedamp(p: Point, devices: int) -> Algorithm:
-    """alpha such that models that are all alike weigh as much together as the device's own; lam/alpha is .1."""
+    """alpha such that models that are all alike weigh as much together as the device's own;
+    lam/alpha is .1.
+    """
     alpha = p["sigma"] / (2 * (devices - 1))
     return FedAMP(
         sigma=p["sigma"], alpha=alpha, lam=0.1 * alpha, lr=p["lr"], steps=GRADIENTS, batch=BATCH
@@ -135,7 +141,9 @@ def _fedmac(p: Point, devices: int) -> Algorithm:
 
 
 def _permfl(p: Point, devices: int) -> Algorithm:
-    """beta gamma = 1, and eta (lam + gamma) just below 1, where the edge's problem is solved fastest."""
+    """beta gamma = 1, and eta (lam + gamma) just below 1, where the edge's problem is solved
+    fastest.
+    """
     eta = 0.9 / (p["lam"] + 1)
     return PerMFL(
         lam=p["lam"],
@@ -162,7 +170,9 @@ def _pfedbayes(p: Point, devices: int) -> Algorithm:
 
 
 def _pfedgp(p: Point, devices: int) -> Algorithm:
-    """Fewer draws and examples than its paper has, and with 100 devices of 10 labels a seventh of the steps, for time."""
+    """Fewer draws and examples than its paper has, and with 100 devices of 10 labels a seventh of
+    the steps, for time.
+    """
     few: dict[str, Any] = {"draws": 5, "gibbs_steps": 2, "support": 50, "predict_draws": 5}
     return PFedGP(
         lr=p["lr"], steps=GRADIENTS if devices < 100 else GRADIENTS // 7, batch=BATCH, **few

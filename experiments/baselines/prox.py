@@ -1,6 +1,8 @@
-"""FedProx at FedAvg's own step size: last test loss by mu. `COVEY_DATA=FOLDER python -m experiments.baselines.prox`.
+"""FedProx at FedAvg's own step size: last test loss by mu. `COVEY_DATA=FOLDER python -m
+experiments.baselines.prox`.
 
-In run.py both choose among six settings; FedProx spends half of its on mu and has fewer step sizes to choose from.
+In run.py both choose among six settings; FedProx spends half of its on mu and has fewer step sizes
+to choose from.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Every method on three sets with the same budget of gradients.
 
-`COVEY_DATA=FOLDER python -m experiments.baselines.run --json OUT.json --jobs 16`, then `python -m experiments.baselines.table
-OUT.json`: Synthetic(.5, .5) with 100 devices; Fashion-MNIST with 20 devices of 2 labels; the digits with 20 devices of 2 labels.
-All devices asked in 100 rounds (Fashion-MNIST: 60), 21 gradients of 20 examples each. The setting of a method is that of the best
-validation accuracy on seed 0 in half the rounds; reported are seeds 1, 2, 3, in the round of the best validation accuracy.
+`COVEY_DATA=FOLDER python -m experiments.baselines.run --json OUT.json --jobs 16`, then `python -m
+experiments.baselines.table OUT.json`: Synthetic(.5, .5) with 100 devices; Fashion-MNIST with 20
+devices of 2 labels; the digits with 20 devices of 2 labels. All devices asked in 100 rounds
+(Fashion-MNIST: 60), 21 gradients of 20 examples each. The setting of a method is that of the best
+validation accuracy on seed 0 in half the rounds; reported are seeds 1, 2, 3, in the round of the
+best validation accuracy.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ SETS: dict[str, tuple[tuple[int, ...], int, int]] = {
     "synthetic": ((60, 20, 10), 10, 100),
     "digits": ((64, 32, 10), 4, 100),
 }
-"""The network, the number of edges for methods that have them, the rounds. The slowest is first, so that nothing waits for it."""
+"""The network, the number of edges for methods that have them, the rounds.
+
+The slowest is first, so that nothing waits for it.
+"""
 SEEDS, TUNING = (1, 2, 3), 0
 SLOW = ("pfedgp", "pfedbayes")  # run first, so that nothing waits for them in the end
 SCORE_EVERY = {
@@ -53,7 +58,10 @@ def shards(name: str, seed: int) -> Shards:
 def experiment(
     name: str, method: str, point: int, *, seed: int, rounds: int, device: str = "cpu"
 ) -> covey.Experiment:
-    """One setting of a method on one seed of a set. Edges hold neighbours in the order in which the devices were dealt."""
+    """One setting of a method on one seed of a set.
+
+    Edges hold neighbours in the order in which the devices were dealt.
+    """
     sizes, edges, _ = SETS[name]
     data, how = shards(name, seed), METHODS[method]
     algorithm = how.make(how.points[point], data.devices)
@@ -120,7 +128,9 @@ def main_model(answer: dict[str, Any]) -> str:
 
 
 def best_point(answers: Found, name: str, method: str) -> int | None:
-    """The number of the best setting on the tuning seed; None while some are missing, or where all failed."""
+    """The number of the best setting on the tuning seed; None while some are missing, or where all
+    failed.
+    """
     names = [key(name, method, point, TUNING) for point in range(len(METHODS[method].points))]
     tried = [answers[name] for name in names if name in answers]
     if len(tried) < len(names) or all("error" in answer for answer in tried):
@@ -145,7 +155,9 @@ def key(name: str, method: str, point: int, seed: int) -> str:
 def jobs(
     answers: Found, *, sets: list[str], methods: list[str], share: float, device: str
 ) -> Iterator[Job]:
-    """The grid on the tuning seed, and the reported seeds of every method whose grid is done; the slowest first."""
+    """The grid on the tuning seed, and the reported seeds of every method whose grid is done; the
+    slowest first.
+    """
     pairs = sorted(
         ((name, method) for name in sets for method in methods),
         key=lambda pair: pair[1] not in SLOW,

@@ -1,7 +1,9 @@
-"""How calibrated pFedGP is by the number of a device's own examples that its classifier predicts from.
+"""How calibrated pFedGP is by the number of a device's own examples that its classifier predicts
+from.
 
-`COVEY_DATA=FOLDER python -m experiments.baselines.supports`: one seed of calibration.py, trained for 300 rounds; then the same
-networks are looked at with 50 to 400 examples. The last takes eight minutes on a busy core.
+`COVEY_DATA=FOLDER python -m experiments.baselines.supports`: one seed of calibration.py, trained
+for 300 rounds; then the same networks are looked at with 50 to 400 examples. The last takes eight
+minutes on a busy core.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ _TITLES = {
     "fashion": "Fashion-MNIST, 20 devices of 2 labels",
     "digits": "Digits, 20 devices of 2 labels",
 }
-_HEAD = "| method | global | personal | worst tenth | test loss: global | personal | training loss | kB | gradients | s | setting |"
+_HEAD = (
+    "| method | global | personal | worst tenth | test loss: global | personal "
+    "| training loss | kB | gradients | s | setting |"
+)
 
 
 def main() -> None:
@@ -80,7 +83,9 @@ def row(answers: Found, name: str, method: str) -> str | None:
 
 
 def verdict(answers: Found) -> str:
-    """For each method, the sets on which the test loss of one of its models ends below that of local or FedAvg."""
+    """For each method, the sets on which the test loss of one of its models ends below that of
+    local or FedAvg.
+    """
     lines = [
         "| method | below local's test loss on | below FedAvg's | below local's training loss on | below FedAvg's |",
         "|---" * 5 + "|",

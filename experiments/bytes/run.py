@@ -1,8 +1,9 @@
-"""Bytes at the sparsity floors of sFedHP (20 %) and FedMac (50 %), measured and by formula: `python -m experiments.bytes.run`.
+"""Bytes at the sparsity floors of sFedHP (20 %) and FedMac (50 %), measured and by formula: `python
+-m experiments.bytes.run`.
 
-Digits, two labels per device, 20 devices under 4 edges, 64-100-10; gamma = .001 as printed for both. Bitmap links; what dense
-links would have carried is known from the same messages. Figures are of the last 20 rounds, where the floor holds the sparsity;
-one line per link and direction.
+Digits, two labels per device, 20 devices under 4 edges, 64-100-10; gamma = .001 as printed for
+both. Bitmap links; what dense links would have carried is known from the same messages. Figures are
+of the last 20 rounds, where the floor holds the sparsity; one line per link and direction.
 """
 
 from __future__ import annotations

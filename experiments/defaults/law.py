@@ -1,15 +1,17 @@
-"""What an algorithm's defaults owe a newcomer, on two populations: the law, and the runs it is checked on.
+"""What an algorithm's defaults owe a newcomer, on two populations: the law, and the runs it is
+checked on.
 
 With no argument at all, after 60 rounds in which every device is asked, in the last round:
 
-1. the personal model (HierFAVG: the edge's) is at most 3 points below that of `FineTune(lr=0.1, tune_lr=0.03)`, and at most 2
-   below any other model of its run;
-2. the global model of FedAvg, FedProx, SCAFFOLD, HierFAVG and of every method without a personal model is at most 3 points
-   below that of `FedAvg(lr=0.1)`;
+1. the personal model (HierFAVG: the edge's) is at most 3 points below that of `FineTune(lr=0.1,
+   tune_lr=0.03)`, and at most 2 below any other model of its run;
+2. the global model of FedAvg, FedProx, SCAFFOLD, HierFAVG and of every method without a personal
+   model is at most 3 points below that of `FedAvg(lr=0.1)`;
 3. on the digits the global model of `GLOBAL_TOO` reaches 84 %.
 
-`python -m experiments.defaults.run` takes the mean over seeds 0 to 2; tests/laws/test_defaults.py takes seed 0 with one more
-point of slack. A new file in `covey/algorithms` is held to all of it without an entry here.
+`python -m experiments.defaults.run` takes the mean over seeds 0 to 2; tests/laws/test_defaults.py
+takes seed 0 with one more point of slack. A new file in `covey/algorithms` is held to all of it
+without an entry here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ EXCEPTIONS = {
 }
 """Algorithms that the law does not hold, each with its reason."""
 SLOW = ("PFedGP", "PFedBayes")
-"""Checked on the digits only, after 20 rounds and with 5 points: a round of theirs takes as long as ten of the others'."""
+"""Checked on the digits only, after 20 rounds and with 5 points: a round of theirs takes as long as
+ten of the others'.
+"""
 YARDSTICKS: dict[str, Algorithm] = {
     "FineTune": FineTune(lr=0.1, tune_lr=0.03),
     "FedAvg": FedAvg(lr=0.1),
@@ -112,7 +116,9 @@ class Limit:
 def limits(
     name: str, world: str, got: Scores, yardsticks: dict[str, Scores], slack: float = 0.0
 ) -> list[Limit]:
-    """What the law demands of an algorithm's scores; `yardsticks` are those of `YARDSTICKS` after as many rounds."""
+    """What the law demands of an algorithm's scores; `yardsticks` are those of `YARDSTICKS` after
+    as many rounds.
+    """
     out = []
     below = 5.0 if name in SLOW else 3.0
     personal = "edge" if name == "HierFAVG" else "personal"

@@ -1,9 +1,10 @@
-"""Personal against global models on the digits, two labels per device, five seeds: `python -m experiments.digits.run`.
+"""Personal against global models on the digits, two labels per device, five seeds: `python -m
+experiments.digits.run`.
 
-20 devices under 4 edges, 64-32-10, every device asked. The round is chosen on validation data; the test figures are of that
-round.
-Step sizes and penalties were chosen per method on validation data of seed 100 (`--grid`), which is not among the reported seeds.
-Every seed has its own initial weights, partition and draws.
+20 devices under 4 edges, 64-32-10, every device asked. The round is chosen on validation data; the
+test figures are of that round. Step sizes and penalties were chosen per method on validation data
+of seed 100 (`--grid`), which is not among the reported seeds. Every seed has its own initial
+weights, partition and draws.
 """
 
 from __future__ import annotations

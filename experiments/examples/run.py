@@ -1,9 +1,11 @@
-"""Whether every example's personal models are worth their rounds: beside them Local, with as many gradients.
+"""Whether every example's personal models are worth their rounds: beside them Local, with as many
+gradients.
 
     python -m experiments.examples.run [FILE.toml ...]
 
-Seeds 0 to 2, each model in the round chosen on validation data. Local has three step sizes, of which
-validation data chooses one; it takes as many steps in all as a device of the example does on average.
+Seeds 0 to 2, each model in the round chosen on validation data. Local has three step sizes, of
+which validation data chooses one; it takes as many steps in all as a device of the example does on
+average.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ STEP_SIZES = (0.02, 0.1, 0.3)
 
 
 def examples() -> list[Path]:
-    """Every experiment file that is shipped, the demo too; plan/ has scenarios, which train nothing."""
+    """Every experiment file that is shipped, the demo too; plan/ has scenarios, which train
+    nothing.
+    """
     found = set((ROOT / "examples").rglob("*.toml")) - set(
         (ROOT / "examples" / "plan").rglob("*.toml")
     )
@@ -73,7 +77,9 @@ def _chosen(history: list[covey.Round], name: str) -> tuple[float, float]:
 def _local(
     experiment: Experiment, history: list[covey.Round], step_sizes: Sequence[float]
 ) -> float:
-    """Local's test accuracy in percent, with the gradients of the example, at the step size that validation chooses."""
+    """Local's test accuracy in percent, with the gradients of the example, at the step size that
+    validation chooses.
+    """
     gradients = sum(record.gradients for record in history)
     devices = experiment.data.devices
     steps = max(1, round(gradients / len(history) / devices))

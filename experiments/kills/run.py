@@ -1,7 +1,9 @@
-"""Runs killed at random moments end in the same bits as one left alone: `python -m experiments.kills.run --kills 100`.
+"""Runs killed at random moments end in the same bits as one left alone: `python -m
+experiments.kills.run --kills 100`.
 
-One experiment is run undisturbed. Then victims of the same experiment are killed with SIGKILL, half of the times inside the
-write of a checkpoint, else at a random time: four in five in training, one in start-up. Each is resumed until it ends.
+One experiment is run undisturbed. Then victims of the same experiment are killed with SIGKILL, half
+of the times inside the write of a checkpoint, else at a random time: four in five in training, one
+in start-up. Each is resumed until it ends.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Kills:
             return taken
 
     def settle(self, where: str | None) -> None:
-        """Where a kill fell; None if the process ended by itself first, which leaves the kill to be made."""
+        """Where a kill fell; None if the process ended by itself first, which leaves the kill to be
+        made.
+        """
         with self.lock:
             if where is None:
                 self.left += 1
@@ -112,7 +116,9 @@ def victim(folder: Path, rounds: int, kills: Kills, startup: float) -> None:
 
 
 def difference(left: Path, right: Path) -> str | None:
-    """The first thing in which two run folders differ, seconds apart; None if every bit is the same."""
+    """The first thing in which two run folders differ, seconds apart; None if every bit is the
+    same.
+    """
     for name in ("config.toml", "metrics.jsonl", "summary.json"):
         if _timeless(left / name) != _timeless(right / name):
             return name

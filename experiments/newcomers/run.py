@@ -1,10 +1,13 @@
-"""What a new device gets: global, edge and personalised models on devices that took no part in training.
+"""What a new device gets: global, edge and personalised models on devices that took no part in
+training.
 
-`COVEY_DATA=FOLDER python -m experiments.newcomers.run`: Fashion-MNIST, 50 devices of 5 labels each under 5 edges of devices whose
-first updates are alike; 10 of them, drawn evenly from the edges, are held out. 784-100-10, every other device asked. A newcomer
-takes the model of the tier above it that fits its training examples best and runs the method's own inner problem on it, once.
-The round is that of the best validation accuracy of the personalised model on the newcomers. Step sizes and penalties were chosen
-in the same way on seed 100 (`--grid`), which is not among those reported. Every seed has its own weights, partition and draws.
+`COVEY_DATA=FOLDER python -m experiments.newcomers.run`: Fashion-MNIST, 50 devices of 5 labels each
+under 5 edges of devices whose first updates are alike; 10 of them, drawn evenly from the edges, are
+held out. 784-100-10, every other device asked. A newcomer takes the model of the tier above it that
+fits its training examples best and runs the method's own inner problem on it, once. The round is
+that of the best validation accuracy of the personalised model on the newcomers. Step sizes and
+penalties were chosen in the same way on seed 100 (`--grid`), which is not among those reported.
+Every seed has its own weights, partition and draws.
 """
 
 from __future__ import annotations
@@ -64,7 +67,9 @@ def history(algorithm: covey.Algorithm, seed: int, rounds: int) -> list[Round]:
 
 
 def chosen(records: list[Round]) -> dict[str, float]:
-    """Test accuracy of every model in the round that is best for the personalised model on validation data, in percent."""
+    """Test accuracy of every model in the round that is best for the personalised model on
+    validation data, in percent.
+    """
     best = select([record for record in records if record.models], "new_personal").chosen
     names = [*MODELS, *(name for name in best.models if not name.startswith("new_"))]
     out = {name: 100 * (best.accuracy(name) or 0.0) for name in names if name in best.models}
@@ -73,7 +78,9 @@ def chosen(records: list[Round]) -> dict[str, float]:
 
 
 def grid(rounds: int) -> dict[str, covey.Algorithm]:
-    """The setting of each method whose personalised model is best on the validation data of seed 100's newcomers."""
+    """The setting of each method whose personalised model is best on the validation data of seed
+    100's newcomers.
+    """
     best: dict[str, tuple[float, covey.Algorithm]] = {}
     for name, choices in GRIDS.items():
         for values in product(*choices.values()):

@@ -1,8 +1,10 @@
-"""First rows of the papers' tables: `python -m experiments.papers.run pfedme fedmac [--device cuda] [--data-dir DIR]`.
+"""First rows of the papers' tables: `python -m experiments.papers.run pfedme fedmac [--device cuda]
+[--data-dir DIR]`.
 
-A row is one method on one population; its seeds run side by side, each with its own weights, partition and draws. Two figures
-per cell: best round on test after training on 75 % ("paper", as the papers print it), and the round chosen on validation.
-Needs torch, numpy and safetensors alone. Every row is written when it is done; one that is there is not run again.
+A row is one method on one population; its seeds run side by side, each with its own weights,
+partition and draws. Two figures per cell: best round on test after training on 75 % ("paper", as
+the papers print it), and the round chosen on validation. Needs torch, numpy and safetensors alone.
+Every row is written when it is done; one that is there is not run again.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Row:
-    """One method on one population, and what the paper prints for each of its models: (mean, deviation)."""
+    """One method on one population, and what the paper prints for each of its models: (mean,
+    deviation).
+    """
 
     name: str
     algorithm: Algorithm
@@ -58,7 +62,9 @@ def _synthetic(seed: int, folder: str | None) -> Shards:
 
 
 def pfedme() -> Iterator[Row]:
-    """Table 1 of pFedMe: S = 5 of 20 on MNIST (T = 800), 10 of 100 on Synthetic (T = 600); decay .001 as in its code."""
+    """Table 1 of pFedMe: S = 5 of 20 on MNIST (T = 800), 10 of 100 on Synthetic (T = 600); decay
+    .001 as in its code.
+    """
     settings: dict[tuple[str, str], dict[str, Any]] = {
         ("mnist", "mlr"): {
             "fedavg": 0.02,
@@ -133,7 +139,9 @@ def pfedme() -> Iterator[Row]:
 
 
 def fedmac() -> Iterator[Row]:
-    """Table 1 of FedMac: S = 10 of 20 (20 of 100 on Synthetic), T = 800, R = 20, one inner step for every method."""
+    """Table 1 of FedMac: S = 10 of 20 (20 of 100 on Synthetic), T = 800, R = 20, one inner step for
+    every method.
+    """
     columns = (
         "fedavg",
         "fedprox",

@@ -1,9 +1,12 @@
-"""What can be said of bandwidth and pruning plans without training: how exact they are, how fast, and which orderings hold.
+"""What can be said of bandwidth and pruning plans without training: how exact they are, how fast,
+and which orderings hold.
 
-`python -m experiments.plan.run exact|printed|remarks|orderings|scale`. Instances follow the paper where it gives a number (10
-devices, 20 MHz, 28 dBm, -110 dBm, 3 GHz, 32 bits, 25 ms); where it gives none, every instance draws its own: places on a ring of
-20 to 300 m, path loss 30 + 35 log10(d) dB with Rayleigh fading, 10 to 60 cycles a weight, 10,000 to 200,000 shared weights (half
-to one and a half times that for each device) and a quarter as many personal ones. An instance is a cell; all are planned at once.
+`python -m experiments.plan.run exact|printed|remarks|orderings|scale`. Instances follow the paper
+where it gives a number (10 devices, 20 MHz, 28 dBm, -110 dBm, 3 GHz, 32 bits, 25 ms); where it
+gives none, every instance draws its own: places on a ring of 20 to 300 m, path loss 30 + 35
+log10(d) dB with Rayleigh fading, 10 to 60 cycles a weight, 10,000 to 200,000 shared weights (half
+to one and a half times that for each device) and a quarter as many personal ones. An instance is a
+cell; all are planned at once.
 """
 
 from __future__ import annotations
@@ -108,9 +111,11 @@ def exact(count: int) -> None:
 
 
 def generic(p: Problem) -> tuple[Tensor, float]:
-    """Shares and the sum of ratios of those asked in one group by SLSQP, started again from its own end.
+    """Shares and the sum of ratios of those asked in one group by SLSQP, started again from its own
+    end.
 
-    With noise by density it works on log b, which is the same problem; on b it fails where shares differ by many orders.
+    With noise by density it works on log b, which is the same problem; on b it fails where shares
+    differ by many orders.
     """
     reason, least = admit(p)
     q = p.take(reason == 0)
@@ -152,7 +157,9 @@ def generic(p: Problem) -> tuple[Tensor, float]:
 
 
 def printed(count: int) -> None:
-    """Equation (47) as printed, its price chosen so that shares add up to 1, and (39) without the probe."""
+    """Equation (47) as printed, its price chosen so that shares add up to 1, and (39) without the
+    probe.
+    """
     s = world(count)
     p = s.problem(s.gain(range(1)))
     usable = p.budget > 0
@@ -184,7 +191,9 @@ def printed(count: int) -> None:
 
 
 def as_printed(p: Problem, bits: Tensor) -> Tensor:
-    """b = sqrt((A s r / price - s) / (r c)), with s in bits and r in bit/s, the price such that shares add up to 1."""
+    """b = sqrt((A s r / price - s) / (r c)), with s in bits and r in bit/s, the price such that
+    shares add up to 1.
+    """
     a, c, s = p.budget.numpy(), p.compute.numpy(), bits.numpy()
     r = s / p.send.numpy()
 
@@ -196,7 +205,9 @@ def as_printed(p: Problem, bits: Tensor) -> Tensor:
 
 
 def remarks(count: int) -> None:
-    """Remarks 1 and 2: what a device gets at the price of the others when its channel is worse or its processor faster."""
+    """Remarks 1 and 2: what a device gets at the price of the others when its channel is worse or
+    its processor faster.
+    """
     s = world(count)
     p = s.problem(s.gain(range(1)))
     p = p.take(p.budget > 0)
@@ -244,7 +255,9 @@ def remarks(count: int) -> None:
 
 
 def orderings(count: int) -> None:
-    """The paper's orderings of latencies and ratios, and equal shares shown twice; without a cap, as in the paper."""
+    """The paper's orderings of latencies and ratios, and equal shares shown twice; without a cap,
+    as in the paper.
+    """
     s = world(count)
     plans = {name: plan(s, policy) for name, policy in POLICIES.items()}
     ours = plans["optimal"]

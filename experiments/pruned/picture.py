@@ -1,4 +1,5 @@
-"""Figures 2 to 5 as one picture, from what `run.py` wrote: `python -m experiments.pruned.picture OUT.json docs/pruned.png`.
+"""Figures 2 to 5 as one picture, from what `run.py` wrote: `python -m experiments.pruned.picture
+OUT.json docs/pruned.png`.
 
 Lines are means over seeds of the personal models' test figures, in every second round.
 """

@@ -1,9 +1,11 @@
-"""Partial pruning and personalization over the air, trained: Figures 2 to 5 and Table I of Liu and Ratnarajah (2023).
+"""Partial pruning and personalization over the air, trained: Figures 2 to 5 and Table I of Liu and
+Ratnarajah (2023).
 
-`COVEY_DATA=FOLDER python -m experiments.pruned.run all --device cuda --jobs 6 --cpu-jobs 9 --json OUT.json`: everything; or a
-part: `schemes` (Figure 4, Table I), `thresholds` (Figure 5), `ratios` (Figure 2), `orders` (Figure 3), `fading` (seconds and
-joules to an accuracy), `draws` (orderings over random places, cycles and sizes, on the digits), `grid` (learning rates). A job
-that is in OUT.json is not run again. `table.py` and `picture.py` read that file; the set-up is settings.py.
+`COVEY_DATA=FOLDER python -m experiments.pruned.run all --device cuda --jobs 6 --cpu-jobs 9 --json
+OUT.json`: everything; or a part: `schemes` (Figure 4, Table I), `thresholds` (Figure 5), `ratios`
+(Figure 2), `orders` (Figure 3), `fading` (seconds and joules to an accuracy), `draws` (orderings
+over random places, cycles and sizes, on the digits), `grid` (learning rates). A job that is in
+OUT.json is not run again. `table.py` and `picture.py` read that file; the set-up is settings.py.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def played(job: Job, device: str, until: float) -> dict[str, Any]:
 
 
 def columns(history: tuple[Round, ...], *, short: bool) -> dict[str, list[Any]]:
-    """A seed's rounds as columns, of a round that is not scored None; of a draw, scored rounds and the means of the rest."""
+    """A seed's rounds as columns, of a round that is not scored None; of a draw, scored rounds and
+    the means of the rest.
+    """
     rows = [row(record) for record in history]
     found = {name: [_short(one.get(name)) for one in rows] for name in rows[-1]}
     if not short:
@@ -77,8 +81,8 @@ def row(record: Round) -> dict[str, Any]:
     for name, model in record.models.items():
         if name in ("global", "personal"):
             for part, score in model.scores.items():
-                # Somebody whom no plan has asked yet has no personal model: the global one stands in, so that all schemes
-                # are scored on the same devices.
+                # Somebody whom no plan has asked yet has no personal model: the global one stands
+                # in, so that all schemes are scored on the same devices.
                 out[f"{name}_{part}"] = score.accuracy_fallback
                 out[f"{name}_{part}_loss"] = score.loss
                 out[f"{name}_{part}_worst"] = score.worst_decile
@@ -101,7 +105,9 @@ def row(record: Round) -> dict[str, Any]:
 
 
 def work(todo: list[Job], device: str, processes: int, until: float, answers: Answers) -> None:
-    """Those of these jobs that are not done, on one kind of device; one that failed before is tried again."""
+    """Those of these jobs that are not done, on one kind of device; one that failed before is tried
+    again.
+    """
 
     def plan(found: Found) -> list[pool.Job]:
         return [(job.key, (job, device, until)) for job in todo if not done(job, found)]
@@ -116,7 +122,9 @@ def done(job: Job, found: Found) -> bool:
 
 
 def rates(found: Found) -> Rates:
-    """The learning rates with the best validation accuracy over the last quarter of the rounds of the grid."""
+    """The learning rates with the best validation accuracy over the last quarter of the rounds of
+    the grid.
+    """
     out: Rates = {(data, all_shared): LR[data] for data in SETS for all_shared in (False, True)}
     for data, all_shared in out:
         quality: dict[float, list[float]] = {}

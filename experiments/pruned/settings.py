@@ -1,8 +1,10 @@
-"""Who stands where, what is trained, and every job: the set-up of Liu and Ratnarajah (2023), Section IV, and what it leaves out.
+"""Who stands where, what is trained, and every job: the set-up of Liu and Ratnarajah (2023),
+Section IV, and what it leaves out.
 
-From the paper: 10 devices, 20 MHz, 28 dBm, 3 GHz, 32 bits, -110 dBm, 25 ms, batches of 128, convolutions personal and linear
-layers shared. Chosen here: the network, 2 labels a device, the steps of a round, places on a ring of 20 to 300 m, loss
-30 + 35 log10(d) dB with Rayleigh fading, 10 to 60 cycles a weight, and the learning rate (`run.py grid`).
+From the paper: 10 devices, 20 MHz, 28 dBm, 3 GHz, 32 bits, -110 dBm, 25 ms, batches of 128,
+convolutions personal and linear layers shared. Chosen here: the network, 2 labels a device, the
+steps of a round, places on a ring of 20 to 300 m, loss 30 + 35 log10(d) dB with Rayleigh fading, 10
+to 60 cycles a weight, and the learning rate (`run.py grid`).
 """
 
 from __future__ import annotations
@@ -78,7 +80,9 @@ DRAWN = ("proposed", "equal (a)", "fair", "personalization only", "pruning only"
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: all its seeds in one go; or, of the part "draws", one draw with all its schemes."""
+    """One piece of work: all its seeds in one go; or, of the part "draws", one draw with all its
+    schemes.
+    """
 
     part: str
     data: str
@@ -108,7 +112,9 @@ class Job:
 
 
 def grid(*, rounds: int) -> list[Job]:
-    """Learning rates, on seed 0: nothing pruned, and half; and for pruning only, which is compared at a rate of its own."""
+    """Learning rates, on seed 0: nothing pruned, and half; and for pruning only, which is compared
+    at a rate of its own.
+    """
     kinds = (
         ("ratio 0", 0.0, False),
         ("ratio 0.5", 0.5, False),
@@ -185,7 +191,9 @@ _x: dict[str, Tensor] = {}
 
 
 def _centred(name: str, x: Tensor) -> Tensor:
-    """The images less their mean over their deviation, as published: one tensor for all seeds, so that it is held once."""
+    """The images less their mean over their deviation, as published: one tensor for all seeds, so
+    that it is held once.
+    """
     mean, deviation = {"mnist": (0.1307, 0.3081), "fashion_mnist": (0.2860, 0.3530)}[name]
     if name not in _x:
         _x[name] = (x - mean) / deviation
@@ -193,7 +201,9 @@ def _centred(name: str, x: Tensor) -> Tensor:
 
 
 def network(job: Job) -> nn.Module:
-    """A small LeNet, N_u = 26,710 and N_v = 3,424; for a draw 64-64-h-10, whose first layer stands for the convolutions."""
+    """A small LeNet, N_u = 26,710 and N_v = 3,424; for a draw 64-64-h-10, whose first layer stands
+    for the convolutions.
+    """
     if job.draw is None:
         return covey.models.cnn((1, 28, 28), channels=(8, 16), hidden=100, padding="valid")
     wanted = float(SHARED.draw(7, torch.tensor([job.draw])))

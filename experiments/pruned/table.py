@@ -1,7 +1,9 @@
-"""Tables and verdicts in Markdown from what `run.py` wrote: `python -m experiments.pruned.table OUT.json`.
+"""Tables and verdicts in Markdown from what `run.py` wrote: `python -m experiments.pruned.table
+OUT.json`.
 
-Accuracies are of the personal models on test data, in per cent: in the round that validation data chose for each seed, and in the
-last. "shared" is the averaged shared part with each device's own layers. Means over seeds, and their standard deviation.
+Accuracies are of the personal models on test data, in per cent: in the round that validation data
+chose for each seed, and in the last. "shared" is the averaged shared part with each device's own
+layers. Means over seeds, and their standard deviation.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def average(seed: Seed, name: str) -> float:
 
 
 def reach(seed: Seed, target: float) -> tuple[int, float, float, float] | None:
-    """The first round whose validation accuracy passes a target; seconds, joules and bytes until then."""
+    """The first round whose validation accuracy passes a target; seconds, joules and bytes until
+    then.
+    """
     for at, value in enumerate(seed["personal_validation"]):
         if value is not None and value >= target:
             seconds, joules, sent = (

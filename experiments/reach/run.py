@@ -1,8 +1,9 @@
 """Bytes on the server's links until a model is good: trees against flat methods, every codec.
 
-`COVEY_DATA=FOLDER python -m experiments.reach.run`: MNIST, 20 devices of 5 labels, 784-100-10, all asked, under 4 edges where the
-method has them. A run ends when the validation accuracy of the global and the personal model (where there is one) has passed its
-target, or after 60 rounds. Counted is what the server sends and receives, all rounds and nodes; what edges and devices say to
+`COVEY_DATA=FOLDER python -m experiments.reach.run`: MNIST, 20 devices of 5 labels, 784-100-10, all
+asked, under 4 edges where the method has them. A run ends when the validation accuracy of the
+global and the personal model (where there is one) has passed its target, or after 60 rounds.
+Counted is what the server sends and receives, all rounds and nodes; what edges and devices say to
 each other stands beside it. Two seeds, each with its own weights, partition and draws.
 """
 
@@ -65,7 +66,9 @@ def experiment(algorithm: covey.Algorithm, codec: Any, seed: int) -> covey.Exper
 
 
 def reach(algorithm: covey.Algorithm, codec: Any, seed: int) -> dict[str, Any]:
-    """For each target, the round that passed it and the MB of the server's links and of those below until then."""
+    """For each target, the round that passed it and the MB of the server's links and of those below
+    until then.
+    """
     run = covey.run(experiment(algorithm, codec, seed))
     top, *below = run.runtime.tree.links
     out: dict[str, Any] = {}

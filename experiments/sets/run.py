@@ -1,7 +1,9 @@
-"""Time and memory of loading and dealing every data set that is there: `COVEY_DATA=FOLDER python -m experiments.sets.run`.
+"""Time and memory of loading and dealing every data set that is there: `COVEY_DATA=FOLDER python -m
+experiments.sets.run`.
 
-Each line is a process of its own, so that the peak of memory is its own too. Loading reads and checks the official files; dealing
-makes the partition; building also scales the images and checks them. 3,500 devices and Dirichlet 0.01 are dealt on every set.
+Each line is a process of its own, so that the peak of memory is its own too. Loading reads and
+checks the official files; dealing makes the partition; building also scales the images and checks
+them. 3,500 devices and Dirichlet 0.01 are dealt on every set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The sparse experiments of sFedHP (figures 3 to 5) and FedMac (figures 4 to 6) on MNIST, in bytes that were really sent.
+"""The sparse experiments of sFedHP (figures 3 to 5) and FedMac (figures 4 to 6) on MNIST, in bytes
+that were really sent.
 
 `COVEY_DATA=FOLDER python -m experiments.sparse.run sfedhp|fedmac|lambda|uncut|gamma|gamma_w`: 20
 devices, 784-100-10, all asked, bitmap links, three seeds side by side, each with its own weights,

@@ -1,4 +1,6 @@
-"""Devices with a shared base and a head of their own, in plain torch: head(base(x)), squared error, float64."""
+"""Devices with a shared base and a head of their own, in plain torch: head(base(x)), squared error,
+float64.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Devices whose loss is 1/2 (x - a)' H (x - a), as least squares: in numpy, for what a test expects, and in covey."""
+"""Devices whose loss is 1/2 (x - a)' H (x - a), as least squares: in numpy, for what a test
+expects, and in covey.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +54,9 @@ def quadratic(H: Vector, a: Vector) -> Device:
 def some(
     n: int, d: int, *, mu: float, L: float, spread: float = 1.0, seed: int = 0
 ) -> list[Device]:
-    """n devices with curvatures from mu to L in directions of their own, and minimisers `spread` apart."""
+    """n devices with curvatures from mu to L in directions of their own, and minimisers `spread`
+    apart.
+    """
     rng, devices = np.random.default_rng(seed), []
     for _ in range(n):
         Q, _ = np.linalg.qr(rng.normal(size=(d, d)))
@@ -72,14 +76,17 @@ SMALL = [
         np.array([3.0, 1.0, 0.5, -0.5]),
     ),
 ]
-# The same numbers of examples, but copies of one: whatever a mini-batch draws, its gradient is the whole.
+# The same numbers of examples, but copies of one: whatever a mini-batch draws, its gradient is the
+# whole.
 COPIES = [Device(np.tile(f.X[-1], (len(f.y), 1)), np.full(len(f.y), f.y[-1])) for f in SMALL]
 both = pytest.mark.parametrize(("fs", "batch"), [(SMALL, None), (COPIES, 2)], ids=["full", "batch"])
 W = np.array([0.7, -0.4])
 
 
 class Halves(nn.Module):
-    """Least squares of which the first coefficients are one layer, `u`, and the others another, `v`."""
+    """Least squares of which the first coefficients are one layer, `u`, and the others another,
+    `v`.
+    """
 
     def __init__(self, first: int, then: int) -> None:
         super().__init__()
@@ -104,7 +111,9 @@ def split(
     rounds: int = 2,
     codec: str = "dense",
 ) -> Run:
-    """A run in which the first `shared` parameters are everybody's and the others private; all start from w."""
+    """A run in which the first `shared` parameters are everybody's and the others private; all
+    start from w.
+    """
     shards = covey.data.own_parts(
         train=[(torch.from_numpy(f.X), torch.from_numpy(f.y)) for f in devices]
     )
@@ -121,7 +130,9 @@ def split(
 
 
 def best_parts(devices: Sequence[Device], shared: int) -> tuple[Vector, list[Vector]]:
-    """The minimiser of the mean of f_i([u, v_i]) over u and all v_i: u of the losses with every v_i at its best, then these."""
+    """The minimiser of the mean of f_i([u, v_i]) over u and all v_i: u of the losses with every v_i
+    at its best, then these.
+    """
     S, H, b = shared, 0.0, 0.0
     for f in devices:
         A, B, C, g = f.H[:S, :S], f.H[:S, S:], f.H[S:, S:], f.H @ f.a
@@ -187,7 +198,9 @@ def over_time(
     rounds: int,
     seeds: int = 20,
 ) -> Vector:
-    """All personal models of many runs that differ in their coins, after each of `rounds` rounds, [rounds * seeds, n, d]."""
+    """All personal models of many runs that differ in their coins, after each of `rounds` rounds,
+    [rounds * seeds, n, d].
+    """
     here = start(
         algorithm, devices, tree, w=np.zeros(len(devices[0].a)), rounds=after + rounds
     ).experiment
@@ -211,7 +224,9 @@ def kept(run: Run, name: str) -> dict[int, Vector]:
 
 
 def deviation(run: Run, w: Vector, **models: dict[int, Vector] | list[Vector]) -> float:
-    """The largest difference between a run and what it should be: the global model, and every kept one by name."""
+    """The largest difference between a run and what it should be: the global model, and every kept
+    one by name.
+    """
     gaps = [np.abs(row(run) - w).max()]
     for name, wanted in models.items():
         wanted = wanted if isinstance(wanted, dict) else dict(enumerate(wanted))

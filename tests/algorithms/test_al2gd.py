@@ -1,4 +1,6 @@
-"""AL2GD by hand, flip by flip on both tiers, and the optimum around which it stays, from its objective."""
+"""AL2GD by hand, flip by flip on both tiers, and the optimum around which it stays, from its
+objective.
+"""
 
 import numpy as np
 import torch
@@ -97,7 +99,9 @@ def test_the_stationary_equation_is_the_minimum_of_the_objective() -> None:
 
 
 def test_its_mean_over_time_is_the_optimum() -> None:
-    """On quadratics a flip is linear and on average a gradient step; the last of a round moves edges to the mean of all."""
+    """On quadratics a flip is linear and on average a gradient step; the last of a round moves
+    edges to the mean of all.
+    """
     fs, groups = some(4, 2, mu=0.8, L=1.6, spread=1.0), ([0, 1], [2, 3])
     best, lr = optimum(fs, groups, LAM, GAMMA), 0.03
     algorithm = AL2GD(lam=LAM, gamma=GAMMA, p=0.4, edge_p=0.4, lr=lr, batch=None)
@@ -111,7 +115,9 @@ def test_its_mean_over_time_is_the_optimum() -> None:
 
 
 def test_edges_of_one_device_leave_l2gd_with_gamma() -> None:
-    """There m_j is x_i: the edges' averaging does nothing, and p_j small leaves nearly only local flips."""
+    """There m_j is x_i: the edges' averaging does nothing, and p_j small leaves nearly only local
+    flips.
+    """
     fs = some(3, 2, mu=0.5, L=2.0, spread=1.0)
     tiny = {"edge_p": 1e-4, "lr": LR * (1 - 1e-4), "p": P, "batch": None}
     one = start(

@@ -1,4 +1,6 @@
-"""Clustered training, IFCA (Ghosh et al., 2020, Algorithm 1 with model averaging), by hand, and that it finds the clusters."""
+"""Clustered training, IFCA (Ghosh et al., 2020, Algorithm 1 with model averaging), by hand, and
+that it finds the clusters.
+"""
 
 from typing import Any
 
@@ -26,7 +28,9 @@ from covey.algorithms import Clustered
 
 
 def begin(w: Vector, k: int, spread: float) -> list[Vector]:
-    """The first cluster at w, the others around it: normal numbers by the address of the server's first call."""
+    """The first cluster at w, the others around it: normal numbers by the address of the server's
+    first call.
+    """
     away = draws.normal(
         draws.key(0, 0, 0, "server", "clusters", 0),
         torch.zeros(1, dtype=torch.int64),
@@ -74,7 +78,9 @@ def test_rounds_by_hand(
 
 
 def test_two_kinds_of_devices_get_the_two_optima() -> None:
-    """Curvatures differ from device to device, minimisers are one of two: one step a round leads to these exactly."""
+    """Curvatures differ from device to device, minimisers are one of two: one step a round leads to
+    these exactly.
+    """
     kinds = np.array([[2.0, 0.0], [-2.0, 1.0]])
     fs = [quadratic(np.diag([0.5 + i / 4, 1.5 - i / 4]), kinds[i % 2]) for i in range(4)]
     run = play(

@@ -1,4 +1,6 @@
-"""DemLearn: Ward's groups of the devices' models, means from below, (1 - alpha) member + alpha group from above."""
+"""DemLearn: Ward's groups of the devices' models, means from below, (1 - alpha) member + alpha
+group from above.
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ Group = list[Any]
 
 
 def dendrogram(thetas: list[Vector]) -> Any:
-    """Ward by hand: again and again the two clusters whose union adds the least to the squared distances from the means."""
+    """Ward by hand: again and again the two clusters whose union adds the least to the squared
+    distances from the means.
+    """
     clusters: list[tuple[Any, list[int]]] = [(i, [i]) for i in range(len(thetas))]
     while len(clusters) > 1:
         costs = {}

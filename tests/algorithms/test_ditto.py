@@ -1,4 +1,6 @@
-"""Ditto (Li, Hu, Beirami, Smith, 2021, Algorithm 1) by hand, and its personal models at convergence."""
+"""Ditto (Li, Hu, Beirami, Smith, 2021, Algorithm 1) by hand, and its personal models at
+convergence.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""FedAlt (Pillutla et al., 2022): tau_v steps on a device's own v, then tau_u on the shared u; the server averages u."""
+"""FedAlt (Pillutla et al., 2022): tau_v steps on a device's own v, then tau_u on the shared u; the
+server averages u.
+"""
 
 import numpy as np
 import pytest
@@ -58,7 +60,9 @@ def test_those_not_asked_keep_their_private_part_for_the_next_time() -> None:
 
 
 def test_two_rounds_by_hand_on_uneven_edges() -> None:
-    """Two edge rounds a round, in the second of which v goes on from the first; the server averages edges alike."""
+    """Two edge rounds a round, in the second of which v goes on from the first; the server averages
+    edges alike.
+    """
     run = split(
         FedAlt(**SETTINGS, batch=None, edge_rounds=2), SMALL, Tree.grouped([1, 3]), w=W, shared=S
     )

@@ -1,4 +1,6 @@
-"""FedAMP (Huang et al., 2021, Algorithm 1) by hand, its weights, and that it stands still where its objective does."""
+"""FedAMP (Huang et al., 2021, Algorithm 1) by hand, its weights, and that it stands still where its
+objective does.
+"""
 
 import numpy as np
 import pytest
@@ -71,7 +73,9 @@ def test_rounds_by_hand(
 
 
 def test_it_converges_to_where_its_objective_is_stationary() -> None:
-    """grad f_i + lam sum_j A'(|w_i - w_j|^2) (w_i - w_j) = 0, the derivative of sum f_i + lam/2 sum_{i<j} A."""
+    """grad f_i + lam sum_j A'(|w_i - w_j|^2) (w_i - w_j) = 0, the derivative of sum f_i + lam/2
+    sum_{i<j} A.
+    """
     fs, lam, sigma = some(4, 2, mu=0.5, L=2.0, spread=0.7), 1.5, 2.0
     run = play(
         FedAMP(lam=lam, alpha=0.6, sigma=sigma, steps=60, lr=0.2, batch=None),

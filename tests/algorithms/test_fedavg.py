@@ -1,4 +1,6 @@
-"""FedAvg (McMahan et al., 2017, Algorithm 1): S devices take R steps from w, and w becomes their mean."""
+"""FedAvg (McMahan et al., 2017, Algorithm 1): S devices take R steps from w, and w becomes their
+mean.
+"""
 
 from collections.abc import Sequence
 
@@ -76,7 +78,8 @@ def test_one_step_a_round_reaches_the_minimum_of_the_mean_and_ten_do_not() -> No
     optimum = np.linalg.solve(sum(f.H for f in devices), sum(f.H @ f.a for f in devices))
     exact = play(FedAvg(steps=1, lr=0.8, batch=None), devices, w=np.zeros(3), rounds=40)
     assert deviation(exact, optimum) <= 1e-10
-    # x -> a + (I - lr H)^10 (x - a) is where a device goes: the mean of these maps has a fixed point of its own
+    # x -> a + (I - lr H)^10 (x - a) is where a device goes: the mean of these maps has a fixed
+    # point of its own
     powers = [np.linalg.matrix_power(np.eye(3) - 0.2 * f.H, 10) for f in devices]
     fixed = np.linalg.solve(
         sum(np.eye(3) - p for p in powers),

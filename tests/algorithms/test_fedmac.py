@@ -1,4 +1,6 @@
-"""FedMac (Li, Liu, Zhang et al., 2021) against its Algorithm 1, Proposition 1, Lemmas 1 and 10 and closed forms."""
+"""FedMac (Li, Liu, Zhang et al., 2021) against its Algorithm 1, Proposition 1, Lemmas 1 and 10 and
+closed forms.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -119,7 +121,9 @@ def test_soft_thresholds_leave_exact_zeros_in_personal_models() -> None:
 
 
 def test_gamma_drops_below_the_floor_at_the_next_round_and_returns_and_gamma_w_ends() -> None:
-    """Floor 0.6 of two parameters: a device with one zero trains with gamma_low in the next round, until both are back."""
+    """Floor 0.6 of two parameters: a device with one zero trains with gamma_low in the next round,
+    until both are back.
+    """
     gamma, low, gamma_w, rounds = 1.2, 0.1, 0.1, 5
     algorithm = FedMac(lam=LAM, gamma=gamma, gamma_w=gamma_w, rho=RHO, local_rounds=4, steps=2, lr=LR, personal_lr=PERSONAL_LR,
                        batch=None, floor=0.6, gamma_low=low, gamma_w_until=2)  # fmt: skip
@@ -145,7 +149,9 @@ def test_gamma_drops_below_the_floor_at_the_next_round_and_returns_and_gamma_w_e
 
 
 def test_with_a_tiny_lambda_w_is_an_exponential_mean_of_the_local_path() -> None:
-    """lambda -> 0 with eta lambda = 0.3 (the paper's 3000 * 1e-4): theta is local descent, w_i its running mean."""
+    """lambda -> 0 with eta lambda = 0.3 (the paper's 3000 * 1e-4): theta is local descent, w_i its
+    running mean.
+    """
     run = play(
         FedMac(lam=1e-14, lr=0.3e14, local_rounds=5, personal_lr=0.1, batch=None),
         SMALL,
@@ -217,7 +223,9 @@ def test_one_local_round_reaches_the_optimum(gamma: float, gamma_w: float) -> No
 def test_lemma_10_holds_with_the_diversity_of_the_devices_and_not_as_printed(
     gamma_w: float,
 ) -> None:
-    """(1/N) sum |theta_i(w*) - w*|^2 <= 2 (sigma_F^2 + gamma_w^2 d)/lam^2; printed: 2 gamma_w^2 d^2/lam^2."""
+    """(1/N) sum |theta_i(w*) - w*|^2 <= 2 (sigma_F^2 + gamma_w^2 d)/lam^2; printed: 2 gamma_w^2
+    d^2/lam^2.
+    """
     lam, d, fs = 0.75, 2, devices(spread=1.0)
     run = play(
         FedMac(lam=lam, gamma_w=gamma_w, rho=1e-3, lr=2.0, **EXACTLY),
@@ -239,7 +247,9 @@ def test_lemma_10_holds_with_the_diversity_of_the_devices_and_not_as_printed(
 
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_the_inner_error_is_within_the_bound_of_lemma_1(size: int) -> None:
-    """E |theta~ - theta^|^2 <= 2/mu^2 (gamma_l^2/|D| + nu), here with nu = 0, where it is exactly half of it."""
+    """E |theta~ - theta^|^2 <= 2/mu^2 (gamma_l^2/|D| + nu), here with nu = 0, where it is exactly
+    half of it.
+    """
     y = np.random.default_rng(0).normal(size=12)
     f, w = Device(np.full((12, 1), np.sqrt(MU)), y), np.array([0.3])
     algorithm = FedMac(lam=0.5, local_rounds=1, steps=20, personal_lr=0.5, lr=0.1, batch=size)

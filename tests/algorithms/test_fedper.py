@@ -1,4 +1,6 @@
-"""FedPer (Arivazhagan et al., 2019) by hand: base and head step together, only the base is sent and averaged."""
+"""FedPer (Arivazhagan et al., 2019) by hand: base and head step together, only the base is sent and
+averaged.
+"""
 
 import pytest
 import torch

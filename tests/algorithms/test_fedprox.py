@@ -27,7 +27,9 @@ def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None, w
 
 
 def test_exact_devices_take_w_to_the_minimum_of_the_mean_envelope() -> None:
-    """The fixed point of w <- mean prox_i(w) is the minimum of the mean Moreau envelope with lam = mu."""
+    """The fixed point of w <- mean prox_i(w) is the minimum of the mean Moreau envelope with lam =
+    mu.
+    """
     devices = some(4, 3, mu=0.5, L=2.0, spread=3.0)
     E = [f.envelope(1.0) for f in devices]
     optimum = np.linalg.solve(sum(E), sum(e @ f.a for e, f in zip(E, devices, strict=True)))

@@ -1,4 +1,6 @@
-"""FedRep (Collins et al., 2021, Algorithm 1) by hand: heads first under a fixed base, then the base under fixed heads."""
+"""FedRep (Collins et al., 2021, Algorithm 1) by hand: heads first under a fixed base, then the base
+under fixed heads.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""FedSim (Pillutla et al., 2022): tau steps on the shared u and a device's own v at once; the server averages u."""
+"""FedSim (Pillutla et al., 2022): tau steps on the shared u and a device's own v at once; the
+server averages u.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""FedAvg, then local steps: the global model is FedAvg's, a personal one the broadcast w after a few steps of its own."""
+"""FedAvg, then local steps: the global model is FedAvg's, a personal one the broadcast w after a
+few steps of its own.
+"""
 
 import numpy as np
 from quadratics import EXACT, Device, W, both, deviation, mean, some, start

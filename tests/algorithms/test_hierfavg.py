@@ -1,4 +1,6 @@
-"""HierFAVG (Liu et al., 2020): tau1 steps of the devices, tau2 means at the edges, then the mean of the edges."""
+"""HierFAVG (Liu et al., 2020): tau1 steps of the devices, tau2 means at the edges, then the mean of
+the edges.
+"""
 
 import numpy as np
 import pytest
@@ -98,10 +100,12 @@ def test_one_step_of_each_reaches_the_minimum_of_the_mean_of_the_groups_means() 
 
 
 def test_the_mean_of_a_sample_has_the_variance_of_the_papers_lemmas() -> None:
-    """E |mean_S - mean_N|^2 = (N/S - 1)/(N - 1) * variance (pFedMe, Lemma 4; FedMac, Lemma 3), over covey's own cohorts.
+    """E |mean_S - mean_N|^2 = (N/S - 1)/(N - 1) * variance (pFedMe, Lemma 4; FedMac, Lemma 3), over
+    covey's own cohorts.
 
-    A thousand edges with the same six devices each draw two of them, in two rounds. One step of size 1 takes a device from
-    anywhere to its minimiser, so an edge's model is the mean of two of six points.
+    A thousand edges with the same six devices each draw two of them, in two rounds. One step of
+    size 1 takes a device from anywhere to its minimiser, so an edge's model is the mean of two of
+    six points.
     """
     n, s, edges = 6, 2, 1000
     points = np.random.default_rng(0).normal(size=(n, 2))

@@ -1,7 +1,8 @@
-"""`tol` and `method` of pFedMe, FedMac and sFedHP: which steps a device takes in one inner loop, in closed form on quadratics.
+"""`tol` and `method` of pFedMe, FedMac and sFedHP: which steps a device takes in one inner loop, in
+closed form on quadratics.
 
-On 1/2 (x - a)' H (x - a) plus a tie, the minimiser s and the curvature C are known, and the error e = x - s after k steps is
-(I - lr C)^k e; with momentum, that of a linear recurrence.
+On 1/2 (x - a)' H (x - a) plus a tie, the minimiser s and the curvature C are known, and the error e
+= x - s after k steps is (I - lr C)^k e; with momentum, that of a linear recurrence.
 """
 
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ def plain(name: str, f: Device, steps: int) -> tuple[Vector, float]:
 def nesterov(name: str, f: Device, steps: int) -> tuple[Vector, float]:
     """The same with momentum, and the norm of the gradient where the next step looks.
 
-    [e, e before] <- [[Q (1 + m), -Q m], [I, 0]] [e, e before], Q = I - lr C, whose m is that of the step before.
+    [e, e before] <- [[Q (1 + m), -Q m], [I, 0]] [e, e before], Q = I - lr C, whose m is that of the
+    step before.
     """
     s, C, strong = problem(name, f)
     Q, eye, zero = np.eye(3) - LR * C, np.eye(3), np.zeros((3, 3))
@@ -79,7 +81,9 @@ def nesterov(name: str, f: Device, steps: int) -> tuple[Vector, float]:
 
 
 def momentum(strong: float, step: int) -> float:
-    """That with which a step looks ahead: (1 - r) / (1 + r) with r^2 = lr strong, or (k - 1) / (k + 2) without ties."""
+    """That with which a step looks ahead: (1 - r) / (1 + r) with r^2 = lr strong, or (k - 1) / (k +
+    2) without ties.
+    """
     if step == 0:
         return 0.0
     root = np.sqrt(LR * strong)

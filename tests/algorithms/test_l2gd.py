@@ -1,4 +1,6 @@
-"""L2GD (Hanzely, Richtarik, 2020, Algorithm 1) by hand, flip by flip, and the optimum around which it stays."""
+"""L2GD (Hanzely, Richtarik, 2020, Algorithm 1) by hand, flip by flip, and the optimum around which
+it stays.
+"""
 
 import numpy as np
 import pytest
@@ -25,7 +27,9 @@ LAM, P, LR = 0.9, 0.3, 0.1
 
 
 def flips(round: int) -> list[bool]:
-    """The coins of a round, the last of which averages: a number of failures comes from one uniform number."""
+    """The coins of a round, the last of which averages: a number of failures comes from one uniform
+    number.
+    """
     u = float(
         draws.uniform(
             draws.key(0, round, 0, "server", "coin", 0), torch.zeros(1, dtype=torch.int64), 1
@@ -77,9 +81,11 @@ def test_the_optimum_is_where_each_model_is_the_mean_less_its_gradient_over_lam(
 
 
 def test_its_mean_over_time_is_the_optimum_and_smaller_steps_stay_nearer() -> None:
-    """On quadratics a flip is linear and on average a gradient step, so that before a flip the mean is the optimum x*.
+    """On quadratics a flip is linear and on average a gradient step, so that before a flip the mean
+    is the optimum x*.
 
-    A round ends with an averaging flip: what is kept then is x* - lr lam/p (x* - mean x*) on average.
+    A round ends with an averaging flip: what is kept then is x* - lr lam/p (x* - mean x*) on
+    average.
     """
     fs = some(4, 2, mu=0.8, L=1.6, spread=1.0)
     best, far = np.array(optimum(fs, LAM)), {}

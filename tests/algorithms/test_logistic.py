@@ -1,6 +1,8 @@
-"""L2-regularised multinomial logistic regression: each convex method ends where a generic solver ends on its objective.
+"""L2-regularised multinomial logistic regression: each convex method ends where a generic solver
+ends on its objective.
 
-The solver knows nothing of tiers: it minimises the objective over all models of all nodes at once, by L-BFGS.
+The solver knows nothing of tiers: it minimises the objective over all models of all nodes at once,
+by L-BFGS.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,9 @@ GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
 
 @cache
 def devices() -> list[tuple[Tensor, Tensor]]:
-    """Four devices with 30 real digits each, of two of four classes; pixels halved, so that curvatures are 0.5 to 2.6."""
+    """Four devices with 30 real digits each, of two of four classes; pixels halved, so that
+    curvatures are 0.5 to 2.6.
+    """
     digits = covey.data.digits()
     out = []
     for u in range(4):

@@ -1,7 +1,9 @@
-"""`Nested` on trees of four and five tiers with uneven groups, against one linear system for all models of all nodes.
+"""`Nested` on trees of four and five tiers with uneven groups, against one linear system for all
+models of all nodes.
 
-A node's objective is the mean over its children of their envelopes, so the tie between a node and its parent weighs as the
-product of 1/children on the way down, and the joint minimum over all models solves the nested problem.
+A node's objective is the mean over its children of their envelopes, so the tie between a node and
+its parent weighs as the product of 1/children on the way down, and the joint minimum over all
+models solves the nested problem.
 """
 
 from collections.abc import Sequence
@@ -49,7 +51,9 @@ def solve(tree: Tree, levels: Sequence[Level], devices: Sequence[Device]) -> lis
 def levels(
     tree: Tree, *, lam: float, low: float, high: float, rounds: Sequence[int]
 ) -> list[Level]:
-    """The same tie everywhere; each level's step is the best for its curvatures, which lie in [low, high] on the devices."""
+    """The same tie everywhere; each level's step is the best for its curvatures, which lie in [low,
+    high] on the devices.
+    """
     out = []
     for tier, steps in zip(reversed(tree.tiers), reversed([1, *rounds]), strict=True):
         own = 0.0 if tier == "server" else lam
@@ -98,7 +102,9 @@ def test_a_correlated_last_tier_and_ridges_reach_the_joint_minimum() -> None:
 def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(
     fs: list[Device], batch: int | None
 ) -> None:
-    """No solver in sight: a step per level as the module says, `warm` going on within a round, gamma phi_rho on a device."""
+    """No solver in sight: a step per level as the module says, `warm` going on within a round,
+    gamma phi_rho on a device.
+    """
     tree = Tree(((2,), (1, 1), (1, 3)))
     description = (
         Level("server", lr=0.7),

@@ -1,4 +1,6 @@
-"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar, 2020, Algorithm 1) by hand, first order and Hessian-free, and where it leads."""
+"""Per-FedAvg (Fallah, Mokhtari, Ozdaglar, 2020, Algorithm 1) by hand, first order and Hessian-free,
+and where it leads.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +69,9 @@ def test_l2_is_part_of_the_hessian() -> None:
 
 
 def optimum(fs: Sequence[Device], alpha: float, order: str) -> Vector:
-    """Where the mean of the meta-gradients is zero: sum B_i H_i B_i (x - a_i) = 0, B_i = I - alpha H_i, or with one B_i."""
+    """Where the mean of the meta-gradients is zero: sum B_i H_i B_i (x - a_i) = 0, B_i = I - alpha
+    H_i, or with one B_i.
+    """
     steps = [np.eye(len(f.H)) - alpha * f.H for f in fs]
     curves = [
         b @ f.H @ (b if order == "hessian-free" else np.eye(len(b)))

@@ -1,4 +1,6 @@
-"""PerMFL (Banerjee et al., 2024) against its Algorithm 1, Theorems 1 and 5 (corrected) and closed forms of quadratics."""
+"""PerMFL (Banerjee et al., 2024) against its Algorithm 1, Theorems 1 and 5 (corrected) and closed
+forms of quadratics.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -83,7 +85,9 @@ def test_two_rounds_by_hand_on_uneven_teams(
 
 
 def test_sampled_teams_and_devices_by_hand() -> None:
-    """One of two teams a round, two of its three devices in each team iteration; the means are over those asked."""
+    """One of two teams a round, two of its three devices in each team iteration; the means are over
+    those asked.
+    """
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = PerMFL(lam=LAM, gamma=GAMMA, beta=BETA, lr=0.1, steps=2, edge_lr=0.2, edge_rounds=3, batch=None,
                        sample=1, device_sample=2)  # fmt: skip
@@ -110,7 +114,9 @@ def test_sampled_teams_and_devices_by_hand() -> None:
 
 
 def test_stale_teams_stay_in_the_mean_with_what_they_sent_last() -> None:
-    """`stale="include"`, as the authors' code: the server averages every team's last model, w_i = x^0 before its first."""
+    """`stale="include"`, as the authors' code: the server averages every team's last model, w_i =
+    x^0 before its first.
+    """
     algorithm = PerMFL(lam=LAM, gamma=GAMMA, beta=BETA, lr=0.1, steps=2, edge_lr=0.2, edge_rounds=2, batch=None,
                        sample=1, stale="include")  # fmt: skip
     run, x, ws, teams = start(algorithm, SMALL, TREE, w=W, rounds=5), W, [W, W], []
@@ -125,7 +131,8 @@ def test_stale_teams_stay_in_the_mean_with_what_they_sent_last() -> None:
     assert set(teams) == {0, 1}
 
 
-# Curvatures from 0.5 to 2. Inner problems are solved to 1e-12: contraction 0.75/2.75 a device step, 0.2 a team step
+# Curvatures from 0.5 to 2. Inner problems are solved to 1e-12: contraction 0.75/2.75 a device step,
+# 0.2 a team step
 MU, LF = 0.5, 2.0
 EXACTLY = {
     "lam": 1.5,
@@ -142,7 +149,9 @@ MU_F = 1 / (1 / MU + 1 / 1.5 + 1 / 2.0)
 def envelope(
     fs: Sequence[Device], groups: Sequence[Sequence[int]], lam: float, gamma: float
 ) -> tuple[Vector, Vector]:
-    """Hessian and minimiser of phi of (10), the mean of the teams' envelopes of the mean of the devices'."""
+    """Hessian and minimiser of phi of (10), the mean of the teams' envelopes of the mean of the
+    devices'.
+    """
     H, b, eye = [], [], np.eye(len(fs[0].a))
     for group in groups:
         F = mean([fs[j].envelope(lam) for j in group])
@@ -166,7 +175,9 @@ def test_phi_has_the_hessian_of_the_nested_envelopes_between_mu_F_and_gamma() ->
 
 
 def test_exact_inner_solves_reach_the_optimum_where_hierarchical_sgd_keeps_a_bias() -> None:
-    """Remark 2: under strong heterogeneity the first has no residual; h-SGD's minimum is that of (1)."""
+    """Remark 2: under strong heterogeneity the first has no residual; h-SGD's minimum is that of
+    (1).
+    """
     fs = some(4, 2, mu=MU, L=LF, spread=10.0)
     _, optimum = envelope(fs, GROUPS, 1.5, 2.0)
     run = play(PerMFL(beta=2.6, **EXACTLY), fs, TREE, w=np.zeros(2), rounds=18)
@@ -179,7 +190,9 @@ def test_exact_inner_solves_reach_the_optimum_where_hierarchical_sgd_keeps_a_bia
 
 
 def one_dimension(mu: float) -> tuple[list[Device], dict[str, Any], float]:
-    """Two teams of two devices with curvature mu, on the edge of gamma > 2 lam > 4 L_f; one step solves each inner problem."""
+    """Two teams of two devices with curvature mu, on the edge of gamma > 2 lam > 4 L_f; one step
+    solves each inner problem.
+    """
     lam, gamma = 2.05 * mu, 4.2 * mu
     fs = [quadratic(np.array([[mu]]), np.array([a])) for a in (1.0, 3.0, -2.0, 5.0)]
     inner = lam * mu / (lam + mu)
@@ -195,7 +208,9 @@ def one_dimension(mu: float) -> tuple[list[Device], dict[str, Any], float]:
 
 
 def test_theorem_1_holds_as_corrected_and_not_as_printed() -> None:
-    """|x^T - x*|^2 <= 2 (1 - beta mu_F/2)^T |x^0 - x*|^2, (62); the theorem prints (1 - beta)^T for beta <= mu_F/(4 gamma)."""
+    """|x^T - x*|^2 <= 2 (1 - beta mu_F/2)^T |x^0 - x*|^2, (62); the theorem prints (1 - beta)^T for
+    beta <= mu_F/(4 gamma).
+    """
     fs, steps, mu_F = one_dimension(0.2)
     beta, x, T = mu_F / (4 * steps["gamma"]), np.array([20.0]), 40
     optimum = np.mean([f.a for f in fs])
@@ -220,7 +235,9 @@ def test_the_rate_of_theorem_1_holds_up_to_beta_of_one_half_over_gamma(share: fl
 
 
 def test_a_device_contracts_by_one_minus_alpha_times_mu_plus_lambda() -> None:
-    """Theorem 5 as proved: |theta^L - prox|^2 <= (1 - alpha (mu + lam))^L |theta^0 - prox|^2; it prints (1 - alpha mu)^L."""
+    """Theorem 5 as proved: |theta^L - prox|^2 <= (1 - alpha (mu + lam))^L |theta^0 - prox|^2; it
+    prints (1 - alpha mu)^L.
+    """
     fs, w = some(4, 3, mu=MU, L=LF, spread=3.0), np.array([1.0, 2.0, -1.0])
     alpha, lam = 1 / (LF + 1.5), 1.5
     for L in (1, 3, 6):

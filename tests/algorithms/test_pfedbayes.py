@@ -1,4 +1,6 @@
-"""pFedBayes: the evidence bound of a Gaussian over models, with the divergence from the local one; Adam on both."""
+"""pFedBayes: the evidence bound of a Gaussian over models, with the divergence from the local one;
+Adam on both.
+"""
 
 from typing import Any, Literal
 
@@ -57,7 +59,9 @@ def optimiser(method: str, parameters: list[Tensor], lr: float) -> torch.optim.O
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("method", ["adam", "gradient"])
 def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) -> None:
-    """torch's optimisers on the evidence bound itself; the noise is drawn where the algorithm draws it."""
+    """torch's optimisers on the evidence bound itself; the noise is drawn where the algorithm draws
+    it.
+    """
     zeta, R, K, beta = 0.7, 3, 2, 0.8
     algorithm = PFedBayes(zeta=zeta, local_rounds=R, steps=K, lr=0.05, personal_lr=0.1, beta=beta, batch=None, rho=-1.0,
                           method=method, restart=restart)  # fmt: skip

@@ -1,4 +1,6 @@
-"""pFedGP: steps of the common network on the predictive log-loss of every device's own Gaussian process."""
+"""pFedGP: steps of the common network on the predictive log-loss of every device's own Gaussian
+process.
+"""
 
 import math
 from typing import Any
@@ -74,7 +76,9 @@ class Draws:
 def chance_up(
     known: Tensor, up: Tensor, asked: Tensor, drawn: Draws, count: int, turns: int
 ) -> Tensor:
-    """E sigmoid(f) at every asked place, with the textbook's inverses: K (K + 1/omega)^-1, one draw after the other."""
+    """E sigmoid(f) at every asked place, with the textbook's inverses: K (K + 1/omega)^-1, one draw
+    after the other.
+    """
     N = len(known)
     K = kernel(known, known) + 1e-6 * SCALE * torch.eye(N).double()
     across, kappa = kernel(known, asked), torch.where(up, 0.5, -0.5).double()
@@ -180,7 +184,9 @@ def test_chances_of_all_classes_sum_to_one_and_unseen_ones_have_almost_none() ->
 
 
 def test_few_examples_are_classified_at_once() -> None:
-    """Even before the network has learned much, a Gaussian process on some features tells two digits apart."""
+    """Even before the network has learned much, a Gaussian process on some features tells two
+    digits apart.
+    """
     data = covey.data.digits(devices=10, labels=2)
     algorithm = PFedGP(steps=1, support=40, gibbs_steps=3, draws=5, predict_draws=5)
     run = covey.run(

@@ -1,4 +1,6 @@
-"""pFedMe (Dinh, Tran, Nguyen, 2020) against its Algorithm 1, Proposition 1, Lemma 1 and the closed forms of quadratics."""
+"""pFedMe (Dinh, Tran, Nguyen, 2020) against its Algorithm 1, Proposition 1, Lemma 1 and the closed
+forms of quadratics.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +45,9 @@ def device(
     gamma: float,
     decay: float,
 ):
-    """Lines 5 to 8 of Algorithm 1: (theta, w_i,R). `decay` is the public code's, gamma FedMac's "modified pFedMe"."""
+    """Lines 5 to 8 of Algorithm 1: (theta, w_i,R). `decay` is the public code's, gamma FedMac's
+    "modified pFedMe".
+    """
     theta = w
     for _ in range(R):
         for _ in range(K):  # gradient steps on (7)
@@ -92,7 +96,9 @@ def test_two_rounds_by_hand(
 
 
 def test_what_is_cut_on_the_way_matters() -> None:
-    """So that the test above can tell: some entry of some row sent lies below the cut and is not zero."""
+    """So that the test above can tell: some entry of some row sent lies below the cut and is not
+    zero.
+    """
     algorithm = PFedMe(
         lam=2.0, lr=0.15, personal_lr=0.1, local_rounds=3, steps=2, batch=None, gamma=0.4, rho=RHO
     )
@@ -133,7 +139,8 @@ def test_the_envelope_has_the_gradient_and_the_curvature_of_proposition_1() -> N
     hessians = affine(gradients, 3)[0].reshape(4, 3, 3)
     for H, f in zip(hessians, fs, strict=True):
         assert np.abs(H - f.envelope(LAM)).max() <= 1e-10
-        # from lam mu/(lam + mu) to lam L/(lam + L), which is below the lam of the proposition; quadratics attain both ends
+        # from lam mu/(lam + mu) to lam L/(lam + L), which is below the lam of the proposition;
+        # quadratics attain both ends
         assert np.abs(spectrum(H)[[0, -1]] - [LAM * 0.5 / 2.5, LAM * 2.0 / 4.0]).max() <= 1e-10
 
 
@@ -155,14 +162,18 @@ def test_more_local_rounds_drift_further() -> None:
 
 
 def noisy(n: int, h: float = 0.5) -> tuple[list[Device], float]:
-    """n copies of one device whose examples share their curvature h, and gamma_f^2, the variance of one's gradient (A. 2)."""
+    """n copies of one device whose examples share their curvature h, and gamma_f^2, the variance of
+    one's gradient (A. 2).
+    """
     y = np.random.default_rng(0).normal(size=12)
     return [Device(np.full((12, 1), np.sqrt(h)), y)] * n, h * y.var()
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_the_inner_error_is_half_the_bound_of_lemma_1_when_solved_exactly(size: int) -> None:
-    """E |theta~ - theta^|^2 <= 2/(lam + mu)^2 (gamma_f^2/|D| + nu), strongly convex case, nu = 0; here it is exactly half."""
+    """E |theta~ - theta^|^2 <= 2/(lam + mu)^2 (gamma_f^2/|D| + nu), strongly convex case, nu = 0;
+    here it is exactly half.
+    """
     fs, variance = noisy(2000)
     w = np.array([0.3])
     run = play(
@@ -179,7 +190,9 @@ def test_the_inner_error_is_half_the_bound_of_lemma_1_when_solved_exactly(size: 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_an_inner_solution_of_accuracy_nu_stays_within_the_bound_of_lemma_1(steps: int) -> None:
-    """The same with few steps; nu is the mean |grad h~|^2 reached, h~ of (7) on the batch (corrected: nu bounds the square)."""
+    """The same with few steps; nu is the mean |grad h~|^2 reached, h~ of (7) on the batch
+    (corrected: nu bounds the square).
+    """
     fs, variance = noisy(2000)
     lam, h, w, q = 1.0, 0.5, np.array([8.0]), (1 - 0.3 * 1.5) ** steps
     run = play(
@@ -197,7 +210,9 @@ def test_an_inner_solution_of_accuracy_nu_stays_within_the_bound_of_lemma_1(step
 
 
 def steps_to(tol: float, kappa: float, method: Any) -> int:
-    """Gradients of (7) until its norm is at most tol, where it has condition number kappa, from step size 1/L."""
+    """Gradients of (7) until its norm is at most tol, where it has condition number kappa, from
+    step size 1/L.
+    """
     curvature, calls = torch.tensor([[0.0, 0.3, 0.7, 1.0]], dtype=torch.float64) * (kappa - 1), []
 
     def gradient(x: torch.Tensor) -> torch.Tensor:
@@ -213,7 +228,9 @@ def steps_to(tol: float, kappa: float, method: Any) -> int:
 
 
 def test_nesterov_needs_about_the_root_of_the_steps_of_gradient_descent() -> None:
-    """After (8): K = O(kappa log(d/nu)) for gradient descent, O(sqrt(kappa) log(d/nu)) for Nesterov."""
+    """After (8): K = O(kappa log(d/nu)) for gradient descent, O(sqrt(kappa) log(d/nu)) for
+    Nesterov.
+    """
     for kappa in (100.0, 900.0):
         plain, fast = steps_to(1e-8, kappa, "gradient"), steps_to(1e-8, kappa, "nesterov")
         assert 0.4 * np.sqrt(kappa) < plain / fast < 2 * np.sqrt(kappa), (kappa, plain, fast)

@@ -1,4 +1,6 @@
-"""Partial pruning and personalization (Liu and Ratnarajah, 2023) against its Algorithm 1, and (15) where nobody kept a weight."""
+"""Partial pruning and personalization (Liu and Ratnarajah, 2023) against its Algorithm 1, and (15)
+where nobody kept a weight.
+"""
 
 from collections.abc import Sequence
 
@@ -110,7 +112,9 @@ def test_masks_differ_and_some_weights_are_kept_by_nobody() -> None:
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @pytest.mark.parametrize("private", [True, False], ids=["partial", "pruning alone"])
 def test_two_rounds_by_hand_on_uneven_edges(weight: str, private: bool) -> None:
-    """An edge averages its devices per weight, twice a round, and the server the edges that had a weight at all."""
+    """An edge averages its devices per weight, twice a round, and the server the edges that had a
+    weight at all.
+    """
     fs = [Device(np.tile(f.X, (k, 1)), np.tile(f.y, k)) for k, f in enumerate(WHOLE, 1)]
     shared = S if private else D
     ratios, groups, counts = [0.5, 0.75, 0.5, 0.75], ([0], [1, 2, 3]), [len(f.y) for f in fs]
@@ -173,7 +177,9 @@ def test_pruned_weights_are_zero_in_the_personal_model_and_do_not_move() -> None
 def test_only_the_shared_part_travels_and_a_bitmap_carries_what_is_kept(
     codec: str, values: int
 ) -> None:
-    """Of 6 doubles 4 are sent down; up go a header, one byte of mask and the 2 that were kept, or all in the dense codec."""
+    """Of 6 doubles 4 are sent down; up go a header, one byte of mask and the 2 that were kept, or
+    all in the dense codec.
+    """
     record = next(split(Pruned(0.5, **SETTINGS, batch=None), WHOLE, w=W, shared=S, codec=codec))
     assert record.bytes(direction="up") == 4 * (6 + 1 + 8 * values)
     assert record.bytes(direction="down") == 4 * (6 + 8 * S)

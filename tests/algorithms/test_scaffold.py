@@ -1,4 +1,6 @@
-"""SCAFFOLD (Karimireddy et al., 2020, Algorithm 1, option II) by hand, its exact optimum, and what it sends."""
+"""SCAFFOLD (Karimireddy et al., 2020, Algorithm 1, option II) by hand, its exact optimum, and what
+it sends.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""sFedHP (Liu et al., 2023) against its Algorithm 1 (the box), equations (8), (10), (11), Lemma 2 and closed forms."""
+"""sFedHP (Liu et al., 2023) against its Algorithm 1 (the box), equations (8), (10), (11), Lemma 2
+and closed forms.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -34,7 +36,9 @@ GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
 
 
 def thresholds(gamma1: float, gamma2: float) -> tuple[float | None, float | None]:
-    """Of rows sent by devices, and by edges and server, whose w_i moves with lam1 lam2/(lam1 + lam2) by (10) and (11)."""
+    """Of rows sent by devices, and by edges and server, whose w_i moves with lam1 lam2/(lam1 +
+    lam2) by (10) and (11).
+    """
     bar = LAM1 * LAM2 / (LAM1 + LAM2)
     return (
         max(3 * RHO, 2 * LR2 * gamma1 / (2 - LR2 * LAM1)) if gamma1 else None,
@@ -119,7 +123,9 @@ def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
 
 
 def test_sampled_edges_and_devices_by_hand() -> None:
-    """A device asked again within a round goes on from its theta; one asked first in a later edge round starts from phi."""
+    """A device asked again within a round goes on from its theta; one asked first in a later edge
+    round starts from phi.
+    """
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = SFedHP(**STEPS, sample=1, device_sample=2, edge_rounds=4, steps=2)
     run, w, phis, ws, theta = (
@@ -147,7 +153,9 @@ def test_sampled_edges_and_devices_by_hand() -> None:
 
 
 def test_gamma1_drops_below_the_floor_at_the_next_round_and_returns_and_gamma2_ends() -> None:
-    """Floor 0.6 of two parameters; decided once a round, from the theta of the round before; gamma2 ends after round 2."""
+    """Floor 0.6 of two parameters; decided once a round, from the theta of the round before; gamma2
+    ends after round 2.
+    """
     gamma1, low, gamma2, rounds = 1.5, 0.1, 0.1, 6
     algorithm = SFedHP(
         **STEPS,
@@ -195,7 +203,9 @@ STILL = 1e-300  # a step of w_i that does not move it
 
 
 def system(fs: list[Device], w: Vector) -> tuple[list[Vector], Vector]:
-    """The joint minimum over theta_j and phi of mean_j (f_j + lam1/2 |theta_j - phi|^2) + lam2/2 |phi - w|^2."""
+    """The joint minimum over theta_j and phi of mean_j (f_j + lam1/2 |theta_j - phi|^2) + lam2/2
+    |phi - w|^2.
+    """
     n, d, lam1, lam2 = len(fs), len(w), 2.0, 3.0
     A, b, eye = np.zeros(((n + 1) * d, (n + 1) * d)), np.zeros((n + 1) * d), np.eye(len(w))
     last = slice(n * d, (n + 1) * d)
@@ -258,7 +268,9 @@ def test_on_one_edge_it_reaches_the_optimum_for_any_number_of_edge_rounds(R: int
 
 
 def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds() -> None:
-    """Each round begins with phi = w and not with the phi_i of (6), and each w_i drifts: both cost less in small steps."""
+    """Each round begins with phi = w and not with the phi_i of (6), and each w_i drifts: both cost
+    less in small steps.
+    """
     fs, eye = some(4, 2, mu=0.5, L=2.0, spread=3.0), np.eye(2)
     H, b = [], []
     for group in GROUPS:
@@ -284,7 +296,9 @@ def test_on_several_edges_it_nears_the_optimum_only_with_many_small_edge_rounds(
 
 @pytest.mark.parametrize(("size", "gamma1"), [(1, 0.0), (4, 0.0), (16, 0.0), (4, 0.3)])
 def test_the_inner_error_is_within_the_bound_of_lemma_2(size: int, gamma1: float) -> None:
-    """E |theta~ - theta^|^2 <= 2/(lam1 + mu)^2 (gamma_l^2/|D| + nu), case (a), nu = 0; without gamma1 exactly half of it."""
+    """E |theta~ - theta^|^2 <= 2/(lam1 + mu)^2 (gamma_l^2/|D| + nu), case (a), nu = 0; without
+    gamma1 exactly half of it.
+    """
     h, lam1, y, phi = 0.5, 1.0, np.random.default_rng(0).normal(size=12), np.array([0.5])
     f = Device(np.full((12, 1), np.sqrt(h)), y)
     algorithm = SFedHP(

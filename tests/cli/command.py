@@ -62,7 +62,9 @@ def covey(*words: object) -> Result:
 
 
 def spawn(*words: object, before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
-    """`covey WORDS` in a process of its own, one thread as in the tests; it hears Ctrl-C even if these run in the background."""
+    """`covey WORDS` in a process of its own, one thread as in the tests; it hears Ctrl-C even if
+    these run in the background.
+    """
 
     def fresh() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,6 @@
-"""`covey advise` on files that fail the law of the defaults: what it writes passes, and the file is otherwise as it was."""
+"""`covey advise` on files that fail the law of the defaults: what it writes passes, and the file is
+otherwise as it was.
+"""
 
 import json
 import os
@@ -17,7 +19,8 @@ from covey.errors import ConfigError
 from experiments.defaults.law import WORLDS, YARDSTICKS, Scores, limits, scores
 from tests.cli.command import DEMO, SMALL, covey
 
-# Every value that decides, written down: a default that changes later must not make these files better.
+# Every value that decides, written down: a default that changes later must not make these files
+# better.
 FAILING: dict[str, dict[str, Any]] = {
     "PFedMe": {"name": "pfedme", "lam": 15.0, "local_rounds": 20, "steps": 5, "lr": 0.005, "personal_lr": 0.09},
     "PerMFL": {

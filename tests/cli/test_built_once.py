@@ -1,4 +1,6 @@
-"""The experiment of a command is built once: the data of a seed is loaded once, and stands in memory once."""
+"""The experiment of a command is built once: the data of a seed is loaded once, and stands in
+memory once.
+"""
 
 import json
 import sys

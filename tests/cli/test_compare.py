@@ -1,4 +1,6 @@
-"""`compare` runs other algorithms beside the file's own: rows of the table, a picture, folders that can be opened."""
+"""`compare` runs other algorithms beside the file's own: rows of the table, a picture, folders that
+can be opened.
+"""
 
 import json
 from pathlib import Path

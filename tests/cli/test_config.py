@@ -1,4 +1,6 @@
-"""Experiment files: every mistake is named with its place, its value, the rule and a fix; what is right survives a round trip."""
+"""Experiment files: every mistake is named with its place, its value, the rule and a fix; what is
+right survives a round trip.
+"""
 
 import inspect
 import tomllib
@@ -233,7 +235,8 @@ def test_a_new_algorithm_keeps_the_fields_that_both_have(tmp_path: Path) -> None
     }  # fmt: skip
     assert "dropped lam = 0.7, personal_steps = 4" in notes[0]
     assert "kept lr, steps, batch" in notes[0]
-    # Of pFedMe `lr` and `steps` mean something else, of pFedGP a batch may not be "none"; what is given anew is not named.
+    # Of pFedMe `lr` and `steps` mean something else, of pFedGP a batch may not be "none"; what is
+    # given anew is not named.
     notes.clear()
     changed = load(file, ["algorithm.name=pfedme", "algorithm.lr=0.02"], notes).algorithm
     assert changed == {"name": "pfedme", "lam": 0.7, "batch": "none", "lr": 0.02}

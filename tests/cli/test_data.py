@@ -1,4 +1,6 @@
-"""`covey data` lists what is there and how to get the rest; `covey data check` compares it with what is published."""
+"""`covey data` lists what is there and how to get the rest; `covey data check` compares it with
+what is published.
+"""
 
 import hashlib
 import json

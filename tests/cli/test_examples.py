@@ -1,4 +1,6 @@
-"""Every example runs, leaves what a run folder promises, can be repeated to the last bit, and is worth its rounds."""
+"""Every example runs, leaves what a run folder promises, can be repeated to the last bit, and is
+worth its rounds.
+"""
 
 import json
 import shlex
@@ -39,7 +41,9 @@ LAGS = {
 
 @pytest.mark.parametrize("path", [*EXAMPLES, DEMO], ids=lambda path: path.stem)
 def test_a_personal_model_is_worth_its_rounds(path: Path) -> None:
-    """`python -m experiments.examples.run` has three seeds and a choice of Local's step; here one seed, two points of slack."""
+    """`python -m experiments.examples.run` has three seeds and a choice of Local's step; here one
+    seed, two points of slack.
+    """
     rounds = {"demo": 21, "permfl": 40, "pfedme": 30, "fedmac_sparse": 40}.get(path.stem)
     verdict = judge(load(path, [f"rounds={rounds}"] if rounds else []), range(1), [0.1])
     others = [value for name, value in verdict.models.items() if not name.startswith("new_")]

@@ -1,4 +1,6 @@
-"""Run folders: never overwritten, never shared, never half-written; what is foreign or damaged is refused by name."""
+"""Run folders: never overwritten, never shared, never half-written; what is foreign or damaged is
+refused by name.
+"""
 
 import fcntl
 import os

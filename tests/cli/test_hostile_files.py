@@ -111,7 +111,9 @@ def experiment(*changes: str) -> None:
 
 
 def walked(places: list[str], values: list[str], make: Callable[[str], Any]) -> None:
-    """A CoveyError or success; a place that takes nothing of all this, or everything, would be suspect."""
+    """A CoveyError or success; a place that takes nothing of all this, or everything, would be
+    suspect.
+    """
     refused = 0
     for place in places:
         for value in values:

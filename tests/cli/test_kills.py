@@ -1,4 +1,6 @@
-"""A run killed outright and resumed ends in the same bits; `python -m experiments.kills.run` does it a hundred times."""
+"""A run killed outright and resumed ends in the same bits; `python -m experiments.kills.run` does
+it a hundred times.
+"""
 
 import shutil
 from pathlib import Path

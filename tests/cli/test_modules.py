@@ -1,4 +1,6 @@
-"""A user's own modules and algorithms, named as package.module:Class: found, checked, run and resumed; mistakes are named."""
+"""A user's own modules and algorithms, named as package.module:Class: found, checked, run and
+resumed; mistakes are named.
+"""
 
 import json
 import os
@@ -97,7 +99,9 @@ OWN = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An own folder to work in, with nets.py, a package and an algorithm; what is imported from there is forgotten after."""
+    """An own folder to work in, with nets.py, a package and an algorithm; what is imported from
+    there is forgotten after.
+    """
     (tmp_path / "kit").mkdir()
     for name, text in (
         ("nets.py", NETS),
@@ -320,7 +324,9 @@ def test_examples_that_are_no_images_are_refused() -> None:
 
 
 def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`covey WORDS` in this folder by a process that, as the installed command, does not look there for modules itself."""
+    """`covey WORDS` in this folder by a process that, as the installed command, does not look there
+    for modules itself.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-P", "-m", "covey", *words]
     return subprocess.run(

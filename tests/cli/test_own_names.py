@@ -1,4 +1,6 @@
-"""What a file may name: what is defined in the user's own modules, and nothing that would run other code."""
+"""What a file may name: what is defined in the user's own modules, and nothing that would run other
+code.
+"""
 
 import os
 import sys

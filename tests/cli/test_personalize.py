@@ -1,4 +1,6 @@
-"""`covey personalize`: a model for a device that was not in training, and every way to ask for it wrongly."""
+"""`covey personalize`: a model for a device that was not in training, and every way to ask for it
+wrongly.
+"""
 
 import json
 import shutil
@@ -55,7 +57,9 @@ def test_a_new_device_gets_a_personal_model(run: Path, pump: Path) -> None:
 def test_it_starts_from_the_models_that_the_table_reports(
     run: Path, pump: Path, tmp_path: Path
 ) -> None:
-    """Not from those of the last round, which may be worse: without them nothing changes, with others in their place all does."""
+    """Not from those of the last round, which may be worse: without them nothing changes, with
+    others in their place all does.
+    """
     words = ("--edge", "mill", "--out", tmp_path / "out.safetensors", "--json")
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
     before = json.loads(said(covey("personalize", copy, "--data", pump, *words)))

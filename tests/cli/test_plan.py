@@ -1,4 +1,6 @@
-"""`covey plan`: the example, its table, picture and JSON, a sweep, tables of devices, and mistakes that are named."""
+"""`covey plan`: the example, its table, picture and JSON, a sweep, tables of devices, and mistakes
+that are named.
+"""
 
 import json
 from pathlib import Path

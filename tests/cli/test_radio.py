@@ -1,4 +1,6 @@
-"""The table [radio] of an experiment: its example, what it makes, what it prints, and mistakes that are named."""
+"""The table [radio] of an experiment: its example, what it makes, what it prints, and mistakes that
+are named.
+"""
 
 import json
 import tomllib
@@ -159,7 +161,9 @@ def test_a_newcomer_needs_no_plan(tmp_path: Path) -> None:
 
 
 def test_what_a_run_will_plan_can_be_planned_before(tmp_path: Path) -> None:
-    """The same channel, the same ratios but for whole weights; both counts of seconds are those of the run."""
+    """The same channel, the same ratios but for whole weights; both counts of seconds are those of
+    the run.
+    """
     words = ("rounds=3", "seed=4", "radio.policy=fair")
     ended = command("plan", EXAMPLE, *words, "--out", tmp_path / "plan.png", "--json")
     assert ended.code == 0, ended.err

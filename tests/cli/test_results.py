@@ -1,4 +1,6 @@
-"""`covey show` and `covey predict`: what a run has come to, and what its models say of new examples."""
+"""`covey show` and `covey predict`: what a run has come to, and what its models say of new
+examples.
+"""
 
 import csv
 import io

@@ -1,4 +1,6 @@
-"""What the command prints, how it ends, and that a run stopped and resumed is the run that was never stopped."""
+"""What the command prints, how it ends, and that a run stopped and resumed is the run that was
+never stopped.
+"""
 
 import json
 import os
@@ -547,7 +549,9 @@ def test_a_file_may_stand_anywhere_and_a_resume_has_its_own_folder(tmp_path: Pat
 
 
 def test_a_run_in_loopback_is_the_simulators(tmp_path: Path) -> None:
-    """Every node on its own, from the command line: the same models to the bit, and a resume in the simulator."""
+    """Every node on its own, from the command line: the same models to the bit, and a resume in the
+    simulator.
+    """
     small = [
         "rounds=3",
         "score_every=1",

@@ -1,4 +1,6 @@
-"""The fuzzer's own start: its seeds are good messages, and its check finds nothing wrong with them or with their neighbours."""
+"""The fuzzer's own start: its seeds are good messages, and its check finds nothing wrong with them
+or with their neighbours.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Bytes from elsewhere: whatever they are, they decode to a row within the limit or raise DecodeError."""
+"""Bytes from elsewhere: whatever they are, they decode to a row within the limit or raise
+DecodeError.
+"""
 
 import os
 import re

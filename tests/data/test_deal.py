@@ -1,4 +1,6 @@
-"""Partitions by name: defaults, published seeds, the split, and parameters that a partition does not take."""
+"""Partitions by name: defaults, published seeds, the split, and parameters that a partition does
+not take.
+"""
 
 import re
 from typing import Any

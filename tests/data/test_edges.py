@@ -22,7 +22,9 @@ Made = tuple[Shards, Tree]
 
 
 def labelled(labels: list[list[int]], examples: int = 6, classes: int = 10) -> Shards:
-    """Devices that train on `examples` of each of their labels; x tells the label apart. Device d is called str(d)."""
+    """Devices that train on `examples` of each of their labels; x tells the label apart. Device d
+    is called str(d).
+    """
     y = torch.tensor([label for own in labels for label in own for _ in range(examples)])
     x = torch.eye(classes)[y] + 0.1 * torch.randn(
         len(y), classes, generator=torch.Generator().manual_seed(0)

@@ -1,4 +1,6 @@
-"""Published formats are read as they were written; what is damaged, foreign or hostile is refused by name."""
+"""Published formats are read as they were written; what is damaged, foreign or hostile is refused
+by name.
+"""
 
 import gzip
 import io

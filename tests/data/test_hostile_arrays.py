@@ -1,4 +1,6 @@
-"""A user's own arrays: what cannot be trained on is refused, with the device it belongs to and what to do."""
+"""A user's own arrays: what cannot be trained on is refused, with the device it belongs to and what
+to do.
+"""
 
 import re
 from collections.abc import Callable

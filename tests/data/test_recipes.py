@@ -22,7 +22,9 @@ MNIST_BEGINS = [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
 
 
 def mnist() -> Numbers:
-    """Labels as many as MNIST's, that begin as they do: pFedMe's code of 2020 looks at where nines stand among the first ten."""
+    """Labels as many as MNIST's, that begin as they do: pFedMe's code of 2020 looks at where nines
+    stand among the first ten.
+    """
     rest = np.array(MNIST_COUNTS) - np.bincount(MNIST_BEGINS, minlength=10)
     return np.concatenate([MNIST_BEGINS, np.repeat(np.arange(10), rest)])
 
@@ -72,7 +74,8 @@ def test_legacy2020_has_the_published_sizes() -> None:
 def test_legacy2020_deals_each_image_about_three_times() -> None:
     y = mnist()
     held = recipes.legacy2020(y).train
-    # The longest slices have 23,537 images, but all slices of label 4 begin at its second: y[4] is a nine.
+    # The longest slices have 23,537 images, but all slices of label 4 begin at its second: y[4] is
+    # a nine.
     assert distinct(held) == 23_536
     assert np.flatnonzero(y == 4)[0] not in np.concatenate(held)
     for u, pile in enumerate(held):
@@ -116,16 +119,16 @@ def test_the_seed_decides(name: str) -> None:
 @pytest.mark.parametrize("name", DEALS)
 def test_nothing_global_is_read_or_changed(name: str) -> None:
     before = (
-        str(np.random.get_state(legacy=False)),
+        str(np.random.get_state(legacy=False)),  # noqa: NPY002
         random.getstate(),
         torch.get_rng_state().tolist(),
-    )  # noqa: NPY002
+    )
     DEALS[name](mnist())
     assert (
-        str(np.random.get_state(legacy=False)),
+        str(np.random.get_state(legacy=False)),  # noqa: NPY002
         random.getstate(),
         torch.get_rng_state().tolist(),
-    ) == before  # noqa: NPY002
+    ) == before
 
 
 def test_labels_may_be_a_tensor() -> None:
@@ -214,7 +217,9 @@ def test_sfedhp_is_honest_for_any_sizes(
 def published(
     y: Numbers, devices: int, labels: int, draw: Callable[..., int], draws: random.Random
 ) -> list[list[int]]:
-    """PerMFL's loops, one image at a time: 10 of each label, then a drawn number where the label has more than that left."""
+    """PerMFL's loops, one image at a time: 10 of each label, then a drawn number where the label
+    has more than that left.
+    """
     classes = int(y.max()) + 1
     left = [np.flatnonzero(y == label).tolist() for label in range(classes)]
     piles: list[list[int]] = [[] for _ in range(devices)]

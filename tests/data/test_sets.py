@@ -1,4 +1,6 @@
-"""Data sets are found where people put them, dealt as asked, shared between seeds, and missed with directions."""
+"""Data sets are found where people put them, dealt as asked, shared between seeds, and missed with
+directions.
+"""
 
 import gzip
 import hashlib

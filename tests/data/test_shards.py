@@ -12,7 +12,9 @@ from covey.errors import ConfigError, DataError
 
 
 def shards(**changes: Any) -> Shards:
-    """Two devices, six examples of two features: each trains on one, validates on one, is tested on one."""
+    """Two devices, six examples of two features: each trains on one, validates on one, is tested on
+    one.
+    """
     fields: dict[str, Any] = {
         "x": torch.arange(12.0).reshape(6, 2),
         "y": torch.tensor([0, 1, 2, 0, 1, 2]),

@@ -1,4 +1,6 @@
-"""Files become shards, each device with its own rows, or a message that names the file, the line and what to do."""
+"""Files become shards, each device with its own rows, or a message that names the file, the line
+and what to do.
+"""
 
 import csv
 import re

@@ -1,4 +1,6 @@
-"""Baselines that are another method when their parameters say so; where both draw alike, on mini-batches too."""
+"""Baselines that are another method when their parameters say so; where both draw alike, on
+mini-batches too.
+"""
 
 from typing import Any
 

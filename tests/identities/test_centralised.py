@@ -1,4 +1,6 @@
-"""Centralised training is gradient descent on the pooled data, worked out by torch and numpy; one step of it is FedAvg."""
+"""Centralised training is gradient descent on the pooled data, worked out by torch and numpy; one
+step of it is FedAvg.
+"""
 
 import numpy as np
 import pytest

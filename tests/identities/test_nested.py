@@ -1,4 +1,6 @@
-"""`Nested` is the oracle: with the right levels it is every tree algorithm of the papers, which it does not call."""
+"""`Nested` is the oracle: with the right levels it is every tree algorithm of the papers, which it
+does not call.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""Shared and private layers, and pruning: what they coincide with where nothing is private, nothing shared or nothing pruned."""
+"""Shared and private layers, and pruning: what they coincide with where nothing is private, nothing
+shared or nothing pruned.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Algorithms that coincide when their parameters say so, on full batches and, where both draw alike, on mini-batches."""
+"""Algorithms that coincide when their parameters say so, on full batches and, where both draw
+alike, on mini-batches.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -137,7 +139,9 @@ LAM_BAR = LAM * LAM2 / (LAM + LAM2)
 
 
 def test_sfedhp_with_one_device_per_edge_alternates_to_the_theta_of_pfedme_at_lam_bar() -> None:
-    """With w held still, theta and phi alternate to their joint minimum, where lam2 (w - phi) = lam_bar (w - theta)."""
+    """With w held still, theta and phi alternate to their joint minimum, where lam2 (w - phi) =
+    lam_bar (w - theta).
+    """
     sfedhp = SFedHP(
         lam1=LAM, lam2=LAM2, edge_rounds=40, steps=10, lr1=1e-13, lr2=FAST, beta=1e12, batch=None
     )
@@ -229,7 +233,9 @@ def test_demlearn_with_one_level_is_fedavg_whose_devices_mix_with_the_mean(world
 
 @dataclass(frozen=True)
 class Weakening(Algorithm):
-    """pFedMe whose penalty, one per coordinate, is lam e^(-2 r); with a step of w, r grows by step times penalty times gap^2."""
+    """pFedMe whose penalty, one per coordinate, is lam e^(-2 r); with a step of w, r grows by step
+    times penalty times gap^2.
+    """
 
     local_rounds: int
     steps: int
@@ -259,9 +265,10 @@ class Weakening(Algorithm):
 def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_models_disagree(
     world: str, batch: int | None
 ) -> None:
-    """Let sigma = s -> 0 and zeta / n = lam s^2. By the means, the divergence has pFedMe's gradients lam e^(-2 r) (mu - m), where
-    r = log s - log s_0. By sigma it has none, as zeta / n does; but by log s it has - lam e^(-2 r) (mu - m)^2: a local
-    distribution that is too narrow for the personal one widens. One local round of one global round is pFedMe itself.
+    """Let sigma = s -> 0 and zeta / n = lam s^2. By the means, the divergence has pFedMe's
+    gradients lam e^(-2 r) (mu - m), where r = log s - log s_0. By sigma it has none, as zeta / n
+    does; but by log s it has - lam e^(-2 r) (mu - m)^2: a local distribution that is too narrow for
+    the personal one widens. One local round of one global round is pFedMe itself.
     """
     shards = _even(world)
 
@@ -290,7 +297,9 @@ def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_m
 
 
 def _even(world: str) -> data.Shards:
-    """The world's data with as many training examples on every device, so that zeta / n is one number."""
+    """The world's data with as many training examples on every device, so that zeta / n is one
+    number.
+    """
     shards = WORLDS[world]()["data"]
     least = int(shards.train.counts().min())
     held = [shards.train.held(device)[:least].numpy() for device in range(shards.devices)]

@@ -64,7 +64,9 @@ def trajectory(
 
 
 def deviation(left: Tensor, right: Tensor) -> float:
-    """The largest difference, against the largest entry; printed, so that `pytest -rP` lists them all."""
+    """The largest difference, against the largest entry; printed, so that `pytest -rP` lists them
+    all.
+    """
     far = float((left - right).abs().max() / left.abs().max())
     print(f"largest deviation {far:.1e}")
     return far

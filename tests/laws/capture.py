@@ -1,7 +1,9 @@
-"""The bits of every law case, the demo and the examples, as hashes: a change of the code's shape must not move one of them.
+"""The bits of every law case, the demo and the examples, as hashes: a change of the code's shape
+must not move one of them.
 
-`python -m tests.laws.capture --write` takes them anew. Rows depend in their last bits on the processor, so a hash is compared
-only where the same processor and the same torch made it. Elsewhere the figures of `outline` are compared, with a tolerance.
+`python -m tests.laws.capture --write` takes them anew. Rows depend in their last bits on the
+processor, so a hash is compared only where the same processor and the same torch made it. Elsewhere
+the figures of `outline` are compared, with a tolerance.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ def everything() -> Iterator[tuple[str, Callable[[], Run]]]:
 
 
 def taken(run: Run) -> dict[str, Any]:
-    """What is written of a run: its hash and its outline; that it can be saved and restored belongs to the same promise."""
+    """What is written of a run: its hash and its outline; that it can be saved and restored belongs
+    to the same promise.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run.save(Path(folder, "checkpoint"))
     return {"bits": digest(state(run)), "outline": outline(run)}

@@ -1,8 +1,8 @@
 """Every algorithm in the folder, small and with large steps, and the experiment a law runs it in.
 
-A new file in `covey/algorithms` is found by itself and runs with its defaults, its steps doubled until one round moves the
-model. Give it an entry in `SMALL` to make it quick, and in `VARIANTS` for the settings that take another way through its
-programs.
+A new file in `covey/algorithms` is found by itself and runs with its defaults, its steps doubled
+until one round moves the model. Give it an entry in `SMALL` to make it quick, and in `VARIANTS` for
+the settings that take another way through its programs.
 """
 
 from __future__ import annotations
@@ -362,7 +362,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def build(cls: type[Algorithm], label: str, changes: dict[str, Any]) -> Case:
-    """The case of an algorithm with some changes: "@name" is a field of the experiment, "!name" one of the case."""
+    """The case of an algorithm with some changes: "@name" is a field of the experiment, "!name" one
+    of the case.
+    """
     kinds: dict[str, dict[str, Any]] = {"@": {}, "!": {}, "": {}}
     for key, value in {**SMALL.get(cls.__name__, {}), **changes}.items():
         mark = key[0] if key[0] in "@!" else ""
@@ -447,8 +449,8 @@ def finished(case: Case, **changes: Any) -> Run:
 
 
 def state(run: Seed) -> dict[str, Any]:
-    """Everything a run holds: the global row, all kept rows with their ids and rounds, the models of their chosen rounds,
-    the meter, the records but for time."""
+    """Everything a run holds: the global row, all kept rows with their ids and rounds, the models
+    of their chosen rounds, the meter, the records but for time."""
     out: dict[str, Any] = {"global": run.w.clone()}
     for name in run.models(scored=False):
         chosen = run.snapshot(name, "chosen")

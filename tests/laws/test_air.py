@@ -1,4 +1,6 @@
-"""The virtual clock watches a run: with a radio that waits, every algorithm learns what it learns without one."""
+"""The virtual clock watches a run: with a radio that waits, every algorithm learns what it learns
+without one.
+"""
 
 from dataclasses import replace
 
@@ -22,7 +24,9 @@ def test_a_clock_changes_nothing(case: Case) -> None:
 
 @every_algorithm
 def test_seconds_and_joules(case: Case) -> None:
-    """They are there in every round; twice the cycles and half the rates take twice the time at twice the energy."""
+    """They are there in every round; twice the cycles and half the rates take twice the time at
+    twice the energy.
+    """
     tree = (
         {"tree": TREES[3]} if len(case.algorithm.tiers()) == 2 or case.algorithm.any_depth else {}
     )

@@ -1,4 +1,6 @@
-"""True of every link: what `pack` and `unpack` do with real bytes is what `send` does without them, bit for bit."""
+"""True of every link: what `pack` and `unpack` do with real bytes is what `send` does without them,
+bit for bit.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ def no_kernel() -> Iterator[None]:
 
 @st.composite
 def tables(draw: st.DrawFn) -> Tensor:
-    """Rows [n, P] of arbitrary bits, many of them zero, or of ordinary numbers: all from one seed, as one by one takes long."""
+    """Rows [n, P] of arbitrary bits, many of them zero, or of ordinary numbers: all from one seed,
+    as one by one takes long.
+    """
     bits, seed = draw(st.sampled_from([32, 64])), draw(st.integers(0, 2**32 - 1))
     n, width = (
         draw(st.integers(0, 3)),

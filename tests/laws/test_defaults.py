@@ -1,4 +1,5 @@
-"""Constructed with no argument, every algorithm in the folder works on two populations: the law of experiments/defaults.
+"""Constructed with no argument, every algorithm in the folder works on two populations: the law of
+experiments/defaults.
 
 One seed with one more point of slack; `python -m experiments.defaults.run` takes three.
 """

@@ -1,4 +1,6 @@
-"""The gradient of an envelope needs only the minimiser: lam (x - child) for the squared distance, -lam child for correlation."""
+"""The gradient of an envelope needs only the minimiser: lam (x - child) for the squared distance,
+-lam child for correlation.
+"""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """At an algorithm's own fixed point a round changes nothing.
 
-Every device has the same least-squares problem, so its minimiser is everybody's. Under FedMac's correlation the fixed point
-is where f'(w) = lam w instead.
+Every device has the same least-squares problem, so its minimiser is everybody's. Under FedMac's
+correlation the fixed point is where f'(w) = lam w instead.
 """
 
 import torch
@@ -52,7 +52,8 @@ def start(case: Case, row: Tensor | None) -> Run:
 
 
 def distance(run: Run, row: Tensor) -> float:
-    """Of the global model and of every kept one; what is kept beside them, as SCAFFOLD's controls, is 0 there.
+    """Of the global model and of every kept one; what is kept beside them, as SCAFFOLD's controls,
+    is 0 there.
 
     What a file without an entry in `SMALL` keeps beside its models (`_name`) may be anything.
     """

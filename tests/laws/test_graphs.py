@@ -1,4 +1,6 @@
-"""A program replayed on static memory does what it does when it runs: every algorithm, with what stands in for a CUDA graph."""
+"""A program replayed on static memory does what it does when it runs: every algorithm, with what
+stands in for a CUDA graph.
+"""
 
 import dataclasses
 from typing import Any

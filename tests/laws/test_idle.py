@@ -1,4 +1,6 @@
-"""Who was skipped changes no result: idle nodes that train, as the papers have it, leave the global model and its bytes alone."""
+"""Who was skipped changes no result: idle nodes that train, as the papers have it, leave the global
+model and its bytes alone.
+"""
 
 from dataclasses import fields
 

@@ -1,4 +1,6 @@
-"""Nobody learns from labels it is scored on: other ones on validation and test examples change no model."""
+"""Nobody learns from labels it is scored on: other ones on validation and test examples change no
+model.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""A node that has only its own shard, its own rows and bytes on its links does what it does in the simulator, bit for bit."""
+"""A node that has only its own shard, its own rows and bytes on its links does what it does in the
+simulator, bit for bit.
+"""
 
 from __future__ import annotations
 

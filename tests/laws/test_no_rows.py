@@ -1,4 +1,6 @@
-"""Every program runs on no rows at all, and what it keeps and answers then has the widths it has later."""
+"""Every program runs on no rows at all, and what it keeps and answers then has the widths it has
+later.
+"""
 
 import covey
 from tests.laws.cases import Case, Odd, assert_moved, every_algorithm, every_case, experiment

@@ -1,4 +1,6 @@
-"""True of every task: a device that holds only its own examples computes the bits that it has among all others."""
+"""True of every task: a device that holds only its own examples computes the bits that it has among
+all others.
+"""
 
 from __future__ import annotations
 

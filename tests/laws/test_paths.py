@@ -1,4 +1,6 @@
-"""Every way through a module gives the same rows: many at once, one after the other, through vmap, and each module alone."""
+"""Every way through a module gives the same rows: many at once, one after the other, through vmap,
+and each module alone.
+"""
 
 from collections.abc import Callable
 from itertools import pairwise

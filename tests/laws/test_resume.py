@@ -1,4 +1,6 @@
-"""Ten rounds are five, a save, a new process, a load and five more: bit for bit, with all that is kept, metered and recorded."""
+"""Ten rounds are five, a save, a new process, a load and five more: bit for bit, with all that is
+kept, metered and recorded.
+"""
 
 import subprocess
 import sys

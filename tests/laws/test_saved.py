@@ -1,4 +1,6 @@
-"""The saved model is the reported one: files of `models/`, loaded into plain modules, score what the table says."""
+"""The saved model is the reported one: files of `models/`, loaded into plain modules, score what
+the table says.
+"""
 
 import copy
 from pathlib import Path
@@ -76,7 +78,9 @@ def scored(run: Run, path: Path, read: Snapshot) -> tuple[float, float, int]:
 
 
 def predicted(run: Run, path: Path, read: Snapshot, device: int, x: Tensor) -> Tensor:
-    """What the model makes of examples: as a plain module or, where the algorithm predicts its own way, as that."""
+    """What the model makes of examples: as a plain module or, where the algorithm predicts its own
+    way, as that.
+    """
     tree = run.runtime.tree
     nodes = torch.tensor([device])
     for tier in reversed(tree.tiers[tree.tiers.index(read.tier) : -1]):
@@ -112,7 +116,9 @@ def state_of(path: Path, node: int, device: int) -> dict[str, Tensor]:
 
 
 def special(run: Run, read: Snapshot, row: Tensor, device: int, x: Tensor) -> Tensor:
-    """Predictions by the algorithm's own predictor on what the file holds, in a simulator that has run nothing."""
+    """Predictions by the algorithm's own predictor on what the file holds, in a simulator that has
+    run nothing.
+    """
     fresh: Simulator = covey.run(run.experiment).runtime
     ids = torch.tensor([device])
     for name, part in read.beside.items():
@@ -132,7 +138,9 @@ def special(run: Run, read: Snapshot, row: Tensor, device: int, x: Tensor) -> Te
 
 
 def test_what_is_chosen_survives_a_new_process_and_more_rounds(tmp_path: Path) -> None:
-    """Seven rounds, saved, then thirteen: the same as thirteen at once, though round 7 was scored for being the last."""
+    """Seven rounds, saved, then thirteen: the same as thirteen at once, though round 7 was scored
+    for being the last.
+    """
     for name in (
         "FedPer",
         "PerMFL",

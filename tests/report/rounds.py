@@ -16,7 +16,9 @@ def record(
     nonzeros: float = 0.5,
     traffic: Links | None = None,
 ) -> Round:
-    """A round of half a second that scored the global model; the loss is 1 - accuracy, the worst tenth half of it."""
+    """A round of half a second that scored the global model; the loss is 1 - accuracy, the worst
+    tenth half of it.
+    """
     scores = {}
     for part, accuracy in (("validation", validation), ("test", test)):
         worst = accuracy / 2 if accuracy is not None else None

@@ -13,7 +13,8 @@ from covey.runs.run import Round
 from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
-# Validation chooses round 1 of the first seed and round 0 of the second; test is best in rounds 2 and 1.
+# Validation chooses round 1 of the first seed and round 0 of the second; test is best in rounds 2
+# and 1.
 FIRST = [
     record(0, validation=0.5, test=0.4, nonzeros=1.0),
     record(1, validation=0.8, test=0.6, nonzeros=0.5),

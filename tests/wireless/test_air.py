@@ -1,7 +1,8 @@
-"""The virtual clock by hand: two devices, a deadline and a straggler; edges, wires, several asks; and a plan that drives a run.
+"""The virtual clock by hand: two devices, a deadline and a straggler; edges, wires, several asks;
+and a plan that drives a run.
 
-A linear model 2 -> 2 has 6 weights, its dense message 24 bytes and a header. The signals are 3 times and as strong as the noise,
-so over half of 40 kHz each the devices send 40 and 20 kbit/s.
+A linear model 2 -> 2 has 6 weights, its dense message 24 bytes and a header. The signals are 3
+times and as strong as the noise, so over half of 40 kHz each the devices send 40 and 20 kbit/s.
 """
 
 from dataclasses import replace
@@ -92,7 +93,9 @@ def test_the_slowest_is_waited_for() -> None:
 
 
 def test_a_straggler_is_dropped_at_the_deadline() -> None:
-    """The round ends at the deadline, the server takes the other's model, and the straggler has spent its joules all the same."""
+    """The round ends at the deadline, the server takes the other's model, and the straggler has
+    spent its joules all the same.
+    """
     deadline = (FAST + SLOW) / 2
     algorithm, radio = FedAvg(steps=5, batch=4), replace(TWO, deadline=deadline)
     waited, dropped = (
@@ -124,7 +127,10 @@ def test_when_all_are_late_the_first_counts() -> None:
 
 
 def test_edges_wait_round_by_round_and_cross_their_wires() -> None:
-    """Two cells: a pair, and the straggler's like alone on the whole band. Three rounds at each edge, then 7 ms and the wire."""
+    """Two cells: a pair, and the straggler's like alone on the whole band.
+
+    Three rounds at each edge, then 7 ms and the wire.
+    """
     devices = Devices.of(
         [0, 0, 1], distance=1.0, cpu=[1e6, 0.5e6, 0.5e6], cycles=100.0, power=[3.0, 1.0, 1.0]
     )
@@ -151,7 +157,9 @@ def test_without_edges_the_base_stations_pass_messages_on() -> None:
 
 
 def test_the_base_station_passes_on_only_the_answers_that_count() -> None:
-    """The straggler's message arrives after the deadline and does not cross the wire; waiting for both, both do."""
+    """The straggler's message arrives after the deadline and does not cross the wire; waiting for
+    both, both do.
+    """
     deadline = (FAST + SLOW) / 2
     cells = Cells.of(40e3, wire_rate=1e3, wire_delay=0.007)
     radio = replace(TWO, cells=cells, deadline=deadline)
@@ -204,7 +212,9 @@ def planned(policy: object = None, **changes: object) -> covey.Run:
 
 @pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
 def test_a_plan_drives_a_run(policy: object) -> None:
-    """Ratios are those that `plan` gives for the seed's channel, and the real bytes meet the deadline they were planned for."""
+    """Ratios are those that `plan` gives for the seed's channel, and the real bytes meet the
+    deadline they were planned for.
+    """
     run = planned(policy)
     work = Work(120, 82, steps=4, probe_steps=2, personal_steps=3)
     expected = plan(
@@ -283,7 +293,9 @@ def test_dense_links_are_warned_of() -> None:
 
 @pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
 def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> None:
-    """To the last bit, though noise by the hertz takes one cell more of Newton's steps than another."""
+    """To the last bit, though noise by the hertz takes one cell more of Newton's steps than
+    another.
+    """
     radio = Radio(
         WIDE,
         CELLS,
@@ -327,7 +339,9 @@ def test_the_paper_leaves_the_mask_out_of_the_plan_and_ends_late() -> None:
 
 
 def test_who_gets_no_band_is_left_out() -> None:
-    """Without a cap on ratios the sum starves far devices of all band, and over none not even a mask is ever sent."""
+    """Without a cap on ratios the sum starves far devices of all band, and over none not even a
+    mask is ever sent.
+    """
     devices = Devices.of(
         [0] * 4, distance=[50.0, 80.0, 3000.0, 9000.0], cpu=1e9, cycles=20.0, power=0.6
     )
@@ -415,7 +429,9 @@ def test_bad_values(change: object, words: str) -> None:
 
 
 def test_fastest_shares_end_together() -> None:
-    """FedAlt says what its devices do, so the band can be shared for the last to end soonest, as `plan` has it."""
+    """FedAlt says what its devices do, so the band can be shared for the last to end soonest, as
+    `plan` has it.
+    """
     algorithm, settings = (
         FedAlt(steps=5, personal_steps=1),
         {"private": "head", "model": models.mlp(2, 40, 2)},

@@ -1,4 +1,6 @@
-"""Path losses at known places, fading with its known moments, and draws that do not depend on who else is looked at."""
+"""Path losses at known places, fading with its known moments, and draws that do not depend on who
+else is looked at.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ def test_log_distance_and_the_older_urban_macro_cell() -> None:
 
 
 def test_urban_macro_by_hand() -> None:
-    """At 100 m and 2 GHz, antennas at 25 and 1.5 m: d3D = sqrt(100^2 + 23.5^2) = 102.7241 m; the line breaks at 320.2 m."""
+    """At 100 m and 2 GHz, antennas at 25 and 1.5 m: d3D = sqrt(100^2 + 23.5^2) = 102.7241 m; the
+    line breaks at 320.2 m.
+    """
     line = math.hypot(100, 23.5)
     clear = 28 + 22 * math.log10(line) + 20 * math.log10(2)
     blocked = 13.54 + 39.08 * math.log10(line) + 20 * math.log10(2)

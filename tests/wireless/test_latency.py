@@ -1,9 +1,10 @@
-"""Two devices and a deadline, worked by hand: (12) to (18), the energies, Theorem 2, and the best shares.
+"""Two devices and a deadline, worked by hand: (12) to (18), the energies, Theorem 2, and the best
+shares.
 
-f = 1 and 0.5 GHz, C = 100 cycles, N_v = 50,000, N_u = 100,000, tau_v = 2, tau_hat = 1, tau_u = 3, q = 32, p = 0.5 W, B = 10 MHz,
-and signals 3 and 1 times the noise. So the steps that no pruning shortens take 20 and 40 ms, those on the whole shared part 30
-and 60 ms, and its 3.2 Mbit take 160 and 320 ms over the whole band, at 20 and 10 Mbit/s. The deadline is 100 ms: A = 80 and
-60 ms.
+f = 1 and 0.5 GHz, C = 100 cycles, N_v = 50,000, N_u = 100,000, tau_v = 2, tau_hat = 1, tau_u = 3, q
+= 32, p = 0.5 W, B = 10 MHz, and signals 3 and 1 times the noise. So the steps that no pruning
+shortens take 20 and 40 ms, those on the whole shared part 30 and 60 ms, and its 3.2 Mbit take 160
+and 320 ms over the whole band, at 20 and 10 Mbit/s. The deadline is 100 ms: A = 80 and 60 ms.
 """
 
 import pytest
@@ -55,7 +56,9 @@ def near(*values: float) -> object:
 
 
 def test_a_fixed_ratio_and_a_straggler() -> None:
-    """0.8 pruned, half the band each: 20 + 6 + 64 = 90 ms in time, 40 + 12 + 128 = 180 ms late; the wire adds 2 + 3.2 ms."""
+    """0.8 pruned, half the band each: 20 + 6 + 64 = 90 ms in time, 40 + 12 + 128 = 180 ms late; the
+    wire adds 2 + 3.2 ms.
+    """
     done = plan(scenario(), fixed(0.8))
     assert done.formula.compute[0].tolist() == near(0.026, 0.052)
     assert done.formula.upload[0].tolist() == near(0.064, 0.128)
@@ -72,14 +75,18 @@ def test_a_fixed_ratio_and_a_straggler() -> None:
 
 
 def test_energy() -> None:
-    """26 million cycles each: at 1e-27 f^2 joules a cycle 26 and 6.5 mJ; half a watt for 64 and 128 ms: 32 and 64 mJ."""
+    """26 million cycles each: at 1e-27 f^2 joules a cycle 26 and 6.5 mJ; half a watt for 64 and 128
+    ms: 32 and 64 mJ.
+    """
     timing = plan(scenario(), fixed(0.8)).formula
     assert timing.compute_joules[0].tolist() == near(0.026, 0.0065)
     assert timing.joules[0].tolist() == near(0.058, 0.0705)
 
 
 def test_theorem_2_with_equal_shares() -> None:
-    """kept = A / (c + s / b): 80 / (30 + 320) = 8/35 and 60 / (60 + 640) = 3/35; both end at the deadline."""
+    """kept = A / (c + s / b): 80 / (30 + 320) = 8/35 and 60 / (60 + 640) = 3/35; both end at the
+    deadline.
+    """
     done = plan(scenario(), equal)
     assert (1 - done.ratio[0]).tolist() == near(8 / 35, 3 / 35)
     assert done.formula.latency[0].tolist() == near(0.1, 0.1)
@@ -93,7 +100,9 @@ def test_equal_shares_under_a_cap_are_late() -> None:
 
 
 def test_the_best_shares_starve_the_straggler() -> None:
-    """More band is worth at most A/s = 60/320 to it, and still 80 * 160 / 190^2 to the other when that has all: kept 80 / 190."""
+    """More band is worth at most A/s = 60/320 to it, and still 80 * 160 / 190^2 to the other when
+    that has all: kept 80 / 190.
+    """
     done = plan(scenario(), optimal)
     assert done.share[0].tolist() == near(1, 0)
     assert (1 - done.ratio[0]).tolist() == near(8 / 19, 0)
@@ -104,7 +113,9 @@ def test_the_best_shares_starve_the_straggler() -> None:
 
 
 def test_the_best_shares_under_a_cap() -> None:
-    """Keeping 0.05 takes the straggler 0.05 * 320 / (60 - 3) = 16/57 of the band; the other has 41/57 and keeps 3280/10350."""
+    """Keeping 0.05 takes the straggler 0.05 * 320 / (60 - 3) = 16/57 of the band; the other has
+    41/57 and keeps 3280/10350.
+    """
     done = plan(scenario(rho_max=0.95), optimal)
     assert done.share[0].tolist() == near(41 / 57, 16 / 57)
     assert (1 - done.ratio[0]).tolist() == near(3280 / 10350, 0.05)
@@ -114,7 +125,9 @@ def test_the_best_shares_under_a_cap() -> None:
 
 
 def test_real_bytes_beside_the_formula() -> None:
-    """At 0.8 pruned 20,000 weights are kept: 640,000 bits by the formula, 6 bytes and 12,500 bytes of mask more as encoded."""
+    """At 0.8 pruned 20,000 weights are kept: 640,000 bits by the formula, 6 bytes and 12,500 bytes
+    of mask more as encoded.
+    """
     done = plan(scenario(), fixed(0.8))
     row, mask = torch.randn(100_000), torch.zeros(100_000, dtype=torch.bool)
     mask[:20_000] = True

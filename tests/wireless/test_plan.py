@@ -1,4 +1,6 @@
-"""Plans of whole scenarios: several rounds and cells, who is left out and why, what more band or time does."""
+"""Plans of whole scenarios: several rounds and cells, who is left out and why, what more band or
+time does.
+"""
 
 import math
 from dataclasses import replace
@@ -72,7 +74,9 @@ def test_every_policy_makes_a_plan(policy: str, noise: str) -> None:
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_cell_has_the_same_bits_beside_others(policy: str, noise: str) -> None:
-    """Shares are found for all cells in the same steps; where one needs more of them the others have stopped."""
+    """Shares are found for all cells in the same steps; where one needs more of them the others
+    have stopped.
+    """
     whole = scenario(5, devices=40, cells=5, noise=noise)
     together = plan(whole, POLICIES[policy])
     for cell in range(5):
@@ -132,7 +136,9 @@ def _with(column: str, value: float, **changes: object) -> Plan:
 def test_who_is_left_out_is_named_with_the_reason(
     column: str, value: float, reason: Reason, words: str
 ) -> None:
-    """At 30 MHz 20 cycles a weight take 23.3 ms of personal and probe steps, and 66.7 ms for the rest: 1.7 ms are 2.5 % of it."""
+    """At 30 MHz 20 cycles a weight take 23.3 ms of personal and probe steps, and 66.7 ms for the
+    rest: 1.7 ms are 2.5 % of it.
+    """
     done = _with(column, value)
     assert done.reason[0, 3] == reason
     assert words in done.why(3)

@@ -1,4 +1,6 @@
-"""The shares are the best there are: against a generic solver, by their certificate, and by what must hold of any optimum."""
+"""The shares are the best there are: against a generic solver, by their certificate, and by what
+must hold of any optimum.
+"""
 
 from dataclasses import replace
 
@@ -160,7 +162,9 @@ def test_many_cells_over_many_orders_of_magnitude_are_certified(
 
 
 def test_remarks_1_and_2() -> None:
-    """The share peaks at s = A / (4 price) and ends at s = A / price; the ratio 1 - (A - sqrt(price s A)) / c rises with s."""
+    """The share peaks at s = A / (4 price) and ends at s = A / price; the ratio 1 - (A - sqrt(price
+    s A)) / c rises with s.
+    """
     a, c, price = 1.0, 0.8, 2.0
     s = torch.linspace(0.01, 0.499, 2000, dtype=torch.float64)
     ones = torch.ones_like(s)
@@ -261,7 +265,9 @@ def test_slopes_are_derivatives_and_fall(seed: int, density: bool) -> None:
 
 
 def test_a_weak_signal_loses_no_digits() -> None:
-    """At an snr of 1e-9 the slope of the rate is snr^2 / 2 over log(1 + snr); a difference would have lost half the digits."""
+    """At an snr of 1e-9 the slope of the rate is snr^2 / 2 over log(1 + snr); a difference would
+    have lost half the digits.
+    """
     p = replace(problem(0, devices=1, density=True), snr=torch.tensor([1e-9], dtype=torch.float64))
     assert p.rate_slope(torch.ones(1, dtype=torch.float64)).item() == pytest.approx(
         0.5e-9, rel=2e-9
