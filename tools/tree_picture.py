@@ -14,6 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.patches import Circle, Rectangle
 
 from covey.report.plot import COLOURS
 
@@ -59,7 +60,7 @@ def draw_nodes(axes: Any, columns: dict[str, list[float]]) -> None:
     """A circle for every node with the symbol of its model."""
     for tier, row in columns.items():
         for number, x in enumerate(row):
-            circle = plt.Circle((x, HEIGHTS[tier]), RADII[tier], color=COLOURS[tier], zorder=2)
+            circle = Circle((x, HEIGHTS[tier]), RADII[tier], color=COLOURS[tier], zorder=2)
             axes.add_patch(circle)
             axes.text(x, HEIGHTS[tier], symbol(tier, number), color="white", fontsize=15,
                       ha="center", va="center", zorder=3)  # fmt: skip
@@ -83,7 +84,7 @@ def draw_labels(axes: Any, columns: dict[str, list[float]]) -> None:
             distance = abs(label - 2 * edge)
             height = max(0.03, 0.34 - 0.15 * distance + 0.05 * ((number + label) % 3))
             left = x - 0.3 + label * 0.125
-            axes.add_patch(plt.Rectangle((left, -0.42), 0.1, height, color=GREY, zorder=1))
+            axes.add_patch(Rectangle((left, -0.42), 0.1, height, color=GREY, zorder=1))
 
 
 def draw_texts(axes: Any) -> None:
