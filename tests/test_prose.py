@@ -105,7 +105,7 @@ def test_lines_are_short(page: Path) -> None:
     assert not long
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
 def test_sentences_are_short(page: Path) -> None:
     counts = {sentence: len(sentence.split()) for sentence in sentences(page.read_text())}
     long = {sentence: count for sentence, count in counts.items() if count > MAX_WORDS}
@@ -120,7 +120,7 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / file).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
 def test_a_block_of_python_runs_or_is_a_fragment(page: Path) -> None:
     for kind, block in FENCE.findall(page.read_text()):
         if kind.startswith("python"):
