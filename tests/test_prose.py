@@ -135,3 +135,22 @@ def test_the_readme_lists_every_algorithm() -> None:
     table = [line for line in text.splitlines() if line.startswith("| `")]
     named = {name for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
     assert {kind.__name__ for kind in covey.algorithms.ALGORITHMS.values()} <= named
+
+
+def programs(source: str) -> dict[str, str]:
+    """The programs of a file or fragment as syntax trees, without types and comments."""
+    trees = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name in ("server", "edge", "device"):
+            node.returns = None
+            for argument in node.args.args:
+                argument.annotation = None
+            trees[node.name] = ast.dump(node)
+    return trees
+
+
+def test_the_programs_of_sfedhp_are_those_of_its_file() -> None:
+    text = (ROOT / "README.md").read_text()
+    fragment = next(block for kind, block in FENCE.findall(text) if kind == "python fragment")
+    file = ROOT / "covey" / "algorithms" / "sfedhp.py"
+    assert programs(fragment) == programs(file.read_text())
