@@ -93,7 +93,10 @@ class PerFedAvg(Algorithm):
         yield RoundFactor(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
-        """f(x - alpha f'(x)) has curvature h (1 - alpha h)^2; without the Hessian h (1 - alpha h)."""
+        """The excess of plain steps on the meta loss.
+
+        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2. Without the Hessian it is h (1 - alpha h).
+        """
         exponent = 1 if self.order == "first" else 2
         curvature = h * (1 - self.alpha * h) ** exponent
         return power(self.lr, 0.0, curvature, self.steps)

@@ -172,7 +172,8 @@ class PerMFL(Algorithm):
             verdict = f"which every convex loss meets, as {bound}."
         text = (
             f"beta*gamma = {beta:g}*{gamma:g} = {product:g}, so x is multiplied by "
-            f"1 - beta*gamma = {1 - product:g}, which the mean of w_i makes up for as it follows x. "
+            f"1 - beta*gamma = {1 - product:g}, "
+            "which the mean of w_i makes up for as it follows x. "
             "At most 1 is sufficient, not necessary: with inner loops run to the end it converges "
             f"while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
         )
