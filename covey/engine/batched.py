@@ -60,7 +60,12 @@ class BatchedLayer:
     folded: bool | None = None
 
 
-def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
+def chain(
+    space: ParameterLayout,
+    axes: int,
+    *,
+    alone: bool,
+) -> Step | str:
     """The pass through nested Sequentials of known layers for examples of so many axes.
 
     For any other module, the reason why there is no such pass.
@@ -146,7 +151,12 @@ def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _known(layer: nn.Module, own: Own, axes: int, alone: bool) -> BatchedLayer | None:
+def _known(
+    layer: nn.Module,
+    own: Own,
+    axes: int,
+    alone: bool,
+) -> BatchedLayer | None:
     kind = type(layer)
     if kind in _NOTHING:
         return BatchedLayer(lambda parameters, x: x, axes)
@@ -156,7 +166,11 @@ def _known(layer: nn.Module, own: Own, axes: int, alone: bool) -> BatchedLayer |
     return _BUILDERS[kind](layer, own, axes) if kind in _BUILDERS else None
 
 
-def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _linear(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     weight, bias = own["weight"], own.get("bias")
 
     def product(parameters: list[Tensor], x: Tensor) -> Tensor:
@@ -174,7 +188,11 @@ def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     )
 
 
-def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _convolution(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[
         len(layer.kernel_size)
     ]
@@ -192,12 +210,20 @@ def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     return BatchedLayer(apply, axes, folded=True) if fits else None
 
 
-def _pool(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _pool(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     fits = axes == _POOLS[type(layer)] + 1 and not getattr(layer, "return_indices", False)
     return BatchedLayer(lambda parameters, x: layer(x), axes, folded=True) if fits else None
 
 
-def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _group_norm(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     weight, bias = own.get("weight"), own.get("bias")
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
@@ -207,7 +233,11 @@ def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     return BatchedLayer(apply, axes, folded=True) if axes else None
 
 
-def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _layer_norm(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     shape = layer.normalized_shape
     weight, bias = own.get("weight"), own.get("bias")
 
@@ -222,7 +252,11 @@ def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     return BatchedLayer(apply, axes, folded=False) if axes >= len(shape) else None
 
 
-def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _flatten(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     start, end = layer.start_dim % (axes + 1), layer.end_dim % (axes + 1)
     if not 1 <= start <= end:  # it would mix examples
         return None
@@ -231,7 +265,11 @@ def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     )
 
 
-def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _unflatten(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     if not isinstance(layer.dim, int) or not layer.dim % (axes + 1):
         return None
     dim, sizes = layer.dim % (axes + 1) + 1, tuple(layer.unflattened_size)

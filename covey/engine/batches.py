@@ -86,7 +86,12 @@ class Examples:
         offset = self.offset[split] if ids.device.type == "cpu" else self._offset_there[split]
         return offset[ids + 1] - offset[ids]
 
-    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+    def total(
+        self,
+        split: str,
+        first: Ids,
+        stop: Ids,
+    ) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
         return self._totals[split][stop] - self._totals[split][first]
 
@@ -113,7 +118,12 @@ class Examples:
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples) for examples in by_step]
 
-    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+    def cyclic(
+        self,
+        ids: Ids,
+        size: int,
+        turn: Tensor,
+    ) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
         The last batch of a lap is short.
@@ -159,7 +169,13 @@ class Examples:
             slots = torch.where(inside, slots, 0).to(self.device)
             yield some, self.take(split, ids[rows], slots, inside.to(self.device, self.dtype))
 
-    def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
+    def take(
+        self,
+        split: str,
+        ids: Ids,
+        slots: Tensor,
+        weight: Tensor | None,
+    ) -> Batch:
         """The examples in these slots [n, B] of each device's part."""
         start = self._offset_there[split][ids.to(self.device)]
         index = self.index[split]

@@ -26,7 +26,11 @@ class Calibration:
     accuracy: float  # how often it was right
 
 
-def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
+def calibration(
+    chances: Tensor,
+    labels: Tensor,
+    bins: int = 15,
+) -> Calibration:
     """The figures of chances [N, classes] for labels [N]; a bin holds the confidences in [k/bins,
     (k+1)/bins), the last also 1.
 
@@ -39,7 +43,12 @@ def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
     )
 
 
-def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
+def sums(
+    outputs: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bins: int,
+) -> Tensor:
     """What the figures follow from, float64 [n, 3 bins + 2]: right, confidence and count by bin;
     Brier score and log-loss.
 

@@ -67,7 +67,11 @@ def descend(
     return solver(gradient, start, terms).run(gradient, start, terms)
 
 
-def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
+def _on_data(
+    start: Rows,
+    loss: DataLoss,
+    terms: Objective,
+) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
     loss.begin(start, terms)
     chosen = solver(loss, start, terms)

@@ -39,7 +39,11 @@ class Forward:
         return one[:0]  # neither vmap nor a convolution takes no rows; one of zeros tells the shape
 
 
-def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
+def forward(
+    space: ParameterLayout,
+    example: torch.Size,
+    device: str = "cpu",
+) -> Forward:
     """The fastest pass that is exact for this module on examples of this shape, on this type of
     device.
     """

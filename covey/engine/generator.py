@@ -109,7 +109,11 @@ class NoDraws(TorchDispatchMode):
         return func(*args, **keywords)
 
 
-def draws(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def draws(
+    func: OpOverload[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> bool:
     """Whether this call draws from a default generator."""
     names = _arguments(func)
     if torch.Tag.nondeterministic_seeded not in func.tags and "generator" not in names:

@@ -73,7 +73,12 @@ class Gradients:
             losses = self.losses(self.forward(leaves, batch.x), batch.y)
             return torch.autograd.grad(_total(losses, batch.weight), leaves)
 
-    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient_of(
+        self,
+        x: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient of a loss of one's own.
 
         It takes the outputs [n, B, ...] and gives one number per row, [n].
@@ -85,7 +90,12 @@ class Gradients:
         with torch.enable_grad():
             return torch.autograd.grad(loss(self.outputs(leaf, batch)).sum(), leaf)[0]
 
-    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
+    def hessian_product(
+        self,
+        x: Rows,
+        batch: Batch,
+        v: Rows,
+    ) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P].
 
         It is the derivative of <gradient, v> by autograd. A difference of gradients is far off if

@@ -43,7 +43,11 @@ def unfit(loss: DataLoss, terms: Objective) -> str | None:
     return None
 
 
-def refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """Why these steps are not factored here; None if they can be and it is worth it."""
     reason = unfit(loss, terms) or in_place.refusal(loss, start, terms)
     if reason is None and terms.longest < LEAST_STEPS:
@@ -51,7 +55,11 @@ def refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     return reason
 
 
-def run(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def run(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """The rows after `terms.steps` plain steps on one batch."""
     task, one = loss.task, loss.one
     assert one is not None
@@ -118,7 +126,11 @@ def descend(
     return out
 
 
-def _all_but(start: int, stop: int, rows: Rows) -> Rows:
+def _all_but(
+    start: int,
+    stop: int,
+    rows: Rows,
+) -> Rows:
     """A copy whose columns [start, stop) are not yet set."""
     out = torch.empty_like(rows)
     out[:, :start] = rows[:, :start]

@@ -9,7 +9,11 @@ from covey.engine.objective import DataLoss, Gradient, Objective
 from covey.types import Rows
 
 
-def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
+def refusal(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """Why steps in place cannot do what these terms ask for; None if they can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -28,14 +32,22 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     return None
 
 
-def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def data_refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """As `refusal`, for steps on mini-batches."""
     if loss.all_examples:
         return "each step takes the gradient of all examples"
     return refusal(loss, start, terms)
 
 
-def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
+def without_data(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """The rows after steps on all terms but a data loss."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
@@ -47,7 +59,11 @@ def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     return x
 
 
-def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def on_batches(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """The rows after steps on mini-batches: of stacks by hand, of other models by autograd."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
@@ -61,7 +77,12 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
 
 
 def _step(
-    loss: DataLoss, x: Rows, views: list[Tensor], step: int, terms: Objective, lr: float
+    loss: DataLoss,
+    x: Rows,
+    views: list[Tensor],
+    step: int,
+    terms: Objective,
+    lr: float,
 ) -> None:
     """One step in place: every term, the data's too, is evaluated at the x that comes in."""
     task = loss.task
@@ -77,7 +98,12 @@ def _step(
     task.stack.add(views, factors, scale=-lr)
 
 
-def step_without_data(x: Rows, terms: Objective, lr: float, l2: float = 0.0) -> None:
+def step_without_data(
+    x: Rows,
+    terms: Objective,
+    lr: float,
+    l2: float = 0.0,
+) -> None:
     """One step in place on everything but the data loss, each term at the x that comes in."""
     decay = terms.decay + l2
     sign = None

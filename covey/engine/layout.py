@@ -158,7 +158,11 @@ def _reset(module: nn.Module, seed: int) -> None:
                 raise ModelError(f"{mode.place} cannot be initialised: {told(error)}") from error
 
 
-def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:
+def _private(
+    module: nn.Module,
+    names: list[str],
+    patterns: Sequence[str],
+) -> set[str]:
     called = _called(module, names)
     for pattern in patterns:
         if not any(fnmatchcase(call, pattern) for calls in called.values() for call in calls):

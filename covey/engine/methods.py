@@ -53,7 +53,11 @@ class Stepper:
         return tuple(out)
 
 
-def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
+def plain(
+    x: Rows,
+    gradient: Gradient,
+    terms: Objective,
+) -> Rows:
     """Steps along the negative gradient."""
     active = None
     for step in range(terms.longest):
@@ -66,7 +70,11 @@ def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     return x
 
 
-def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
+def nesterov(
+    x: Rows,
+    gradient: Gradient,
+    terms: Objective,
+) -> Rows:
     """Accelerated steps.
 
     The momentum uses the strong convexity that prox and decay give, else Nesterov's own sequence.
@@ -96,7 +104,11 @@ def _momentum(strong: Coefficient, step: int) -> Coefficient:
     return step / (step + 3)
 
 
-def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
+def adam(
+    x: Rows,
+    gradient: Gradient,
+    terms: Objective,
+) -> Rows:
     """Adam's steps."""
     stepper = Stepper("adam", terms.lr)
     active = None
@@ -110,7 +122,11 @@ def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     return x
 
 
-def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
+def _settle(
+    x: Rows,
+    moved: Rows,
+    active: Tensor | None,
+) -> tuple[Rows, bool]:
     """Rows that are done stay where they are; True when all are."""
     if active is None:
         return moved, False

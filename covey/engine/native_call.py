@@ -70,7 +70,11 @@ class NativeKernel:
         return rows if terms.longest else start.clone()
 
     def score(
-        self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor
+        self,
+        rows: Rows,
+        index: Tensor,
+        starts: Tensor,
+        counts: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Right answers and summed loss of each row on the examples index[start : start + count],
         float64 [n] each.
@@ -102,7 +106,11 @@ class NativeKernel:
             )
 
 
-def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
+def refusal(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """Why the kernel cannot do what these terms ask for; None if it can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -119,7 +127,11 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     return None
 
 
-def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def data_refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """As `refusal`, for steps on mini-batches."""
     task, one = loss.task, loss.one
     if isinstance(task.native, str):
@@ -133,26 +145,42 @@ def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     return refusal(loss, start, terms)
 
 
-def factored_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def factored_refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """As `data_refusal`, for factored steps."""
     return gram.unfit(loss, terms) or data_refusal(loss, start, terms)
 
 
-def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def on_batches(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """Plain steps on mini-batches."""
     task = loss.task
     assert isinstance(task.native, NativeKernel)
     return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one)
 
 
-def factored(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def factored(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """Plain steps on one batch, factored for each row that takes enough of them."""
     task = loss.task
     assert isinstance(task.native, NativeKernel)
     return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one, factored=True)
 
 
-def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
+def without_data(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """Plain steps on all terms but a data loss: one pass over the rows per step."""
     rows = torch.empty_like(start, memory_format=torch.contiguous_format)
     arrays = _arrays(start, terms)
@@ -177,7 +205,12 @@ def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
     }
 
 
-def _work(start: Rows, terms: Objective, arrays: dict[str, Tensor], l2: float) -> native.NativeWork:
+def _work(
+    start: Rows,
+    terms: Objective,
+    arrays: dict[str, Tensor],
+    l2: float,
+) -> native.NativeWork:
     part = (terms.part or slice(None)).indices(start.shape[1])
     rho = terms.l1[1] if terms.l1 is not None else 0.0
     return native.NativeWork(
@@ -198,7 +231,11 @@ def _absence(rows: Tensor) -> str:
 
 
 def kernel(
-    stack: LinearStack | str, space: ParameterLayout, loss: object, x: Tensor, y: Tensor
+    stack: LinearStack | str,
+    space: ParameterLayout,
+    loss: object,
+    x: Tensor,
+    y: Tensor,
 ) -> NativeKernel | str:
     """The kernel for a stack, or the reason why there is none."""
     if isinstance(stack, str):
@@ -231,7 +268,10 @@ def kernel(
 
 
 def _run(
-    work: native.NativeWork, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype
+    work: native.NativeWork,
+    batches: Sequence[Batch],
+    steps: Tensor,
+    dtype: torch.dtype,
 ) -> None:
     """One call: a batch per step, or one for all."""
     if any(len(batch.examples) != work.devices for batch in batches):
@@ -247,7 +287,11 @@ def _run(
     native.descend(work, dtype)
 
 
-def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def _each(
+    value: float | Tensor,
+    count: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """One number for every row."""
     if not isinstance(value, Tensor):
         return torch.full((count,), value, dtype=dtype)

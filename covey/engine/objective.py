@@ -104,7 +104,12 @@ class Objective:
             return soft
         return x + self._restrict(soft - x)
 
-    def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
+    def active(
+        self,
+        step: int,
+        total: Rows,
+        moving: Tensor | None,
+    ) -> Tensor | None:
         """Which rows still move, [n, 1], of those that moved until now; None when all do."""
         if isinstance(self.steps, Tensor):
             more = self.steps.reshape(-1, 1) > step

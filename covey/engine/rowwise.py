@@ -20,12 +20,23 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(_two(a), _two(b))[:1] if _alone(a, b) else torch.bmm(a, b)
 
 
-def baddbmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def baddbmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+) -> Tensor:
     """c + a @ b."""
     return torch.baddbmm(_two(c), _two(a), _two(b))[:1] if _alone(a, b) else torch.baddbmm(c, a, b)
 
 
-def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> None:
+def baddbmm_(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    keep: float,
+    scale: float,
+) -> None:
     """c <- keep * c + scale * a @ b."""
     if _alone(a, b):
         c.copy_(torch.baddbmm(_two(c), _two(a), _two(b), beta=keep, alpha=scale)[:1])

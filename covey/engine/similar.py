@@ -22,7 +22,12 @@ _STARTS, _LAPS = 4, 50  # of k-means
 Floats = npt.NDArray[np.float64]
 
 
-def similar(shards: Shards, model: nn.Module, edges: int, seed: int = 0) -> tuple[Shards, Tree]:
+def similar(
+    shards: Shards,
+    model: nn.Module,
+    edges: int,
+    seed: int = 0,
+) -> tuple[Shards, Tree]:
     """Edges of devices whose first updates point the same way: k-means of the directions of their
     loss gradients.
 
@@ -66,7 +71,11 @@ def _sketched(rows: Tensor, seed: int) -> Tensor:
     return rows.new_zeros(len(rows), _COLUMNS).scatter_add_(1, column.expand_as(rows), rows * sign)
 
 
-def _clusters(rows: Floats, count: int, seed: int) -> Numbers:
+def _clusters(
+    rows: Floats,
+    count: int,
+    seed: int,
+) -> Numbers:
     """The cluster of each row, by k-means on the sphere: the best of a few starts."""
     draw = generator(seed, Use.EDGES)
     tries = [_k_means(rows, _start(rows, count, draw)) for _ in range(_STARTS)]
@@ -75,7 +84,11 @@ def _clusters(rows: Floats, count: int, seed: int) -> Numbers:
     return np.argsort(np.argsort(first))[cluster]  # numbered by their first row
 
 
-def _start(rows: Floats, count: int, draw: np.random.Generator) -> Floats:
+def _start(
+    rows: Floats,
+    count: int,
+    draw: np.random.Generator,
+) -> Floats:
     """Rows to begin with, each drawn with a chance that grows with its squared distance from those
     before (k-means++).
     """

@@ -55,7 +55,13 @@ def cut(rows: Tensor, threshold: float | None) -> Tensor:
     return rows if threshold is None else torch.nn.functional.hardshrink(rows, threshold)
 
 
-def threshold(*, rho: float, lr: float, gamma: float, lam: float = 0.0) -> float | None:
+def threshold(
+    *,
+    rho: float,
+    lr: float,
+    gamma: float,
+    lam: float = 0.0,
+) -> float | None:
     """Where to cut a model trained with this step and penalties; None if gamma is 0, so a plain run
     is never altered.
 
@@ -78,7 +84,12 @@ def nonzeros(rows: Tensor, threshold: float | None) -> Tensor:
 
 
 def floored(
-    gamma: float, rows: Tensor, *, threshold: float | None, floor: float, low: float
+    gamma: float,
+    rows: Tensor,
+    *,
+    threshold: float | None,
+    floor: float,
+    low: float,
 ) -> Tensor:
     """The penalty of each row, `[n, 1]`: gamma, but `low` for a row whose share of non-zeros is
     below the floor.

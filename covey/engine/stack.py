@@ -124,7 +124,11 @@ class LinearStack:
                 bias.add_(total, alpha=scale) if keep else bias.copy_(total).mul_(scale)
 
 
-def stack(space: ParameterLayout, loss: object, example: torch.Size) -> LinearStack | str:
+def stack(
+    space: ParameterLayout,
+    loss: object,
+    example: torch.Size,
+) -> LinearStack | str:
     """The stack of a module on examples of this shape, or the reason why it is none."""
     if not isinstance(loss, str):
         return "the loss is a function of your own"
@@ -163,7 +167,11 @@ def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
     return chain
 
 
-def _owns(name: str, module: nn.Linear, slots: dict[str, int]) -> bool:
+def _owns(
+    name: str,
+    module: nn.Linear,
+    slots: dict[str, int],
+) -> bool:
     """Whether weight and bias of a layer have slots under its own name."""
     if f"{name}weight" not in slots:
         return False
@@ -182,7 +190,12 @@ def _unknown(name: str, module: nn.Module) -> str:
     return f"{kind} is a layer other than Linear and ReLU, Tanh or Sigmoid"
 
 
-def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
+def _forward(
+    layer: Layer,
+    parameters: list[Tensor],
+    x: Tensor,
+    inside: Tensor | None,
+) -> Tensor:
     weight = parameters[layer.weight]
     bias = None if layer.bias is None else parameters[layer.bias].unsqueeze(1)
     if inside is not None:

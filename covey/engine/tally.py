@@ -54,7 +54,11 @@ def evaluate(
     return _by_torch(task, x, split, ids, predict=predict, bins=bins, errors=errors)
 
 
-def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def error_sums(
+    outputs: Tensor,
+    y: Tensor,
+    weight: Tensor,
+) -> Tensor:
     """Of each row, float64 [n, 3 + outputs]: the sums of |error|, error^2, y^2, and of y by output.
 
     They are all that RMSE, MAE and R2 need, whoever adds them up.
@@ -69,7 +73,14 @@ def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([totals, targets.sum(1)], dim=1)
 
 
-def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> PartScore:
+def _by_kernel(
+    task: Task,
+    x: Rows,
+    split: str,
+    ids: Ids,
+    *,
+    errors: bool,
+) -> PartScore:
     assert not isinstance(task.native, str)
     examples = task.examples
     counts = examples.counts(split, ids)
@@ -117,7 +128,12 @@ def _by_torch(
     return PartScore(right, loss, counts, honesty, sums)
 
 
-def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
+def _errors(
+    task: Task,
+    x: Rows,
+    split: str,
+    ids: Ids,
+) -> Tensor:
     """The sums of errors of each row on its device's part, [n, 3 + outputs]."""
     shape = (len(ids), 3 + task.targets)
     sums = torch.zeros(shape, dtype=torch.float64, device=task.device)

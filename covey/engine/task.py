@@ -113,7 +113,12 @@ class Task:
         """How many examples of a part each device holds, [n], on the device of `ids`."""
         return self.examples.counts(split, ids)
 
-    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+    def total(
+        self,
+        split: str,
+        first: Ids,
+        stop: Ids,
+    ) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
         return self.examples.total(split, first, stop)
 
@@ -129,7 +134,12 @@ class Task:
         """For each step, `size` training examples of each device, uniform with replacement."""
         return self.examples.draw(address, ids, size, steps, local=local)
 
-    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+    def cyclic(
+        self,
+        ids: Ids,
+        size: int,
+        turn: Tensor,
+    ) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order."""
         return self.examples.cyclic(ids, size, turn)
 
@@ -172,12 +182,22 @@ class Task:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
 
-    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient_of(
+        self,
+        x: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
         self.solvers.setdefault("step by step", {"in place": "the algorithm has a loss of its own"})
         return self.gradients.gradient_of(x, batch, loss)
 
-    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
+    def hessian_product(
+        self,
+        x: Rows,
+        batch: Batch,
+        v: Rows,
+    ) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]."""
         return self.gradients.hessian_product(x, batch, v)
 
@@ -185,7 +205,12 @@ class Task:
         """The gradient of each row's mean loss over its whole training part, [n, P]."""
         return self._over_all(x, ids, lambda rows, batch: self.gradient(x[rows], batch))
 
-    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
+    def full_hessian_product(
+        self,
+        x: Rows,
+        ids: Ids,
+        v: Rows,
+    ) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
@@ -241,7 +266,11 @@ class Task:
         return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
 
 
-def _stack(space: ParameterLayout, loss: Loss, shards: Shards) -> LinearStack | str:
+def _stack(
+    space: ParameterLayout,
+    loss: Loss,
+    shards: Shards,
+) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
     return stack(space, loss, shards.x.shape[1:])

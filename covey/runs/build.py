@@ -105,13 +105,20 @@ def _simulator(
 
 
 def _loopback(
-    experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec]
+    experiment: Experiment,
+    tree: Tree,
+    data: Shards,
+    links: Mapping[tuple[str, str], LinkSpec],
 ) -> Loopback:
     """A tree of nodes that share nothing."""
     start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(place: Place, task: Task, examples: int) -> Station:
+    def station(
+        place: Place,
+        task: Task,
+        examples: int,
+    ) -> Station:
         return Station(
             experiment.algorithm,
             place,
@@ -155,7 +162,11 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
+def _task(
+    experiment: Experiment,
+    data: Shards,
+    population: Population | None = None,
+) -> Task:
     return Task(
         experiment.model,
         data,
@@ -175,7 +186,9 @@ def _workers(experiment: Experiment, task: Task) -> int:
 
 
 def _newcomers(
-    experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], notes: list[str]
+    experiments: Sequence[Experiment],
+    outs: Sequence[tuple[int, ...]],
+    notes: list[str],
 ) -> Newcomers | None:
     if not outs[0]:
         return None
@@ -191,7 +204,9 @@ def _newcomers(
 
 
 def _air(
-    experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree
+    experiments: Sequence[Experiment],
+    outs: Sequence[tuple[int, ...]],
+    tree: Tree,
 ) -> RadioClock | None:
     """The virtual clock, where the experiments have a radio; a newcomer may do without, where
     nothing is planned.
@@ -232,7 +247,9 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
 
 
 def _link_notes(
-    air: RadioClock | None, tree: Tree, links: Mapping[tuple[str, str], LinkSpec]
+    air: RadioClock | None,
+    tree: Tree,
+    links: Mapping[tuple[str, str], LinkSpec],
 ) -> list[str]:
     """What the user should know of how rows are sent."""
     last = tree.links[-1]

@@ -65,7 +65,11 @@ def previous(path: str | os.PathLike[str]) -> Path:
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, keep: Path | None = None
+    path: Path,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str],
+    *,
+    keep: Path | None = None,
 ) -> None:
     """A safetensors file, replaced in one step and synced; equal contents give equal bytes. An old
     file stays at `keep`.
@@ -187,7 +191,11 @@ def same_experiment(
             )
 
 
-def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
+def _around_difference(
+    had: str,
+    want: str,
+    reach: int = 50,
+) -> tuple[str, str]:
     """Both texts near the first place where they differ."""
     at = next(
         (i for i, (a, b) in enumerate(zip(had, want, strict=False)) if a != b),

@@ -250,5 +250,9 @@ def _devices() -> str:
     return f"'cpu', 'cuda' or 'cuda:0'{last}"
 
 
-def _set(experiment: Experiment, name: str, value: Any) -> None:
+def _set(
+    experiment: Experiment,
+    name: str,
+    value: Any,
+) -> None:
     object.__setattr__(experiment, name, value)

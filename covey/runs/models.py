@@ -40,7 +40,11 @@ def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:
 
 
 def belonging(
-    runtime: Runtime, algorithm: Algorithm, needs: dict[str, set[str]], tier: str, name: str
+    runtime: Runtime,
+    algorithm: Algorithm,
+    needs: dict[str, set[str]],
+    tier: str,
+    name: str,
 ) -> list[tuple[str, str]]:
     """(tier, name) of all kept rows that a model consists of, and of those it is saved with.
 

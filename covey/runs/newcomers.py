@@ -91,7 +91,11 @@ class Newcomers:
         return answer
 
     def scores(
-        self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
+        self,
+        w: Rows,
+        above: Sequence[Rows],
+        round: int,
+        parts: tuple[str, ...],
     ) -> list[dict[str, Model]]:
         """How the models serve the newcomers of each experiment; `above` holds what the tier above
         them keeps, if anything.
@@ -122,7 +126,11 @@ class Newcomers:
         return out
 
     def tallies(
-        self, name: str, rows: Rows, parts: Sequence[str], round: int
+        self,
+        name: str,
+        rows: Rows,
+        parts: Sequence[str],
+        round: int,
     ) -> dict[str, PartScore]:
         """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own
         data, by part.

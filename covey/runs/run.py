@@ -199,7 +199,12 @@ class Runs(Iterator[tuple[Round, ...]]):
             ),
         )
 
-    def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
+    def _records(
+        self,
+        trained: Played,
+        scored: Scored | None,
+        began: float,
+    ) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
         took = time.perf_counter() - began
         spent = dict(trained.spent)

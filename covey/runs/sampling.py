@@ -22,7 +22,11 @@ Reports = Mapping[str, tuple[Tensor, Tensor]]
 """(ids, figures) of every device that was scored, by "MODEL/PART" (covey/runs/devices.py)."""
 
 
-def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | None:
+def standard_error(
+    totals: Tensor,
+    counts: Tensor,
+    population: int,
+) -> float | None:
     """The standard error of r = sum(totals) / sum(counts) over n of N devices.
 
     `totals` y_i, [n], are the right answers or the summed loss of each device drawn, `counts` c_i,
@@ -56,7 +60,11 @@ def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | N
     return math.sqrt((1 - n / population) / n * variance) / (examples / n)
 
 
-def with_errors(models: Mapping[str, Model], reports: Reports, population: int) -> dict[str, Model]:
+def with_errors(
+    models: Mapping[str, Model],
+    reports: Reports,
+    population: int,
+) -> dict[str, Model]:
     """The models with the number of devices drawn and the standard errors of their scores."""
     out = {}
     for name, model in models.items():
@@ -68,7 +76,11 @@ def with_errors(models: Mapping[str, Model], reports: Reports, population: int) 
     return out
 
 
-def _with_error(score: Score, figures: Tensor, population: int) -> Score:
+def _with_error(
+    score: Score,
+    figures: Tensor,
+    population: int,
+) -> Score:
     totals = figures[:, LOSS] if score.accuracy_fallback is None else figures[:, RIGHT]
     counts = figures[:, COUNT]
     holds = figures[:, HOLDS]

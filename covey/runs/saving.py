@@ -69,7 +69,11 @@ class Saved:
 
 
 def read(
-    saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, devices: int
+    saved: Checkpoint,
+    records: Sequence[dict[str, Any]],
+    *,
+    like: Tensor,
+    devices: int,
 ) -> Saved:
     """A run from its checkpoint and the records beside it; a ValueError says what does not fit.
 
@@ -123,7 +127,11 @@ def _regular_models(last: Round, experiment: Experiment) -> dict[str, Model]:
     return out
 
 
-def _read_chosen(saved: Checkpoint, like: Tensor, devices: int) -> dict[str, Chosen]:
+def _read_chosen(
+    saved: Checkpoint,
+    like: Tensor,
+    devices: int,
+) -> dict[str, Chosen]:
     out = {}
     for label, round, quality in saved.facts["chosen"]:
         row = saved.tensors[f"chosen.{round}"]
@@ -144,7 +152,11 @@ def _read_scored(saved: Checkpoint, devices: int) -> dict[str, tuple[int, Sums]]
     return out
 
 
-def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
+def _read_sums(
+    saved: Checkpoint,
+    label: str,
+    devices: int,
+) -> Sums:
     """How every device did, by part of the data."""
     out = {}
     for part in PARTS:
@@ -157,7 +169,11 @@ def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
     return out
 
 
-def _column(saved: Checkpoint, number: int, round: int) -> Frozen:
+def _column(
+    saved: Checkpoint,
+    number: int,
+    round: int,
+) -> Frozen:
     """One column of a checkpoint."""
     tier, name, labels = saved.facts["columns"][number]
     if not isinstance(name, str) or not isinstance(labels, list) or len(set(labels)) != len(labels):

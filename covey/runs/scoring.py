@@ -217,7 +217,12 @@ class Scorer:
                 at += size
         return facts
 
-    def _sums_of(self, me: Nodes, models: list[Rows], facts: list[Rows]) -> Rows:
+    def _sums_of(
+        self,
+        me: Nodes,
+        models: list[Rows],
+        facts: list[Rows],
+    ) -> Rows:
         """What is under these nodes, their own models sent along, then the facts of those."""
         w = models[0]
         for tier, name in self.names:
@@ -249,7 +254,13 @@ class Scorer:
         return me.drawn(self.sample, "score")
 
     def _sums(
-        self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None
+        self,
+        me: Nodes,
+        name: str,
+        rows: Rows,
+        held: Rows,
+        part: str,
+        predict: Predict | None,
     ) -> Rows:
         tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
         each = torch.stack(
@@ -264,7 +275,14 @@ class Scorer:
             more += [held * tally.errors, tally.errors]
         return torch.cat([held * _figures(tally), everybody, *more], dim=1)
 
-    def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
+    def _facts(
+        self,
+        me: Nodes,
+        name: str,
+        rows: Rows,
+        held: Rows,
+        age: Rows,
+    ) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
         share = smooth_l1.nonzeros(rows, zero).double()[:, None]
         facts = [held, held * age, held * share]
@@ -277,7 +295,11 @@ class Scorer:
         return torch.cat(facts, dim=1)
 
 
-def score_of(tally: PartScore, rows: slice, classifies: bool) -> Score:
+def score_of(
+    tally: PartScore,
+    rows: slice,
+    classifies: bool,
+) -> Score:
     """The figures of some of the devices of a tally, each of which holds the model."""
     figures = _figures(tally)[rows].sum(0).tolist()
     errors = [] if tally.errors is None else tally.errors[rows].sum(0).tolist()
@@ -308,7 +330,11 @@ class Errors:
     r2: float | None = None
 
     @staticmethod
-    def of(sums: list[float], count: float, targets: int) -> Errors:
+    def of(
+        sums: list[float],
+        count: float,
+        targets: int,
+    ) -> Errors:
         """From the sums of |error|, error^2, y^2 and of y for each of `targets` outputs, over
         `count` examples.
 
@@ -328,7 +354,12 @@ class Errors:
         )
 
 
-def _score(values: list[float], classifies: bool, errors: list[float], targets: int) -> Score:
+def _score(
+    values: list[float],
+    classifies: bool,
+    errors: list[float],
+    targets: int,
+) -> Score:
     """The figures that follow from the sums; `errors` are those of the holders, then of everybody."""
     right, loss, count, accuracy, devices = values[:5]
     bins = values[5 : 5 + _BINS]

@@ -123,7 +123,12 @@ class Seed:
         beside = self._beside(tier, model, label) if lead == model else {}
         return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
-    def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
+    def module(
+        self,
+        model: str = "global",
+        node: int = 0,
+        which: Which = "last",
+    ) -> nn.Module:
         """A module with the parameters that a node keeps under this name.
 
         As they are now or were in the round chosen for the model.
@@ -259,12 +264,22 @@ class Seed:
             return label, chosen[label].round, chosen[label].w
         return PRESENT, max(self.round - 1, 0), self.w
 
-    def _read(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor]:
+    def _read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+    ) -> tuple[Tensor, Tensor]:
         """(ids, rows) of what this run's nodes keep under a name, in some version."""
         ids, _, rows = self.runtime.read(tier, name, label, self._copy)
         return ids, rows
 
-    def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
+    def _beside(
+        self,
+        tier: str,
+        model: str,
+        label: str,
+    ) -> dict[str, Beside]:
         """The other rows a model's predictions need."""
         algorithm = self.experiment.algorithm
         shared = self.runtime.task.space.shared

@@ -24,7 +24,9 @@ class Selection:
 
 
 def select(
-    history: Sequence[Round], model: str = "global", protocol: Literal["honest", "paper"] = "honest"
+    history: Sequence[Round],
+    model: str = "global",
+    protocol: Literal["honest", "paper"] = "honest",
 ) -> Selection:
     """The rounds to report for a model; `protocol="paper"` has no validation part and chooses on
     test.
@@ -42,7 +44,11 @@ def select(
     return Selection(chosen, scored[-1], best_on_test)
 
 
-def _quality(record: Round, model: str, part: str) -> float:
+def _quality(
+    record: Round,
+    model: str,
+    part: str,
+) -> float:
     """How good a model is in a round; the first of equal rounds wins."""
     if part not in record.models[model].scores:
         raise ConfigError(

@@ -68,7 +68,12 @@ class Snapshot:
         return row
 
 
-def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str) -> None:
+def write(
+    path: Path,
+    snapshot: Snapshot,
+    space: ParameterLayout,
+    algorithm: str,
+) -> None:
     """The file, replaced in one step; the same bytes for the same model."""
     tensors = {"ids": snapshot.ids, **dict(_parameters(snapshot.rows, space.slots))}
     if snapshot.fallback is not None:
@@ -126,7 +131,11 @@ def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
         ) from error
 
 
-def _beside(tensors: Mapping[str, Tensor], prefix: str, space: ParameterLayout) -> Beside:
+def _beside(
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    space: ParameterLayout,
+) -> Beside:
     ids = tensors[f"{prefix}ids"]
     if f"{prefix}rows" in tensors:
         return Beside(ids, tensors[f"{prefix}rows"])
@@ -144,7 +153,11 @@ def _parameters(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[str, Tens
 
 
 def _rows(
-    tensors: Mapping[str, Tensor], prefix: str, count: int, slots: Sequence[Slot], width: int
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    count: int,
+    slots: Sequence[Slot],
+    width: int,
 ) -> Tensor:
     """The inverse of `_parameters`; columns of other slots are 0."""
     rows = torch.zeros(count, width, dtype=tensors[f"{prefix}{slots[0].name}"].dtype)

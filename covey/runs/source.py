@@ -125,7 +125,11 @@ def _tree(file: str) -> ast.Module | None:
 
 
 @cache
-def _parsed(file: str, changed: int, size: int) -> ast.Module | None:
+def _parsed(
+    file: str,
+    changed: int,
+    size: int,
+) -> ast.Module | None:
     try:
         return ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
