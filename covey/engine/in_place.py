@@ -90,8 +90,8 @@ def _step(
     if isinstance(task.stack, str):
         gradients = task.gradients.by_autograd(x, batch)
         step_without_data(x, terms, lr, task.l2)
-        for view, g in zip(views, gradients, strict=True):
-            view.add_(g, alpha=-lr)
+        for view, part in zip(views, gradients, strict=True):
+            view.add_(part, alpha=-lr)
         return
     factors = task.stack.factors(views, batch.x, batch.y, batch.weight)
     step_without_data(x, terms, lr, task.l2)
@@ -105,23 +105,34 @@ def step_without_data(
     l2: float = 0.0,
 ) -> None:
     """One step in place on everything but the data loss, each term at the x that comes in."""
-    decay = terms.decay + l2
-    sign = None
+    slope = None
     if terms.l1 is not None and terms.l1[1] > 0:
-        sign = smooth_l1.grad(x, terms.l1[1])
-    if terms.prox is not None and not decay:
-        x.lerp_(terms.prox[1], lr * terms.prox[0])
-    elif terms.prox is not None:
-        lam, anchor = terms.prox
-        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
-    elif decay:
-        x.mul_(1 - lr * decay)
+        gamma, rho = terms.l1
+        slope = smooth_l1.grad(x, rho)
+    _shrink(x, terms, lr, terms.decay + l2)
     if terms.linear is not None:
         x.add_(terms.linear, alpha=-lr)
-    if sign is None or terms.l1 is None:
+    if slope is None:
         return
-    gamma = terms.l1[0]
     if isinstance(gamma, Tensor):
-        x.sub_(sign.mul_(lr * gamma))
+        x.sub_(slope.mul_(lr * gamma))
     else:
-        x.sub_(sign, alpha=lr * gamma)
+        x.sub_(slope, alpha=lr * gamma)
+
+
+def _shrink(
+    x: Rows,
+    terms: Objective,
+    lr: float,
+    decay: float,
+) -> None:
+    """The step of the prox term and of the decay, in place."""
+    if terms.prox is None:
+        if decay:
+            x.mul_(1 - lr * decay)
+        return
+    lam, anchor = terms.prox
+    if decay:
+        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
+    else:
+        x.lerp_(anchor, lr * lam)

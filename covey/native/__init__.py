@@ -34,13 +34,13 @@ DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
-MOST_LAYERS = 32
+MAX_LAYERS = 32
 
 _ERRORS = {
     1: "a batch names an example that is not there",
     2: "a label is not among the model's outputs",
     3: "no memory for the scratch arrays",
-    4: f"more than {MOST_LAYERS} layers",
+    4: f"more than {MAX_LAYERS} layers",
 }
 
 

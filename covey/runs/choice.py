@@ -40,7 +40,9 @@ def label(model: str, *, final: bool = False) -> str:
 
     `final`: it is scored only for being the last.
     """
-    return f"{FINAL if final else REGULAR}{model}"
+    if final:
+        return f"{FINAL}{model}"
+    return f"{REGULAR}{model}"
 
 
 def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
@@ -63,8 +65,10 @@ def better(
     """
     if part not in scored.scores:
         return None
-    best = chosen.get(label(name))
+    best = -math.inf
+    if label(name) in chosen:
+        best = chosen[label(name)].quality
     quality = scored.quality(part)
-    if quality <= (-math.inf if best is None else best.quality):
+    if quality <= best:
         return None
     return quality

@@ -28,7 +28,9 @@ def names(runtime: Runtime) -> list[str]:
 
 def lead(runtime: Runtime) -> str:
     """The model whose choice decides for what is saved but never scored."""
-    return PERSONAL if PERSONAL in names(runtime) else GLOBAL
+    if PERSONAL in names(runtime):
+        return PERSONAL
+    return GLOBAL
 
 
 def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:

@@ -41,9 +41,10 @@ def standard_error(
 
     >>> import torch
     >>> right = torch.tensor([2.0, 4.0, 6.0])
-    >>> standard_error(right, torch.full((3,), 10.0), 12)  # accuracies 0.2, 0.4, 0.6: sqrt(3/4 * 0.04 / 3)
+    >>> counts = torch.full((3,), 10.0)  # the accuracies are 0.2, 0.4, 0.6
+    >>> standard_error(right, counts, 12)  # sqrt(3/4 * 0.04 / 3)
     0.1
-    >>> standard_error(right, torch.full((3,), 10.0), 3)  # nobody is left out
+    >>> standard_error(right, counts, 3)  # nobody is left out
     0.0
     """
     n = len(totals)
@@ -57,7 +58,8 @@ def standard_error(
     ratio = float(totals.sum()) / examples
     residuals = totals - ratio * counts
     variance = float((residuals * residuals).sum()) / (n - 1)
-    return math.sqrt((1 - n / population) / n * variance) / (examples / n)
+    correction = 1 - n / population
+    return math.sqrt(correction / n * variance) / (examples / n)
 
 
 def with_errors(
@@ -81,7 +83,9 @@ def _with_error(
     figures: Tensor,
     population: int,
 ) -> Score:
-    totals = figures[:, LOSS] if score.accuracy_fallback is None else figures[:, RIGHT]
+    totals = figures[:, RIGHT]
+    if score.accuracy_fallback is None:
+        totals = figures[:, LOSS]
     counts = figures[:, COUNT]
     holds = figures[:, HOLDS]
     return replace(

@@ -66,6 +66,11 @@ class Seed:
         return self._runs.round
 
     @property
+    def _last_round(self) -> int:
+        """The round that was run last, counted from 0; 0 before the first."""
+        return max(self.round - 1, 0)
+
+    @property
     def history(self) -> tuple[Round, ...]:
         """The records so far, also of what was run before a resume."""
         return self._runs._state.histories[self._copy]
@@ -107,20 +112,25 @@ class Seed:
         As it is now or as it was in the round chosen for it.
         """
         tier = self._tier_of(model)
-        lead = model if model in self.models() else models.lead(self.runtime)
+        lead = model
+        if model not in self.models():
+            lead = models.lead(self.runtime)
         label, round, w = self._version(lead, which)
         if model == models.GLOBAL:
-            ids, rows = torch.zeros(1, dtype=torch.int64), w.clone()
+            ids = torch.zeros(1, dtype=torch.int64)
+            rows = w.clone()
         else:
             ids, rows = self._read(tier, model, label)
         nodes = self.runtime.nodes(tier, self._copy)
         fallback = None
-        if len(ids) != nodes.stop - nodes.start:
-            fallback = w[0].clone()
         if rows.ndim == 3:
-            ids, rows = torch.arange(rows.shape[:2].numel()), rows.flatten(0, 1)
-            fallback = None
-        beside = self._beside(tier, model, label) if lead == model else {}
+            rows = rows.flatten(0, 1)
+            ids = torch.arange(len(rows))
+        elif len(ids) != nodes.stop - nodes.start:
+            fallback = w[0].clone()
+        beside = {}
+        if lead == model:
+            beside = self._beside(tier, model, label)
         return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
     def module(
@@ -167,15 +177,25 @@ class Seed:
         runtime = self.runtime
         if not runtime.task.classifies:
             raise ConfigError(
-                "calibration is about the chances of classes, but these targets are numbers."
+                "calibration is about the probabilities of classes, but these targets are numbers."
             )
         if part not in PARTS or bins < 1:
-            what = "give train, validation or test, and 1 or more"
-            raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {what}.")
+            rule = "give train, validation or test, and 1 or more"
+            raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {rule}.")
         kept = models.kept(runtime)
-        scorer = Scorer(self.experiment.algorithm, kept, (part,), runtime.tree.tiers[0], bins=bins)
-        last = max(self.round - 1, 0)
-        played = runtime.play(scorer.server, self._runs._state.w, round=last, lane="score")
+        scorer = Scorer(
+            self.experiment.algorithm,
+            kept,
+            (part,),
+            runtime.tree.tiers[0],
+            bins=bins,
+        )
+        played = runtime.play(
+            scorer.server,
+            self._runs._state.w,
+            round=self._last_round,
+            lane="score",
+        )
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -207,8 +227,8 @@ class Seed:
         except CheckpointError:
             raise
         except Exception as error:  # whatever a file that is not what it seems to be leads to
-            why = f"{type(error).__name__}: {error}{checkpoint.older(path)}"
-            raise CheckpointError(f"{path} is damaged: {why}.") from error
+            reason = f"{type(error).__name__}: {error}{checkpoint.older(path)}"
+            raise CheckpointError(f"{path} is damaged: {reason}.") from error
         return self.round
 
     def _load(self, saved: Checkpoint, path: Path) -> None:
@@ -262,7 +282,7 @@ class Seed:
         label = label_in(chosen, model)
         if which == "chosen" and label is not None:
             return label, chosen[label].round, chosen[label].w
-        return PRESENT, max(self.round - 1, 0), self.w
+        return PRESENT, self._last_round, self.w
 
     def _read(
         self,
@@ -304,6 +324,10 @@ class Seed:
         tier = tree.tiers[-2]
         size = tree.size(tier) // tree.copies
         counts = tree.counts(tier, torch.arange(size)).tolist()
-        names = self.trained.names.edges
-        labels = list(names) if len(names) == size else [str(k) for k in range(size)]
-        return [label for label, count in zip(labels, counts, strict=True) for _ in range(count)]
+        labels = list(self.trained.names.edges)
+        if len(labels) != size:
+            labels = [str(k) for k in range(size)]
+        out: list[str | None] = []
+        for label, count in zip(labels, counts, strict=True):
+            out += [label] * count
+        return out

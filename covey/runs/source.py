@@ -1,4 +1,6 @@
-"""A hash of the code that classes and functions run; comments, docstrings and layout do not count.
+"""A hash of the code that classes and functions run.
+
+Comments, docstrings and layout do not count.
 
 Of a class or function of the user's own: its statement, those of its module that it refers to, its
 bases, and every module of the user's own that these import, whole. Other statements of a script do
@@ -28,11 +30,8 @@ from covey.origin import own_file
 _FOREIGN = ("torch", "numpy", "covey")  # packages that count by version, but for covey's algorithms
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_INSIDE = (
-    "fget",
-    "__func__",
-    "func",
-)  # where properties, class methods and cached properties have their function
+_INSIDE = ("fget", "__func__", "func")
+"""The attributes in which properties, class methods and cached properties have their function."""
 _UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a syntax tree that change nothing
 
 
@@ -44,29 +43,39 @@ def digest(things: Iterable[Any]) -> str:
         module = _module(thing)
         file = _file(module)
         top = thing.__qualname__.partition(".")[0]
-        tree = None if file is None else _tree(file)
-        if tree is not None and file is not None and not own_file(file):
+        tree = _tree(file)
+        if tree is not None and not own_file(str(file)):
             parts[module] = _text(tree)
         elif tree is not None and top in _bound(tree) and _written_in(thing, file):
             names.setdefault(module, set()).add(top)
         else:
             parts[f"{module}:{thing.__qualname__}"] = _compiled(thing)
             names.setdefault(module, set()).update(_globals(thing))
+    parts |= _needed_parts(names)
+    text = "\n".join(f"{name} {parts[name]}" for name in sorted(parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _needed_parts(names: dict[str, set[str]]) -> dict[str, str]:
+    """The statements that define these names of modules, and all modules that they import."""
+    parts: dict[str, str] = {}
     imported: list[str] = []
     for module, wanted in names.items():
         statements = _needed(module, wanted)
         parts[f"{module}:"] = "\n".join(_text(statement) for statement in statements)
-        imported += [name for statement in statements for name in _imports(statement, module)]
-    parts |= _modules(imported)
-    text = "\n".join(f"{name} {parts[name]}" for name in sorted(parts))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        for statement in statements:
+            imported += _imports(statement, module)
+    return parts | _modules(imported)
 
 
 def _with_bases(things: Iterable[Any]) -> list[Any]:
     """Classes with all their bases, and functions; without what counts by its version."""
     every: list[Any] = []
     for thing in things:
-        every += thing.__mro__ if inspect.isclass(thing) else (thing,)
+        if inspect.isclass(thing):
+            every += thing.__mro__
+        else:
+            every.append(thing)
     return [thing for thing in dict.fromkeys(every) if _counts(thing)]
 
 
@@ -93,7 +102,9 @@ def _modules(names: Iterable[str]) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         file = _file(name)
-        tree = _tree(file) if name not in out and file is not None and own_file(file) else None
+        if name in out or file is None or not own_file(file):
+            continue
+        tree = _tree(file)
         if tree is None:
             continue
         out[name] = _text(tree)
@@ -107,16 +118,22 @@ def _file(name: str) -> str | None:
     if module is not None:
         return getattr(module, "__file__", None)
     top, *inside = name.split(".")
-    spec = PathFinder.find_spec(top) if top else None
+    if not top:
+        return None
+    spec = PathFinder.find_spec(top)
     for part in inside:
         if spec is None or spec.submodule_search_locations is None:
             return None
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
-    return spec.origin if spec is not None and spec.has_location else None
+    if spec is None or not spec.has_location:
+        return None
+    return spec.origin
 
 
-def _tree(file: str) -> ast.Module | None:
+def _tree(file: str | None) -> ast.Module | None:
     """The syntax tree of a file of Python; None where it is none or is gone."""
+    if file is None:
+        return None
     try:
         state = os.stat(file)
     except OSError:
@@ -183,28 +200,37 @@ def _binds(statement: ast.stmt) -> set[str]:
             target: ast.expr = node
             while isinstance(target, ast.Attribute | ast.Subscript):
                 target = target.value
-            out |= {target.id} if isinstance(target, ast.Name) else set()
+            if isinstance(target, ast.Name):
+                out.add(target.id)
     return out
 
 
 def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
     """The statements of a module that define these names and the names that those refer to."""
-    file = _file(module)
-    tree = None if file is None else _tree(file)
-    statements = () if tree is None else _analysed(tree)
+    tree = _tree(_file(module))
+    if tree is None:
+        return []
+    statements = _analysed(tree)
     wanted = {*names, "*"}
     chosen: set[int] = set()
     before = -1
     while len(chosen) > before:
         before = len(chosen)
-        for at, statement in enumerate(statements):
-            # a module's calls may change what it has defined; a script's calls are the run itself
-            acts = isinstance(statement.node, ast.Expr) and module != "__main__"
-            touches = statement.binds | statement.reads if acts else statement.binds
-            if at not in chosen and touches & wanted:
-                chosen.add(at)
+        for number, statement in enumerate(statements):
+            if number not in chosen and _touched(statement, module) & wanted:
+                chosen.add(number)
                 wanted |= statement.reads | statement.binds
-    return [statements[at].node for at in sorted(chosen)]
+    return [statements[number].node for number in sorted(chosen)]
+
+
+def _touched(statement: _Statement, module: str) -> frozenset[str]:
+    """The names that a statement may change.
+
+    A module's calls may change the names that they read; a script's calls are the run itself.
+    """
+    if isinstance(statement.node, ast.Expr) and module != "__main__":
+        return statement.binds | statement.reads
+    return statement.binds
 
 
 def _references(statement: ast.stmt) -> set[str]:
@@ -222,22 +248,34 @@ def _references(statement: ast.stmt) -> set[str]:
 
 def _imports(node: ast.AST, module: str) -> list[str]:
     """The names of all modules that may be imported inside; `module` is where this stands."""
-    out = []
     file = _file(module) or ""
-    package = module if os.path.basename(file) == "__init__.py" else module.rpartition(".")[0]
+    package = module.rpartition(".")[0]
+    if os.path.basename(file) == "__init__.py":
+        package = module
+    names: list[str] = []
     for part in ast.walk(node):
         if isinstance(part, ast.Import):
-            out += [alias.name for alias in part.names]
+            names += [alias.name for alias in part.names]
         elif isinstance(part, ast.ImportFrom):
-            around = package.split(".")
-            around = around[: len(around) - part.level + 1] if part.level else []
-            base = ".".join([*around, *([part.module] if part.module else [])])
-            out += [base, *(f"{base}.{alias.name}" for alias in part.names if alias.name != "*")]
+            names += _imported_from(part, package)
     with_packages = []
-    for name in out:
+    for name in names:
         parts = name.split(".")
         with_packages += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
     return with_packages
+
+
+def _imported_from(statement: ast.ImportFrom, package: str) -> list[str]:
+    """The modules that `from ... import ...` may import; `package` is where it stands."""
+    parts: list[str] = []
+    if statement.level:
+        parts = package.split(".")
+        parts = parts[: len(parts) - statement.level + 1]
+    if statement.module:
+        parts.append(statement.module)
+    base = ".".join(parts)
+    names = [alias.name for alias in statement.names if alias.name != "*"]
+    return [base, *(f"{base}.{name}" for name in names)]
 
 
 def _text(node: Any) -> str:
@@ -258,14 +296,26 @@ def _functions(thing: Any) -> dict[str, FunctionType]:
     """A function itself, or those of a class by name."""
     if not inspect.isclass(thing):
         plain = inspect.unwrap(thing)
-        return {thing.__qualname__: plain} if isinstance(plain, FunctionType) else {}
+        if isinstance(plain, FunctionType):
+            return {thing.__qualname__: plain}
+        return {}
     out = {}
     for name, value in vars(thing).items():
-        plain = next((getattr(value, key) for key in _INSIDE if hasattr(value, key)), value)
-        plain = inspect.unwrap(plain) if callable(plain) else plain
+        plain = _unwrapped(value)
         if isinstance(plain, FunctionType):
             out[name] = plain
     return out
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function inside a property, a class method or a decorator."""
+    for key in _INSIDE:
+        if hasattr(value, key):
+            value = getattr(value, key)
+            break
+    if callable(value):
+        return inspect.unwrap(value)
+    return value
 
 
 def _written_in(thing: Any, file: str | None) -> bool:
@@ -295,10 +345,11 @@ def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
         code = _code(function.__code__, function.__doc__)
         parts.append(f"{name} {code} {function.__defaults__!r}")
     if inspect.isclass(thing):
-        values = {name: value for name, value in vars(thing).items() if not name.startswith("__")}
-        plain = [name for name in sorted(values) if isinstance(values[name], int | float | str)]
-        parts += [f"{name} {values[name]!r}" for name in plain]
-    scope = next((function.__globals__ for function in functions.values()), {})
+        parts += _constants(thing)
+    scope: dict[str, Any] = {}
+    for function in functions.values():
+        scope = function.__globals__
+        break
     for name in sorted(_globals(thing)):
         other = scope.get(name)
         if not isinstance(other, FunctionType | type) or other in seen:
@@ -306,6 +357,15 @@ def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
         if _module(other) == _module(thing):
             parts.append(_compiled(other, (*seen, thing, other)))
     return "\n".join(parts)
+
+
+def _constants(kind: type) -> list[str]:
+    """The numbers and texts of a class, by name."""
+    out = []
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, int | float | str) and not name.startswith("__"):
+            out.append(f"{name} {value!r}")
+    return out
 
 
 def _code(code: CodeType, doc: str | None) -> str:
