@@ -108,7 +108,10 @@ def _turn(folded: bool, alone: bool) -> list[Step]:
     return [_fold]
 
 
-def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
+def layers(
+    module: nn.Module,
+    prefix: str = "",
+) -> list[tuple[str, nn.Module]]:
     """The layers of nested Sequentials in the order they run, with their parameters' prefix.
 
     A layer that stands twice is listed twice, which `named_children` would not do. Its parameters
@@ -241,7 +244,10 @@ def _convolution(
     return BatchedLayer(apply, axes, folded=True)
 
 
-def _flat(parameters: list[Tensor], slot: int | None) -> Tensor | None:
+def _flat(
+    parameters: list[Tensor],
+    slot: int | None,
+) -> Tensor | None:
     """One parameter of all models, [n * C], where the layer has it."""
     if slot is None:
         return None

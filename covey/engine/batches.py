@@ -127,7 +127,13 @@ class Examples:
         below = self.counts("train", ids)
         if local is None:
             local = ids
-        chosen = draws.integers(address, local, width, below=below, start=size * steps.start)
+        chosen = draws.integers(
+            address,
+            local,
+            width,
+            below=below,
+            start=size * steps.start,
+        )
         whole = self.take("train", ids, chosen, None)
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples) for examples in by_step]
@@ -169,7 +175,11 @@ class Examples:
             return self.population.blocks[split]
         return block_size(self.shards.part(split))
 
-    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(
+        self,
+        split: str,
+        ids: Ids,
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size.
 
         Gives (which rows have any left, None for all; the block). The size does not depend on who

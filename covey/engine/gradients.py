@@ -70,7 +70,11 @@ class Gradients:
         self.stack.add(views, factors, scale=1.0, keep=0.0)
         return out
 
-    def by_autograd(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
+    def by_autograd(
+        self,
+        x: Rows,
+        batch: Batch,
+    ) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, parameter by parameter."""
         if self.forward.path == "each" and len(x) > 1:  # holds one row's activations at a time
             by_row = [self.by_autograd(_row(x, i), batch.row(i)) for i in range(len(x))]
@@ -170,7 +174,11 @@ class Gradients:
     def _leaves(self, x: Rows) -> list[Tensor]:
         return [view.detach().requires_grad_() for view in self.views(x)]
 
-    def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+    def _differentiable(
+        self,
+        leaves: list[Tensor],
+        batch: Batch,
+    ) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
         outputs = self.forward(leaves, batch.x)
         if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:

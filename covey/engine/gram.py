@@ -122,10 +122,21 @@ def descend(
         b = shrink * b + lr * lam
         c = torch.add(shrink * c, factors[-1].errors, alpha=-lr)
     if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
-        torch.lerp(slot.view(start), slot.view(anchor), float(b), out=views[number])
+        torch.lerp(
+            slot.view(start),
+            slot.view(anchor),
+            float(b),
+            out=views[number],
+        )
     else:
         torch.add(a * slot.view(start), b * slot.view(anchor), out=views[number])
-    rowwise.baddbmm_(views[number], x.transpose(1, 2), c, keep=1.0, scale=1.0)
+    rowwise.baddbmm_(
+        views[number],
+        x.transpose(1, 2),
+        c,
+        keep=1.0,
+        scale=1.0,
+    )
     return out
 
 

@@ -62,7 +62,12 @@ class ParameterLayout:
     (11, 8)
     """
 
-    def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        private: Sequence[str] = (),
+    ) -> None:
         _check(module)
         self.module = module
         if isinstance(private, str):
@@ -130,7 +135,10 @@ class ParameterLayout:
         return module
 
 
-def private_default(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+def private_default(
+    module: nn.Module,
+    patterns: Sequence[str],
+) -> tuple[str, ...]:
     """The first pattern that matches some but not all of the module's parameters.
 
     Empty where there is none.
@@ -207,7 +215,10 @@ def _private(
     return out
 
 
-def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
+def _aliases(
+    module: nn.Module,
+    names: list[str],
+) -> dict[str, set[str]]:
     """The names by which a pattern may call each parameter.
 
     They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer.

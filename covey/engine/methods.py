@@ -34,7 +34,11 @@ class Stepper:
         self._moments: list[tuple[Rows, Rows]] = []
         self._taken = 0
 
-    def step(self, rows: tuple[Rows, ...], gradients: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    def step(
+        self,
+        rows: tuple[Rows, ...],
+        gradients: tuple[Rows, ...],
+    ) -> tuple[Rows, ...]:
         """The rows after a step along each one's gradient; nothing is changed in place."""
         if self._method == "gradient":
             return tuple(x - self._lr * g for x, g in zip(rows, gradients, strict=True))

@@ -68,7 +68,12 @@ class NativeKernel:
         for first in range(0, longest, _AHEAD):
             stop = min(first + _AHEAD, longest)
             batches = [batch_of(step) for step in range(first, stop)]
-            _run(work, batches, (steps - first).clamp(max=len(batches)), start.dtype)
+            _run(
+                work,
+                batches,
+                (steps - first).clamp(max=len(batches)),
+                start.dtype,
+            )
             work.start = work.rows
             work.start_stride = self.space.width
         return rows
@@ -100,7 +105,12 @@ class NativeKernel:
             examples=index.data_ptr(),
         )
         self._point(work)
-        return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
+        return native.score(
+            work,
+            rows.dtype,
+            starts.contiguous(),
+            counts.contiguous(),
+        )
 
     def _point(self, work: native.NativeWork) -> None:
         """Let the work read this model and these examples."""

@@ -43,7 +43,13 @@ def baddbmm_(
 ) -> None:
     """c <- keep * c + scale * a @ b."""
     if _alone(a, b):
-        total = torch.baddbmm(_twice(c), _twice(a), _twice(b), beta=keep, alpha=scale)
+        total = torch.baddbmm(
+            _twice(c),
+            _twice(a),
+            _twice(b),
+            beta=keep,
+            alpha=scale,
+        )
         c.copy_(total[:1])
     else:
         c.baddbmm_(a, b, beta=keep, alpha=scale)

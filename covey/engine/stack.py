@@ -141,7 +141,10 @@ def stack(
     return LinearStack(tuple(chain), _DERIVATIVES[loss])
 
 
-def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
+def _chain(
+    space: ParameterLayout,
+    example: torch.Size,
+) -> list[Layer] | str:
     """The linear layers in the order they run, or why the model is not made of these alone."""
     slots = {slot.name: i for i, slot in enumerate(space.slots)}
     chain: list[Layer] = []

@@ -111,7 +111,12 @@ def _by_kernel(
     examples = task.examples
     counts = examples.counts(split, ids)
     starts = examples.offset[split][ids]
-    right, loss = task.native.score(x, examples.index[split], starts, counts)
+    right, loss = task.native.score(
+        x,
+        examples.index[split],
+        starts,
+        counts,
+    )
     sums = None
     if errors:  # the kernel knows the loss alone
         sums = _errors(task, x, split, ids)

@@ -168,7 +168,11 @@ class Task:
         """How many examples of a part go through the model at once."""
         return self.examples.block(split)
 
-    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(
+        self,
+        split: str,
+        ids: Ids,
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size: (rows that have any left, block)."""
         return self.examples.blocks(split, ids)
 

@@ -40,15 +40,18 @@ def difference(
         return None
     if fingerprints is None:
         fingerprints = [experiment.fingerprint() for experiment in experiments]
-    for other, fingerprint in zip(experiments[1:], fingerprints[1:], strict=True):
-        reason = _fact_that_differs(fingerprints[0], fingerprint)
-        reason = reason or _setting_that_differs(experiments[0], other)
+    for number in range(1, len(experiments)):
+        reason = _fact_that_differs(fingerprints[0], fingerprints[number])
+        reason = reason or _setting_that_differs(experiments[0], experiments[number])
         if reason is not None:
             return reason
     return None
 
 
-def _fact_that_differs(first: dict[str, str], other: dict[str, str]) -> str | None:
+def _fact_that_differs(
+    first: dict[str, str],
+    other: dict[str, str],
+) -> str | None:
     for name in (first | other).keys() - _MAY_DIFFER:
         if first.get(name) != other.get(name):
             return f"they differ in {name}"

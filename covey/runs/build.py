@@ -160,7 +160,10 @@ def training_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return data.chosen(_others(data.devices, out))
 
 
-def _others(devices: int, out: Sequence[int]) -> list[int]:
+def _others(
+    devices: int,
+    out: Sequence[int],
+) -> list[int]:
     """The devices that are not held out."""
     left_out = set(out)
     return [device for device in range(devices) if device not in left_out]

@@ -34,7 +34,10 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
+def write(
+    path: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+) -> None:
     """Replace the file at `path` in one step and keep the one before.
 
     Whatever goes wrong, a good file there stays.
@@ -118,7 +121,11 @@ def _link(path: Path, other: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
+def read(
+    path: str | os.PathLike[str],
+    *,
+    tensors: bool = True,
+) -> Checkpoint:
     """The checkpoint at `path`, or its facts alone.
 
     An error says whether it is missing, foreign or damaged.
@@ -137,7 +144,10 @@ _DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, Attri
 """Errors that a damaged file leads to."""
 
 
-def _read(path: str | os.PathLike[str], with_tensors: bool) -> Checkpoint:
+def _read(
+    path: str | os.PathLike[str],
+    with_tensors: bool,
+) -> Checkpoint:
     tensors = {}
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
@@ -155,7 +165,10 @@ def _read(path: str | os.PathLike[str], with_tensors: bool) -> Checkpoint:
     return Checkpoint(tensors, facts)
 
 
-def _check_metadata(path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
+def _check_metadata(
+    path: str | os.PathLike[str],
+    metadata: dict[str, str],
+) -> None:
     if metadata.get("format") != FORMAT:
         has = metadata.get("format", "none")
         raise CheckpointError(

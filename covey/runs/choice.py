@@ -45,7 +45,10 @@ def label(model: str, *, final: bool = False) -> str:
     return f"{REGULAR}{model}"
 
 
-def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
+def label_in(
+    chosen: Mapping[str, Chosen],
+    model: str,
+) -> str | None:
     """The label of the round chosen for a model; None where none was."""
     for name in (label(model, final=True), label(model)):
         if name in chosen:

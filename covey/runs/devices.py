@@ -44,7 +44,10 @@ class DeviceScore:
     last_mae: float | None = None
 
 
-def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
+def sums_of(
+    reports: Mapping[str, tuple[Tensor, Tensor]],
+    devices: int,
+) -> dict[str, Sums]:
     """The figures of every device, by model and part.
 
     `reports` are what devices reported as "MODEL/PART" when models were scored.
@@ -113,7 +116,10 @@ def fits(sums: Tensor, devices: int) -> bool:
     return sums.dtype == torch.float64 and sums.shape in ((devices, 4), (devices, 6))
 
 
-def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:
+def _figures(
+    row: Sequence[float],
+    classifies: bool,
+) -> tuple[float | None, float | None]:
     count = row[COUNT]
     if not count:
         return None, None

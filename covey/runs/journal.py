@@ -45,7 +45,10 @@ class Journal:
         return Journal(path)
 
     @staticmethod
-    def read(checkpoint: Path, facts: dict[str, Any]) -> tuple[Journal, list[dict[str, Any]]]:
+    def read(
+        checkpoint: Path,
+        facts: dict[str, Any],
+    ) -> tuple[Journal, list[dict[str, Any]]]:
         """The journal that a checkpoint names, and its records in order.
 
         A CheckpointError where it is damaged.
@@ -93,7 +96,11 @@ class Journal:
         except OSError:
             return False
 
-    def append(self, records: Sequence[dict[str, Any]], count: int) -> None:
+    def append(
+        self,
+        records: Sequence[dict[str, Any]],
+        count: int,
+    ) -> None:
         """Write records behind the last good one; then the file holds `count` of the run's."""
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
         try:

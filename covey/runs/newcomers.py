@@ -36,7 +36,11 @@ class Newcomers:
     Each newcomer is a tree of its own: the server that hands it a model, and itself.
     """
 
-    def __init__(self, experiments: Sequence[Experiment], shards: Sequence[Shards]) -> None:
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        shards: Sequence[Shards],
+    ) -> None:
         first = experiments[0]
         self.algorithm = first.algorithm
         self.each = shards[0].devices
@@ -98,7 +102,12 @@ class Newcomers:
         self._simulator.forget()
         visit = _Visit(self.algorithm)
         try:
-            played = self._simulator.play(visit.server, rows, round=round, lane="score")
+            played = self._simulator.play(
+                visit.server,
+                rows,
+                round=round,
+                lane="score",
+            )
         except DivergedError as error:
             raise DivergedError(f"adapting to new devices, {error}") from error
         answer: Rows = played.answer
@@ -165,7 +174,13 @@ class Newcomers:
         model = name
         if name == "edge":
             model = self.algorithm.above()
-        me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
+        me = Nodes(
+            self._simulator,
+            self.tree.tiers[-1],
+            self.ids,
+            round=round,
+            path=0,
+        )
         predict = self.algorithm.predictor(me, model, rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
@@ -201,6 +216,11 @@ def held_out(experiment: Experiment) -> tuple[int, ...]:
     up_to = (ends * wanted + tree.devices // 2) // tree.devices
     picks = torch.diff(up_to, prepend=torch.zeros(1, dtype=torch.int64))
     key = draws.key(experiment.seed, "holdout")
-    edge, number = draws.choose(key, torch.arange(len(sizes)), sizes=sizes, picks=picks)
+    edge, number = draws.choose(
+        key,
+        torch.arange(len(sizes)),
+        sizes=sizes,
+        picks=picks,
+    )
     devices = (ends - sizes)[edge] + number
     return tuple(sorted(devices.tolist()))

@@ -170,9 +170,19 @@ class Runs(Iterator[tuple[Round, ...]]):
                 out["hessian"] = f"differences of gradients: {task.no_hessian}"
         return out
 
-    def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
+    def belonging(
+        self,
+        tier: str,
+        name: str,
+    ) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
-        return models.belonging(self.runtime, self.experiment.algorithm, self._needs, tier, name)
+        return models.belonging(
+            self.runtime,
+            self.experiment.algorithm,
+            self._needs,
+            tier,
+            name,
+        )
 
     def _play(self) -> None:
         """One round: train, score, choose."""
@@ -236,7 +246,11 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(new)
         return out
 
-    def _choose(self, scores: Scored | None, w: Tensor) -> tuple[dict[str, Chosen], ...]:
+    def _choose(
+        self,
+        scores: Scored | None,
+        w: Tensor,
+    ) -> tuple[dict[str, Chosen], ...]:
         """Hold the rows of every model that is better than ever before.
 
         Returns the choices of each seed then.
@@ -269,7 +283,12 @@ class Runs(Iterator[tuple[Round, ...]]):
                 continue
             held = label(name, final=final)
             self.runtime.hold(held, copy, self.belonging(tier, name))
-            out[held] = Chosen(self.round, quality, row, scores.sums[copy][name])
+            out[held] = Chosen(
+                self.round,
+                quality,
+                row,
+                scores.sums[copy][name],
+            )
         return out
 
     def _rehearse(self) -> None:
@@ -319,7 +338,12 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return None
         scorer = self._scorer(parts)
-        played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
+        played = self.runtime.play(
+            scorer.server,
+            w,
+            round=self.round,
+            lane="score",
+        )
         self._needs = dict(played.needs)
         scores = [scorer.read(row, tree) for row in played.answer.split(1)]
         devices = tree.devices // tree.copies
@@ -373,7 +397,10 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
 
 
-def _in_round(round: int, by_name: Mapping[str, Sums]) -> dict[str, tuple[int, Sums]]:
+def _in_round(
+    round: int,
+    by_name: Mapping[str, Sums],
+) -> dict[str, tuple[int, Sums]]:
     """The devices' figures of each model, with the round that they are of."""
     return {name: (round, parts) for name, parts in by_name.items()}
 

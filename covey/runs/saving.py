@@ -38,7 +38,12 @@ class Saved:
     state: State
     columns: Sequence[Frozen]
 
-    def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
+    def checkpoint(
+        self,
+        *,
+        history: dict[str, Any],
+        fingerprint: dict[str, str],
+    ) -> Checkpoint:
         """As tensors and facts; `history` says where the records are."""
         chosen = self.state.chosen[0]
         scored = self.state.scored[0]
@@ -164,7 +169,10 @@ def _read_chosen(
     return out
 
 
-def _read_scored(saved: Checkpoint, devices: int) -> dict[str, tuple[int, Sums]]:
+def _read_scored(
+    saved: Checkpoint,
+    devices: int,
+) -> dict[str, tuple[int, Sums]]:
     out = {}
     for model, round in saved.facts.get("scored", []):
         if not 0 <= int(round) < saved.facts["round"]:

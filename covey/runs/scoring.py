@@ -133,7 +133,12 @@ class Scorer:
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
-        held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
+        held = torch.ones(
+            len(me),
+            1,
+            dtype=torch.float64,
+            device=w.device,
+        )
         age = torch.zeros_like(held)
         facts = self._facts(me, "global", w, held, age)
         return self._sums_of(me, [w, held], [facts])
@@ -151,7 +156,11 @@ class Scorer:
                 models[i] = torch.cat([models[i][:, me.shared], private], dim=1)
         return exact(self._sums_of(me, models, []))
 
-    def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
+    def read(
+        self,
+        sums: Tensor,
+        tree: Topology,
+    ) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
         values = sums[0].tolist()
         keys = [(self.top, "global"), *self.names]
@@ -160,7 +169,12 @@ class Scorer:
         out = {}
         for number, (tier, name) in enumerate(keys):
             own = values[number * stride : (number + 1) * stride]
-            out[name] = self._model(tier, name, self._scores(own), facts[tier, name])
+            out[name] = self._model(
+                tier,
+                name,
+                self._scores(own),
+                facts[tier, name],
+            )
         return out
 
     def _scores(self, values: list[float]) -> dict[str, Score]:
@@ -170,7 +184,12 @@ class Scorer:
             stop = (number + 1) * self._width
             own = values[stop - self._width : stop]
             errors = own[self._width - 2 * self._errors :]
-            scores[part] = _score(own[:_SUMS], self.classifies, errors, self.targets)
+            scores[part] = _score(
+                own[:_SUMS],
+                self.classifies,
+                errors,
+                self.targets,
+            )
         return scores
 
     def _model(
@@ -278,7 +297,17 @@ class Scorer:
         for name, (rows, held) in zip(self._model_names, pairs, strict=True):
             me.call.recalled.clear()
             predict = self.algorithm.predictor(me, name, rows)
-            columns += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
+            columns += [
+                self._sums(
+                    me,
+                    name,
+                    rows,
+                    held,
+                    part,
+                    predict,
+                )
+                for part in self.parts
+            ]
             me.needed_for(name)
         return torch.cat(columns, dim=1)
 
@@ -344,7 +373,12 @@ def score_of(
     if score.errors is None:
         return _score([*figures, *everybody], classifies, [], 0)
     errors = score.errors[rows].sum(0).tolist()
-    return _score([*figures, *everybody], classifies, 2 * errors, len(errors) - 3)
+    return _score(
+        [*figures, *everybody],
+        classifies,
+        2 * errors,
+        len(errors) - 3,
+    )
 
 
 def _figures(score: PartScore) -> Tensor:

@@ -47,6 +47,15 @@ class Seed:
         return self._runs.experiments[self._copy]
 
     @property
+    def _state(self) -> State:
+        """The state of all runs."""
+        return self._runs._state
+
+    @_state.setter
+    def _state(self, state: State) -> None:
+        self._runs._state = state
+
+    @property
     def trained(self) -> Shards:
         """The data of the devices that train, in the order of the tree's."""
         return build.training_data(self.experiment, self._runs.held_out[self._copy])
@@ -54,11 +63,11 @@ class Seed:
     @property
     def w(self) -> Tensor:
         """The global rows, [1, P]."""
-        return self._runs._state.w[self._copy : self._copy + 1]
+        return self._state.w[self._copy : self._copy + 1]
 
     @w.setter
     def w(self, rows: Tensor) -> None:
-        self._runs._state = self._runs._state.with_row(self._copy, rows[0])
+        self._state = self._state.with_row(self._copy, rows[0])
 
     @property
     def round(self) -> int:
@@ -73,12 +82,12 @@ class Seed:
     @property
     def history(self) -> tuple[Round, ...]:
         """The records so far, also of what was run before a resume."""
-        return self._runs._state.histories[self._copy]
+        return self._state.histories[self._copy]
 
     @property
     def meter(self) -> Meter:
         """What this run has sent."""
-        return self._runs._state.meters[self._copy]
+        return self._state.meters[self._copy]
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -95,10 +104,15 @@ class Seed:
         """
         out = models.names(self.runtime)
         if not scored:
-            out += [name for _, name in models.unscored(self.runtime, self.experiment.algorithm)]
+            unscored = models.unscored(self.runtime, self.experiment.algorithm)
+            out += [name for _, name in unscored]
         return out
 
-    def rows(self, model: str = "global", which: Which = "last") -> tuple[Tensor, Tensor]:
+    def rows(
+        self,
+        model: str = "global",
+        which: Which = "last",
+    ) -> tuple[Tensor, Tensor]:
         """(ids, rows) of a kept model, as it is now or as it was in the round chosen for it.
 
         The global one has the id 0. Several models of one node are numbered in order.
@@ -106,7 +120,11 @@ class Seed:
         snapshot = self.snapshot(model, which)
         return snapshot.ids, snapshot.rows
 
-    def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
+    def snapshot(
+        self,
+        model: str = "global",
+        which: Which = "last",
+    ) -> Snapshot:
         """A kept model with everything its predictions need.
 
         As it is now or as it was in the round chosen for it.
@@ -147,29 +165,42 @@ class Seed:
         position = (ids == node).nonzero()
         if not len(position):
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
-        return self.runtime.task.space.fill(rows[int(position[0, 0])])
+        row = rows[int(position[0, 0])]
+        return self.runtime.task.space.fill(row)
 
     def devices(self) -> list[DeviceScore]:
         """How every device does with every model, in its chosen round and in the last scored."""
-        last = self._runs._state.scored[self._copy]
-        best = self._runs._state.chosen[self._copy]
+        last = self._state.scored[self._copy]
+        best = self._state.chosen[self._copy]
         reported = {}
         for model in self.models():
             label = label_in(best, model)
             if label is not None:
-                reported[model] = (best[label].round, best[label].sums)
+                choice = best[label]
+                reported[model] = (choice.round, choice.sums)
             elif model in last:
                 reported[model] = last[model]
-        classifies = self.runtime.task.classifies
-        return table(reported, last, self.device_names, self._edges(), classifies=classifies)
+        return table(
+            reported,
+            last,
+            self.device_names,
+            self._edges(),
+            classifies=self.runtime.task.classifies,
+        )
 
     @property
     def device_names(self) -> list[str]:
         """What the data calls the devices that train, in order, or their numbers."""
         names = self.trained.names.devices
-        return list(names) or [str(k) for k in range(self.trained.devices)]
+        if names:
+            return list(names)
+        return [str(k) for k in range(self.trained.devices)]
 
-    def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
+    def calibration(
+        self,
+        part: str = "test",
+        bins: int = 15,
+    ) -> dict[str, Calibration]:
         """How well each model's probabilities are calibrated on a part of the data.
 
         Over the devices that hold the model.
@@ -192,7 +223,7 @@ class Seed:
         )
         played = runtime.play(
             scorer.server,
-            self._runs._state.w,
+            self._state.w,
             round=self._last_round,
             lane="score",
         )
@@ -207,10 +238,13 @@ class Seed:
             began = time.perf_counter()
             target = Path(path).absolute()
             columns = list(self.runtime.freeze(self._copy))
-            run = Saved(self._runs._state.of_seed(self._copy), columns)
-            history = self._written(target).facts()
-            fingerprint = self._runs._fingerprints[self._copy]
-            checkpoint.write(target, run.checkpoint(history=history, fingerprint=fingerprint))
+            state = self._state.of_seed(self._copy)
+            run = Saved(state, columns)
+            contents = run.checkpoint(
+                history=self._written(target).facts(),
+                fingerprint=self._runs._fingerprints[self._copy],
+            )
+            checkpoint.write(target, contents)
             self._runs._saving += time.perf_counter() - began
 
     def restore(self, path: str | os.PathLike[str]) -> int:
@@ -234,7 +268,12 @@ class Seed:
     def _load(self, saved: Checkpoint, path: Path) -> None:
         """Stand where a checkpoint stood."""
         journal, records = Journal.read(path, saved.facts["history"])
-        run = saving.read(saved, records, like=self.w, devices=self.trained.devices)
+        run = saving.read(
+            saved,
+            records,
+            like=self.w,
+            devices=self.trained.devices,
+        )
         for column in run.columns:
             self.runtime.thaw(column, self._copy)
         state: State = run.state
@@ -245,7 +284,7 @@ class Seed:
             state, changed = saving.going_on(state, self.experiment)
             journal.records -= changed
         self._runs._journals[self._copy][path] = journal
-        self._runs._state = self._runs._state.with_seed(self._copy, state)
+        self._state = self._state.with_seed(self._copy, state)
 
     def _written(self, target: Path) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
@@ -260,7 +299,16 @@ class Seed:
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
         """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
         for tier, name in sorted(self.runtime.kept()):
-            yield tier, name, *self.runtime.read(tier, name, PRESENT, self._copy)
+            yield (
+                tier,
+                name,
+                *self.runtime.read(
+                    tier,
+                    name,
+                    PRESENT,
+                    self._copy,
+                ),
+            )
 
     def _tier_of(self, model: str) -> str:
         """The tier that keeps a model."""
@@ -273,12 +321,16 @@ class Seed:
             raise ConfigError(f"there is no model {model!r} in this run; there are {names}.")
         return by_name[model]
 
-    def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
+    def _version(
+        self,
+        model: str,
+        which: Which,
+    ) -> tuple[str, int, Tensor]:
         """(label, round, global row) of a model as it is now or was in its chosen round.
 
         It is as it is now where no round was chosen.
         """
-        chosen = self._runs._state.chosen[self._copy]
+        chosen = self._state.chosen[self._copy]
         label = label_in(chosen, model)
         if which == "chosen" and label is not None:
             return label, chosen[label].round, chosen[label].w
@@ -291,7 +343,12 @@ class Seed:
         label: str,
     ) -> tuple[Tensor, Tensor]:
         """(ids, rows) of what this run's nodes keep under a name, in some version."""
-        ids, _, rows = self.runtime.read(tier, name, label, self._copy)
+        ids, _, rows = self.runtime.read(
+            tier,
+            name,
+            label,
+            self._copy,
+        )
         return ids, rows
 
     def _beside(

@@ -53,7 +53,11 @@ class Snapshot:
     fallback: Tensor | None = None  # [P]; None where every node of the tier has a row
     beside: Mapping[str, Beside] = field(default_factory=dict)
 
-    def row(self, node: int, device: int | None = None) -> Tensor | None:
+    def row(
+        self,
+        node: int,
+        device: int | None = None,
+    ) -> Tensor | None:
         """The row of a node [P], completed with a device's private layers.
 
         None where there is no row.
@@ -103,7 +107,10 @@ def write(
         ) from error
 
 
-def _beside_tensors(part: Beside, space: ParameterLayout) -> Iterator[tuple[str, Tensor]]:
+def _beside_tensors(
+    part: Beside,
+    space: ParameterLayout,
+) -> Iterator[tuple[str, Tensor]]:
     """Other rows as parameters, where they are the last columns of a model's row."""
     if part.rows.ndim != 2 or part.start + part.rows.shape[1] != space.width:
         yield "rows", part.rows
@@ -114,7 +121,10 @@ def _beside_tensors(part: Beside, space: ParameterLayout) -> Iterator[tuple[str,
     yield from _parameters(rows, slots)
 
 
-def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
+def read(
+    path: str | os.PathLike[str],
+    space: ParameterLayout,
+) -> Snapshot:
     """The snapshot that `write` wrote, for models of the same layers."""
     try:
         return _read(path, space)
@@ -124,7 +134,10 @@ def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
         ) from error
 
 
-def _read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
+def _read(
+    path: str | os.PathLike[str],
+    space: ParameterLayout,
+) -> Snapshot:
     with safe_open(path, framework="pt") as file:
         facts: dict[str, Any] = file.metadata() or {}
         names = file.keys()
@@ -147,7 +160,10 @@ def _read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     )
 
 
-def _fallback(tensors: Mapping[str, Tensor], space: ParameterLayout) -> Tensor | None:
+def _fallback(
+    tensors: Mapping[str, Tensor],
+    space: ParameterLayout,
+) -> Tensor | None:
     """The global row [P], where the file has one."""
     prefix = "fallback/"
     single = {name: value[None] for name, value in tensors.items() if name.startswith(prefix)}
@@ -170,7 +186,10 @@ def _beside(
     return Beside(ids, rows[:, start:], start)
 
 
-def _parameters(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[str, Tensor]]:
+def _parameters(
+    rows: Tensor,
+    slots: Sequence[Slot],
+) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of stacked rows, in the shape its module has it."""
     for slot in slots:
         yield slot.name, _turned(slot, slot.view(rows))

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -205,7 +206,10 @@ def _binds(statement: ast.stmt) -> set[str]:
     return out
 
 
-def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
+def _needed(
+    module: str,
+    names: Iterable[str],
+) -> list[ast.stmt]:
     """The statements of a module that define these names and the names that those refer to."""
     tree = _tree(_file(module))
     if tree is None:
@@ -237,11 +241,13 @@ def _references(statement: ast.stmt) -> set[str]:
     """The names of its module that a statement reads, also inside functions."""
     text = ast.unparse(ast.fix_missing_locations(statement))
     top = symtable.symtable(text, "<statement>", "exec")
-    out = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    symbols = top.get_symbols()
+    out = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
     inside = top.get_children()
     while inside:
         table = inside.pop()
-        out |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        symbols = table.get_symbols()
+        out |= {symbol.get_name() for symbol in symbols if symbol.is_global()}
         inside += table.get_children()
     return out
 
@@ -258,10 +264,10 @@ def _imports(node: ast.AST, module: str) -> list[str]:
             names += [alias.name for alias in part.names]
         elif isinstance(part, ast.ImportFrom):
             names += _imported_from(part, package)
-    with_packages = []
+    with_packages: list[str] = []
     for name in names:
         parts = name.split(".")
-        with_packages += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        with_packages += accumulate(parts, "{}.{}".format)
     return with_packages
 
 
@@ -284,8 +290,10 @@ def _text(node: Any) -> str:
         return f"[{', '.join(map(_text, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    seen = {name: value for name, value in ast.iter_fields(node) if name not in _UNSEEN}
-    values = {name: value for name, value in seen.items() if value not in (None, [])}
+    values = dict(ast.iter_fields(node))
+    for name, value in ast.iter_fields(node):
+        if name in _UNSEEN or value in (None, []):
+            del values[name]
     if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         values["body"] = node.body[1:]
     fields = ", ".join(f"{name}={_text(value)}" for name, value in values.items())
@@ -322,9 +330,11 @@ def _written_in(thing: Any, file: str | None) -> bool:
     """Whether its functions come from this file, and not from text executed under its name."""
     if thing.__qualname__.endswith("<lambda>"):
         return False  # a function may have several
-    codes = [function.__code__ for function in _functions(thing).values()]
-    files = {os.path.realpath(code.co_filename) for code in codes if code.co_filename != "<string>"}
-    return not files or os.path.realpath(str(file)) in files  # a dataclass has methods from strings
+    functions = _functions(thing).values()
+    files = {function.__code__.co_filename for function in functions}
+    files -= {"<string>"}  # a dataclass has methods from strings
+    paths = {os.path.realpath(path) for path in files}
+    return not paths or os.path.realpath(str(file)) in paths
 
 
 def _globals(thing: Any) -> set[str]:
@@ -337,7 +347,10 @@ def _globals(thing: Any) -> set[str]:
     return out
 
 
-def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
+def _compiled(
+    thing: Any,
+    seen: tuple[Any, ...] = (),
+) -> str:
     """What Python made of a class or function, and of those of its module that it refers to."""
     functions = _functions(thing)
     parts = []
