@@ -92,7 +92,7 @@ def shards(outputs: int, labels: bool, width: int = WIDTH) -> Shards:
 def make(
     module: nn.Module,
     *,
-    loss: str = "cross_entropy",
+    loss: Any = "cross_entropy",
     dtype: torch.dtype = torch.float64,
     l2: float = 0.0,
     width: int = WIDTH,
@@ -102,7 +102,7 @@ def make(
     ).out_features
     task = Task(
         module, shards(outputs, loss == "cross_entropy", width), loss=loss, dtype=dtype, l2=l2
-    )  # type: ignore[arg-type]
+    )
     assert task.kernel == f"native {native.status()}"
     return task
 
@@ -151,7 +151,7 @@ def compare(
 
 
 @pairs(instructions=SETS, name=STACKS, loss=native.LOSSES, dtype=DTYPES)
-def test_every_stack_and_loss(instructions: str, name: str, loss: str, dtype: torch.dtype) -> None:
+def test_every_stack_and_loss(instructions: str, name: str, loss: Any, dtype: torch.dtype) -> None:
     compare(
         make(STACKS[name], loss=loss, dtype=dtype),
         Objective(3, 0.1 if loss == "cross_entropy" else 0.002),
@@ -179,9 +179,9 @@ def column(low: float, high: float) -> Tensor:
 
 
 def case(task: Task, name: str) -> dict[str, Any]:
-    anchor, like = rows(task, 2), {"dtype": task.dtype}
+    anchor, dtype = rows(task, 2), task.dtype
     mask = torch.rand(anchor.shape, generator=torch.Generator().manual_seed(3)) > 0.4
-    return {
+    cases: dict[str, dict[str, Any]] = {
         "prox": {"prox": (1.5, anchor)},
         "far prox": {"prox": (8.0, anchor)},
         "one anchor for all": {"prox": (1.5, anchor[:1].expand(DEVICES, -1))},
@@ -194,12 +194,13 @@ def case(task: Task, name: str) -> dict[str, Any]:
         "part": {"part": slice(3, 40)},
         "last layer": {"part": slice(task.space.slots[2].start, None)},
         "no column": {"part": slice(4, 4)},
-        "lr of each": {"lr": column(0.05, 0.1).to(**like)},
-        "lam of each": {"prox": (column(0, 2).to(**like), anchor)},
-        "gamma of each": {"l1": (column(0, 0.3).to(**like), 0.05)},
-        "gamma of each, soft": {"l1": (column(0, 0.3).to(**like), 0.0)},
+        "lr of each": {"lr": column(0.05, 0.1).to(dtype)},
+        "lam of each": {"prox": (column(0, 2).to(dtype), anchor)},
+        "gamma of each": {"l1": (column(0, 0.3).to(dtype), 0.05)},
+        "gamma of each, soft": {"l1": (column(0, 0.3).to(dtype), 0.0)},
         "steps of each": {"steps": torch.tensor([3, 0, 1, 4, 2])},
-    }[name]
+    }
+    return cases[name]
 
 
 SINGLE = [
@@ -322,16 +323,14 @@ def test_what_the_kernel_is_not_asked() -> None:
     start = rows(task, 1)
     for loss in (NO_DATA, Given(task, fresh(task))):
         assert solver(loss, start, Objective(1, 0.1)).name == "native"
-        for other in (
+        others: list[dict[str, Any]] = [
             {"method": "adam"},
             {"tol": 0.1},
             {"part": slice(0, 9, 2)},
             {"mask": torch.ones_like(start)},
-        ):
-            assert (
-                "native"
-                not in solver(loss, start, Objective(**{"steps": 1, "lr": 0.1, **other})).name
-            )
+        ]
+        for other in others:
+            assert "native" not in solver(loss, start, Objective(1, 0.1, **other)).name
     wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
     with pytest.raises(IndexError, match="an example that is not there"):
         descended(task, start, lambda step: wrong, Objective(1, 0.1))
@@ -515,7 +514,7 @@ def test_labels_under_a_squared_error_are_scored_as_torch_scores_them() -> None:
 
 @pairs(instructions=SETS, stack=STACKS, loss=native.LOSSES, dtype=DTYPES)
 def test_scores_are_those_of_torch(
-    instructions: str, stack: str, loss: str, dtype: torch.dtype
+    instructions: str, stack: str, loss: Any, dtype: torch.dtype
 ) -> None:
     task = make(STACKS[stack], loss=loss, dtype=dtype)
     x = rows(task, 3, scale=2.0)

@@ -58,9 +58,7 @@ def spec(name: str, keep: float | None, update: bool, feedback: bool) -> LinkSpe
 
 OPTIONS = (list(ALL), (None, 0.1), (False, True), (False, True))
 WIRES = {
-    label(*chosen): spec(*chosen)
-    for chosen in itertools.product(*OPTIONS)
-    if sensible(*chosen)
+    label(*chosen): spec(*chosen) for chosen in itertools.product(*OPTIONS) if sensible(*chosen)
 }
 Form = Literal["rows", "masked", "one mask", "exact"]
 FORMS: tuple[Form, ...] = ("rows", "masked", "one mask", "exact")
@@ -308,7 +306,9 @@ def test_a_row_that_is_not_of_its_schema_is_refused(name: str, form: Form) -> No
     other: Form = "rows" if form == "masked" else "masked"
     narrow = End(LinkSpec(ALL[name]), torch.float32)
     rows = torch.ones(1, 7)
-    small: Message = {"rows": rows, "exact": Exact(rows), "masked": Masked(rows, rows > 0)}[form]
+    forms: dict[str, Message]
+    forms = {"rows": rows, "exact": Exact(rows), "masked": Masked(rows, rows > 0)}
+    small = forms[form]
     strangers = [
         good(name, other)[1].messages[0],
         good(name, form, torch.float64)[1].messages[0],
