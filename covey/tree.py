@@ -101,9 +101,14 @@ class Topology(ABC):
         return ids % size
 
     def cohort(
-        self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address
+        self,
+        tier: str,
+        ids: Tensor,
+        *,
+        sample: Sample,
+        address: draws.Address,
     ) -> tuple[Tensor, Tensor]:
-        """The cohort of these nodes: (position of the asker in `ids`, child id), sorted by child."""
+        """The cohort of these nodes: (position of the asker in `ids`, child id), by child."""
         counts = self.counts(tier, ids)
         if sample is None:
             position = torch.repeat_interleave(torch.arange(len(ids)), counts)

@@ -55,7 +55,13 @@ def inner_step(
     yield _against(loss, lr, lam, names, numbers)
 
 
-def _room(product: str, numbers: dict[str, float], bound: str, room: float, curve: float) -> Advice:
+def _room(
+    product: str,
+    numbers: dict[str, float],
+    bound: str,
+    room: float,
+    curve: float,
+) -> Advice:
     """The largest L at which a step is stable."""
     near = ""
     if 0 < curve < room:
@@ -67,7 +73,11 @@ def _room(product: str, numbers: dict[str, float], bound: str, room: float, curv
 
 
 def _against(
-    loss: Loss, lr: float, lam: float, names: tuple[str, str], numbers: dict[str, float]
+    loss: Loss,
+    lr: float,
+    lam: float,
+    names: tuple[str, str],
+    numbers: dict[str, float],
 ) -> Advice:
     """A step held against the L of the losses."""
     assert loss.L is not None
@@ -108,7 +118,11 @@ def _too_long(
 
 
 def momentum_step(
-    lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")
+    lr: float,
+    lam: float,
+    loss: Loss,
+    *,
+    names: tuple[str, str] = ("lr", "lam"),
 ) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
@@ -182,7 +196,12 @@ def _divisor(step: str, ties: list[str]) -> str:
 
 
 def outer_step(
-    lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str
+    lr: float,
+    lam: float,
+    *,
+    names: tuple[str, str],
+    largest: float,
+    why: str,
 ) -> Iterator[Advice]:
     """The step of w_i towards theta, which itself follows w_i.
 
@@ -225,7 +244,10 @@ def envelope_bound(product: float, lam: float) -> float:
 
 
 def theorem(
-    about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = ""
+    about: str,
+    conditions: Sequence[Condition],
+    numbers: dict[str, float],
+    end: str = "",
 ) -> Advice:
     """A note on which conditions of a theorem hold.
 
@@ -244,7 +266,12 @@ def at_most(name: str, value: float, bound: float) -> Condition:
     return f"{name} = {value:g} <= {bound:.3g}", value <= bound
 
 
-def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def at_most_of(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -252,7 +279,12 @@ def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> C
     return f"{shown} <= {formula}{_equals(bound)}", holds
 
 
-def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def at_least_of(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -260,7 +292,12 @@ def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> 
     return f"{shown} >= {formula}{_equals(bound)}", holds
 
 
-def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def exceeds(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -294,7 +331,12 @@ def same_for_all(*values: PerNode) -> bool:
     return all(len(set(entries)) <= 1 for entries in lists)
 
 
-def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
+def power(
+    lr: float,
+    lam: float,
+    h: Vector,
+    steps: int,
+) -> Vector:
     """(1 - lr (lam + h))^steps - 1, to the last digits, also where the power is near 1 or -1."""
     speed = lr * (lam + h)
     beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots

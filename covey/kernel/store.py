@@ -46,7 +46,12 @@ class Version:
         have = self.slot[nodes] != NEVER
         return have.nonzero()[:, 0]
 
-    def updated(self, ids: Tensor, slot: Tensor | int, round: Tensor | int) -> Version:
+    def updated(
+        self,
+        ids: Tensor,
+        slot: Tensor | int,
+        round: Tensor | int,
+    ) -> Version:
         """The same but for these nodes."""
         slots = self.slot.clone()
         rounds = self.round.clone()
@@ -109,7 +114,12 @@ class Column:
         """Whether rows are of the shape and type of this column."""
         return rows.shape[1:] == self.rows.shape[1:] and rows.dtype == self.rows.dtype
 
-    def get(self, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
+    def get(
+        self,
+        ids: Tensor,
+        default: Tensor | None,
+        since: int,
+    ) -> Tensor | None:
         """The rows of these nodes, `default` where none was kept in round `since` or later."""
         slots = self.slot[ids]
         fresh = (slots != NEVER) & (self.round[ids] >= since)
@@ -170,7 +180,12 @@ class Column:
             entries[label] = Entry(ids[k], rounds[k], places[k].clone())
         return self._rows_at(unique), entries
 
-    def thaw(self, first: int, rows: Tensor, entries: Mapping[str, Entry]) -> None:
+    def thaw(
+        self,
+        first: int,
+        rows: Tensor,
+        entries: Mapping[str, Entry],
+    ) -> None:
         """Take over what `freeze` gave for the nodes from `first` on."""
         slots = self._take(len(rows))
         self.rows.index_copy_(0, self._on_device(slots), rows.to(self.rows.device))
@@ -215,7 +230,7 @@ class Column:
         return (~used).nonzero()[:, 0]
 
     def _take(self, count: int) -> Tensor:
-        """`count` free slots, which are free no longer; the column grows where there are too few."""
+        """Take `count` free slots; the column grows where there are too few."""
         if len(self._free) < count:
             size = len(self.rows)
             more = max(count - len(self._free), size // 2)
@@ -248,14 +263,26 @@ class Store:
     columns: dict[tuple[str, str], Column] = field(default_factory=dict)
     _good_holds: dict[tuple[str, str], Mapping[str, Version]] = field(default_factory=dict)
 
-    def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Tensor,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
         if (tier, name) not in self.columns:
             self.columns[tier, name] = Column(self.sizes[tier], rows)
         self.columns[tier, name].put(ids, rows, round)
 
     def get(
-        self, tier: str, name: str, ids: Tensor, default: Tensor | None, since: int
+        self,
+        tier: str,
+        name: str,
+        ids: Tensor,
+        default: Tensor | None,
+        since: int,
     ) -> Tensor | None:
         """The rows of some nodes, `default` where there is none as young as `since`."""
         column = self.columns.get((tier, name))
@@ -326,7 +353,12 @@ def _check_lists(name: str, *lists: Tensor) -> None:
             raise ValueError(f"{name}: ids, rounds and places are not three lists of equal length")
 
 
-def _check_entry(name: str, entry: Entry, nodes: int, rows: int) -> None:
+def _check_entry(
+    name: str,
+    entry: Entry,
+    nodes: int,
+    rows: int,
+) -> None:
     """Raise ValueError unless an entry is one of `nodes` nodes and `rows` rows."""
     _check_lists(name, entry.ids, entry.rounds, entry.places)
     if not len(entry.ids):

@@ -1,12 +1,12 @@
 """Gaussian-process classifiers, many at once, by Polya-Gamma augmentation (Polson et al., 2013).
 
-With f ~ N(0, K) and labels of probability sigmoid(+-f), write kappa = +-1/2. Given omega_i ~ PG(1, f_i),
-f has the posterior of a regression on targets kappa / omega with noise 1 / omega; given f, the
-omegas are independent. Gibbs draws alternate the two. With s = sqrt(omega), everything goes through
-B = I + s K s, whose eigenvalues are 1 or more, and nothing is divided by omega: an example that
-does not count has omega = kappa = 0. Leading axes: n nodes, then D draws. All of it in float64.
-More than two classes are halved, and their halves again; a Gaussian process at every fork says
-which half.
+With f ~ N(0, K) and labels of probability sigmoid(+-f), write kappa = +-1/2. Given omega_i ~ PG(1,
+f_i), f has the posterior of a regression on targets kappa / omega with noise 1 / omega; given f,
+the omegas are independent. Gibbs draws alternate the two. With s = sqrt(omega), everything goes
+through B = I + s K s, whose eigenvalues are 1 or more, and nothing is divided by omega: an example
+that does not count has omega = kappa = 0. Leading axes: n nodes, then D draws. All of it in
+float64. More than two classes are halved, and their halves again; a Gaussian process at every fork
+says which half.
 """
 
 from __future__ import annotations
@@ -92,7 +92,11 @@ class Classifier:
     features: Tensor
     forks: tuple[Fork, ...]
 
-    def log_chances(self, features: Tensor, which: Tensor | slice = slice(None)) -> Tensor:
+    def log_chances(
+        self,
+        features: Tensor,
+        which: Tensor | slice = slice(None),
+    ) -> Tensor:
         """The log probability of every class for other examples, [m, M, classes].
 
         `which` nodes have these examples. A class that no node has gets 0.
@@ -190,7 +194,13 @@ def polya_gamma_mean(c: Tensor) -> Tensor:
 
 
 def gibbs(
-    K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, stream: str
+    K: Tensor,
+    kappa: Tensor,
+    *,
+    steps: int,
+    draws: int,
+    source: Source,
+    stream: str,
 ) -> Tensor:
     """omega [n, draws, N] after `steps` of chains that start from the prior.
 
@@ -219,7 +229,12 @@ def gibbs(
 
 
 def posterior_draw(
-    K: Tensor, kappa: Tensor, omega: Tensor, *, prior: Tensor, noise: Tensor
+    K: Tensor,
+    kappa: Tensor,
+    omega: Tensor,
+    *,
+    prior: Tensor,
+    noise: Tensor,
 ) -> Tensor:
     """A draw of f given omega, [n, D, N], from a draw of N(0, K) and one of N(0, I).
 
@@ -234,7 +249,11 @@ def posterior_draw(
 
 
 def predictive(
-    K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Tensor
+    K: Tensor,
+    across: Tensor,
+    own: Tensor,
+    kappa: Tensor,
+    omega: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of f given omega for M other examples, [n, D, M].
 

@@ -173,7 +173,14 @@ class BaseRuntime(Runtime):
 
     # What a run uses
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         play = self._new_play(round, lane)
         self._play = play
@@ -217,7 +224,13 @@ class BaseRuntime(Runtime):
         """
         return {key: column.rows[:0] for key, column in self.store.columns.items()}
 
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
+    def read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+        copy: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
 
         The ids count from 0.
@@ -226,7 +239,12 @@ class BaseRuntime(Runtime):
         ids, rounds, rows = self.store.columns[tier, name].read(label, nodes)
         return ids - nodes.start, rounds, rows
 
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
+    def hold(
+        self,
+        label: str,
+        copy: int,
+        columns: Sequence[tuple[str, str]],
+    ) -> None:
         """Hold the rows that one seed's nodes keep now in these (tier, name).
 
         They replace the rows that were held under this label.
@@ -326,7 +344,12 @@ class BaseRuntime(Runtime):
         )
 
     def _cohort(
-        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
+        self,
+        me: Nodes,
+        tier: str,
+        asking: Tensor,
+        sample: Cohort,
+        path: int,
     ) -> _AskedNodes:
         """Who runs, which of them answer, and their admission."""
         position, ids = self._sampled(me, tier, asking, sample, path)
@@ -349,7 +372,12 @@ class BaseRuntime(Runtime):
         return _AskedNodes(position, children, answers, admission)
 
     def _sampled(
-        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
+        self,
+        me: Nodes,
+        tier: str,
+        asking: Tensor,
+        sample: Cohort,
+        path: int,
     ) -> tuple[Tensor, Ids]:
         """The children that `sample` names: (position of the asker, child id)."""
         askers = me.ids[asking]
@@ -376,7 +404,13 @@ class BaseRuntime(Runtime):
             self._last_cohort[tier] = last
         return last[1:]
 
-    def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
+    def _idle(
+        self,
+        me: Nodes,
+        asker: Tensor,
+        count: int,
+        answers: Tensor,
+    ) -> Tensor | None:
         """Which of those that run were not asked, or have an asker that was not, bool [m]."""
         if self.idle == "skip":
             return None
@@ -387,9 +421,14 @@ class BaseRuntime(Runtime):
         return idle
 
     def _own_entries(
-        self, me: Nodes, value: Tensor, asker: Tensor, ids: Ids, argument: str = "each"
+        self,
+        me: Nodes,
+        value: Tensor,
+        asker: Tensor,
+        ids: Ids,
+        argument: str = "each",
     ) -> Tensor:
-        """Each child's own entry of a value that has one for every child of the askers, [m, ...]."""
+        """The entries of these children in a value with one for each child of `me`, [m, ...]."""
         counts = me.children
         total = int(counts.sum())
         if len(value) != total:
@@ -496,7 +535,13 @@ class BaseRuntime(Runtime):
             self._check(last=True)
             self._play.ledger.settle()
 
-    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+    def _record(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
         """Store what a call kept, and add up what it noted and worked."""
         play = self._play
         for name, rows in call.kept.items():
@@ -507,14 +552,26 @@ class BaseRuntime(Runtime):
             self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)
 
-    def _record_notes(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+    def _record_notes(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
         """Add the notes of a call."""
         for name, noted in call.notes.items():
             for values in noted:
                 self._suspect(tier, f"the note {name!r}", values, ids)
                 self._play.facts.notes.add(tier, name, ids, values, idle)
 
-    def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
+    def _checked_answer(
+        self,
+        question: Question,
+        ids: Ids,
+        message: Message,
+        call: Call,
+    ) -> None:
         """Raise unless an answer is one row per node; note rows that are not finite."""
         rows = rows_of(message)
         if rows is None:
@@ -528,7 +585,11 @@ class BaseRuntime(Runtime):
         if not any(rows is kept for kept in call.kept.values()):
             self._suspect(tier, f"the answer of {program}", rows, ids)
 
-    def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
+    def _timed(
+        self,
+        name: str,
+        threads: int = 1,
+    ) -> AbstractContextManager[None]:
         """Time `name`, except during scoring, which is timed as a whole."""
         if not self._play.trains:
             return nullcontext()
@@ -536,7 +597,13 @@ class BaseRuntime(Runtime):
 
     # Divergence
 
-    def _suspect(self, tier: str, text: str, rows: Tensor, ids: Ids) -> None:
+    def _suspect(
+        self,
+        tier: str,
+        text: str,
+        rows: Tensor,
+        ids: Ids,
+    ) -> None:
         """Note rows that are not finite.
 
         A GPU would have to be waited for: of rows on it, sums are noted whether finite or not.
@@ -573,7 +640,10 @@ class BaseRuntime(Runtime):
         if diverged:
             raise self._diverged(diverged)
 
-    def _diverged(self, diverged: dict[tuple[str, str], list[Ids]]) -> DivergedError:
+    def _diverged(
+        self,
+        diverged: dict[tuple[str, str], list[Ids]],
+    ) -> DivergedError:
         """The error for the first of the rows in alphabetical order, whichever worker was first."""
         tier, text = min(diverged)
         bad_ids = torch.cat(diverged[tier, text]).sort().values
@@ -612,7 +682,8 @@ def check_carried(rows: Rows | None, key: MessageKey) -> None:
         sends = f"ask({key.program}) sends"
     raise ProgramError(
         f"{key.sender}: {sends} {rows.dtype}, but links carry float32 and float64 only; "
-        "convert it first: x.to(w) has the model's type, x.double() holds whole numbers up to 2**53."
+        "convert it first: x.to(w) has the model's type, "
+        "x.double() holds whole numbers up to 2**53."
     )
 
 

@@ -56,7 +56,12 @@ class CudaReplay:
     before another graph runs. A pool lives as long as a graph that uses it.
     """
 
-    def __init__(self, work: Work, beside: CudaReplay | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        work: Work,
+        beside: CudaReplay | None,
+        device: torch.device,
+    ) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._device = device
         pool = None
@@ -82,7 +87,11 @@ class Watched:
         self._value = value
         self._tape = tape
 
-    def _compare(self, other: Any, operation: Callable[[Any, Any], Any]) -> bool:
+    def _compare(
+        self,
+        other: Any,
+        operation: Callable[[Any, Any], Any],
+    ) -> bool:
         result = bool(operation(self._value, other))
         self._tape.compared.append((operation, other, result))
         return result
@@ -127,7 +136,11 @@ class Watched:
         return self._compare(0, operator.ne)
 
 
-def _with_the_number(compute: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
+def _with_the_number(
+    compute: Callable[..., Any],
+    *,
+    swapped: bool = False,
+) -> Callable[..., Any]:
     def method(self: Watched, *other: Any) -> Any:
         if swapped:
             return compute(*other, int(self))
@@ -183,16 +196,20 @@ class Tape:
 
     def fits(self, round: int) -> bool:
         """Whether the program would have decided the same in this round."""
-        for operation, other, result in self.compared:
-            if bool(operation(round, other)) != result:
-                return False
-        return True
+        return all(
+            bool(operation(round, other)) == result for operation, other, result in self.compared
+        )
 
 
 class Taped(Nodes):
     """Nodes whose program is noted as it runs."""
 
-    def __init__(self, runtime: Services, call: Invocation, tape: Tape) -> None:
+    def __init__(
+        self,
+        runtime: Services,
+        call: Invocation,
+        tape: Tape,
+    ) -> None:
         self._ids = call.ids
         self._tape = tape
         self._number = call.round
@@ -247,7 +264,12 @@ class Taped(Nodes):
         copy = self._runtime.tree.copy(self.tier, self._ids)
         return keys[copy].to(self._runtime.task.device)
 
-    def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
+    def recall(
+        self,
+        name: str,
+        default: Rows | None = None,
+        since: Any = 0,
+    ) -> Any:
         if name in self.call.kept:
             return self.call.kept[name]
         column = self._runtime.store.columns.get((self.tier, name))
@@ -265,7 +287,12 @@ class Taped(Nodes):
 class Recalled:
     """The static memory of one recalled name: rows, and which nodes have one."""
 
-    def __init__(self, template: Tensor, nodes: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        template: Tensor,
+        nodes: int,
+        device: torch.device,
+    ) -> None:
         self.rows = template.new_zeros((nodes, *template.shape[1:]))
         self.fresh = torch.zeros(nodes, dtype=torch.bool, device=device)
         self._slots = torch.full((nodes,), NEVER)  # NEVER where a node has no row
@@ -288,7 +315,12 @@ class Static(Nodes):
     """Nodes that read from memory that is filled before each replay, in the order of their tape."""
 
     def __init__(
-        self, runtime: Services, tier: str, ids: Ids, tape: Tape, first: Invocation
+        self,
+        runtime: Services,
+        tier: str,
+        ids: Ids,
+        tape: Tape,
+        first: Invocation,
     ) -> None:
         super().__init__(runtime, tier, ids, round=0, path=0)
         device = runtime.task.device
@@ -353,7 +385,12 @@ class Static(Nodes):
         self._drawn += 1
         return keys[self.copy]
 
-    def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
+    def recall(
+        self,
+        name: str,
+        default: Rows | None = None,
+        since: Any = 0,
+    ) -> Any:
         if name in self.call.kept:
             return self.call.kept[name]
         assert default is not None
@@ -405,7 +442,9 @@ class Graphs:
     """The graphs of one simulator."""
 
     def __init__(
-        self, runtime: Services, capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay
+        self,
+        runtime: Services,
+        capture: Callable[[Work, Any, torch.device], Replay] = CudaReplay,
     ) -> None:
         self._runtime = runtime
         self._capture = capture
@@ -457,7 +496,11 @@ class Graphs:
         nodes = call.nodes(self._runtime)
         return nodes, call.program(nodes, *call.arguments)
 
-    def _note(self, call: Invocation, variants: list[_Variant]) -> tuple[Nodes, Any]:
+    def _note(
+        self,
+        call: Invocation,
+        variants: list[_Variant],
+    ) -> tuple[Nodes, Any]:
         """Run a program kernel by kernel, and note what it reads."""
         tape = Tape()
         nodes = Taped(self._runtime, call, tape)

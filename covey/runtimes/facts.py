@@ -68,7 +68,14 @@ class Facts:
         """Record who was asked."""
         self.cohorts.setdefault(tier, []).append(ids)
 
-    def add(self, tier: str, ids: Ids, call: Call, *, trains: bool) -> None:
+    def add(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        *,
+        trains: bool,
+    ) -> None:
         """Record the work of a call.
 
         Gradients are whole numbers, so the order of workers does not matter.
@@ -87,7 +94,10 @@ class Facts:
                 self.gradients.index_add_(0, copy, counts)
 
     def played(
-        self, answer: Any, environment: Sequence[Any] | None, spent: Mapping[str, float]
+        self,
+        answer: Any,
+        environment: Sequence[Any] | None,
+        spent: Mapping[str, float],
     ) -> Played:
         """Everything in the form of the run's record."""
         return Played(

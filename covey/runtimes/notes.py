@@ -16,7 +16,7 @@ from covey.types import Ids
 
 @dataclass(frozen=True)
 class Note:
-    """One figure over all nodes that noted it in a round; a node that noted it twice counts twice."""
+    """One figure over all nodes that noted it in a round; a node may have noted it twice."""
 
     mean: float
     least: float
@@ -101,7 +101,12 @@ class Notes:
         self._writing = threading.Lock()
 
     def add(
-        self, tier: str, name: str, ids: Ids, values: Tensor, idle: Tensor | None = None
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        values: Tensor,
+        idle: Tensor | None = None,
     ) -> None:
         """A figure of each of these nodes, [n], except those that are idle."""
         if idle is not None:

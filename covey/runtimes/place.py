@@ -21,8 +21,9 @@ from covey.types import Ids
 class Place(Topology):
     """A tree as one of its nodes knows it.
 
-    To ask about another node is an error that names both. Told are the tiers, how many nodes each has, and the min and the max of their children: what
-    programs on no rows, lists of hyper-parameters and error texts need.
+    To ask about another node is an error that names both. Told are the tiers, how many nodes each
+    has, and the min and the max of their children: what programs on no rows, lists of
+    hyper-parameters and error texts need.
     """
 
     tier: str
@@ -110,13 +111,25 @@ class OwnStore(Store):
 
     place: Place | None = None
 
-    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows of this node."""
         self._check(tier, name, ids)
         super().put(tier, name, ids, rows, round)
 
     def get(
-        self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        default: Tensor | None,
+        since: int,
     ) -> Tensor | None:
         """The row of this node, `default` where there is none as young as `since`."""
         self._check(tier, name, ids)
