@@ -308,7 +308,7 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
     still = task.examples.take("train", IDS, torch.zeros(DEVICES, 1, dtype=torch.int64), None)
     still = Batch((torch.zeros_like(task.x), torch.zeros_like(task.y)), still.examples)
     kernel = task.native
-    assert isinstance(kernel, native_call.Kernel)
+    assert isinstance(kernel, native_call.NativeKernel)
     calm = type(kernel)(kernel.stack, kernel.space, kernel.loss, kernel.table, *still.data)
     for lam in (1.0, 9.0):
         out = calm.descend(start, lambda step: still, Objective(5, 0.1, prox=(lam, start)), l2=0.0)

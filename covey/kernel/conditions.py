@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from covey.kernel.advice import Advice, Excess, Loss, Vector
+from covey.kernel.advice import Advice, Excess, Loss, RoundFactor, Statement, Vector
 from covey.kernel.algorithm import PerNode
 
 Condition = tuple[str, bool | None]
@@ -53,6 +54,37 @@ def inner_step(
         yield _room(product, numbers, bound, room, curve)
         return
     yield _against(loss, lr, lam, names, numbers)
+
+
+def prox_steps(
+    lr: float,
+    lam: float,
+    loss: Loss,
+    *,
+    steps: int,
+    names: tuple[str, str] = ("lr", "lam"),
+) -> Iterator[Statement]:
+    """A round of `steps` steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
+    yield from inner_step(lr, lam, loss, steps=steps, names=names)
+    yield RoundFactor(prox_round(lr, lam, steps))
+
+
+def steps_by_part(
+    loss: Loss,
+    *,
+    lr: float,
+    steps: int,
+    personal_lr: float,
+    personal_steps: int,
+) -> Iterator[Advice]:
+    """Steps on the shared columns and on the private ones.
+
+    Their curvature is at most that of all columns, which is what `loss` knows.
+    """
+    bound = replace(loss, exact=False)
+    yield from inner_step(lr, 0.0, bound, steps=steps)
+    names = ("personal_lr", "lam")
+    yield from inner_step(personal_lr, 0.0, bound, steps=personal_steps, names=names)
 
 
 def _room(

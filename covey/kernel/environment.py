@@ -1,7 +1,7 @@
 """The environment of a run: which devices can be asked, which answers count, how long they take.
 
 A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
-and takes no time. `covey.wireless.air` is a radio cell with a bandwidth, a deadline and a virtual
+and takes no time. `covey.wireless.clock` is a radio cell with a bandwidth, a deadline and a virtual
 clock.
 """
 

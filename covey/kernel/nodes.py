@@ -561,7 +561,7 @@ class DataGradient(DataLoss):
     ) -> None:
         self.task = me._runtime.task
         self.all_examples = batch is None
-        self.one = batch if isinstance(batch, Batch) else None
+        self.fixed = batch if isinstance(batch, Batch) else None
         self._me = me
         self._batch = batch
         self._stream = stream
