@@ -64,7 +64,7 @@ def prox_steps(
     steps: int,
     names: tuple[str, str] = ("lr", "lam"),
 ) -> Iterator[Statement]:
-    """A round of `steps` steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
+    """A round of steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
     yield from inner_step(lr, lam, loss, steps=steps, names=names)
     yield RoundFactor(prox_round(lr, lam, steps))
 

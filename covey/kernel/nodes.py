@@ -375,8 +375,9 @@ class Nodes:
         It is for whoever watches the run: it is not sent, costs no bytes, and no program can read
         it.
         """
-        if values.shape not in ((len(self),), (len(self), 1)):
-            have = f"shape {tuple(values.shape)} for {len(self)} nodes"
+        nodes = len(self)
+        if values.shape not in ((nodes,), (nodes, 1)):
+            have = f"shape {tuple(values.shape)} for {nodes} nodes"
             raise ProgramError(f"{self.tier}: note({name!r}) got {have}; give one number per node.")
         noted = self.call.notes.get(name, ())
         figures = values.detach().reshape(-1)
@@ -391,7 +392,8 @@ class Nodes:
 
         They are those that were recalled since the last such call.
         """
-        self.call.needs.setdefault(model, set()).update(self.call.recalled)
+        names = self.call.needs.setdefault(model, set())
+        names.update(self.call.recalled)
         self.call.recalled.clear()
 
     # Draws
@@ -597,7 +599,8 @@ class DataGradient(DataLoss):
         if self._batch is None:
             product = self.task.full_hessian_product(x, self._me.ids, v)
         else:
-            product = self.task.hessian_product(x, self.batch(self._step), v)
+            batch = self.batch(self._step)
+            product = self.task.hessian_product(x, batch, v)
         self._step += 1
         self._me.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)

@@ -236,7 +236,8 @@ class BaseRuntime(Runtime):
         The ids count from 0.
         """
         nodes = self.nodes(tier, copy)
-        ids, rounds, rows = self.store.columns[tier, name].read(label, nodes)
+        column = self.store.columns[tier, name]
+        ids, rounds, rows = column.read(label, nodes)
         return ids - nodes.start, rounds, rows
 
     def hold(
@@ -250,7 +251,8 @@ class BaseRuntime(Runtime):
         They replace the rows that were held under this label.
         """
         for tier, name in columns:
-            self.store.columns[tier, name].hold(label, self.nodes(tier, copy))
+            column = self.store.columns[tier, name]
+            column.hold(label, self.nodes(tier, copy))
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing of one seed under this label any more."""
@@ -328,6 +330,7 @@ class BaseRuntime(Runtime):
             asking = where.reshape(-1).nonzero()[:, 0].cpu()
         cohort = self._cohort(me, tier, asking, sample, path)
         asker = asking[cohort.position]
+        own = [self._own_entries(me, value, asker, cohort.ids) for value in each]
         return Question(
             program,
             (me.tier, tier),
@@ -339,7 +342,7 @@ class BaseRuntime(Runtime):
             answers=cohort.answers,
             idle=self._idle(me, asker, len(cohort.ids), cohort.answers),
             rows=rows,
-            each=tuple(self._own_entries(me, value, asker, cohort.ids) for value in each),
+            each=tuple(own),
             admission=cohort.admission,
         )
 
@@ -400,7 +403,8 @@ class BaseRuntime(Runtime):
         """All children of these nodes, cached: most programs ask the same children every round."""
         last = self._last_cohort.get(tier)
         if last is None or not torch.equal(last[0], ids):
-            last = (ids, *self.tree.cohort(tier, ids, sample=None, address=0))
+            position, children = self.tree.cohort(tier, ids, sample=None, address=0)
+            last = (ids, position, children)
             self._last_cohort[tier] = last
         return last[1:]
 
@@ -502,7 +506,8 @@ class BaseRuntime(Runtime):
 
         A residual is an ordinary kept row, which is no model.
         """
-        if not self.wires[key.link, key.direction].feedback or not self._play.trains:
+        wire = self.wires[key.link, key.direction]
+        if not wire.feedback or not self._play.trains:
             return None
         name = f"_lost {key.link} {key.direction} {key.program} {key.number}"
         round = self._play.round

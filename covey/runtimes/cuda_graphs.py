@@ -301,7 +301,8 @@ class Recalled:
     def fill(self, column: Column, ids: Ids, since: int) -> None:
         """Copy the rows that nodes kept in round `since` or later."""
         slots = column.slot[ids]
-        have = (slots != NEVER) & (column.round[ids] >= since)
+        rounds = column.round[ids]
+        have = (slots != NEVER) & (rounds >= since)
         slots = torch.where(have, slots, NEVER)
         if not torch.equal(slots, self._slots):
             self._slots.copy_(slots)
@@ -326,8 +327,10 @@ class Static(Nodes):
         device = runtime.task.device
         self.tape = tape
         self.device_ids = ids.to(device, copy=True)
-        self.copy = runtime.tree.copy(tier, ids).to(device, copy=True)
-        self.local = runtime.tree.local(tier, ids).to(device, copy=True)
+        copy = runtime.tree.copy(tier, ids)
+        local = runtime.tree.local(tier, ids)
+        self.copy = copy.to(device, copy=True)
+        self.local = local.to(device, copy=True)
         shape = (len(tape.draws), len(runtime.seeds))
         self._keys = torch.zeros(shape, dtype=torch.int64, device=device)
         self._recalls = []
@@ -366,7 +369,8 @@ class Static(Nodes):
         for (name, since), recalled in zip(self.tape.recalls, self._recalls, strict=True):
             if since is None:
                 since = call.round
-            recalled.fill(runtime.store.columns[self.tier, name], call.ids, since)
+            column = runtime.store.columns[self.tier, name]
+            recalled.fill(column, call.ids, since)
         for static, value in zip(self.arguments, call.arguments, strict=True):
             static.copy_(value)
 
@@ -377,8 +381,10 @@ class Static(Nodes):
         tree = self._runtime.tree
         self.ids = ids
         self.device_ids.copy_(ids, non_blocking=True)
-        self.copy.copy_(tree.copy(self.tier, ids), non_blocking=True)
-        self.local.copy_(tree.local(self.tier, ids), non_blocking=True)
+        copy = tree.copy(self.tier, ids)
+        local = tree.local(self.tier, ids)
+        self.copy.copy_(copy, non_blocking=True)
+        self.local.copy_(local, non_blocking=True)
 
     def address(self, *words: int | str) -> draws.Address:
         keys = self._keys[self._drawn]
@@ -455,9 +461,7 @@ class Graphs:
 
     def run(self, call: Invocation) -> tuple[Nodes, Any]:
         """The nodes with what they keep, and the answer."""
-        if self._runtime.algorithm.eager is not None:  # a capture that fails prints errors of CUDA
-            return self._eager(call)
-        if call.program.__name__ in self.reasons or not len(call.ids):
+        if self._never_captured(call):
             return self._eager(call)
         if call.kind not in self._variants and self._sizes(call) >= _SIZES:
             self.others += 1
@@ -475,6 +479,12 @@ class Graphs:
             self._refuse(call, f"it cannot be captured: {first_line}")
             return self._eager(call)
         return self._again(call, variant)
+
+    def _never_captured(self, call: Invocation) -> bool:
+        """Whether a call runs kernel by kernel, whatever was captured before."""
+        if self._runtime.algorithm.eager is not None:  # a capture that fails prints errors of CUDA
+            return True
+        return call.program.__name__ in self.reasons or not len(call.ids)
 
     def report(self) -> str:
         """Whether programs run as graphs, and why not."""
@@ -578,7 +588,9 @@ def _copy(value: Any, copies: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return copies.setdefault(id(value), value.clone())
     if isinstance(value, Masked):
-        return Masked(_copy(value.rows, copies), _copy(value.mask, copies))
+        rows = _copy(value.rows, copies)
+        mask = _copy(value.mask, copies)
+        return Masked(rows, mask)
     if isinstance(value, Exact):
         return Exact(_copy(value.rows, copies))
     if isinstance(value, tuple):

@@ -20,6 +20,9 @@ from covey.runtimes.notes import Note, Notes, Partial
 from covey.tree import Topology
 from covey.types import Ids
 
+ReportChunk = tuple[str, Ids, Tensor]
+"""(tier, ids, figures [n, k]) of some nodes."""
+
 
 @dataclass(frozen=True, eq=False)
 class Played:
@@ -56,12 +59,13 @@ class Facts:
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     gradients: Tensor = field(init=False)
-    reports: dict[str, list[tuple[str, Ids, Tensor]]] = field(default_factory=dict)
+    reports: dict[str, list[ReportChunk]] = field(default_factory=dict)
     needs: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.meters = [Meter() for _ in range(self.tree.copies)]
-        self.gradients = torch.zeros(self.tree.copies, dtype=torch.float64)
+        copies = self.tree.copies
+        self.meters = [Meter() for _ in range(copies)]
+        self.gradients = torch.zeros(copies, dtype=torch.float64)
         self._writing = threading.Lock()
 
     def asked(self, tier: str, ids: Ids) -> None:
@@ -119,7 +123,8 @@ class Facts:
         for (tier, name), partial in partials.items():
             short = partial.condensed()
             sums = list(short.sums)
-            notes.append([tier, name, sums, short.least, short.most, short.count])
+            note = [tier, name, sums, short.least, short.most, short.count]
+            notes.append(note)
         reports = []
         for name, chunks in self.reports.items():
             for tier, ids, figures in chunks:
@@ -141,16 +146,18 @@ class Facts:
         meter = Meter.from_state(facts["traffic"])
         for key, traffic in meter.totals.items():
             self.meters[0].count(*key, traffic)
-        for tier, ids in facts["cohorts"].items():
-            self.asked(tier, torch.tensor(ids, dtype=torch.int64))
+        for tier, numbers in facts["cohorts"].items():
+            ids = torch.tensor(numbers, dtype=torch.int64)
+            self.asked(tier, ids)
         for tier, name, sums, *rest in facts["notes"]:
             partial = Partial(tuple(sums), *rest)
             self.notes.merge(tier, name, partial)
         self.gradients[0] += facts["gradients"]
-        for name, tier, ids, figures in facts["reports"]:
-            numbers = torch.tensor(figures, dtype=torch.float64)
+        for name, tier, numbers, values in facts["reports"]:
+            ids = torch.tensor(numbers)
+            figures = torch.tensor(values, dtype=torch.float64)
             chunks = self.reports.setdefault(name, [])
-            chunks.append((tier, torch.tensor(ids), numbers))
+            chunks.append((tier, ids, figures))
         for model, names in facts["needs"].items():
             self.needs.setdefault(model, set()).update(names)
 
@@ -177,5 +184,6 @@ class Facts:
             copy = self.tree.copy(tier, ids)[order]
             for number, reports in enumerate(out):
                 own = order[copy == number]
-                reports[name] = (self.tree.local(tier, ids[own]), figures[own])
+                local = self.tree.local(tier, ids[own])
+                reports[name] = (local, figures[own])
         return out

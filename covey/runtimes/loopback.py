@@ -45,6 +45,8 @@ from covey.types import Ids, Rows
 
 Send = Callable[[bytes], bytes]
 """Hands a request to a child and returns its reply."""
+Expected = tuple[bool, list[Schema]]
+"""Whether a program answers several messages, and the schema of each."""
 ALGORITHM = "algorithm"
 
 
@@ -77,7 +79,7 @@ class Station(BaseRuntime):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.forget()
-        self._schemas: dict[tuple[Any, ...], tuple[bool, list[Schema]]] = {}
+        self._schemas: dict[tuple[Any, ...], Expected] = {}
 
     def forget(self) -> None:
         """Forget everything that this node keeps."""
@@ -106,7 +108,8 @@ class Station(BaseRuntime):
         for position, child in enumerate(question.ids.tolist()):
             own = [packed.only(position) for packed in each]
             head = self._request(question, position, position in answering)
-            reply = self.children[child](seal(head, [*down, *own]))
+            request = seal(head, [*down, *own])
+            reply = self.children[child](request)
             header, messages = open_sealed(reply)
             if header["error"] is not None:
                 failures.append(_raised(*header["error"]))
@@ -127,6 +130,7 @@ class Station(BaseRuntime):
     ) -> dict[str, Any]:
         """The header of a request to one child."""
         owner, parameters = self._owner(question.program)
+        shapes = [list(values.shape[1:]) for values in question.each]
         idle = None
         if question.idle is not None:
             idle = bool(question.idle[position])
@@ -138,7 +142,7 @@ class Station(BaseRuntime):
             "parameters": parameters,
             "program": question.program.__name__,
             "rows": len(question.rows),
-            "shapes": [list(values.shape[1:]) for values in question.each],
+            "shapes": shapes,
             "idle": idle,
             "answers": answers,
         }
@@ -206,7 +210,7 @@ class Station(BaseRuntime):
         link = self._link(question.key("down"))
         return rows_of(link.unpack(down[0]))
 
-    def _expected(self, question: Question) -> tuple[bool, list[Schema]]:
+    def _expected(self, question: Question) -> Expected:
         """Whether the program answers several messages, and the schema of each.
 
         A rehearsal on no rows tells; its result is cached.
@@ -257,7 +261,8 @@ class Station(BaseRuntime):
             header, messages = open_sealed(request)
             return self._served(header, messages)
         except CoveyError as error:
-            return seal({"error": [type(error).__name__, str(error)]}, [])
+            kind = type(error).__name__
+            return seal({"error": [kind, str(error)]}, [])
         except Exception as error:  # of a program: it ends the round everywhere, with its text
             text = f"{self.place}: {type(error).__name__}: {error}"
             return seal({"error": ["ProgramError", text]}, [])
@@ -293,7 +298,8 @@ class Station(BaseRuntime):
                     packed.append(self._pack(message, ids, copies, key, received))
             self._check(last=True)
             play.ledger.settle()
-        return seal({"error": None, "facts": play.facts.as_dict()}, packed)
+        facts = play.facts.as_dict()
+        return seal({"error": None, "facts": facts}, packed)
 
     def _program(self, header: dict[str, Any]) -> Program:
         """The program that a request names."""
@@ -306,7 +312,8 @@ class Station(BaseRuntime):
 
     def _question_of(self, header: dict[str, Any], ids: Ids) -> Question:
         """The question as this node sees it: one asker, and itself as the only child."""
-        above = self.tree.tiers[self.tree.index(self.place.tier) - 1]
+        tier = self.place.tier
+        above = self.tree.tiers[self.tree.index(tier) - 1]
         zero = torch.zeros(1, dtype=torch.int64)
         idle = None
         if header["idle"] is not None:
@@ -316,7 +323,7 @@ class Station(BaseRuntime):
             answers = zero[:0]
         return Question(
             self._program(header),
-            ends=(above, self.place.tier),
+            ends=(above, tier),
             round=header["round"],
             path=header["path"],
             askers=zero,
@@ -431,7 +438,8 @@ class Loopback(Runtime):
                 stations.append(station(node, own_task, under[number]))
             self.stations[tier] = stations
         self._connect()
-        self.server = self.stations[tree.tiers[0]][0]
+        top = tree.tiers[0]
+        self.server = self.stations[top][0]
         self.task = self.server.task
         self.start = self.server.start
 
@@ -580,7 +588,8 @@ def _frozen_of_node(frozen: Frozen, number: int) -> Frozen:
     for label, entry in frozen.entries.items():
         own = entry.ids == number
         parts[label] = Entry(entry.ids[own], entry.rounds[own], entry.places[own])
-    places = torch.unique(torch.cat([part.places for part in parts.values()]))
+    every_place = torch.cat([part.places for part in parts.values()])
+    places = torch.unique(every_place)
     entries = {}
     for label, part in parts.items():
         new_places = torch.searchsorted(places, part.places)

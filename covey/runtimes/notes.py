@@ -89,6 +89,10 @@ def exact_sums(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(partial for partial in partials if partial) or (0.0,)
 
 
+NoteKey = tuple[str, str]
+"""The tier and the name of a figure."""
+
+
 class Notes:
     """What was noted in a round.
 
@@ -96,8 +100,8 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self._values: dict[tuple[str, str], list[tuple[Ids, Tensor]]] = {}
-        self._partials: dict[tuple[str, str], list[Partial]] = {}
+        self._values: dict[NoteKey, list[tuple[Ids, Tensor]]] = {}
+        self._partials: dict[NoteKey, list[Partial]] = {}
         self._writing = threading.Lock()
 
     def add(
@@ -121,9 +125,9 @@ class Notes:
         """A figure over the nodes of another machine, in a run of one seed."""
         self._partials.setdefault((tier, name), []).append(partial)
 
-    def partials(self, tree: Topology) -> list[dict[tuple[str, str], Partial]]:
+    def partials(self, tree: Topology) -> list[dict[NoteKey, Partial]]:
         """The figures so far of each copy of the tree, by tier and name."""
-        out: list[dict[tuple[str, str], Partial]] = [{} for _ in range(tree.copies)]
+        out: list[dict[NoteKey, Partial]] = [{} for _ in range(tree.copies)]
         for (tier, name), noted in self._values.items():
             values = torch.cat([part.double() for _, part in noted]).cpu()
             ids = torch.cat([numbers for numbers, _ in noted])
