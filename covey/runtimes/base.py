@@ -199,7 +199,8 @@ class BaseRuntime(Runtime):
         environment = None
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
-        return play.facts.played(answer, environment, self.clock.take())
+        seconds = self.clock.take()
+        return play.facts.played(answer, environment, seconds)
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -222,7 +223,8 @@ class BaseRuntime(Runtime):
 
         The keys are (tier, name).
         """
-        return {key: column.rows[:0] for key, column in self.store.columns.items()}
+        columns = self.store.columns
+        return {key: column.rows[:0] for key, column in columns.items()}
 
     def read(
         self,
@@ -270,7 +272,10 @@ class BaseRuntime(Runtime):
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs, in words and numbers."""
-        return {"runtime": type(self).__name__.lower(), "seeds": len(self.seeds)}
+        return {
+            "runtime": type(self).__name__.lower(),
+            "seeds": len(self.seeds),
+        }
 
     # What nodes use
 
@@ -327,7 +332,8 @@ class BaseRuntime(Runtime):
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         asking = torch.arange(len(me))
         if where is not None:
-            asking = where.reshape(-1).nonzero()[:, 0].cpu()
+            positions = where.reshape(-1).nonzero()
+            asking = positions[:, 0].cpu()
         cohort = self._cohort(me, tier, asking, sample, path)
         asker = asking[cohort.position]
         own = [self._own_entries(me, value, asker, cohort.ids) for value in each]
@@ -371,7 +377,8 @@ class BaseRuntime(Runtime):
         if everybody or self.idle == "skip":
             return _AskedNodes(position, ids, torch.arange(len(ids)), admission)
         position, children = self._children(me.tier, me.ids[asking])
-        answers = torch.isin(children, ids).nonzero()[:, 0]
+        asked_too = torch.isin(children, ids)
+        answers = asked_too.nonzero()[:, 0]
         return _AskedNodes(position, children, answers, admission)
 
     def _sampled(
@@ -389,15 +396,16 @@ class BaseRuntime(Runtime):
                 fix = "give a number, or a bool for each child"
                 raise ProgramError(f"{me.tier}: sample= is {sample.dtype}; {fix}.")
             position, ids = self._children(me.tier, askers)
-            chosen = self._own_entries(me, sample, asking[position], ids, argument="sample")
+            asker = asking[position]
+            chosen = self._own_entries(me, sample, asker, ids, argument="sample")
             return position[chosen], ids[chosen]
         if sample is None:
             return self._children(me.tier, askers)
         # Also when nobody asks, so that a wrong number is an error before the first round.
         self.tree.picks(me.tier, sample)
         copy = self.tree.copy(me.tier, askers)
-        address = draws.keys(self.seeds, me.round, path, tier)[copy]
-        return self.tree.cohort(me.tier, askers, sample=sample, address=address)
+        by_seed = draws.keys(self.seeds, me.round, path, tier)
+        return self.tree.cohort(me.tier, askers, sample=sample, address=by_seed[copy])
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
@@ -495,8 +503,9 @@ class BaseRuntime(Runtime):
                 key.number,
             )
             copy = self.tree.copy(key.sender, ids)
-            addresses = by_seed[copy].to(self.task.device)
-            local = self.tree.local(key.sender, ids).to(self.task.device)
+            device = self.task.device
+            addresses = by_seed[copy].to(device)
+            local = self.tree.local(key.sender, ids).to(device)
             return draws.bits(addresses, local, 1)[:, 0]
 
         return keys
@@ -623,7 +632,8 @@ class BaseRuntime(Runtime):
         else:
             finite = torch.isfinite(by_node).all(1)
             sums = torch.where(finite, 0.0, math.nan)
-        self._play.suspects.append(Suspect(tier, text, ids, sums))
+        suspect = Suspect(tier, text, ids, sums)
+        self._play.suspects.append(suspect)
 
     def _check(self, *, last: bool = False) -> None:
         """Raise an error that names the nodes whose rows are not finite.
@@ -631,16 +641,18 @@ class BaseRuntime(Runtime):
         A GPU is waited for at the end of a round only.
         """
         suspects = self._play.suspects
-        if not suspects or (self.task.device.type == "cuda" and not last):
+        on_gpu = self.task.device.type == "cuda"
+        if not suspects or (on_gpu and not last):
             return
         sums = torch.cat([suspect.sums for suspect in suspects])
         bad = ~torch.isfinite(sums).cpu()
         sizes = [len(suspect.ids) for suspect in suspects]
         diverged: dict[tuple[str, str], list[Ids]] = {}
-        for suspect, part in zip(suspects, torch.split(bad, sizes), strict=True):
+        parts = torch.split(bad, sizes)
+        for suspect, part in zip(suspects, parts, strict=True):
             if bool(part.any()):
-                bad_ids = diverged.setdefault((suspect.tier, suspect.text), [])
-                bad_ids.append(suspect.ids[part])
+                key = (suspect.tier, suspect.text)
+                diverged.setdefault(key, []).append(suspect.ids[part])
         suspects.clear()
         if diverged:
             raise self._diverged(diverged)
@@ -652,7 +664,8 @@ class BaseRuntime(Runtime):
         """The error for the first of the rows in alphabetical order, whichever worker was first."""
         tier, text = min(diverged)
         bad_ids = torch.cat(diverged[tier, text]).sort().values
-        nodes = some(self.tree.local(tier, bad_ids).tolist())
+        local = self.tree.local(tier, bad_ids)
+        nodes = some(local.tolist())
         if len(self.seeds) > 1:
             copies = self.tree.copy(tier, bad_ids).tolist()
             seeds = sorted({self.seeds[copy] for copy in copies})

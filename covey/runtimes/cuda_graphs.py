@@ -260,7 +260,8 @@ class Taped(Nodes):
     def address(self, *words: int | str) -> draws.Address:
         self._tape.draws.append(words)
         seeds = self._runtime.seeds
-        keys = draws.keys(seeds, self._number, self._path, self.tier, *words)
+        address = (self._number, self._path, self.tier, *words)
+        keys = draws.keys(seeds, *address)
         copy = self._runtime.tree.copy(self.tier, self._ids)
         return keys[copy].to(self._runtime.task.device)
 
@@ -306,7 +307,8 @@ class Recalled:
         slots = torch.where(have, slots, NEVER)
         if not torch.equal(slots, self._slots):
             self._slots.copy_(slots)
-            self._device_slots.copy_(slots.clamp(min=0), non_blocking=True)
+            nonnegative = slots.clamp(min=0)
+            self._device_slots.copy_(nonnegative, non_blocking=True)
             self.fresh.copy_(have, non_blocking=True)
         if bool(have.any()):
             torch.index_select(column.rows, 0, self._device_slots, out=self.rows)
@@ -336,7 +338,8 @@ class Static(Nodes):
         self._recalls = []
         for name, _ in tape.recalls:
             template = runtime.store.columns[tier, name].rows
-            self._recalls.append(Recalled(template, len(ids), device))
+            recalled = Recalled(template, len(ids), device)
+            self._recalls.append(recalled)
         self.arguments = [value.clone() for value in first.arguments]
         self._number = first.round
         self.rewind()
@@ -363,8 +366,8 @@ class Static(Nodes):
         if self.tape.draws:
             keys = []
             for words in self.tape.draws:
-                by_seed = draws.keys(runtime.seeds, call.round, call.path, self.tier, *words)
-                keys.append(by_seed)
+                address = (call.round, call.path, self.tier, *words)
+                keys.append(draws.keys(runtime.seeds, *address))
             self._keys.copy_(torch.stack(keys), non_blocking=True)
         for (name, since), recalled in zip(self.tape.recalls, self._recalls, strict=True):
             if since is None:
@@ -546,7 +549,8 @@ class Graphs:
             return nodes.call.kept, (answer, nodes.call.notes)
 
         beside = self._any_replay()
-        return nodes, self._capture(work, beside, self._runtime.task.device)
+        replay = self._capture(work, beside, self._runtime.task.device)
+        return nodes, replay
 
     def _any_replay(self) -> Replay | None:
         """The first graph that was captured, if any."""

@@ -295,7 +295,8 @@ class Station(BaseRuntime):
                 if header["answers"]:
                     key = question.key("up", number)
                     copies = torch.ones_like(ids)
-                    packed.append(self._pack(message, ids, copies, key, received))
+                    sent = self._pack(message, ids, copies, key, received)
+                    packed.append(sent)
             self._check(last=True)
             play.ledger.settle()
         facts = play.facts.as_dict()
@@ -353,7 +354,8 @@ class Station(BaseRuntime):
 
     def _link(self, key: MessageKey) -> Link:
         """The link of a message."""
-        return Link(self.wires[key.link, key.direction], self._play.ledger)
+        wire = self.wires[key.link, key.direction]
+        return Link(wire, self._play.ledger)
 
     def _pack(
         self,
@@ -497,7 +499,11 @@ class Loopback(Runtime):
             if column is not None:
                 parts.append(column.read(label, _only(station)))
         ids, rounds, rows = zip(*parts, strict=True)
-        return torch.cat(ids), torch.cat(rounds), torch.cat(rows)
+        return (
+            torch.cat(ids),
+            torch.cat(rounds),
+            torch.cat(rows),
+        )
 
     def hold(
         self,
@@ -558,7 +564,11 @@ class Loopback(Runtime):
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs."""
-        return {"runtime": "loopback", "nodes": sum(self.tree.sizes), "seeds": 1}
+        return {
+            "runtime": "loopback",
+            "nodes": sum(self.tree.sizes),
+            "seeds": 1,
+        }
 
     def _all(self) -> Iterator[Station]:
         for stations in self.stations.values():
