@@ -52,7 +52,12 @@ def path(parent: int, ask: int) -> int:
     return key(parent, ask)
 
 
-def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
+def bits(
+    address: Address,
+    ids: Tensor,
+    width: int,
+    start: int = 0,
+) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
     slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device)
     offsets = slots * _signed(_GOLDEN)
@@ -62,7 +67,14 @@ def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
     return _finalise_rows(states + offsets)
 
 
-def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
+def integers(
+    address: Address,
+    ids: Tensor,
+    width: int,
+    *,
+    below: Tensor,
+    start: int = 0,
+) -> Tensor:
     """Integers in [0, below) for each id and slot; `below` is [n].
 
     The bias of the modulo is under below / 2**63.
@@ -107,12 +119,17 @@ def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
 
 
 def choose(
-    address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor
+    address: Address,
+    groups: Tensor,
+    *,
+    sizes: Tensor,
+    picks: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """`picks[g]` different numbers below `sizes[g]` for each group g.
 
-    Returns (the group's position, the number), sorted. A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ...,
-    picks - 1, so that the cost is that of the sample and not of the population.
+    Returns (the group's position, the number), sorted. A keyed permutation (swap-or-not, Hoang,
+    Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the cost is that of the
+    sample and not of the population.
     """
     counts = picks.numpy()
     position = np.repeat(np.arange(len(groups)), counts)
@@ -120,12 +137,7 @@ def choose(
     number = np.arange(len(position)) - first[position]
     number = number.astype(np.uint64)
     size = sizes.numpy().astype(np.uint64)
-    start: Any = None
-    if isinstance(address, Tensor):
-        start = address.numpy().astype(np.uint64)
-    else:
-        start = np.uint64(address & _MASK)
-    keys = _finalise(groups.numpy().astype(np.uint64) + start)
+    keys = _finalise(groups.numpy().astype(np.uint64) + _unsigned(address))
     if native.loaded():
         native.choose(position, keys, size, _SHUFFLE_ROUNDS, number)
     else:
@@ -136,7 +148,18 @@ def choose(
     return torch.from_numpy(position), torch.from_numpy(number)
 
 
-def _permuted(number: Any, keys: Any, size: Any, position: Any) -> Any:
+def _unsigned(address: Address) -> Any:
+    if isinstance(address, Tensor):
+        return address.numpy().astype(np.uint64)
+    return np.uint64(address & _MASK)
+
+
+def _permuted(
+    number: Any,
+    keys: Any,
+    size: Any,
+    position: Any,
+) -> Any:
     """Swap-or-not, round by round, on all numbers at once."""
     sizes = size[position]
     for turn in range(_SHUFFLE_ROUNDS):

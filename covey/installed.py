@@ -56,7 +56,10 @@ def declared(kind: str) -> dict[str, tuple[Declared, ...]]:
 
 
 @cache
-def _declared(kind: str, path: tuple[str, ...]) -> dict[str, tuple[Declared, ...]]:
+def _declared(
+    kind: str,
+    path: tuple[str, ...],
+) -> dict[str, tuple[Declared, ...]]:
     """The same, kept for as long as the folders are the same in which packages are looked for."""
     out: dict[str, tuple[Declared, ...]] = {}
     if kind not in KINDS:

@@ -101,9 +101,14 @@ class Topology(ABC):
         return ids % size
 
     def cohort(
-        self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address
+        self,
+        tier: str,
+        ids: Tensor,
+        *,
+        sample: Sample,
+        address: draws.Address,
     ) -> tuple[Tensor, Tensor]:
-        """The cohort of these nodes: (position of the asker in `ids`, child id), sorted by child."""
+        """The cohort of these nodes: (position of the asker in `ids`, child id), by child."""
         counts = self.counts(tier, ids)
         if sample is None:
             position = torch.repeat_interleave(torch.arange(len(ids)), counts)
@@ -168,7 +173,8 @@ class Tree(Topology):
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
-        return (self.copies, *(sum(counts) for counts in self.children))
+        below = [sum(counts) for counts in self.children]
+        return (self.copies, *below)
 
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children each of these nodes has, [n]."""
@@ -196,7 +202,8 @@ class Tree(Topology):
         stop = ids + 1
         zero = torch.zeros(1, dtype=torch.int64)
         for counts in self._counts[self.index(tier) :]:
-            starts = torch.cat([zero, torch.cumsum(counts, 0)])
+            ends = torch.cumsum(counts, 0)
+            starts = torch.cat([zero, ends])
             first = starts[first]
             stop = starts[stop]
         return first, stop
@@ -232,7 +239,8 @@ class Tree(Topology):
             rule = "give a number >= 1, a fraction in (0, 1], or None for all ('none' in a file)"
             raise TreeError(f"sample = {sample!r} at the {tier}: {rule}.")
         if isinstance(sample, float):
-            return (counts.double() * sample + 0.5).long().clamp(min=1)
+            share = counts.double() * sample
+            return (share + 0.5).long().clamp(min=1)
         smallest = int(counts.min())
         if smallest < sample:
             node = f"{tier} {int(counts.argmin())}"

@@ -46,11 +46,11 @@ class FedAMP(Algorithm):
     sends: ClassVar[str] = "its personal model; the server holds everybody's"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        initial = w[:, None].repeat(1, me.fan, 1)
+        initial = w[:, None].repeat(1, me.max_children, 1)
         models: Tensor = me.recall("_models", default=initial)
         weights, tie = self.weights(models)
         u = attention.mixed(weights, models).flatten(0, 1)
-        ties = tie.repeat_interleave(me.fan, dim=0)
+        ties = tie.repeat_interleave(me.max_children, dim=0)
         theta = me.ask(self.device, each=(u, ties), sample=self.sample)
         models = theta.gather().into(models)
         me.keep("_models", models)

@@ -42,7 +42,7 @@ class HeurFedAMP(Algorithm):
     sends: ClassVar[str] = "its personal model; the server holds everybody's"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        initial = w[:, None].repeat(1, me.fan, 1)
+        initial = w[:, None].repeat(1, me.max_children, 1)
         models: Tensor = me.recall("_models", default=initial)
         weights = self.weights(models)
         u = attention.mixed(weights, models).flatten(0, 1)

@@ -107,7 +107,7 @@ class PerMFL(Algorithm):
         """The mean of the edges asked or, with `stale`, of what each edge sent last, at first x."""
         if self.stale == "exclude":
             return edges.mean()
-        initial = x[:, None].repeat(1, me.fan, 1)
+        initial = x[:, None].repeat(1, me.max_children, 1)
         last = me.recall("_edges", default=initial)
         last = edges.gather().into(last)
         me.keep("_edges", last)

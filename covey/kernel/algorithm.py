@@ -31,9 +31,9 @@ It answers rows.
 class Algorithm(ABC):
     """The base of every algorithm: a frozen dataclass with one program for each tier.
 
-    The programs are named `server`, `device` and perhaps `edge`. `server(me, w)` receives the global rows and returns the new ones; the other programs run when
-    they are asked for. A field is checked against its annotation, such as `lr: Positive`
-    (covey/kernel/fields.py).
+    The programs are named `server`, `device` and perhaps `edge`. `server(me, w)` receives the
+    global rows and returns the new ones; the other programs run when they are asked for. A field is
+    checked against its annotation, such as `lr: Positive` (covey/kernel/fields.py).
     """
 
     sends: ClassVar[str]
@@ -157,9 +157,10 @@ class Algorithm(ABC):
         yield unstated(type(self).__name__)
 
     def levers(self, L: float) -> Levers:
-        """The fields that are steps and penalties; `L` is the curvature of the median device's loss.
+        """The fields that are steps and penalties.
 
-        By default the fields called lr or something_lr are steps. A subclass states its own.
+        `L` is the curvature of the median device's loss. By default the fields called lr or
+        something_lr are steps. A subclass states its own.
         """
         return by_name(self)
 

@@ -64,7 +64,7 @@ def prox_steps(
     steps: int,
     names: tuple[str, str] = ("lr", "lam"),
 ) -> Iterator[Statement]:
-    """A round of `steps` steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
+    """A round of steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
     yield from inner_step(lr, lam, loss, steps=steps, names=names)
     yield RoundFactor(prox_round(lr, lam, steps))
 
@@ -87,7 +87,13 @@ def steps_by_part(
     yield from inner_step(personal_lr, 0.0, bound, steps=personal_steps, names=names)
 
 
-def _room(product: str, numbers: dict[str, float], bound: str, room: float, curve: float) -> Advice:
+def _room(
+    product: str,
+    numbers: dict[str, float],
+    bound: str,
+    room: float,
+    curve: float,
+) -> Advice:
     """The largest L at which a step is stable."""
     near = ""
     if 0 < curve < room:
@@ -99,7 +105,11 @@ def _room(product: str, numbers: dict[str, float], bound: str, room: float, curv
 
 
 def _against(
-    loss: Loss, lr: float, lam: float, names: tuple[str, str], numbers: dict[str, float]
+    loss: Loss,
+    lr: float,
+    lam: float,
+    names: tuple[str, str],
+    numbers: dict[str, float],
 ) -> Advice:
     """A step held against the L of the losses."""
     assert loss.L is not None
@@ -140,7 +150,11 @@ def _too_long(
 
 
 def momentum_step(
-    lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")
+    lr: float,
+    lam: float,
+    loss: Loss,
+    *,
+    names: tuple[str, str] = ("lr", "lam"),
 ) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
@@ -214,7 +228,12 @@ def _divisor(step: str, ties: list[str]) -> str:
 
 
 def outer_step(
-    lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str
+    lr: float,
+    lam: float,
+    *,
+    names: tuple[str, str],
+    largest: float,
+    why: str,
 ) -> Iterator[Advice]:
     """The step of w_i towards theta, which itself follows w_i.
 
@@ -257,7 +276,10 @@ def envelope_bound(product: float, lam: float) -> float:
 
 
 def theorem(
-    about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = ""
+    about: str,
+    conditions: Sequence[Condition],
+    numbers: dict[str, float],
+    end: str = "",
 ) -> Advice:
     """A note on which conditions of a theorem hold.
 
@@ -276,7 +298,12 @@ def at_most(name: str, value: float, bound: float) -> Condition:
     return f"{name} = {value:g} <= {bound:.3g}", value <= bound
 
 
-def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def at_most_of(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -284,7 +311,12 @@ def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> C
     return f"{shown} <= {formula}{_equals(bound)}", holds
 
 
-def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def at_least_of(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -292,7 +324,12 @@ def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> 
     return f"{shown} >= {formula}{_equals(bound)}", holds
 
 
-def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def exceeds(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -326,7 +363,12 @@ def same_for_all(*values: PerNode) -> bool:
     return all(len(set(entries)) <= 1 for entries in lists)
 
 
-def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
+def power(
+    lr: float,
+    lam: float,
+    h: Vector,
+    steps: int,
+) -> Vector:
     """(1 - lr (lam + h))^steps - 1, to the last digits, also where the power is near 1 or -1."""
     speed = lr * (lam + h)
     beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots

@@ -163,7 +163,11 @@ class Nodes:
             return None
         return self.grad(size, stream).batch(0)
 
-    def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
+    def grad(
+        self,
+        batch: Batch | int | None,
+        stream: str = "batch",
+    ) -> DataGradient:
         """The gradient of the data loss.
 
         `batch` is one batch for all steps, the size of a fresh batch per step, or None for all
@@ -186,8 +190,8 @@ class Nodes:
         task = self._runtime.task
         if self.leaf:
             counts = task.counts("train", self.device_ids)
-        else:
-            counts = self._runtime.examples(self.tier, self.ids)
+            return counts[:, None].to(task.dtype)
+        counts = self._runtime.examples(self.tier, self.ids)
         return counts[:, None].to(task.device, task.dtype)
 
     def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
@@ -203,7 +207,12 @@ class Nodes:
         return mean[:, None].to(rows)
 
     def evaluate(
-        self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0
+        self,
+        rows: Rows,
+        part: str,
+        *,
+        predict: Predict | None = None,
+        bins: int = 0,
     ) -> PartScore:
         """The score of these models on a part of the nodes' own data; for scoring."""
         task = self._runtime.task
@@ -213,7 +222,12 @@ class Nodes:
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
 
-    def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient(
+        self,
+        rows: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient at `rows` of a loss of the algorithm's own.
 
         `loss` maps the outputs to one number per node, [n].
@@ -263,8 +277,18 @@ class Nodes:
     @overload
     def recall(self, name: str, default: Rows, since: int = 0) -> Rows: ...
     @overload
-    def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
-    def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
+    def recall(
+        self,
+        name: str,
+        default: None = None,
+        since: int = 0,
+    ) -> Rows | None: ...
+    def recall(
+        self,
+        name: str,
+        default: Rows | None = None,
+        since: int = 0,
+    ) -> Rows | None:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
         if name in self.call.kept:
             return self.call.kept[name]
@@ -301,7 +325,10 @@ class Nodes:
         values = self._runtime.task.constant(value)
         return values[self.local][:, None]
 
-    def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+    def rounds(
+        self,
+        count: int | Sequence[int],
+    ) -> Iterator[tuple[int, Tensor]]:
         """The numbers k = 0, 1, ... of an inner loop, each with a mask [n, 1] of the active nodes.
 
         `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
@@ -348,8 +375,9 @@ class Nodes:
         It is for whoever watches the run: it is not sent, costs no bytes, and no program can read
         it.
         """
-        if values.shape not in ((len(self),), (len(self), 1)):
-            have = f"shape {tuple(values.shape)} for {len(self)} nodes"
+        nodes = len(self)
+        if values.shape not in ((nodes,), (nodes, 1)):
+            have = f"shape {tuple(values.shape)} for {nodes} nodes"
             raise ProgramError(f"{self.tier}: note({name!r}) got {have}; give one number per node.")
         noted = self.call.notes.get(name, ())
         figures = values.detach().reshape(-1)
@@ -364,7 +392,8 @@ class Nodes:
 
         They are those that were recalled since the last such call.
         """
-        self.call.needs.setdefault(model, set()).update(self.call.recalled)
+        names = self.call.needs.setdefault(model, set())
+        names.update(self.call.recalled)
         self.call.recalled.clear()
 
     # Draws
@@ -425,11 +454,11 @@ class Nodes:
     ) -> Any:
         """Run a program of the next tier on these nodes' children and return their Replies.
 
-        They are a tuple of Replies if the program answers a tuple. Each asker's row goes to all its children. `each` holds tensors with one value per child of
-        these nodes, in order. Links carry float32 and float64, 4 and 8 bytes a number, and refuse
-        other types: convert them first. `sample` says how many children are asked, or which: a bool
-        for each child of these nodes, in order. `where` [n] bool says which of these nodes ask at
-        all.
+        They are a tuple of Replies if the program answers a tuple. Each asker's row goes to all its
+        children. `each` holds tensors with one value per child of these nodes, in order. Links
+        carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them
+        first. `sample` says how many children are asked, or which: a bool for each child of these
+        nodes, in order. `where` [n] bool says which of these nodes ask at all.
         """
         text = f"{self.tier}: ask({program.__name__})"
         owner = type(getattr(program, "__self__", None))
@@ -525,7 +554,13 @@ _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 class DataGradient(DataLoss):
     """The gradient of the nodes' data loss, Rows -> Rows; `descend` computes whole loops of it."""
 
-    def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
+    def __init__(
+        self,
+        me: Nodes,
+        batch: Batch | int | None,
+        stream: str,
+        call: int,
+    ) -> None:
         self.task = me._runtime.task
         self.all_examples = batch is None
         self.fixed = batch if isinstance(batch, Batch) else None
@@ -564,7 +599,8 @@ class DataGradient(DataLoss):
         if self._batch is None:
             product = self.task.full_hessian_product(x, self._me.ids, v)
         else:
-            product = self.task.hessian_product(x, self.batch(self._step), v)
+            batch = self.batch(self._step)
+            product = self.task.hessian_product(x, batch, v)
         self._step += 1
         self._me.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)

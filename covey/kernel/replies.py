@@ -34,7 +34,7 @@ Message = Rows | Masked | Exact | None
 
 
 class Gathered(NamedTuple):
-    """Every answer on its own: its rows, its asker's position, and the number of the child there."""
+    """Every answer on its own: its row, its asker's position and its number among the children."""
 
     rows: Rows
     asker: Tensor
@@ -168,7 +168,12 @@ class Replies:
         total, scale = self._totals(weighted)
         return total, scale
 
-    def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
+    def mean(
+        self,
+        *,
+        weight: Replies | None = None,
+        default: Rows | None = None,
+    ) -> Rows:
         """The mean of the answers per asker; `default` where nobody answered.
 
         With masks, also where nobody sent a coordinate.
@@ -261,7 +266,10 @@ class Replies:
             return self._mask
         return self._mask[where]
 
-    def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
+    def _totals(
+        self,
+        terms: Callable[[_Part], tuple[Rows, ...]],
+    ) -> tuple[Rows, ...]:
         """Sums per asker of the values that `terms` computes from each part.
 
         They are added in id order, so that the bits do not depend on who else was asked, nor on
@@ -274,7 +282,12 @@ class Replies:
             del part  # before the next one is read
         return tuple(total.value() for total in totals)
 
-    def _add(self, totals: list[_Total], values: tuple[Rows, ...], asker: Tensor) -> None:
+    def _add(
+        self,
+        totals: list[_Total],
+        values: tuple[Rows, ...],
+        asker: Tensor,
+    ) -> None:
         """Add the values of a part; those of the first part say how wide the sums are."""
         if not totals:
             totals += [_Total(self, like) for like in values]

@@ -17,6 +17,10 @@ from torch import Tensor
 from covey.errors import ProgramError
 
 NEVER = -1
+Key = tuple[str, str]
+"""The tier and the name of a column."""
+KeptRows = tuple[Tensor, Tensor, Tensor]
+"""(ids, rounds, rows) of the nodes that have a row."""
 PRESENT = "present"
 """The label of what nodes keep now, beside those of held versions."""
 
@@ -46,7 +50,12 @@ class Version:
         have = self.slot[nodes] != NEVER
         return have.nonzero()[:, 0]
 
-    def updated(self, ids: Tensor, slot: Tensor | int, round: Tensor | int) -> Version:
+    def updated(
+        self,
+        ids: Tensor,
+        slot: Tensor | int,
+        round: Tensor | int,
+    ) -> Version:
         """The same but for these nodes."""
         slots = self.slot.clone()
         rounds = self.round.clone()
@@ -94,8 +103,8 @@ class Column:
     def put(self, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for these nodes, visible now, kept for good at `commit`."""
         if not self.takes(rows):
-            holds = (tuple(self.rows.shape[1:]), self.rows.dtype)
-            got = (tuple(rows.shape[1:]), rows.dtype)
+            holds = _form(self.rows)
+            got = _form(rows)
             text = f"kept rows of shape and type {got} under a name that holds {holds}"
             raise ProgramError(f"{text}; use another name.")
         unchanged = self.slot[ids] == self._good.slot[ids]
@@ -107,9 +116,14 @@ class Column:
 
     def takes(self, rows: Tensor) -> bool:
         """Whether rows are of the shape and type of this column."""
-        return rows.shape[1:] == self.rows.shape[1:] and rows.dtype == self.rows.dtype
+        return _form(rows) == _form(self.rows)
 
-    def get(self, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
+    def get(
+        self,
+        ids: Tensor,
+        default: Tensor | None,
+        since: int,
+    ) -> Tensor | None:
         """The rows of these nodes, `default` where none was kept in round `since` or later."""
         slots = self.slot[ids]
         fresh = (slots != NEVER) & (self.round[ids] >= since)
@@ -129,7 +143,7 @@ class Column:
             return Version(self.slot, self.round)
         return self.held.get(label) or Version.empty(len(self.slot))
 
-    def read(self, label: str, nodes: slice) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, label: str, nodes: slice) -> KeptRows:
         """(ids, rounds, rows) of those among some nodes that have a row in a version."""
         version = self.version(label)
         first = nodes.start or 0
@@ -140,7 +154,8 @@ class Column:
     def hold(self, label: str, nodes: slice) -> None:
         """Hold what these nodes keep now, in place of what was held of them under this label."""
         ids = torch.arange(len(self.slot))[nodes]
-        held = self.version(label).updated(ids, self.slot[ids], self.round[ids])
+        version = self.version(label)
+        held = version.updated(ids, self.slot[ids], self.round[ids])
         self.held = {**self.held, label: held}
 
     def release(self, label: str, nodes: slice) -> None:
@@ -164,19 +179,27 @@ class Column:
             rounds.append(version.round[numbers + first])
             slots.append(version.slot[numbers + first])
         unique, positions = _by_first_appearance(torch.cat(slots))
-        places = torch.split(positions, [len(numbers) for numbers in ids])
+        counts = [len(numbers) for numbers in ids]
+        places = torch.split(positions, counts)
         entries = {}
         for k, label in enumerate(labels):
             entries[label] = Entry(ids[k], rounds[k], places[k].clone())
         return self._rows_at(unique), entries
 
-    def thaw(self, first: int, rows: Tensor, entries: Mapping[str, Entry]) -> None:
+    def thaw(
+        self,
+        first: int,
+        rows: Tensor,
+        entries: Mapping[str, Entry],
+    ) -> None:
         """Take over what `freeze` gave for the nodes from `first` on."""
         slots = self._take(len(rows))
-        self.rows.index_copy_(0, self._on_device(slots), rows.to(self.rows.device))
+        rows = rows.to(self.rows.device)
+        self.rows.index_copy_(0, self._on_device(slots), rows)
         for label, entry in entries.items():
             ids = entry.ids + first
-            version = self.version(label).updated(ids, slots[entry.places], entry.rounds)
+            version = self.version(label)
+            version = version.updated(ids, slots[entry.places], entry.rounds)
             if label == PRESENT:
                 self._set(version)
             else:
@@ -215,16 +238,22 @@ class Column:
         return (~used).nonzero()[:, 0]
 
     def _take(self, count: int) -> Tensor:
-        """`count` free slots, which are free no longer; the column grows where there are too few."""
+        """Take `count` free slots; the column grows where there are too few."""
         if len(self._free) < count:
             size = len(self.rows)
             more = max(count - len(self._free), size // 2)
             memory = self.rows.new_empty((more, *self.rows.shape[1:]))
             self.rows = torch.cat([self.rows, memory])
-            self._free = torch.cat([self._free, torch.arange(size, size + more)])
+            new_slots = torch.arange(size, size + more)
+            self._free = torch.cat([self._free, new_slots])
         taken = self._free[:count]
         self._free = self._free[count:]
         return taken
+
+
+def _form(rows: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape of one row and its type."""
+    return tuple(rows.shape[1:]), rows.dtype
 
 
 def _by_first_appearance(slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,7 +261,8 @@ def _by_first_appearance(slots: Tensor) -> tuple[Tensor, Tensor]:
 
     Not sorted: the numbers of slots depend on what happened before.
     """
-    unique, index, inverse = np.unique(slots.numpy(), return_index=True, return_inverse=True)
+    numbers = slots.numpy()
+    unique, index, inverse = np.unique(numbers, return_index=True, return_inverse=True)
     order = np.argsort(index)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -245,17 +275,35 @@ class Store:
     """The columns of every tier."""
 
     sizes: dict[str, int]
-    columns: dict[tuple[str, str], Column] = field(default_factory=dict)
-    _good_holds: dict[tuple[str, str], Mapping[str, Version]] = field(default_factory=dict)
+    columns: dict[Key, Column] = field(default_factory=dict)
+    _good_holds: dict[Key, Mapping[str, Version]] = field(default_factory=dict)
 
-    def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Tensor,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
-        if (tier, name) not in self.columns:
-            self.columns[tier, name] = Column(self.sizes[tier], rows)
-        self.columns[tier, name].put(ids, rows, round)
+        column = self._column(tier, name, rows)
+        column.put(ids, rows, round)
+
+    def _column(self, tier: str, name: str, rows: Tensor) -> Column:
+        """The column of a name, which is opened for rows like these if there is none."""
+        key = (tier, name)
+        if key not in self.columns:
+            self.columns[key] = Column(self.sizes[tier], rows)
+        return self.columns[key]
 
     def get(
-        self, tier: str, name: str, ids: Tensor, default: Tensor | None, since: int
+        self,
+        tier: str,
+        name: str,
+        ids: Tensor,
+        default: Tensor | None,
+        since: int,
     ) -> Tensor | None:
         """The rows of some nodes, `default` where there is none as young as `since`."""
         column = self.columns.get((tier, name))
@@ -299,13 +347,12 @@ class Store:
     def thaw(self, frozen: Frozen, nodes: slice) -> None:
         """The inverse of one entry of `freeze`; an invalid entry is a ValueError."""
         _check_frozen(frozen, nodes.stop - nodes.start)
-        key = (frozen.tier, frozen.name)
-        if key not in self.columns:
-            self.columns[key] = Column(self.sizes[frozen.tier], frozen.rows)
-        column = self.columns[key]
-        if not column.takes(frozen.rows):
-            raise ValueError(f"{key}: rows {tuple(frozen.rows.shape)} {frozen.rows.dtype}")
-        column.thaw(nodes.start, frozen.rows, frozen.entries)
+        rows = frozen.rows
+        column = self._column(frozen.tier, frozen.name, rows)
+        if not column.takes(rows):
+            key = (frozen.tier, frozen.name)
+            raise ValueError(f"{key}: rows {tuple(rows.shape)} {rows.dtype}")
+        column.thaw(nodes.start, rows, frozen.entries)
 
 
 def _check_frozen(frozen: Frozen, nodes: int) -> None:
@@ -326,7 +373,12 @@ def _check_lists(name: str, *lists: Tensor) -> None:
             raise ValueError(f"{name}: ids, rounds and places are not three lists of equal length")
 
 
-def _check_entry(name: str, entry: Entry, nodes: int, rows: int) -> None:
+def _check_entry(
+    name: str,
+    entry: Entry,
+    nodes: int,
+    rows: int,
+) -> None:
     """Raise ValueError unless an entry is one of `nodes` nodes and `rows` rows."""
     _check_lists(name, entry.ids, entry.rounds, entry.places)
     if not len(entry.ids):

@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """One message per row: how many values it sends, and its length if only the values decide it."""
+    """One message per row: how many values it sends; its length, if the values decide it."""
 
     route: Route
     codec: Codec
@@ -61,7 +61,13 @@ class _Entry:
             self.lengths is None,
         )
 
-    def traffic(self, length: int, dense: int, nonzeros: int, messages: int) -> Traffic:
+    def traffic(
+        self,
+        length: int,
+        dense: int,
+        nonzeros: int,
+        messages: int,
+    ) -> Traffic:
         """The traffic of messages of this kind, from their sums."""
         values = self.width * messages
         if self.exact:
@@ -72,7 +78,13 @@ class _Entry:
         """The length of each row's message, in bytes."""
         if self.lengths is not None:
             return self.lengths
-        return _lengths(self.codec, self.sent, self.width, self.size, self.masked)
+        return self.lengths_of(self.sent, self.codec)
+
+    def lengths_of(self, sent: Tensor, codec: Codec) -> Tensor:
+        """The length of messages of this kind, where the number of values sent decides it."""
+        lengths = codec.lengths(sent, width=self.width, size=self.size, masked=self.masked)
+        assert lengths is not None
+        return lengths
 
 
 class _Settled(NamedTuple):
@@ -127,12 +139,9 @@ class Ledger:
         copies = torch.cat([settled.entry.route.copies for settled in group])
         tree = torch.cat([settled.entry.route.tree for settled in group])
         sent = torch.cat([settled.sent for settled in group])
+        dense_lengths = entry.lengths_of(sent, CODECS["dense"])
         measured = [settled.lengths for settled in group if settled.lengths is not None]
-        if measured:
-            lengths = torch.cat(measured)
-        else:
-            lengths = _lengths(entry.codec, sent, entry.width, entry.size, entry.masked)
-        dense_lengths = _lengths(CODECS["dense"], sent, entry.width, entry.size, entry.masked)
+        lengths = torch.cat(measured) if measured else entry.lengths_of(sent, entry.codec)
         messages = torch.ones_like(sent)
         numbers = torch.stack([lengths, dense_lengths, sent, messages]) * copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
@@ -155,13 +164,6 @@ def _read(counts: list[Tensor]) -> Sequence[Tensor]:
     together = torch.cat([numbers.to(device, non_blocking=True) for numbers in counts])
     sizes = [len(numbers) for numbers in counts]
     return torch.split(together.cpu(), sizes)
-
-
-def _lengths(codec: Codec, sent: Tensor, width: int, size: int, masked: bool) -> Tensor:
-    """The length of each message, where the number of values sent decides it."""
-    lengths = codec.lengths(sent, width=width, size=size, masked=masked)
-    assert lengths is not None
-    return lengths
 
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -383,7 +385,11 @@ def _residual(error: Rows, mask: Tensor | None, memory: Residuals) -> Rows:
     return torch.where(mask, error, old)
 
 
-def _received(rows: Rows, mask: Tensor | None, reference: Rows | None) -> Message:
+def _received(
+    rows: Rows,
+    mask: Tensor | None,
+    reference: Rows | None,
+) -> Message:
     """The message that decoded rows are for the receiver, which adds a reference to them."""
     if reference is not None:
         rows = rows + kept(reference, mask)

@@ -62,7 +62,13 @@ class Meter:
 
     totals: dict[Key, Traffic] = field(default_factory=dict)
 
-    def count(self, link: str, direction: str, lane: str, traffic: Traffic) -> None:
+    def count(
+        self,
+        link: str,
+        direction: str,
+        lane: str,
+        traffic: Traffic,
+    ) -> None:
         """Add what has just crossed a link."""
         if direction not in DIRECTIONS or lane not in LANES:
             fix = f"use one of {DIRECTIONS} and of {LANES}"
@@ -91,7 +97,11 @@ class Meter:
         return out
 
     def traffic(
-        self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train"
+        self,
+        *,
+        link: str | None = None,
+        direction: str | None = None,
+        lane: str | None = "train",
     ) -> Traffic:
         """The sum over whatever is left None."""
         out = Traffic()
@@ -104,7 +114,11 @@ class Meter:
         return out
 
     def bytes(
-        self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train"
+        self,
+        *,
+        link: str | None = None,
+        direction: str | None = None,
+        lane: str | None = "train",
     ) -> int:
         """The encoded bytes of `traffic`."""
         return self.traffic(link=link, direction=direction, lane=lane).bytes
@@ -148,7 +162,7 @@ def paper_bits(down: Traffic, up: Traffic) -> float:
 
 
 def bitmap_bits(down: Traffic, up: Traffic) -> int:
-    """The consistent form of that code: 64 bits a non-zero and one bit a value, in each direction."""
+    """The consistent form of that cost: 64 bits a non-zero and 1 bit a value, each direction."""
     both = down + up
     return 64 * both.nonzeros + both.values
 

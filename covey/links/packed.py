@@ -104,6 +104,10 @@ class Packed:
         lengths = [len(message) for message in self.messages]
         return torch.tensor(lengths, dtype=torch.int64)
 
+    def only(self, position: int) -> Packed:
+        """The message of one row, without its count of values."""
+        return Packed(self.schema, (self.messages[position],))
+
     def check(self, expect: Schema | None, count: int | None) -> None:
         """Refuse another schema or another number of rows than the receiver expects."""
         if expect is not None and self.schema != expect:

@@ -19,6 +19,8 @@ from covey.errors import ConfigError
 from covey.types import Rows
 
 DIRECTIONS = ("down", "up")
+LinkSpecs = dict[tuple[str, str], "LinkSpec"]
+"""The specification of every (link, direction)."""
 Spec = str | Mapping[str, Any]
 
 
@@ -73,12 +75,13 @@ def largest(rows: Rows, share: float) -> Rows:
     if count >= width or not len(rows):
         return rows
     sizes = rows.abs()
-    threshold = sizes.kthvalue(width - count + 1, dim=1, keepdim=True).values
-    zero = torch.zeros((), dtype=rows.dtype, device=rows.device)
+    rank = width - count + 1
+    threshold = sizes.kthvalue(rank, dim=1, keepdim=True).values
+    zero = rows.new_zeros(())
     return torch.where(sizes < threshold, zero, rows)
 
 
-def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], LinkSpec]:
+def wires(spec: Spec, links: Sequence[str]) -> LinkSpecs:
     """The specification of every link and direction."""
     if not _is_codec(spec):
         assert isinstance(spec, Mapping)
@@ -149,7 +152,10 @@ def _shared(spec: Any, direction: str) -> Any:
     return spec
 
 
-def difference(rows: Rows, reference: Tensor | None) -> tuple[Rows, Tensor | None]:
+def difference(
+    rows: Rows,
+    reference: Tensor | None,
+) -> tuple[Rows, Tensor | None]:
     """The difference from a reference, which is sent, and the reference, which the receiver adds.
 
     Without a reference of their shape the rows are sent as they are.

@@ -21,8 +21,7 @@ def squared_distances(models: Tensor) -> Tensor:
     centred = models - models.mean(1, keepdim=True)
     product = rowwise.bmm(centred, centred.transpose(1, 2))
     square = product.diagonal(dim1=1, dim2=2)
-    sums = square[:, :, None] + square[:, None, :]
-    distances = sums - 2 * product
+    distances = square[:, :, None] + square[:, None, :] - 2 * product
     return distances.clamp(min=0)
 
 

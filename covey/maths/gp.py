@@ -1,12 +1,12 @@
 """Gaussian-process classifiers, many at once, by Polya-Gamma augmentation (Polson et al., 2013).
 
-With f ~ N(0, K) and labels of probability sigmoid(+-f), write kappa = +-1/2. Given omega_i ~ PG(1, f_i),
-f has the posterior of a regression on targets kappa / omega with noise 1 / omega; given f, the
-omegas are independent. Gibbs draws alternate the two. With s = sqrt(omega), everything goes through
-B = I + s K s, whose eigenvalues are 1 or more, and nothing is divided by omega: an example that
-does not count has omega = kappa = 0. Leading axes: n nodes, then D draws. All of it in float64.
-More than two classes are halved, and their halves again; a Gaussian process at every fork says
-which half.
+With f ~ N(0, K) and labels of probability sigmoid(+-f), write kappa = +-1/2. Given omega_i ~ PG(1,
+f_i), f has the posterior of a regression on targets kappa / omega with noise 1 / omega; given f,
+the omegas are independent. Gibbs draws alternate the two. With s = sqrt(omega), everything goes
+through B = I + s K s, whose eigenvalues are 1 or more, and nothing is divided by omega: an example
+that does not count has omega = kappa = 0. Leading axes: n nodes, then D draws. All of it in
+float64. More than two classes are halved, and their halves again; a Gaussian process at every fork
+says which half.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class CovarianceKernel:
     def across(self, x: Tensor, z: Tensor) -> Tensor:
         """[n, N, M] for features [n, N, F] and [n, M, F]."""
         product = rowwise.bmm(x, z.transpose(1, 2))
-        x_squared = (x * x).sum(-1)[:, :, None]
-        z_squared = (z * z).sum(-1)[:, None, :]
-        distance = x_squared + z_squared - 2 * product
+        x_squared = (x * x).sum(-1)
+        z_squared = (z * z).sum(-1)
+        distance = x_squared[:, :, None] + z_squared[:, None, :] - 2 * product
         distance = distance.clamp(min=0)
         return self.scale * _exp(-distance / (2 * self.length**2))
 
@@ -92,7 +92,11 @@ class Classifier:
     features: Tensor
     forks: tuple[Fork, ...]
 
-    def log_chances(self, features: Tensor, which: Tensor | slice = slice(None)) -> Tensor:
+    def log_chances(
+        self,
+        features: Tensor,
+        which: Tensor | slice = slice(None),
+    ) -> Tensor:
         """The log probability of every class for other examples, [m, M, classes].
 
         `which` nodes have these examples. A class that no node has gets 0.
@@ -104,14 +108,19 @@ class Classifier:
         own = torch.full_like(z[:, :, 0], self.kernel.scale)
         total = 0 * z[:, :, :1]
         for fork in self.forks:
-            mean, variance = predictive(K, across, own, fork.kappa[which], fork.omega[which])
+            kappa = fork.kappa[which]
+            omega = fork.omega[which]
+            mean, variance = predictive(K, across, own, kappa, omega)
             up, down = log_chances(mean, variance)
             side = fork.side[which][:, None]
             goes_up = side > 0
             goes_down = side < 0
-            divides = goes_up.any(2, keepdim=True) & goes_down.any(2, keepdim=True)
-            below = torch.where(goes_down, down[..., None], 0.0)
-            total = total + divides * torch.where(goes_up, up[..., None], below)
+            any_up = goes_up.any(2, keepdim=True)
+            any_down = goes_down.any(2, keepdim=True)
+            divides = any_up & any_down
+            log_down = torch.where(goes_down, down[..., None], 0.0)
+            log_side = torch.where(goes_up, up[..., None], log_down)
+            total = total + divides * log_side
         return total
 
 
@@ -177,7 +186,8 @@ def polya_gamma(c: Tensor, uniform: Tensor) -> Tensor:
     """
     k = torch.arange(1, TERMS + 1, dtype=c.dtype, device=c.device)
     squared = c[..., None] ** 2
-    sizes = 2 * math.pi**2 * (k - 0.5) ** 2 + squared / 2
+    levels = 2 * math.pi**2 * (k - 0.5) ** 2
+    sizes = levels + squared / 2
     exponential = -_log(uniform.clamp(min=1e-300))
     deviation = (exponential - 1) / sizes
     return deviation.sum(-1) + polya_gamma_mean(c)
@@ -190,7 +200,13 @@ def polya_gamma_mean(c: Tensor) -> Tensor:
 
 
 def gibbs(
-    K: Tensor, kappa: Tensor, *, steps: int, draws: int, source: Source, stream: str
+    K: Tensor,
+    kappa: Tensor,
+    *,
+    steps: int,
+    draws: int,
+    source: Source,
+    stream: str,
 ) -> Tensor:
     """omega [n, draws, N] after `steps` of chains that start from the prior.
 
@@ -219,7 +235,12 @@ def gibbs(
 
 
 def posterior_draw(
-    K: Tensor, kappa: Tensor, omega: Tensor, *, prior: Tensor, noise: Tensor
+    K: Tensor,
+    kappa: Tensor,
+    omega: Tensor,
+    *,
+    prior: Tensor,
+    noise: Tensor,
 ) -> Tensor:
     """A draw of f given omega, [n, D, N], from a draw of N(0, K) and one of N(0, I).
 
@@ -234,7 +255,11 @@ def posterior_draw(
 
 
 def predictive(
-    K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Tensor
+    K: Tensor,
+    across: Tensor,
+    own: Tensor,
+    kappa: Tensor,
+    omega: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of f given omega for M other examples, [n, D, M].
 
@@ -256,8 +281,8 @@ def log_chances(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
     The expectation is over f ~ N(mean, variance) and over draws: [n, M] from [n, D, M].
     """
-    nodes = torch.as_tensor(_NODES, dtype=mean.dtype, device=mean.device)
-    weights = torch.as_tensor(_WEIGHTS, dtype=mean.dtype, device=mean.device)
+    nodes = torch.as_tensor(_NODES).to(mean)
+    weights = torch.as_tensor(_WEIGHTS).to(mean)
     deviation = (variance[..., None] + _EPSILON).sqrt()
     f = mean[..., None] + deviation * nodes
     draws = mean.shape[1]
@@ -265,9 +290,12 @@ def log_chances(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
     def log_mean(log_probability: Tensor) -> Tensor:
         terms = log_probability + log_weights
-        return torch.logsumexp(terms.transpose(1, 2).flatten(2), dim=2)
+        by_example = terms.transpose(1, 2).flatten(2)
+        return torch.logsumexp(by_example, dim=2)
 
-    return log_mean(_log_sigmoid(f)), log_mean(_log_sigmoid(-1 * f))
+    up = log_mean(_log_sigmoid(f))
+    down = log_mean(_log_sigmoid(-1 * f))
+    return up, down
 
 
 def noisy(K: Tensor, s: Tensor) -> Tensor:

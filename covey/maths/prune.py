@@ -54,7 +54,8 @@ def mask(importance: Rows, ratio: Coefficient) -> Tensor:
     [[False, True, False, True]]
     """
     width = importance.shape[1]
-    ranks = torch.arange(width, device=importance.device).expand_as(importance)
+    ranks = torch.arange(width, device=importance.device)
+    ranks = ranks.expand_as(importance)
     order = importance.argsort(dim=1, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(1, order, ranks)
     stay = width - _pruned(ratio, width)
