@@ -95,7 +95,7 @@ class PerFedAvg(Algorithm):
     def _excess(self, h: Vector) -> Vector:
         """The excess of plain steps on the meta loss.
 
-        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2. Without the Hessian it is h (1 - alpha h).
+        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) without the Hessian.
         """
         exponent = 1 if self.order == "first" else 2
         curvature = h * (1 - self.alpha * h) ** exponent

@@ -91,8 +91,8 @@ class Radio:
     def fits(self, tree: Tree) -> None:
         """Raise an error unless the radio's devices are a tree's leaves and its cells the edges."""
         if len(self.devices) != tree.devices:
-            counts = f"it has {len(self.devices)} devices, the tree {tree.devices}"
-            raise ConfigError(f"radio: {counts}; they must be the same.")
+            problem = f"it has {len(self.devices)} devices, the tree {tree.devices}"
+            raise ConfigError(f"radio: {problem}; they must be the same.")
         if tree.depth == 2:
             return
         counts = torch.tensor(tree.children[-1])
