@@ -369,12 +369,21 @@ def _chosen(tried: list[Trial], step: Step) -> Trial:
 
     Of several that are as good, it is the one with the smallest steps.
     """
-    top = max(trial.score for trial in tried)
-    if top == -math.inf or (tried[0].score >= top - GAIN and _stable(tried[0])):
+    best = max(tried, key=lambda trial: trial.score)
+    if best.diverged:
         return tried[0]
-    good = [trial for trial in tried if trial.score >= top - GAIN and _stable(trial)]
+    good = [trial for trial in _within(tried, GAIN) if _stable(trial)]
     if not good:
-        return max(tried, key=lambda trial: trial.score)
-    best = max(trial.score for trial in good)
-    equal = [trial for trial in good if trial.score >= best - _TIE]
-    return min(equal, key=lambda trial: float(getattr(trial.algorithm, step.field)))
+        return best
+    if tried[0] in good:
+        return tried[0]
+    return min(
+        _within(good, _TIE),
+        key=lambda trial: float(getattr(trial.algorithm, step.field)),
+    )
+
+
+def _within(trials: list[Trial], points: float) -> list[Trial]:
+    """The trials whose score is within so many points of the best."""
+    top = max(trial.score for trial in trials)
+    return [trial for trial in trials if trial.score >= top - points]

@@ -127,10 +127,17 @@ class DemLearn(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Where all devices have the same model, grouping and mixing do not change it."""
-        return prox_steps(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        return prox_steps(
+            self.lr,
+            self.mu,
+            loss,
+            steps=self.steps,
+            names=("lr", "mu"),
+        )
 
     def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr", self.mu, "mu"),))
+        step = Step("lr", self.mu, "mu")
+        return Levers(steps=(step,))
 
 
 def average(group: Group, theta: Rows, factor: float) -> Rows:

@@ -31,6 +31,10 @@ class Spread:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"a spread of kind {self.kind!r}; one of {', '.join(_KINDS)}.")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """Raise an error unless the values suit the kind."""
         shown = f"{self.kind} = {list(self.values)}"
         if len(self.values) != 2 and self.kind != "choice":
             raise ConfigError(f"{shown} must have two values: {_KINDS[self.kind]}.")
