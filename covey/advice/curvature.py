@@ -28,7 +28,9 @@ class Curvature:
 
     def joined(self, other: Curvature) -> Curvature:
         """The larger of both."""
-        return Curvature(max(self.typical, other.typical), max(self.high, other.high))
+        typical = max(self.typical, other.typical)
+        high = max(self.high, other.high)
+        return Curvature(typical, high)
 
 
 class Probe:
@@ -36,7 +38,8 @@ class Probe:
 
     def __init__(self, experiment: Experiment, shards: Shards) -> None:
         count = min(shards.devices, _DEVICES)
-        self._ids = torch.linspace(0, shards.devices - 1, count).round().long()
+        evenly = torch.linspace(0, shards.devices - 1, count)
+        self._ids = evenly.round().long()
         self._task = _task(experiment, shards.chosen(self._ids.tolist()))
         self._seed = experiment.seed
         self._l2 = experiment.l2
@@ -122,7 +125,8 @@ def _largest(
     """The eigenvalue of the largest size of every device's Hessian plus l2, [devices]."""
     width = task.space.width
     x = row.to(task.device, torch.float64).expand(len(ids), width)
-    v = draws.normal(draws.key(seed, "smoothness"), ids, width).to(task.device)
+    address = draws.key(seed, "smoothness")
+    v = draws.normal(address, ids, width).to(task.device)
     steps = min(iterations, width)
     with torch.enable_grad():
         matrices = _lanczos(lambda v: _hessian_product(task, x, v, ids), v, steps)

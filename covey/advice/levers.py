@@ -31,7 +31,8 @@ def stated(algorithm: Algorithm, L: float = 0.0) -> Levers:
 
 def steps(algorithm: Algorithm) -> tuple[Step, ...]:
     """The step sizes on the data loss; fields with a list, one value per node, are left alone."""
-    return tuple(step for step in stated(algorithm).steps if _is_number(algorithm, step.field))
+    steps = stated(algorithm).steps
+    return tuple(step for step in steps if _is_number(algorithm, step.field))
 
 
 def without(algorithm: Algorithm) -> str:
@@ -117,7 +118,8 @@ def _uppers(algorithm: Algorithm, L: Curvature) -> list[Upper]:
 
 def _moved(upper: Upper, new: float, original: Algorithm, L: Curvature) -> Proposal:
     """A new step of an upper model, and how much of its way the model goes by it."""
-    (old,) = [item for item in stated(original, L.typical).uppers if item.field == upper.field]
+    uppers = stated(original, L.typical).uppers
+    (old,) = [item for item in uppers if item.field == upper.field]
     old_step = largest(getattr(original, old.field))
     share = per_cent(new * upper.per_unit)
     before = per_cent(old_step * old.per_unit)
@@ -135,7 +137,8 @@ def _loosened(tie: Tie, algorithm: Algorithm, original: Algorithm, L: float) -> 
             continue
         old = float(getattr(original, tie.field)) / tie.scale
         why = _why_smaller(old, value / tie.scale, L, tie.field)
-        yield Proposal(dict.fromkeys(names, value), {tie.field: why, **tie.alike})
+        values = dict.fromkeys(names, value)
+        yield Proposal(values, {tie.field: why, **tie.alike})
 
 
 def _why_smaller(old: float, new: float, L: float, name: str) -> str:

@@ -56,7 +56,8 @@ def advise(
         name = type(algorithm).__name__
         rule = "its fields are so large or so small that a round's factor is no number"
         raise ConfigError(f"{name}: {rule}; choose others.") from error
-    return sorted(items, key=lambda item: ("error", "warning", "note").index(item.level))
+    order = ("error", "warning", "note")
+    return sorted(items, key=lambda item: order.index(item.level))
 
 
 def _findings(algorithm: Algorithm, loss: Loss) -> Iterator[Advice]:
@@ -156,7 +157,8 @@ def _around_valleys(grid: Vector, margin: Vector) -> Vector:
     before = np.concatenate([[math.inf], margin[:-1]])
     after = np.concatenate([margin[1:], [math.inf]])
     (valleys,) = np.nonzero((margin <= before) & (margin <= after))
-    lowest = valleys[np.argsort(margin[valleys], kind="stable")[:_VALLEYS]]
+    order = np.argsort(margin[valleys], kind="stable")
+    lowest = valleys[order[:_VALLEYS]]
     left = grid[np.maximum(lowest - 1, 0)]
     right = grid[np.minimum(lowest + 1, len(grid) - 1)]
     return np.unique(np.geomspace(left, right, 65))
@@ -174,10 +176,11 @@ def _stretch(excess: Excess) -> tuple[float, float]:
     end = first + int((~stable[first:]).argmax())  # the next unstable one; `first` if none is
     low = 0.0
     high = math.inf
+    grid = _CURVATURES.tolist()
     if first > 0:
-        low = _edge(excess, float(_CURVATURES[first]), float(_CURVATURES[first - 1]))
+        low = _edge(excess, grid[first], grid[first - 1])
     if end > first:
-        high = _edge(excess, float(_CURVATURES[end - 1]), float(_CURVATURES[end]))
+        high = _edge(excess, grid[end - 1], grid[end])
     return low, high
 
 
@@ -185,7 +188,8 @@ def _edge(excess: Excess, stable: float, unstable: float) -> float:
     """The curvature between these two at which a round begins to diverge."""
     for _ in range(60):
         middle = math.sqrt(stable) * math.sqrt(unstable)
-        if bool(_margin(_evaluate(excess, np.array([middle])))[0] > 0):
+        change = _evaluate(excess, np.array([middle]))
+        if bool(_margin(change)[0] > 0):
             unstable = middle
         else:
             stable = middle

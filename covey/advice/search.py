@@ -208,7 +208,8 @@ class _Search:
         for trial in self.trials:
             if describe(trial.algorithm) == describe(algorithm):
                 return trial
-        trial = self._after(Run(self._short(self.rounds, algorithm)), self.rounds)
+        run = Run(self._short(self.rounds, algorithm))
+        trial = self._after(run, self.rounds)
         self.trials.append(trial)
         return trial
 
@@ -222,7 +223,13 @@ class _Search:
             return Trial(algorithm, {}, -math.inf, self.start, 0)
         figures = self._figures(run.history[-1])
         sent = sum(past.bytes() for past in run.history)
-        return Trial(algorithm, figures, self._score(figures), self._along(run), sent)
+        return Trial(
+            algorithm,
+            figures,
+            score=self._score(figures),
+            curvature=self._along(run),
+            bytes=sent,
+        )
 
     def _figures(self, record: Round) -> dict[str, float]:
         """Accuracy in per cent, or the loss, of every model that is judged."""
@@ -293,7 +300,7 @@ class _Search:
 
     def _with_safe_steps(self, start: Trial, proposal: Proposal) -> Proposal:
         """The proposal with steps that are stable under its penalties."""
-        values = {name: levers.neat(value) for name, value in proposal.values.items()}
+        values = _neat(proposal)
         changed = _with(start.algorithm, values)
         for step in levers.steps(changed):
             safe = levers.neat(levers.safe(step, start.curvature))
@@ -302,8 +309,9 @@ class _Search:
         return Proposal(values, proposal.reasons)
 
     def _propose(self, algorithm: Algorithm, proposal: Proposal) -> Trial:
-        values = {name: levers.neat(value) for name, value in proposal.values.items()}
-        self.told(", ".join(f"{name} = {value:g}" for name, value in values.items()))
+        values = _neat(proposal)
+        shown = [f"{name} = {value:g}" for name, value in values.items()]
+        self.told(", ".join(shown))
         return self._try(_with(algorithm, values))
 
     def _changes(self, original: Trial, best: Trial) -> tuple[Change, ...]:
@@ -319,6 +327,11 @@ class _Search:
                 text = levers.reason(by_field[name], algorithm, new, best.curvature)
             out.append(Change(name, old, new, text))
         return tuple(out)
+
+
+def _neat(proposal: Proposal) -> dict[str, float]:
+    """The proposed values with two digits."""
+    return {name: levers.neat(value) for name, value in proposal.values.items()}
 
 
 def _with(algorithm: Any, values: dict[str, float]) -> Algorithm:
