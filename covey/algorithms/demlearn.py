@@ -55,7 +55,8 @@ class DemLearn(Algorithm):
             raise ConfigError(f"DemLearn: {needs}; pip install 'covey[demlearn]'.")
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        thetas, asker, child = me.ask(self.device).gather()
+        devices = me.ask(self.device)
+        thetas, asker, child = devices.gather()
         root = torch.empty_like(w)
         parents = w.repeat_interleave(me.children.to(w.device), dim=0)
         first = torch.cumsum(me.children, 0) - me.children
