@@ -58,8 +58,9 @@ class AL2GD(Algorithm):
     def edge(self, me: Nodes, flips: Rows) -> tuple[Rows, Exact]:
         p = me.own(self.edge_p)
         ones = torch.ones_like(flips)
-        lr = self.lr / (1 - self.p) / (1 - p) * ones
-        pull = self.lr * self.lam / (1 - self.p) / p * ones
+        not_server = 1 - self.p
+        lr = self.lr / not_server / (1 - p) * ones
+        pull = self.lr * self.lam / not_server / p * ones
         mean = me.initial()
         left = flips
         going = torch.ones_like(flips, dtype=torch.bool)
@@ -88,7 +89,12 @@ class AL2GD(Algorithm):
         lr = task[:, 1:]
         x = me.recall("personal", default=me.initial())
         gradient = me.grad(self.batch)
-        x = descend(x, gradient, steps=steps, lr=lr)
+        x = descend(
+            x,
+            gradient,
+            steps=steps,
+            lr=lr,
+        )
         return me.keep("personal", x)
 
     def pull(self, me: Nodes, mean: Rows, share: Rows) -> None:
@@ -125,4 +131,5 @@ class AL2GD(Algorithm):
 
     def levers(self, L: float) -> Levers:
         times = 1 / (1 - self.p) / (1 - largest(self.edge_p))
-        return Levers(steps=(Step("lr", times=times),))
+        step = Step("lr", times=times)
+        return Levers(steps=(step,))

@@ -27,7 +27,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -53,7 +53,7 @@ class APFL(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         x = w
         v = me.recall("_own", default=w)
         alpha = self.share(me, w, v)
@@ -62,7 +62,12 @@ class APFL(Algorithm):
         for _ in range(self.steps):
             mixture = torch.lerp(x, v, alpha)  # alpha v + (1 - alpha) x
             v = v - self.lr * alpha * gradient_of_mixture(mixture)
-            x = descend(x, gradient, steps=1, lr=self.lr)
+            x = descend(
+                x,
+                gradient,
+                steps=1,
+                lr=self.lr,
+            )
         mixture = torch.lerp(x, v, alpha)
         me.keep("_own", v)
         me.keep("personal", mixture)
@@ -81,7 +86,12 @@ class APFL(Algorithm):
         return me.keep("_alpha", alpha)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
 
     def levers(self, L: float) -> Levers:
         return Levers(steps=(Step("lr"),))

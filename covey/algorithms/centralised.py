@@ -16,7 +16,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.types import Rows
 
 
@@ -41,13 +41,23 @@ class Centralised(Algorithm):
             w = w - self.lr * gradients.mean(weight=samples)
         return w
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         gradient = me.grad(self.batch)
         return gradient(w), me.weight("samples")
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         gradient = me.grad(self.batch)  # as of FedAvg, on its own data
-        return descend(w, gradient, steps=self.steps, lr=self.lr)
+        return descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -63,11 +63,13 @@ class Clustered(Algorithm):
         counts = []
         for weight, old in zip(picked, models.unbind(1), strict=True):
             means.append(answers.mean(weight=weight, default=old))
-            total, count = answers.sums(weight)
-            totals.append(total)
-            counts.append(count)
+            cluster_total, cluster_count = answers.sums(weight)
+            totals.append(cluster_total)
+            counts.append(cluster_count)
         me.keep("clusters", torch.stack(means, dim=1))
-        return torch.stack(totals).sum(0) / torch.stack(counts).sum(0)
+        total = torch.stack(totals).sum(0)
+        count = torch.stack(counts).sum(0)
+        return total / count
 
     def begin(self, me: Nodes, w: Rows) -> Tensor:
         """The models of all clusters, [n, k, P]."""
@@ -80,10 +82,17 @@ class Clustered(Algorithm):
 
     def device(self, me: Nodes, *models: Rows) -> tuple[Message, ...]:
         picked = self.picked(me, *models)
-        start = torch.where(picked[:, :, None] == 1, torch.stack(models, dim=1), 0)
-        start = me.keep("cluster", start.sum(1))
+        is_picked = picked[:, :, None] == 1
+        rows = torch.stack(models, dim=1)
+        start = torch.where(is_picked, rows, 0).sum(1)
+        me.keep("cluster", start)
         gradient = me.grad(self.batch)
-        theta = descend(start, gradient, steps=self.steps, lr=self.lr)
+        theta = descend(
+            start,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
         me.keep("personal", theta)
         weight = me.weight(self.weight)
         if weight is not None:
@@ -99,4 +108,9 @@ class Clustered(Algorithm):
         return one_hot(table.argmin(1), len(models)).to(table)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -55,7 +55,8 @@ class DemLearn(Algorithm):
             raise ConfigError(f"DemLearn: {needs}; pip install 'covey[demlearn]'.")
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        thetas, asker, child = me.ask(self.device).gather()
+        devices = me.ask(self.device)
+        thetas, asker, child = devices.gather()
         root = torch.empty_like(w)
         parents = w.repeat_interleave(me.children.to(w.device), dim=0)
         first = torch.cumsum(me.children, 0) - me.children
@@ -127,10 +128,17 @@ class DemLearn(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Where all devices have the same model, grouping and mixing do not change it."""
-        return prox_steps(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        return prox_steps(
+            self.lr,
+            self.mu,
+            loss,
+            steps=self.steps,
+            names=("lr", "mu"),
+        )
 
     def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr", self.mu, "mu"),))
+        step = Step("lr", self.mu, "mu")
+        return Levers(steps=(step,))
 
 
 def average(group: Group, theta: Rows, factor: float) -> Rows:

@@ -17,7 +17,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, power
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -44,10 +44,15 @@ class Ditto(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         self.adapt(me, w)
         gradient = me.grad(self.batch)
-        x = descend(w, gradient, steps=self.steps, lr=self.lr)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
         return x, me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
@@ -63,7 +68,12 @@ class Ditto(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """v continues from its last value, so that one step a round adds up as two would."""
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        yield from inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
         lasting = max(self.personal_steps, 2)
         personal = ("personal_lr", "lam")
         yield from inner_step(
@@ -88,4 +98,7 @@ class Ditto(Algorithm):
 
     def levers(self, L: float) -> Levers:
         steps = (Step("lr"), Step("personal_lr", self.lam, "lam"))
-        return Levers(steps, penalties=(Tie("lam"),))
+        return Levers(
+            steps,
+            penalties=(Tie("lam"),),
+        )

@@ -61,7 +61,8 @@ class FedAMP(Algorithm):
         distances = attention.squared_distances(models)
         slope = attention.exp(-distances / self.sigma) / self.sigma  # A'
         slope = attention.only_others(slope)
-        max_slope = slope.sum(2, keepdim=True).amax(1, keepdim=True)
+        sums = slope.sum(2, keepdim=True)
+        max_slope = sums.amax(1, keepdim=True)
         inverse_step = max_slope.clamp(min=1 / self.alpha)  # 1/alpha_k
         weights = attention.with_itself(slope / inverse_step)
         tie = self.lam * inverse_step[:, 0]
@@ -84,8 +85,18 @@ class FedAMP(Algorithm):
     def advice(self, loss: Loss) -> Iterator[Statement]:
         tie = self.lam / self.alpha
         names = ("lr", "lam/alpha")
-        return prox_steps(self.lr, tie, loss, steps=self.steps, names=names)
+        return prox_steps(
+            self.lr,
+            tie,
+            loss,
+            steps=self.steps,
+            names=names,
+        )
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.lam / self.alpha, "lam/alpha")
-        return Levers(steps=(step,), penalties=(Tie("lam", scale=self.alpha),))
+        lam = Tie("lam", scale=self.alpha)
+        return Levers(
+            steps=(step,),
+            penalties=(lam,),
+        )

@@ -42,7 +42,7 @@ from covey.kernel.conditions import (
 )
 from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.maths.penalty import L1
 from covey.tree import Sample
 from covey.types import Rows
@@ -85,7 +85,7 @@ class FedMac(Algorithm):
         w_i, samples = me.ask(self.device, w, sample=self.sample)
         return torch.lerp(w, w_i.mean(weight=samples), self.beta)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         theta = w
         l1_of_theta = self.l1_of_theta.term_of(me, w)
         l1_of_w = self.l1_of_w.term(me.round)
@@ -181,7 +181,12 @@ class FedMac(Algorithm):
             names=names,
         )
         if self.method == "nesterov":
-            yield from momentum_step(self.personal_lr, 0.0, loss, names=names)
+            yield from momentum_step(
+                self.personal_lr,
+                0.0,
+                loss,
+                names=names,
+            )
         if smooth:
             yield from smooth_l1_cycle(
                 self.personal_lr,
@@ -269,5 +274,14 @@ class FedMac(Algorithm):
         return theorem("Theorem 1 of FedMac", conditions, numbers)
 
     def levers(self, L: float) -> Levers:
-        w_i = Upper("lr", HALFWAY / self.lam, self.lam, "w_i moves lr*lam", "theta")
-        return Levers(steps=(Step("personal_lr"),), uppers=(w_i,))
+        w_i = Upper(
+            "lr",
+            HALFWAY / self.lam,
+            self.lam,
+            "w_i moves lr*lam",
+            "theta",
+        )
+        return Levers(
+            steps=(Step("personal_lr"),),
+            uppers=(w_i,),
+        )

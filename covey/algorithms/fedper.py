@@ -16,7 +16,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -42,11 +42,16 @@ class FedPer(Algorithm):
         base = replies.mean(weight=samples)
         return torch.cat([base, w[:, me.private]], dim=1)
 
-    def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, base: Rows) -> Weighted:
         head = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([base, head], dim=1)
         gradient = me.grad(self.batch)
-        x = descend(x, gradient, steps=self.steps, lr=self.lr)
+        x = descend(
+            x,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 
@@ -55,4 +60,9 @@ class FedPer(Algorithm):
         return me.kept["personal"]
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

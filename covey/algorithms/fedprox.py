@@ -10,7 +10,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import prox_steps
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -32,7 +32,7 @@ class FedProx(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         x = descend(
             w,
             me.grad(self.batch),
@@ -43,7 +43,14 @@ class FedProx(Algorithm):
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return prox_steps(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
+        return prox_steps(
+            self.lr,
+            self.mu,
+            loss,
+            steps=self.steps,
+            names=("lr", "mu"),
+        )
 
     def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr", self.mu, "mu"),))
+        step = Step("lr", self.mu, "mu")
+        return Levers(steps=(step,))

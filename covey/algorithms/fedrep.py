@@ -17,7 +17,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -46,7 +46,7 @@ class FedRep(Algorithm):
         base = replies.mean(weight=samples)
         return torch.cat([base, w[:, me.private]], dim=1)
 
-    def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, base: Rows) -> Weighted:
         x = self.fitted(me, base)
         x = descend(
             x,
@@ -74,7 +74,12 @@ class FedRep(Algorithm):
         return self.fitted(me, w[:, me.shared])
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        yield from inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
         head = ("head_lr", "lam")
         yield from inner_step(
             self.head_lr,

@@ -18,7 +18,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import steps_by_part
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.kernel.work import Work
 from covey.tree import Sample
 from covey.types import Rows
@@ -63,12 +63,12 @@ class FedSim(Algorithm):
         u = replies.mean(weight=samples)
         return torch.cat([u, w[:, me.private]], dim=1)
 
-    def below(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
+    def below(self, me: Nodes, u: Rows) -> Weighted:
         if me.leaf:
             return self.device(me, u)
         return self.edge(me, u)
 
-    def edge(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
+    def edge(self, me: Nodes, u: Rows) -> Weighted:
         for _ in range(self.edge_rounds):
             replies, samples = me.ask(self.below, u, sample=self.device_sample)
             u = replies.mean(weight=samples)
@@ -76,11 +76,16 @@ class FedSim(Algorithm):
         me.keep(me.tier, torch.cat([u, v], dim=1))
         return u, me.weight(self.weight)
 
-    def device(self, me: Nodes, u: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, u: Rows) -> Weighted:
         v = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([u, v], dim=1)
         lr = me.by_part(self.lr, self.personal_lr)
-        x = descend(x, me.grad(self.batch), steps=self.steps, lr=lr)
+        x = descend(
+            x,
+            me.grad(self.batch),
+            steps=self.steps,
+            lr=lr,
+        )
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 

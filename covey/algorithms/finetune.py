@@ -10,7 +10,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -36,16 +36,31 @@ class FineTune(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         gradient = me.grad(self.batch)
-        x = descend(w, gradient, steps=self.steps, lr=self.lr)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
         gradient = me.grad(self.batch, "tune")
-        theta = descend(w, gradient, steps=self.tune_steps, lr=self.tune_lr)
+        theta = descend(
+            w,
+            gradient,
+            steps=self.tune_steps,
+            lr=self.tune_lr,
+        )
         me.keep("personal", theta)
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        yield from inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
         tune = ("tune_lr", "lam")
         yield from inner_step(
             self.tune_lr,

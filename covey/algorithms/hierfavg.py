@@ -15,7 +15,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -44,16 +44,26 @@ class HierFAVG(Algorithm):
         edges, samples = me.ask(self.edge, w, sample=self.sample)
         return edges.mean(weight=samples)
 
-    def edge(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def edge(self, me: Nodes, w: Rows) -> Weighted:
         for _ in range(self.edge_rounds):
             devices, samples = me.ask(self.device, w, sample=self.device_sample)
             w = devices.mean(weight=samples)
         return me.keep("edge", w), me.weight(self.weight)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         gradient = me.grad(self.batch)
-        x = descend(w, gradient, steps=self.steps, lr=self.lr)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -58,7 +58,8 @@ class L2GD(Algorithm):
 
     def pull(self, me: Nodes, mean: Rows) -> None:
         x = me.recall("personal", default=mean)
-        me.keep("personal", torch.lerp(x, mean, self.lr * self.lam / self.p))
+        x = torch.lerp(x, mean, self.lr * self.lam / self.p)
+        me.keep("personal", x)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(
@@ -89,4 +90,5 @@ class L2GD(Algorithm):
             yield theorem("the rate of L2GD", [condition], {"largest lr": bound})
 
     def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr", times=1 / (1 - self.p)),))
+        step = Step("lr", times=1 / (1 - self.p))
+        return Levers(steps=(step,))

@@ -180,7 +180,11 @@ class Nested(Algorithm):
         level = self.levels[index]
         x = anchor
         if level.warm:
-            x = me.recall(level.name, default=anchor, since=me.round)
+            x = me.recall(
+                level.name,
+                default=anchor,
+                since=me.round,
+            )
         if index + 1 == len(self.levels):
             x = self.descend_data(me, level, x, anchor)
         else:

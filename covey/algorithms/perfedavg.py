@@ -25,7 +25,7 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import power
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -62,7 +62,7 @@ class PerFedAvg(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         self.adapt(me, w)
         x = w
         inner = me.grad(self.batch, "inner")
@@ -86,7 +86,12 @@ class PerFedAvg(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         gradient = me.grad(self.batch, "personal")
-        theta = descend(w, gradient, steps=1, lr=self.alpha)
+        theta = descend(
+            w,
+            gradient,
+            steps=1,
+            lr=self.alpha,
+        )
         return me.keep("personal", theta)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
@@ -95,7 +100,7 @@ class PerFedAvg(Algorithm):
     def _excess(self, h: Vector) -> Vector:
         """The excess of plain steps on the meta loss.
 
-        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2. Without the Hessian it is h (1 - alpha h).
+        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) without the Hessian.
         """
         exponent = 1 if self.order == "first" else 2
         curvature = h * (1 - self.alpha * h) ** exponent
@@ -103,5 +108,15 @@ class PerFedAvg(Algorithm):
 
     def levers(self, L: float) -> Levers:
         best = HALFWAY / max(L, FLAT)
-        alpha = Upper("alpha", best, L, "the personal step goes alpha*L", "the minimum")
-        return Levers(steps=(Step("lr"),), uppers=(alpha,))
+        alpha = Upper(
+            "alpha",
+            best,
+            L,
+            "the personal step goes alpha*L",
+            "the minimum",
+        )
+        meta = Step("lr")
+        return Levers(
+            steps=(meta,),
+            uppers=(alpha,),
+        )

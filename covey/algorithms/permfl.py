@@ -87,8 +87,8 @@ class PerMFL(Algorithm):
         for _, going in me.rounds(self.edge_rounds):
             devices = me.ask(self.device, w, sample=self.device_sample, where=going)
             theta = devices.mean(default=w)
-            step = eta * (self.lam * (w - theta) + self.gamma * (w - x))  # (9)
-            w = torch.where(going, w - step, w)
+            gradient = self.lam * (w - theta) + self.gamma * (w - x)
+            w = torch.where(going, w - eta * gradient, w)  # (9)
         return me.keep("edge", w)
 
     def device(self, me: Nodes, w: Rows) -> Rows:
@@ -121,7 +121,12 @@ class PerMFL(Algorithm):
         lr = largest(self.lr)
         eta = largest(self.edge_lr)
         steps = int(largest(self.steps))
-        yield from inner_step(lr, self.lam, loss, steps=steps)
+        yield from inner_step(
+            lr,
+            self.lam,
+            loss,
+            steps=steps,
+        )
         yield from self._edge_step(eta)
         yield from self._server_step()
         alike = same_for_all(self.lr, self.edge_lr, self.steps, self.edge_rounds)
@@ -297,10 +302,22 @@ class PerMFL(Algorithm):
     def levers(self, L: float) -> Levers:
         both = self.lam + self.gamma
         moves = "an edge moves edge_lr*(lam + gamma)"
-        edge = Upper("edge_lr", HALFWAY / both, both, moves, "its minimum")
+        edge = Upper(
+            "edge_lr",
+            HALFWAY / both,
+            both,
+            moves,
+            "its minimum",
+        )
         penalties: tuple[Proposal, ...] = ()
         if isinstance(self.edge_lr, int | float) and far(self.lam, self.gamma):
             share = f"lam/(lam + gamma) = {per_cent(self.lam / both)}"
             why = f"an edge goes {share} of the way to its devices; lam = gamma: halfway"
-            penalties = (Proposal({"lam": self.gamma}, {"lam": why}),)
-        return Levers((Step("lr", self.lam, "lam"),), (edge,), penalties)
+            equal = Proposal({"lam": self.gamma}, {"lam": why})
+            penalties = (equal,)
+        device = Step("lr", self.lam, "lam")
+        return Levers(
+            (device,),
+            (edge,),
+            penalties,
+        )

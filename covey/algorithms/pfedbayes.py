@@ -109,7 +109,8 @@ class PFedBayes(Algorithm):
             for models in drawn:
                 outputs = me.outputs(models[which], batch)
                 logs.append(torch.log_softmax(outputs, dim=-1))
-            return torch.logsumexp(torch.stack(logs), dim=0) - math.log(self.draws)
+            total = torch.logsumexp(torch.stack(logs), dim=0)
+            return total - math.log(self.draws)
 
         return predict
 
@@ -132,7 +133,8 @@ class PFedBayes(Algorithm):
         """
         s = max(math.log1p(math.exp(self.rho)), 1e-150)
         g = 1 / (1 + math.exp(-self.rho))
-        curve = max(1.0, g * (g + s * (1 - g))) * (loss.L or 0.0)
+        along_rho = g * (g + s * (1 - g))
+        curve = max(1.0, along_rho) * (loss.L or 0.0)
         tie = self.zeta * max(1.0, 2 * g * g) / s**2
         room = 2 / self.personal_lr - curve
         numbers = {"s": s, "zeta/s^2": tie}
@@ -145,12 +147,12 @@ class PFedBayes(Algorithm):
             alone = f"L = {loss.L:g} alone is too much for personal_lr = {self.personal_lr:g}"
             text = f"{rule}; {alone}{loss.guess}; lower it."
             return Advice("warning", "inner step", text, numbers)
-        least = max(tie / room, tie * self.lr / 2)
-        numbers["least n"] = least
-        text = f"{rule}: zeta = {self.zeta:g} takes n > {least:.3g}"
+        min_n = max(tie / room, tie * self.lr / 2)
+        numbers["least n"] = min_n
+        text = f"{rule}: zeta = {self.zeta:g} takes n > {min_n:.3g}"
         if loss.L is not None:
             text = f"{text} with L = {loss.L:g}"
-        if loss.examples is not None and loss.examples <= least:
+        if loss.examples is not None and loss.examples <= min_n:
             fix = "lower personal_lr, lr or zeta"
             text = f"{text}, but a device has {loss.examples}; {fix}."
             return Advice("warning", "inner step", text, numbers)

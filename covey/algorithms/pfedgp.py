@@ -28,7 +28,7 @@ from covey.kernel.advice import Advice, Levers, Loss, Statement
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST_COUNT, Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.maths import gp
 from covey.tree import Sample
 from covey.types import Rows
@@ -67,7 +67,7 @@ class PFedGP(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         def gradient(x: Rows) -> Rows:
             batch = me.grad(self.batch).batch(0)
             g = me.gradient(x, batch, lambda features: self.loss(me, features, batch))
@@ -102,7 +102,8 @@ class PFedGP(Algorithm):
         weight = weight[:, half:]
         logs = fitted.log_chances(features[:, half:])
         logs = logs.gather(2, labels)[:, :, 0]
-        return -(weight * logs).sum(1) / weight.sum(1).clamp(min=1)
+        count = weight.sum(1).clamp(min=1)
+        return -(weight * logs).sum(1) / count
 
     def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
         support = me.examples(self.support)

@@ -44,7 +44,7 @@ from covey.kernel.conditions import (
 )
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.maths.penalty import L1
 from covey.tree import Sample
 from covey.types import Rows
@@ -80,7 +80,7 @@ class PFedMe(Algorithm):
         w_i, samples = me.ask(self.device, w, sample=self.sample)
         return torch.lerp(w, w_i.mean(weight=samples), self.beta)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         theta = w
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
@@ -127,7 +127,12 @@ class PFedMe(Algorithm):
             names=personal,
         )
         if self.method == "nesterov":
-            yield from momentum_step(self.personal_lr, lam, loss, names=personal)
+            yield from momentum_step(
+                self.personal_lr,
+                lam,
+                loss,
+                names=personal,
+            )
         names = (*personal, "gamma")
         yield from smooth_l1_cycle(
             self.personal_lr,
@@ -185,7 +190,13 @@ class PFedMe(Algorithm):
     def levers(self, L: float) -> Levers:
         best = HALFWAY * min(1 / envelope(self.lam, L), 1 / self.lam)
         theta = Step("personal_lr", self.lam + self.weight_decay, "lam")
-        w_i = Upper("lr", best, self.lam, "w_i moves lr*lam", "theta")
+        w_i = Upper(
+            "lr",
+            best,
+            self.lam,
+            "w_i moves lr*lam",
+            "theta",
+        )
         return Levers(
             steps=(theta,),
             uppers=(w_i,),

@@ -94,7 +94,8 @@ class Pruned(Algorithm):
         )
         mask = self.mask(me, x)  # line 7, by (6)
         x = torch.cat([u * mask, x[:, me.private]], dim=1)  # (9)
-        moving = torch.cat([mask, torch.zeros_like(v, dtype=torch.bool)], dim=1)
+        fixed = torch.zeros_like(v, dtype=torch.bool)
+        moving = torch.cat([mask, fixed], dim=1)
         x = descend(  # (10)
             x,
             me.grad(self.batch),
@@ -107,9 +108,11 @@ class Pruned(Algorithm):
     def together(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
         """FedSim's order instead of `device`: u and v learn at once after the probe."""
         v = me.recall("personal", default=me.initial())[:, me.private]
-        mask = self.mask(me, torch.cat([u, v], dim=1))
+        x = torch.cat([u, v], dim=1)
+        mask = self.mask(me, x)
         x = torch.cat([u * mask, v], dim=1)
-        moving = torch.cat([mask, torch.ones_like(v, dtype=torch.bool)], dim=1)
+        private = torch.ones_like(v, dtype=torch.bool)
+        moving = torch.cat([mask, private], dim=1)
         lr = me.by_part(self.lr, self.personal_lr)
         x = descend(
             x,
@@ -156,8 +159,9 @@ class Pruned(Algorithm):
     def merged(self, me: Nodes, u: Rows, replies: Replies, samples: Replies) -> Rows:
         """The mean of each weight over the devices that kept it, its last value where none did."""
         mean = replies.mean(weight=samples, default=u)
+        uncovered = (replies.cover == 0).to(u)
         me.note("cover", replies.cover.amin(dim=1))
-        me.note("uncovered", (replies.cover == 0).to(u).mean(dim=1))
+        me.note("uncovered", uncovered.mean(dim=1))
         return mean
 
     def answer(self, me: Nodes, u: Rows, x: Rows, mask: Tensor) -> tuple[Masked, Exact | None]:
@@ -165,8 +169,10 @@ class Pruned(Algorithm):
 
         The device keeps x. u is the shared part that it received.
         """
-        error = (u * ~mask).square().sum(dim=1, keepdim=True)
-        me.note("kept", mask.to(u).mean(dim=1))
+        pruned = u * ~mask
+        error = pruned.square().sum(dim=1, keepdim=True)
+        kept = mask.to(u)
+        me.note("kept", kept.mean(dim=1))
         lossless = (error == 0).to(u)  # so that the error is 0 there, also at a ratio of 0
         me.note("error", error / (self.ratio_of(me) + lossless))
         me.keep("personal", x)

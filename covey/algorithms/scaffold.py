@@ -64,4 +64,9 @@ class Scaffold(Algorithm):
         return y
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -89,10 +89,11 @@ class SFedHP(Algorithm):
 
     def edge(self, me: Nodes, w: Rows) -> Rows:
         phi = w
+        share = self.lam1 / (self.lam1 + self.lam2)
         l1 = self.l1_of_w.term(me.round)
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample)
-            phi = torch.lerp(w, theta.mean(), self.lam1 / (self.lam1 + self.lam2))  # (10)
+            phi = torch.lerp(w, theta.mean(), share)  # (10)
             w = descend(  # (11)
                 w,
                 NO_DATA,
@@ -244,7 +245,9 @@ class SFedHP(Algorithm):
         yield theorem("Theorem 1 of sFedHP", conditions, numbers, "a convex loss needs neither")
         lam = lam1 * lam2 / math.hypot(lam1, lam2)
         scale = self.beta * self.edge_rounds
-        bound = min(1 / (588 * smooth * lam**2), self.beta / (2 * smooth)) / scale
+        wide_step = 1 / (588 * smooth * lam**2)
+        smooth_step = self.beta / (2 * smooth)
+        bound = min(wide_step, smooth_step) / scale
         root = "sqrt(16 (L + gamma1/rho)^2 + 1)"
         wide = at_least_of(f"lam = {lam:.4g}", lam, root, min_lam)
         conditions = [wide, at_most("lr1", self.lr1, bound)]
@@ -253,7 +256,8 @@ class SFedHP(Algorithm):
         if loss.mu:
             strong = 1 / (1 / loss.mu + 1 / lam1 + 1 / lam2)
             ratio = smooth / (strong * self.beta)
-            bound = min(1 / strong, 1 / (3 * smooth * (3 + 128 * ratio))) / scale
+            smooth_step = 1 / (3 * smooth * (3 + 128 * ratio))
+            bound = min(1 / strong, smooth_step) / scale
             conditions = [at_most("lr1", self.lr1, bound)]
             numbers = {"largest lr1": bound, "mu_F": strong}
             yield theorem("Theorem 2 of sFedHP", conditions, numbers)
@@ -265,7 +269,13 @@ class SFedHP(Algorithm):
         moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
         halfway = "as lam1: an edge stands halfway between its devices and the server"
         theta = Step("lr2", self.lam1, "lam1")
-        w_i = Upper("lr1", best, both, moves, "its devices")
+        w_i = Upper(
+            "lr1",
+            best,
+            both,
+            moves,
+            "its devices",
+        )
         lam = Tie("lam1", alike={"lam2": halfway})
         return Levers(
             steps=(theta,),

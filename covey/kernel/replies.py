@@ -31,6 +31,8 @@ class Exact:
 
 Message = Rows | Masked | Exact | None
 """What a program sends: rows, some of their coordinates, rows that arrive unchanged, or nothing."""
+Weighted = tuple[Rows, Exact | None]
+"""Rows, and the weight of each in a mean; None where all have the same weight."""
 
 
 class Gathered(NamedTuple):

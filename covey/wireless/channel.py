@@ -167,8 +167,10 @@ class Channel:
 
     def gain(self, distance: Tensor, ids: Tensor, *, rounds: range, seed: int) -> Tensor:
         """The power gain h of every device in every round, [rounds, n]."""
-        uniform = draws.uniform(draws.key(seed, "sight"), ids, 1)[:, 0]
-        normal = draws.normal(draws.key(seed, "shadowing"), ids, 1)[:, 0]
+        sight = draws.key(seed, "sight")
+        uniform = draws.uniform(sight, ids, 1)[:, 0]
+        shadowing = draws.key(seed, "shadowing")
+        normal = draws.normal(shadowing, ids, 1)[:, 0]
         loss = self.path_loss.loss(distance, uniform) + self.shadowing * normal
         mean = 10 ** (-loss / 10)
         fading = [self.fade(ids, round=number, seed=seed) for number in rounds]

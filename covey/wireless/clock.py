@@ -257,7 +257,8 @@ class RadioClock:
         has_answer = has_answer.index_put_((asker[~late],), torch.tensor(True))
         order = torch.argsort(seconds, stable=True)  # of two that end at once the first
         rank = torch.argsort(order)
-        first = torch.full((askers,), len(rank)).scatter_reduce(0, asker, rank, "amin")
+        last_rank = torch.full((askers,), len(rank))
+        first = last_rank.scatter_reduce(0, asker, rank, "amin")
         is_first = rank == first[asker]
         return ~late | (~has_answer[asker] & is_first)
 
@@ -300,8 +301,11 @@ class RadioClock:
 
     def read(self, elapsed: Tensor) -> list[RadioRecord]:
         """The record of the round for each seed; `elapsed` [seeds, 2] is the servers' wait."""
-        late = torch.cat([self._chosen[0][:0], *self._late])
-        left_out = {name: torch.cat(parts) for name, parts in sorted(self._left_out.items())}
+        no_device = self._chosen[0][:0]
+        late = torch.cat([no_device, *self._late])
+        left_out = {}
+        for name, parts in sorted(self._left_out.items()):
+            left_out[name] = torch.cat(parts)
         records = []
         for seed in range(len(self._seeds)):
             record = self._record(seed, elapsed[seed], late, left_out)
@@ -320,8 +324,11 @@ class RadioClock:
         computing, sending = self._joules[seed].tolist()
         bits, formula_bits = self._bits[seed].tolist()
         certificate = float(self._certificate[seed])
-        reasons = {name: self._devices_of(seed, ids) for name, ids in left_out.items()}
-        reasons = {name: devices for name, devices in reasons.items() if devices}
+        reasons = {}
+        for name, ids in left_out.items():
+            devices = self._devices_of(seed, ids)
+            if devices:
+                reasons[name] = devices
         planned = self.work is not None
         return RadioRecord(
             seconds=seconds,

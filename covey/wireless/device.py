@@ -31,6 +31,10 @@ class Spread:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"a spread of kind {self.kind!r}; one of {', '.join(_KINDS)}.")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """Raise an error unless the values suit the kind."""
         shown = f"{self.kind} = {list(self.values)}"
         if len(self.values) != 2 and self.kind != "choice":
             raise ConfigError(f"{shown} must have two values: {_KINDS[self.kind]}.")
@@ -141,9 +145,12 @@ class Devices:
     @classmethod
     def stack(cls, parts: Sequence[Devices], *, cells: int) -> Devices:
         """Populations beside each other, without names, each with `cells` cells of its own."""
-        cell = torch.cat([part.cell + number * cells for number, part in enumerate(parts)])
-        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        return cls(cell=cell, names=(), **columns)
+        numbered = [part.cell + number * cells for number, part in enumerate(parts)]
+        columns = {}
+        for name in _COLUMNS:
+            values = [getattr(part, name) for part in parts]
+            columns[name] = torch.cat(values)
+        return cls(cell=torch.cat(numbered), names=(), **columns)
 
     def __len__(self) -> int:
         return len(self.cell)
@@ -222,7 +229,11 @@ class Cells:
 
     def take(self, chosen: Tensor) -> Cells:
         """The chosen cells, in this order."""
-        return Cells(self.bandwidth[chosen], self.wire_rate[chosen], self.wire_delay[chosen])
+        return Cells(
+            bandwidth=self.bandwidth[chosen],
+            wire_rate=self.wire_rate[chosen],
+            wire_delay=self.wire_delay[chosen],
+        )
 
     def __len__(self) -> int:
         return len(self.bandwidth)

@@ -52,10 +52,10 @@ class Scenario:
             raise ConfigError(f"deadline = {self.deadline} s must be above 0 and finite.")
         if not 0 < self.rho_max <= 1:
             raise ConfigError(f"rho_max = {self.rho_max} must be above 0 and at most 1.")
-        if len(self.devices) and int(self.devices.cell.max()) >= len(self.cells):
-            cell = int(self.devices.cell.max())
+        last_cell = int(self.devices.cell.max()) if len(self.devices) else -1
+        if last_cell >= len(self.cells):
             counts = f"there are {len(self.cells)} cells, counted from 0"
-            raise ConfigError(f"a device stands in cell {cell}, but {counts}.")
+            raise ConfigError(f"a device stands in cell {last_cell}, but {counts}.")
 
     def gain(self, rounds: range) -> Tensor:
         """The channel gains, [rounds, n]."""
@@ -206,7 +206,8 @@ class Plan:
         timing = timing or self.formula
         latency = timing.latency
         cell = self.scenario.devices.cell.expand(latency.shape)
-        last = torch.zeros(len(latency), len(self.scenario.cells), dtype=torch.float64)
+        cells = len(self.scenario.cells)
+        last = torch.zeros(len(latency), cells, dtype=torch.float64)
         last = last.scatter_reduce(1, cell, latency, "amax")
         wires = wire_seconds(self.scenario.cells, self.scenario.work)
         total = last + torch.where(last > 0, wires, 0.0)
@@ -223,6 +224,7 @@ class Plan:
         rounds = len(ratio)
         count = max(int(asked.sum()), 1)
         sent = float(self.kept[asked].sum())
+        cells = rounds * len(self.scenario.cells)
         worst_ratio = 0.0
         if rounds:
             worst_ratio = float(torch.where(asked, ratio, 0.0).max())
@@ -239,7 +241,7 @@ class Plan:
             "mean_ratio": 1 - sent / count,
             "worst_ratio": worst_ratio,
             "sum_ratio": float(ratio.sum()) / rounds,
-            "band_used": float(self.share.sum()) / (rounds * len(self.scenario.cells)),
+            "band_used": float(self.share.sum()) / cells,
             "round_ms": 1e3 * float(self.round_seconds().mean()),
             "round_ms_encoded": 1e3 * float(self.round_seconds(self.encoded).mean()),
             "joules": float(self.formula.joules.sum()) / rounds,

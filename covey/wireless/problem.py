@@ -118,7 +118,8 @@ class Problem:
         It is inf where the whole band is too little.
         """
         left = self.budget - kept * self.compute
-        e = torch.where(left > 0, (kept * self.send + self.mask) / left, torch.inf)
+        send = kept * self.send + self.mask
+        e = torch.where(left > 0, send / left, torch.inf)
         if self.snr is None:
             return e
         within = e.clamp(MIN_SHARE, 1.0)

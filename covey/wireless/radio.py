@@ -67,7 +67,8 @@ class Radio:
         if not 0 < self.rho_max <= 1:
             raise ConfigError(f"radio: rho_max = {self.rho_max} must be above 0 and at most 1.")
         cells = len(self.cells)
-        wrong = [cell for cell in self.devices.cell.tolist() if not 0 <= cell < cells]
+        cell = self.devices.cell
+        wrong = cell[(cell < 0) | (cell >= cells)].tolist()
         if wrong:
             counts = f"there are {cells} cells, counted from 0"
             raise ConfigError(f"radio: a device stands in cell {wrong[0]}, but {counts}.")
@@ -91,8 +92,8 @@ class Radio:
     def fits(self, tree: Tree) -> None:
         """Raise an error unless the radio's devices are a tree's leaves and its cells the edges."""
         if len(self.devices) != tree.devices:
-            counts = f"it has {len(self.devices)} devices, the tree {tree.devices}"
-            raise ConfigError(f"radio: {counts}; they must be the same.")
+            problem = f"it has {len(self.devices)} devices, the tree {tree.devices}"
+            raise ConfigError(f"radio: {problem}; they must be the same.")
         if tree.depth == 2:
             return
         counts = torch.tensor(tree.children[-1])

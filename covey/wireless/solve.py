@@ -86,7 +86,8 @@ def admit(p: Problem) -> tuple[Tensor, Tensor]:
     order = order[torch.argsort(p.group[order], stable=True)]
     needed = p.total(torch.where(reason == Reason.ASKED, min_share, 0.0))
     crowded = (needed > 1).nonzero()[:, 0]
-    bounds = torch.searchsorted(p.group[order], torch.stack([crowded, crowded + 1]))
+    group_and_next = torch.stack([crowded, crowded + 1])
+    bounds = torch.searchsorted(p.group[order], group_and_next)
     for first, end in bounds.t().tolist():
         members = order[first:end]
         over = min_share[members].cumsum(0) > 1
@@ -125,7 +126,8 @@ def level(p: Problem) -> Allocation:
 
     def overdrawn(part: Tensor) -> tuple[Tensor, Tensor]:
         share = q.share(part[q.group])
-        return q.total(share) - 1, q.total(1 / q.slope(share.clamp(max=1.0)))
+        slope = q.slope(share.clamp(max=1.0))
+        return q.total(share) - 1, q.total(1 / slope)
 
     lowest = torch.full((p.groups,), 1 - p.rho_max, dtype=torch.float64)
     part = root(
@@ -138,8 +140,9 @@ def level(p: Problem) -> Allocation:
     share = q.share(part[q.group]).minimum(high)
     for _ in range(2):  # the band that rounding of the part left over, so that all gain the same
         per_part = 1 / q.slope(share)
-        rest = torch.where(part < 1, (1 - q.total(share)) / q.total(per_part), 0.0)
-        share = (share + per_part * rest[q.group]).maximum(low).minimum(high)
+        unused = 1 - q.total(share)
+        rest = torch.where(part < 1, unused / q.total(per_part), 0.0)
+        share = _clamped(share + per_part * rest[q.group], low, high)
     # The same shares minimise a weighted sum, with the weights that make every slope the same: its
     # certificate is theirs.
     per_part = 1 / q.slope(share)
@@ -159,8 +162,10 @@ def certify(p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor)
     over = worth - price[p.group]
     at_low = share <= low * (1 + _EXACT)
     at_high = share >= high * (1 - _EXACT)
-    wrong = torch.where(at_high, (-over).clamp(min=0), over.abs())
-    wrong = torch.where(at_low, over.clamp(min=0), wrong)
+    too_low = over.clamp(min=0)
+    too_high = (-over).clamp(min=0)
+    wrong = torch.where(at_high, too_high, over.abs())
+    wrong = torch.where(at_low, too_low, wrong)
     wrong[at_low & at_high] = 0.0
     scale = torch.where(price > 0, price, 1.0)
     unused = 1 - p.total(share)
@@ -168,12 +173,15 @@ def certify(p: Problem, share: Tensor, price: Tensor, low: Tensor, high: Tensor)
     # A concave function lies under its tangents, so that a move to b' gains at most
     # (worth - price)(b' - b) beyond its price.
     gain = torch.maximum(over * (high - share), over * (low - share))
+    max_gain = p.total(gain) + price * unused
     value = p.total(p.weight * p.kept(share)).clamp(min=1e-300)
+    stationarity = p.max(wrong / scale[p.group])
+    feasibility = torch.maximum(-unused, p.max(outside))
     return Certificate(
-        stationarity=p.max(wrong / scale[p.group]).clamp(min=0),
+        stationarity=stationarity.clamp(min=0),
         complementarity=torch.where(price > 0, unused.abs(), 0.0),
-        feasibility=torch.maximum(-unused, p.max(outside)).clamp(min=0).abs(),
-        gap=(p.total(gain) + price * unused).clamp(min=0) / value,
+        feasibility=feasibility.clamp(min=0).abs(),
+        gap=max_gain.clamp(min=0) / value,
     )
 
 
@@ -181,9 +189,12 @@ def _price(p: Problem, low: Tensor, high: Tensor) -> Tensor:
     """The price at which the shares of a group add up to 1; 0 where the band is enough for all."""
     enough = p.total(high) <= 1
     left = (1 - p.total(low)).clamp(min=0)
-    room = (left / p.total(torch.ones_like(low)))[p.group]
-    max_log = p.max(torch.log(p.weight * p.slope(low + room)))  # no share exceeds low + room
-    min_log = -p.max(-torch.log(p.weight * p.slope(high)))  # every share is high
+    count = p.total(torch.ones_like(low))
+    room = (left / count)[p.group]
+    worth = p.weight * p.slope(low + room)  # at this price no share exceeds low + room
+    max_log = p.max(torch.log(worth))
+    worth = p.weight * p.slope(high)  # at this price every share is high
+    min_log = -p.max(-torch.log(worth))
     max_log = torch.where(enough, 0.0, max_log)
     min_log = torch.where(enough, 0.0, min_log)
     share = high
@@ -191,7 +202,8 @@ def _price(p: Problem, low: Tensor, high: Tensor) -> Tensor:
     def left_over(x: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal share
         share = _demand(p, torch.exp(x), low, high, share)
-        return 1 - p.total(share), p.total(_answer(p, share, low, high))
+        answer = _answer(p, share, low, high)
+        return 1 - p.total(share), p.total(answer)
 
     log_price = root(left_over, (min_log + max_log) / 2, low=min_log, high=max_log)
     return torch.where(enough, 0.0, torch.exp(log_price))
@@ -202,7 +214,12 @@ def _demand(p: Problem, price: Tensor, low: Tensor, high: Tensor, start: Tensor)
     cost = price[p.group]
     positive = torch.where(cost > 0, cost, 1.0)
     share = p.demand(positive, start.clamp(min=MIN_SHARE))
-    return torch.where(cost > 0, share.maximum(low).minimum(high), high)
+    return torch.where(cost > 0, _clamped(share, low, high), high)
+
+
+def _clamped(share: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Shares within their bounds."""
+    return share.maximum(low).minimum(high)
 
 
 def _answer(p: Problem, share: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -222,7 +239,7 @@ def _settle(
     whole = p.total(answer)
     rest = (1 - p.total(share)) / whole.clamp(min=1e-300)
     rest = torch.where((price > 0) & (whole > 0), rest, 0.0)
-    share = (share + answer * rest[p.group]).maximum(low).minimum(high)
+    share = _clamped(share + answer * rest[p.group], low, high)
     return share, price * torch.exp(-rest)
 
 

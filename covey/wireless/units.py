@@ -88,7 +88,8 @@ def quantity(text: object, name: str, *kinds: str) -> Quantity:
     >>> quantity("25 ms", "deadline", "time").si
     0.025
     """
-    examples = ", ".join(f'"1 {unit}"' for unit in UNITS if UNITS[unit].kind in kinds)
+    units = [unit for unit in UNITS if UNITS[unit].kind in kinds]
+    examples = ", ".join(f'"1 {unit}"' for unit in units)
     match = None
     if isinstance(text, str):
         match = _FORM.fullmatch(text)
@@ -96,15 +97,21 @@ def quantity(text: object, name: str, *kinds: str) -> Quantity:
         raise ConfigError(f"{name} = {text!r} must be a number with a unit, such as {examples}.")
     number = float(match[1])
     unit = match[2]
-    if unit not in UNITS or UNITS[unit].kind not in kinds:
+    if unit not in units:
         problem = "has an unknown unit"
         if unit in UNITS:
             problem = f"is a {UNITS[unit].kind}"
         rule = f"it must be a {' or a '.join(kinds)}, such as {examples}"
         raise ConfigError(f"{name} = {text!r} {problem}; {rule}.")
-    largest = _MAX_DECIBELS if UNITS[unit].kind == "decibels" else _MAX
-    if number and not _MIN <= abs(to_si(number, unit)) <= largest:
+    value = Quantity(number, unit)
+    largest = _MAX_DECIBELS if value.kind == "decibels" else _MAX
+    if not _in_range(value, largest):
         problem = "is out of range, of which no finite rate follows"
         rule = f"give 0, or {_MIN:g} to {largest:g} in SI units"
         raise ConfigError(f"{name} = {text!r} {problem}; {rule}.")
-    return Quantity(number, unit)
+    return value
+
+
+def _in_range(value: Quantity, largest: float) -> bool:
+    """Whether a value is 0 or of a size that radios have."""
+    return value.number == 0 or _MIN <= abs(value.si) <= largest
