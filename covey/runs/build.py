@@ -23,7 +23,7 @@ from covey.runtimes.loopback import Loopback, Station
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
-from covey.wireless.air import RadioClock
+from covey.wireless.clock import RadioClock
 
 RUNTIMES = ("simulator", "loopback")
 """The runtimes of an experiment: one process for all nodes, or nodes that share nothing.

@@ -9,7 +9,7 @@ from typing import Any
 from covey.links.meter import Meter, Traffic
 from covey.runs.scoring import Model, Score
 from covey.runtimes.notes import Note
-from covey.wireless.air import RadioRecord
+from covey.wireless.clock import RadioRecord
 
 
 @dataclass(frozen=True)
