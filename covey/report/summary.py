@@ -17,7 +17,7 @@ from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
 from covey.runs.scoring import Model
 from covey.runs.selection import Selection, select
-from covey.wireless.air import RadioRecord
+from covey.wireless.clock import RadioRecord
 
 
 @dataclass(frozen=True)
