@@ -74,7 +74,8 @@ def solver(
     """The first solver that fits.
 
     >>> import torch
-    >>> solver(NO_DATA, torch.zeros(1, 2), Terms(steps=1, lr=0.1, tol=0.1)).name
+    >>> terms = Objective(steps=1, lr=0.1, tol=0.1)
+    >>> solver(NO_DATA, torch.zeros(1, 2), terms).name
     'step by step'
     """
     for candidate in solvers(gradient):
@@ -91,7 +92,8 @@ def refusals(
     """Why the solvers that are faster than the one chosen do not fit, by their names.
 
     >>> import torch
-    >>> refusals(NO_DATA, torch.zeros(1, 2), Terms(steps=1, lr=0.1, tol=0.1))["in place"]
+    >>> terms = Objective(steps=1, lr=0.1, tol=0.1)
+    >>> refusals(NO_DATA, torch.zeros(1, 2), terms)["in place"]
     'tol is set'
     """
     out: dict[str, str] = {}
