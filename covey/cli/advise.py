@@ -1,5 +1,6 @@
-"""`covey advise`: better steps and penalties for a file, measured and tried; the theorems on
-demand.
+"""`covey advise`: better step sizes and penalties for a file, measured and tried.
+
+The conditions of the theorems are printed on demand.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from covey.runs.experiment import Experiment
 
 
 def advise(
-    what: What = None,
+    arguments: What = None,
     write: Annotated[
         bool,
         typer.Option("--write", help="Make the changes in the file; its comments and order stay."),
@@ -60,7 +61,7 @@ def advise(
 
       covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05
     """
-    path, changes = split(what)
+    path, changes = split(arguments)
     if write:
         _check_writable(path, changes, fast)
     if fast and measure:
@@ -124,7 +125,8 @@ def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
     with resources.as_file(resources.files("covey.cli").joinpath("demo.toml")) as demo:
         if path.exists() and path.resolve() == demo.resolve():
             raise ConfigError(
-                f"{path} is the demo that covey ships; copy it and advise the copy: cp {path} my.toml."
+                f"{path} is the demo that covey ships; "
+                f"copy it and advise the copy: cp {path} my.toml."
             )
     if changes:
         listed = " ".join(changes)
@@ -168,7 +170,8 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
     along = findings.advised.curvature
     start = findings.start.typical
     console.print(
-        f"curvature of the data loss (median device): L = {start:.2g} at the start, {along.typical:.2g} along the rounds tried",
+        f"curvature of the data loss (median device): L = {start:.2g} at the start, "
+        f"{along.typical:.2g} along the rounds tried",
         highlight=False,
     )
     for change in findings.changes:
@@ -187,7 +190,8 @@ def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> 
         console.print(f"it sends {more:.2g} times as many bytes as before", highlight=False)
     if findings.part == "train":
         console.print(
-            "no device has validation examples: judged on training data, which overfitting flatters",
+            "no device has validation examples: judged on training data, "
+            "which overfitting flatters",
             highlight=False,
         )
     console.print(f"{len(findings.trials)} settings tried in {seconds:.1f} s", highlight=False)

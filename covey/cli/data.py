@@ -1,5 +1,6 @@
-"""`covey data`: which data sets are there, how to get the others, whether their files are as
-published, and who holds what.
+"""`covey data`: which data sets this machine has, and who holds what in an experiment.
+
+It also says how to get the other sets, and checks files against the published checksums.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
     """
     if context.invoked_subcommand is not None:
         return
-    found = inventory.present(data_dir)
+    statuses = inventory.present(data_dir)
     if as_json:
-        print(json.dumps([asdict(status) for status in found], default=str))
+        print(json.dumps([asdict(status) for status in statuses], default=str))
         return
     console = Console(soft_wrap=True)
     console.print(f"data folder: {escape(str(locations.folder(data_dir)))}", highlight=False)
-    for status in found:
+    for status in statuses:
         _print(console, status)
 
 
@@ -68,10 +69,10 @@ def check(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a set's files with the published checksums; where there are none, read them and
-    count.
+    """Compare a set's files with the published checksums.
 
-    Exit code 2 if a file is missing or differs.
+    A set without published checksums is read and counted. Exit code 2 if a file is missing or
+    differs.
 
     Examples:
 
@@ -102,14 +103,15 @@ def check(
 
 @app.command()
 def show(
-    what: What = None,
+    arguments: What = None,
     out: Annotated[
         Path | None, typer.Option(help="The picture to write. Default: NAME-data.png here.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who holds what in an experiment: a picture of labels per device and edge, sizes,
-    overlaps, leaks.
+    """Show who holds what in an experiment.
+
+    Draws the labels per device and edge; prints sizes, overlaps and leaks.
 
     Examples:
 
@@ -117,7 +119,7 @@ def show(
 
       covey data show data.name=mnist data.partition=legacy2020 --out legacy.png
     """
-    path, changes = split(what)
+    path, changes = split(arguments)
     config = load(path, changes)
     experiment = config.experiment(config.seed)
     # By the papers' protocol nothing validates; the count of leaks has to be that of the run.
@@ -139,7 +141,8 @@ def show(
     console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}", highlight=False)
     for name, (least, middle, most, total) in facts["sizes"].items():
         console.print(
-            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; {total:,} in all",
+            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; "
+            f"{total:,} in all",
             highlight=False,
         )
     if facts["labels"]:
@@ -151,10 +154,12 @@ def show(
         console.print(f"{'targets':12} {_spelled(facts['targets'])}", highlight=False)
     if facts["scaling"]:
         console.print(f"{'scaling':12} {escape(facts['scaling'])}", highlight=False)
-    found = facts["overlaps"]
-    share = f"{found['shared']:,} of {found['held']:,} examples are held by several devices"
+    leaks = facts["overlaps"]
+    share = "none: no example is held by two devices"
+    if leaks["shared"]:
+        share = f"{leaks['shared']:,} of {leaks['held']:,} examples are held by several devices"
     console.print(
-        f"{'overlaps':12} {share if found['shared'] else 'none: nobody holds what another holds'}",
+        f"{'overlaps':12} {share}",
         highlight=False,
     )
     colour = "bold red" if leaks else "green"
@@ -191,18 +196,18 @@ def _spelled(targets: dict[str, Any]) -> str:
 
 def _leaks(facts: dict[str, Any]) -> str:
     """How much leaks, or nothing."""
-    found = facts["overlaps"]
+    counts = facts["overlaps"]
     lines = []
-    if found["leaks"]:
-        count = f"{found['leaks']:,} of {found['tested']:,} test examples"
-        pairs = f"{found['pairs']:,} pairs of devices"
+    if counts["leaks"]:
+        count = f"{counts['leaks']:,} of {counts['tested']:,} test examples"
+        pairs = f"{counts['pairs']:,} pairs of devices"
         lines.append(f"{count} are in another device's training or validation part ({pairs})")
-    if found["validation_leaks"]:
-        count = f"{found['validation_leaks']:,} of {found['validated']:,} validation examples"
-        pairs = f"{found['validation_pairs']:,} pairs of devices"
+    if counts["validation_leaks"]:
+        count = f"{counts['validation_leaks']:,} of {counts['validated']:,} validation examples"
+        pairs = f"{counts['validation_pairs']:,} pairs of devices"
         lines.append(f"{count} are in another device's training part ({pairs})")
-    if found["reused"]:
-        lines.append(f"{found['reused']:,} examples are in two parts of the same device")
+    if counts["reused"]:
+        lines.append(f"{counts['reused']:,} examples are in two parts of the same device")
     return "; ".join(lines)
 
 
@@ -239,9 +244,9 @@ def _print(console: Console, status: Status) -> None:
     examples = (
         f"{status.train:,} + {status.test:,} images" if status.test else f"{status.train:,} images"
     )
-    there = "[green]here    [/]" if status.present else "[yellow]not here[/]"
+    state = "[green]here    [/]" if status.present else "[yellow]not here[/]"
     console.print(
-        f"[bold]{status.name:15}[/]{there}  {examples}, {status.classes} classes", highlight=False
+        f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes", highlight=False
     )
     if status.present:
         console.print(f"{'':15}{escape(status.source)}", highlight=False)

@@ -1,5 +1,6 @@
-"""What a run's data looked like, as its folder keeps it: enough to bring a new device's data into
-the same form.
+"""The form of a run's data, as its folder keeps it.
+
+It suffices to bring a new device's data into the same form.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class DataForm:
     def read(path: Path) -> DataForm:
         """What `as_dict` wrote."""
         try:
-            found = json.loads(path.read_text())
-            names = Names(**{key: tuple(value) for key, value in found["names"].items()})
-            how = found["scaling"]
+            facts = json.loads(path.read_text())
+            names = Names(**{key: tuple(value) for key, value in facts["names"].items()})
+            how = facts["scaling"]
             shift, factor = (
                 (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor"))
                 if how
@@ -65,7 +66,7 @@ class DataForm:
                 if shift is not None and factor is not None
                 else None
             )
-            return DataForm(found["name"], tuple(found["shape"]), found["classes"], names, scaling)
+            return DataForm(facts["name"], tuple(facts["shape"]), facts["classes"], names, scaling)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"cannot read {path}: {error!r}; it is written when a run starts."

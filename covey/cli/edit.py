@@ -18,8 +18,9 @@ _VALUE = r"(?P<start>\s*(?:{key})\s*=\s*)(?P<value>[^#\r\n]*?)(?P<end>\s*(?:#[^\
 
 
 def edited(text: str, section: str, values: Mapping[str, float]) -> str:
-    """The text with these numbers in a table: a line that is there is changed, others are added to
-    the table's lines.
+    """The text with these numbers in one of its tables.
+
+    A line that sets a number is changed. Other numbers are added to the table's lines.
 
     >>> print(edited('[algorithm]\\nlr = 0.1  # mine\\n', "algorithm", {"lr": 0.2, "lam": 3.0}))
     [algorithm]
@@ -66,8 +67,10 @@ def _table(text: str) -> dict[str, Any] | None:
 
 
 def _with_value(lines: list[str], section: str, key: str, value: str) -> list[str]:
-    """The lines with the value in the table's own lines, or in a line `section.key = value` above
-    all tables.
+    """The lines with the value set.
+
+    The value goes into the table's own lines, or into a line `section.key = value` above all
+    tables.
     """
     for position in _places(lines, section):
         dotted = not _inside(lines, position, section)
@@ -87,7 +90,8 @@ def _with_line(lines: list[str], section: str, key: str, value: str) -> list[str
         return lines
     name = key
     if not own:
-        name, own = f"{section}.{key}", dotted
+        name = f"{section}.{key}"
+        own = dotted
     said = [
         position
         for position in own

@@ -119,9 +119,9 @@ class _Command:
 
     def _prepare(self, config: Config, folder: Folder) -> None:
         """Mend what a crash has damaged, and write the resolved file."""
-        for place in folders_of(config, folder).values():
-            recover.mend(place, self.console)
-            recover.check_rounds(config, place)
+        for target in folders_of(config, folder).values():
+            recover.mend(target, self.console)
+            recover.check_rounds(config, target)
         folder.write("config.toml", config.text())
 
     def _write_commands(self, go_on: str) -> None:

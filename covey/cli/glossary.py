@@ -1,7 +1,7 @@
-"""What the fields of algorithms mean, in words: a phrase that several share, or one of an
-algorithm's own.
+"""The meanings of the fields of algorithms, in words.
 
-An algorithm says its own in its file, by a comment behind the field, which may go on below it:
+A meaning is a phrase that several algorithms share, or one of the algorithm's own. An algorithm
+says its own in its file, by a comment behind the field, which may go on below it:
 
     mix: float = 0.5  # share of the global model in a device's own,
     # from the second round on

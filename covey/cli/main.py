@@ -89,7 +89,7 @@ class Kind(StrEnum):
 
 @app.command(epilog=_EPILOG)
 def run(
-    what: What = None,
+    arguments: What = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -112,8 +112,9 @@ def run(
     ] = "simulator",
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a
-    picture.
+    """Run an experiment into a folder.
+
+    Writes metrics, checkpoints, the models of every tier, a table and pictures.
 
     Examples:
 
@@ -140,7 +141,7 @@ def run(
       data and rows
     """
     console = Console(stderr=as_json, soft_wrap=True)
-    path, changes = split(what)
+    path, changes = split(arguments)
     forced = False
     if resume_from is not None:
         if out is not None:
@@ -196,12 +197,11 @@ def personalize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a device that was not in training a personal model, by a few steps of the algorithm's
-    own inner problem.
+    """Train a personal model for a device that was not in training.
 
-    It starts from the global model or, where the run has edge models, from the one that fits the
-    device's training examples best. A quarter of the device's examples are kept for testing, and
-    never trained on.
+    Takes a few steps of the algorithm's own inner problem. It starts from the global model or,
+    where the run has edge models, from the one that fits the device's training examples best. A
+    quarter of the device's examples are kept for testing, and never trained on.
 
     Examples:
 
@@ -230,8 +230,9 @@ def list_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what an experiment file can name, or show one's table with every field, its default and
-    its meaning.
+    """List what an experiment file can name.
+
+    With a name, show its table: every field, its default and its meaning.
 
     Examples:
 
@@ -259,9 +260,9 @@ def _list_kinds(as_json: bool) -> None:
         print(json.dumps(names))
         return
     console = Console(soft_wrap=True)
-    for kind, known in names.items():
+    for kind, entries in names.items():
         console.print(
-            f"[bold]{kind}[/] ({len(known)}): {escape(', '.join(known))}", highlight=False
+            f"[bold]{kind}[/] ({len(entries)}): {escape(', '.join(entries))}", highlight=False
         )
     console.print(
         "more: covey list algorithms; every field of one: covey list algorithms pfedme",
@@ -286,7 +287,7 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
 
 
 def _table_with_meanings(kind: Kind, name: str) -> str:
-    """The table of a file that names this thing, every field with a comment that says what it is."""
+    """The TOML table of one entry, every field with its meaning as a comment."""
     fields = defaults(kind, name)
     meanings = explain(kind, name)
     lines = {key: tomli_w.dumps({key: value}).rstrip("\n") for key, value in fields.items()}
@@ -301,9 +302,10 @@ def _table_with_meanings(kind: Kind, name: str) -> str:
 
 
 @app.command(epilog=_EPILOG)
-def doctor(what: What = None, as_json: AsJson = False) -> None:
-    """Show what there is to run on: versions, devices, compiled kernel, extras, data sets, the
-    engine's path, disk and memory.
+def doctor(arguments: What = None, as_json: AsJson = False) -> None:
+    """Show what this machine can run.
+
+    Prints versions, devices, the compiled kernel, extras, data sets, the engine, disk and memory.
 
     Examples:
 
@@ -311,7 +313,7 @@ def doctor(what: What = None, as_json: AsJson = False) -> None:
 
       covey doctor examples/permfl.toml
     """
-    path, changes = split(what)
+    path, changes = split(arguments)
     config = _load(Console(stderr=True, soft_wrap=True), path, changes)
     facts = _diagnose(config)
     if as_json:
@@ -346,9 +348,14 @@ def main() -> None:
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2,
-    ProgramError: 2, CoveyError: 1,
-}  # fmt: skip
+    BrokenPipeError: 4,
+    Interrupted: 130,
+    DivergedError: 3,
+    CheckpointError: 4,
+    ConfigError: 2,
+    ProgramError: 2,
+    CoveyError: 1,
+}
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 
 
@@ -361,10 +368,10 @@ def _load(console: Console, path: Path | None, changes: list[str]) -> Config:
     return config
 
 
-def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
+def _refuse(console: Console, items: list[Advice], force: bool) -> bool:
     """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
-    errors = [item for item in found if item.level == "error"]
-    print_advice(console, [item for item in found if item.level == "warning"])
+    errors = [item for item in items if item.level == "error"]
+    print_advice(console, [item for item in items if item.level == "warning"])
     if errors and not force:
         texts = " ".join(item.text for item in errors)
         raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
@@ -395,10 +402,12 @@ def _diagnose(config: Config) -> dict[str, Any]:
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
-        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {run.runtime.tree}",
+        "experiment": f"{config.name or 'unnamed'}: "
+        "{type(experiment.algorithm).__name__} on {run.runtime.tree}",
         "engine": run.engine,
         "compiled kernel": native.status(),
-        "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
+        "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, "
+        "{experiment.data.devices} devices",
         "data built in": "digits, synthetic",
         "data sets": _data_sets(),
         "extras": {extra: _extra(extra, modules) for extra, modules in _EXTRAS.items()},
@@ -409,8 +418,11 @@ def _diagnose(config: Config) -> dict[str, Any]:
 
 
 _EXTRAS = {
-    "hub": ("datasets", "PIL"), "parquet": ("pyarrow",), "matlab": ("scipy",), "demlearn": ("scipy",),
-}  # fmt: skip
+    "hub": ("datasets", "PIL"),
+    "parquet": ("pyarrow",),
+    "matlab": ("scipy",),
+    "demlearn": ("scipy",),
+}
 """The modules of every optional extra of pyproject.toml that a user may want."""
 
 
@@ -422,9 +434,9 @@ def _extra(extra: str, modules: tuple[str, ...]) -> str:
 def _data_sets() -> dict[str, str]:
     """Which of the sets that are not built in lie on this machine, and where."""
     sets = inventory.present()
-    there = [f"{status.name} ({status.source})" for status in sets if status.present]
+    present = [f"{status.name} ({status.source})" for status in sets if status.present]
     lacking = [status.name for status in sets if not status.present]
-    out = {"here": ", ".join(there) or "none"}
+    out = {"here": ", ".join(present) or "none"}
     if lacking:
         out["not here"] = f"{', '.join(lacking)} (covey data says how to get them)"
     return out

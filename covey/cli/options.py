@@ -19,9 +19,9 @@ What = Annotated[
 ]
 
 
-def split(what: list[str] | None) -> tuple[Path | None, list[str]]:
+def split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     """The one word that is a file, if any, and the changes."""
-    files = [word for word in what or () if "=" not in word or Path(word).is_file()]
+    files = [word for word in arguments or () if "=" not in word or Path(word).is_file()]
     if len(files) > 1:
         raise ConfigError(
             f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15."
@@ -32,4 +32,6 @@ def split(what: list[str] | None) -> tuple[Path | None, list[str]]:
             f"{run} is the folder of a run; go on with it by covey run --resume {run},"
             f" repeat it by covey run {run}/config.toml, or look at it by covey show {run}."
         )
-    return Path(files[0]) if files else None, [word for word in what or () if word not in files]
+    return Path(files[0]) if files else None, [
+        word for word in arguments or () if word not in files
+    ]

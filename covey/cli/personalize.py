@@ -23,8 +23,9 @@ from covey.runs.scoring import Score, score_of
 
 @dataclass(frozen=True)
 class Personalized:
-    """What came of it: the personal model's file, what it started from, and how each model does on
-    the new device.
+    """The personal model of a new device.
+
+    Its file, the model it started from, and every model's score on the new device.
     """
 
     path: Path
@@ -55,21 +56,24 @@ def personalize(
 
     It starts from the models of the round that the run's table reports.
     """
-    config, place, seed = _run(run, changes, seed)
-    form = DataForm.read(place / "data.json")
+    config, folder, seed = _run(run, changes, seed)
+    form = DataForm.read(folder / "data.json")
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
     task = Newcomers([experiment], [shards])
-    space, above = task.task.space, _above(place, experiment.algorithm)
-    w = snapshot.read(place / "models" / "global.safetensors", space).rows
-    ids, rows = torch.zeros(1, dtype=torch.int64), w
+    space = task.task.space
+    above = _above(folder, experiment.algorithm)
+    w = snapshot.read(folder / "models" / "global.safetensors", space).rows
+    ids = torch.zeros(1, dtype=torch.int64)
+    rows = w
     if above != "global":
-        given = snapshot.read(place / "models" / f"{above}.safetensors", space)
-        ids, rows = given.ids, given.rows
+        snap = snapshot.read(folder / "models" / f"{above}.safetensors", space)
+        ids = snap.ids
+        rows = snap.rows
     edges = form.names.edges if len(experiment.algorithm.tiers()) > 2 else ()
     names = [edges[number] if edges else str(number) for number in ids.tolist()]
-    at = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
-    start_row = rows[at : at + 1].to(task.task.device)
+    chosen = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
+    start_row = rows[chosen : chosen + 1].to(task.task.device)
     personal = task.adapted(start_row, round=config.rounds)
     models = {
         "global": w.to(start_row),
@@ -79,11 +83,13 @@ def personalize(
     parts = {
         part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")
     }
-    some = [part for part, count in parts.items() if count]
-    scores = {name: _scores(task, name, row, some, config.rounds) for name, row in models.items()}
-    path = out or place / f"personal-{data.stem}.safetensors"
+    nonempty = [part for part, count in parts.items() if count]
+    scores = {
+        name: _scores(task, name, row, nonempty, config.rounds) for name, row in models.items()
+    }
+    path = out or folder / f"personal-{data.stem}.safetensors"
     _write(path, space, personal, config, data)
-    start = "global" if above == "global" else names[at]
+    start = "global" if above == "global" else names[chosen]
     return Personalized(path, start, scores, parts)
 
 
@@ -97,19 +103,21 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
         if not change.startswith(("algorithm.", "device=", "data.label="))
     ]:
         raise ConfigError(
-            f"{other[0]!r}: of a finished run only the algorithm's fields may change, as in algorithm.steps=50."
+            f"{other[0]!r}: of a finished run only the algorithm's fields may change, "
+            "as in algorithm.steps=50."
         )
     config = load(run / "config.toml", changes)
-    first, count = config.seed, config.seeds
+    first = config.seed
+    count = config.seeds
     seed = first if seed is None else seed
     if not first <= seed < first + count:
         raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
-    place = run if count == 1 else run / f"seed-{seed}"
-    if not (place / "models" / "global.safetensors").exists():
+    folder = run if count == 1 else run / f"seed-{seed}"
+    if not (folder / "models" / "global.safetensors").exists():
         raise ConfigError(
-            f"{place} has no models yet; finish the run first: covey run --resume {run}"
+            f"{folder} has no models yet; finish the run first: covey run --resume {run}"
         )
-    return config, place, seed
+    return config, folder, seed
 
 
 def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
@@ -126,12 +134,13 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     )
 
 
-def _above(place: Path, algorithm: Algorithm) -> str:
-    """The models a new device may start from: those of the tier above it, or the global one where
-    the run left no others.
+def _above(folder: Path, algorithm: Algorithm) -> str:
+    """The name of the models that a new device may start from.
+
+    They are those of the tier above it, or "global" where the run has no others.
     """
     above = algorithm.above()
-    return above if (place / "models" / f"{above}.safetensors").exists() else "global"
+    return above if (folder / "models" / f"{above}.safetensors").exists() else "global"
 
 
 def _chosen(edge: str, above: str, names: list[str]) -> int:

@@ -1,5 +1,6 @@
-"""`covey plan`: who gets how much of the band and prunes how much, what that takes, and who is left
-out and why.
+"""`covey plan`: every device's bandwidth, pruning ratio, latency and energy.
+
+It also says which devices are left out, and why.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan rounds over the air: band, pruning ratio, latency and energy of every device, and who is
-    starved or left out, and why.
+    """Plan rounds over the air: bandwidth, pruning ratio, latency and energy per device.
+
+    Also says which devices are starved or left out, and why.
 
     Examples:
 
@@ -103,14 +105,17 @@ def _described(file: Path, changes: list[str]) -> ScenarioForm:
         return load(file, changes)
     settings = config.load(file, changes)
     experiment = settings.experiment(settings.seed)
-    radio, work, name = experiment.radio, experiment.work(), type(experiment.algorithm).__name__
+    radio = experiment.radio
+    work = experiment.work()
+    name = type(experiment.algorithm).__name__
     if radio is None:
         raise ConfigError(
             f"{file} is an experiment without a table [radio]; examples/radio.toml has one."
         )
     if work is None:
         raise ConfigError(
-            f"{name} does not say what its devices do, so there is no plan; take fedalt, fedsim, or pruned by plan."
+            f"{name} does not say what its devices do, so there is no plan; "
+            "take fedalt, fedsim, or pruned by plan."
         )
     policy = (
         radio.policy.name
@@ -155,9 +160,11 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
     name, _, values = sweep.partition("=")
     if name.strip() not in SWEEPS or not values.strip():
         raise ConfigError(
-            f'--sweep {sweep!r} must be one of {", ".join(SWEEPS)} and values, such as "deadline=15 ms,25 ms".'
+            f"--sweep {sweep!r} must be one of {', '.join(SWEEPS)} and values, "
+            'such as "deadline=15 ms,25 ms".'
         )
-    name, points = name.strip(), []
+    name = name.strip()
+    points = []
     for value in (value.strip() for value in values.split(",")):
         key = (_OF_RUNS if _is_experiment(file) else SWEEPS)[name]
         summary = _plan(_described(file, [*changes, f"{key}={value}"])).summary()
@@ -167,40 +174,52 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
     """One entry per device, means over the rounds it is asked in, as JSON can hold them."""
-    asked, devices = plan.asked, plan.scenario.devices
+    asked = plan.asked
+    devices = plan.scenario.devices
     times = torch.clamp(asked.sum(0), min=1)
     means = {
-        "share": plan.share, "ratio": plan.ratio * asked, "latency_ms": 1e3 * plan.formula.latency,
-        "latency_ms_encoded": 1e3 * plan.encoded.latency, "compute_ms": 1e3 * plan.formula.compute,
-        "upload_ms": 1e3 * plan.formula.upload, "joules": plan.formula.joules, "mbit_per_s": plan.rate / 1e6,
-    }  # fmt: skip
+        "share": plan.share,
+        "ratio": plan.ratio * asked,
+        "latency_ms": 1e3 * plan.formula.latency,
+        "latency_ms_encoded": 1e3 * plan.encoded.latency,
+        "compute_ms": 1e3 * plan.formula.compute,
+        "upload_ms": 1e3 * plan.formula.upload,
+        "joules": plan.formula.joules,
+        "mbit_per_s": plan.rate / 1e6,
+    }
     columns = {key: ((value * asked).sum(0) / times).tolist() for key, value in means.items()}
     counts = {
         "asked": asked.sum(0).tolist(),
         "starved": plan.starved.sum(0).tolist(),
         "late": plan.late().sum(0).tolist(),
     }
-    found = []
-    for at in range(len(devices)):
-        place = {
-            "device": devices.name(at),
-            "cell": int(devices.cell[at]),
-            "distance_m": float(devices.distance[at]),
+    entries = []
+    for device in range(len(devices)):
+        identity = {
+            "device": devices.name(device),
+            "cell": int(devices.cell[device]),
+            "distance_m": float(devices.distance[device]),
         }
-        figures = {key: column[at] for key, column in {**columns, **counts}.items()}
-        found.append({**place, **figures, "why": _why(plan, at)})
-    return found
+        figures = {key: column[device] for key, column in {**columns, **counts}.items()}
+        entries.append({**identity, **figures, "why": _why(plan, device)})
+    return entries
 
 
-def _why(plan: Plan, at: int) -> str:
+def _why(plan: Plan, device: int) -> str:
     """The reason in the first round that has one."""
-    troubled = (~plan.asked | plan.starved | plan.late())[:, at].nonzero()[:, 0].tolist()
+    troubled = (~plan.asked | plan.starved | plan.late())[:, device].nonzero()[:, 0].tolist()
     if not troubled:
         return ""
     row = troubled[0]
-    what = "left out" if not plan.asked[row, at] else "late" if plan.late()[row, at] else "starved"
+    state = (
+        "left out"
+        if not plan.asked[row, device]
+        else "late"
+        if plan.late()[row, device]
+        else "starved"
+    )
     when = f" in {len(troubled)} of {len(plan.rounds)} rounds" if len(plan.rounds) > 1 else ""
-    return f"{what}{when}: {plan.why(at, row)}"
+    return f"{state}{when}: {plan.why(device, row)}"
 
 
 def _show(
@@ -210,17 +229,19 @@ def _show(
     name: str,
     points: list[dict[str, Any]],
 ) -> None:
-    summary, s = plan.summary(), plan.scenario
-    sizes = f"{_count(len(s.devices), 'device')}, {_count(len(s.cells), 'cell')}, {_count(len(plan.rounds), 'round')}"
-    console.print(
-        f"{plan.policy}: {sizes}, deadline {1e3 * s.deadline:g} ms, ratio up to {s.rho_max:g}",
-        highlight=False,
-    )
+    scenario = plan.scenario
+    sizes = [
+        _count(len(scenario.devices), "device"),
+        _count(len(scenario.cells), "cell"),
+        _count(len(plan.rounds), "round"),
+    ]
+    limits = f"deadline {1e3 * scenario.deadline:g} ms, max ratio {scenario.rho_max:g}"
+    console.print(f"{plan.policy}: {', '.join(sizes)}, {limits}", highlight=False)
     table = _table(
         "device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked"
     )
-    found = rows(plan)
-    for row in found[:_ROWS]:
+    entries = rows(plan)
+    for row in entries[:_ROWS]:
         figures = [
             f"{row['distance_m']:.0f}",
             f"{100 * row['share']:.2f}",
@@ -235,17 +256,18 @@ def _show(
         ]
         table.add_row(row["device"], str(row["cell"]), *figures, *times)
     console.print(table)
-    if len(found) > _ROWS:
-        console.print(f"and {len(found) - _ROWS} more; --json has them all", highlight=False)
-    for row in [row for row in found if row["why"]][:_ROWS]:
+    if len(entries) > _ROWS:
+        console.print(f"and {len(entries) - _ROWS} more; --json has them all", highlight=False)
+    for row in [row for row in entries if row["why"]][:_ROWS]:
         console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}", highlight=False)
-    if certificate := summary["certificate"]:
+    if certificate := plan.summary()["certificate"]:
         console.print(
             "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()),
             highlight=False,
         )
     console.print(
-        "\nevery policy, by round: ratio, who is starved, left out and late (by what is encoded), time by formula, "
+        "\nevery policy, by round: ratio, who is starved, left out and late (by what is encoded), "
+        "time by formula, "
         "time encoded (with header and mask), energy",
         highlight=False,
     )
@@ -255,29 +277,29 @@ def _show(
         console.print(_summaries(name, points))
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' if n != 1 else ''}"
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' if n != 1 else ''}"
 
 
 def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
     table = _table(first, "mean %", "worst %", "starved", "left", "late", "ms", "encoded", "mJ")
-    for one in summaries:
-        ratios = [f"{100 * one['mean_ratio']:.2f}", f"{100 * one['worst_ratio']:.2f}"]
+    for summary in summaries:
+        ratios = [f"{100 * summary['mean_ratio']:.2f}", f"{100 * summary['worst_ratio']:.2f}"]
         counts = [
-            f"{one[key]:g}" if one[key] == int(one[key]) else f"{one[key]:.1f}"
+            f"{summary[key]:g}" if summary[key] == int(summary[key]) else f"{summary[key]:.1f}"
             for key in ("starved", "left_out", "late")
         ]
         times = [
-            f"{one['round_ms']:.2f}",
-            f"{one['round_ms_encoded']:.2f}",
-            f"{1e3 * one['joules']:.1f}",
+            f"{summary['round_ms']:.2f}",
+            f"{summary['round_ms_encoded']:.2f}",
+            f"{1e3 * summary['joules']:.1f}",
         ]
-        table.add_row(str(one[first]), *ratios, *counts, *times)
+        table.add_row(str(summary[first]), *ratios, *counts, *times)
     return table
 
 
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        table.add_column(name, justify="right" if at else "left", no_wrap=True)
+    for column, name in enumerate(names):
+        table.add_column(name, justify="right" if column else "left", no_wrap=True)
     return table

@@ -1,6 +1,4 @@
-"""What a run has come to, and what its models say of new examples: `covey show` and `covey
-predict`.
-"""
+"""`covey show` and `covey predict`: the results of a run, and predictions of its models."""
 
 from __future__ import annotations
 
@@ -53,7 +51,8 @@ def show_run(
         _show_devices(seeds, [seed.devices() for seed in seeds], as_json)
         return
     figures = summary(seeds)
-    done, rounds = len(seeds[0].history), seeds[0].config.rounds
+    done = len(seeds[0].history)
+    rounds = seeds[0].config.rounds
     if as_json:
         facts = {"folder": str(run), "finished": done >= rounds, **figures.as_dict()}
         print(json.dumps(facts))
@@ -84,11 +83,11 @@ def predict(
     seed: OfSeed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict new examples by the models of a run: classes with probabilities, or values, as a
-    table.
+    """Predict new examples with the models of a run.
 
-    The file has the columns of the features, by name and in the units of the training data; a
-    column of labels may be missing. An .npz file has an array x.
+    Writes a table of classes with probabilities, or of values. The file has the columns of the
+    features, by name and in the units of the training data; a column of labels may be missing. An
+    .npz file has an array x.
 
     Examples:
 
@@ -202,14 +201,15 @@ def _owners(
     if table.device is None:
         name = run.snapshot(model).model
         raise ConfigError(
-            f"every device has a {name!r} model of its own or above it, and {file} has no column of devices;"
+            f"every device has a {name!r} model of its own or above it, "
+            f"and {file} has no column of devices;"
             f" say whose, as in --device {run.device_names[0]}, or take --model global."
         )
-    known = set(run.device_names)
+    trained = set(run.device_names)
     for row, name in enumerate(table.device):
-        if name not in known:
+        if name not in trained:
             faults.add(
-                table.source[row], table.place[row], f"device {name!r} did not train in this run"
+                table.source[row], table.position[row], f"device {name!r} did not train in this run"
             )
     faults.refuse("correct them, or predict by --device NAME or --model global")
     return list(table.device)

@@ -26,7 +26,10 @@ from covey.runs.devices import to_csv
 from covey.runs.experiment import Experiment, unlike
 from covey.runs.run import Round, Runs
 
-_ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
+_ROWS = 8
+"""The max number of rows that a device holds: kept rows, a second copy of them for a round that
+fails, and working rows.
+"""
 
 Histories = list[list[Round]]
 

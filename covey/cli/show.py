@@ -23,10 +23,9 @@ Show = Callable[[Sequence[Round]], None]
 def progress(
     console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()
 ) -> Iterator[Show]:
-    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been
-    run before.
+    """Show rounds as they come, with the mean scores of several seeds.
 
-    Models that are `hidden` are left out.
+    `done` rounds were run before. Models that are `hidden` are left out.
     """
     total = 0
     scores = ""
@@ -44,7 +43,8 @@ def progress(
     if not console.is_terminal:
 
         def line(records: Sequence[Round]) -> None:
-            text, first = note(records), records[0]
+            text = note(records)
+            first = records[0]
             if first.models:
                 seconds = sum(record.seconds for record in records)
                 console.print(
@@ -82,7 +82,8 @@ def table(console: Console, summary: Summary) -> None:
     elif _predicts_numbers(summary):
         figure = "errors in the units of the target"
     console.print(
-        f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:",
+        f"\n{summary.rounds} rounds, {seeds}; "
+        f"test {figure}, each model in the round chosen on {part}:",
         highlight=False,
     )
     print_wide(console, _fitting(console, summary))
@@ -188,31 +189,36 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
         columns["non-zero %"] = [_percent(m.nonzeros) for m in models]
     columns = {head: cells for head, cells in columns.items() if head not in without}
     out = _columns("model", "kept by", *columns)
-    for at, m in enumerate(models):
+    for position, m in enumerate(models):
         kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        out.add_row(names[at], kept, *(cells[at] for cells in columns.values()))
+        out.add_row(names[position], kept, *(cells[position] for cells in columns.values()))
     return out
 
 
 def _sample(sample: SampleFigures, *, percent: bool) -> str:
-    """On how many devices models were scored, and how far that may be from the figure over all
-    devices.
-    """
+    """How many devices models were scored on, and the standard error of a figure."""
     factor = 100 if percent else 1
-    known = [(name, error) for name, error in sample.standard_errors.items() if error is not None]
-    errors = ", ".join(f"{name} {factor * error:.2g}" for name, error in known)
+    errors = [
+        f"{name} {factor * error:.2g}"
+        for name, error in sample.standard_errors.items()
+        if error is not None
+    ]
     devices = f"{sample.devices} device{'s' if sample.devices > 1 else ''}"
-    return f"scored on {devices} drawn in each round; standard error of a figure: {errors or 'not known'}"
+    listed = ", ".join(errors) or "unknown"
+    return f"scored on {devices} drawn in each round; standard error of a figure: {listed}"
 
 
 def _gains(summary: Summary) -> Iterator[str]:
     """Who is better off with a model of its own."""
     for gain in summary.gains:
-        who = f"{gain.model} against {gain.other}: {gain.better} of {gain.devices} devices gain, {gain.worse} lose"
+        pair = f"{gain.model} against {gain.other}"
+        counts = f"{gain.better} of {gain.devices} devices gain, {gain.worse} lose"
+        median = f"median {gain.median:+.1f} points"
+        limits = f"from {gain.least:+.1f} to {gain.most:+.1f}"
         if gain.figure == "rmse":
-            yield f"{who} (RMSE: median {-gain.median:+.1f} %, from {-gain.most:+.1f} to {-gain.least:+.1f})"
-        else:
-            yield f"{who} (median {gain.median:+.1f} points, from {gain.least:+.1f} to {gain.most:+.1f})"
+            median = f"RMSE: median {-gain.median:+.1f} %"
+            limits = f"from {-gain.most:+.1f} to {-gain.least:+.1f}"
+        yield f"{pair}: {counts} ({median}, {limits})"
 
 
 def _radio(console: Console, figures: RadioFigures) -> None:
@@ -233,11 +239,13 @@ def _radio(console: Console, figures: RadioFigures) -> None:
         else f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
     )
     console.print(
-        f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, {figures.joules} J of all devices,",
+        f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, "
+        f"{figures.joules} J of all devices,",
         highlight=False,
     )
     console.print(
-        f"of which {figures.upload_joules} J for sending {figures.upload_bytes.mean / 1e6:.3f} MB{sent};"
+        f"of which {figures.upload_joules} J for sending {figures.upload_bytes.mean / 1e6:.3f} "
+        f"MB{sent};"
         f" in a round {figures.left_out} devices left out, {figures.late} late{sure}",
         highlight=False,
     )
@@ -289,20 +297,21 @@ def _links(summary: Summary) -> Table:
 def _columns(*names: str) -> Table:
     """Two columns of words, then numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        table.add_column(name, justify="left" if at < 2 else "right", no_wrap=True)
+    for position, name in enumerate(names):
+        table.add_column(name, justify="left" if position < 2 else "right", no_wrap=True)
     return table
 
 
 def _one_per_tier(record: Round) -> list[str]:
-    """The model of each tier that a bar of one line has room for: the personal one of the devices,
-    the first of the others.
+    """The model of each tier that one line has room for.
+
+    It is the personal one of the devices, and the first one of the other tiers.
     """
-    found: dict[str, str] = {}
+    by_tier: dict[str, str] = {}
     for name, model in record.models.items():
-        if model.tier not in found or name in ("personal", "new_personal"):
-            found[model.tier] = name
-    return list(found.values())
+        if model.tier not in by_tier or name in ("personal", "new_personal"):
+            by_tier[model.tier] = name
+    return list(by_tier.values())
 
 
 def _plain(figure: Figure | None) -> str:

@@ -49,7 +49,8 @@ class TreeConfig(BaseModel):
             return shards, Tree.grouped(self.edges)
         if not 1 <= self.edges <= shards.devices:
             raise ConfigError(
-                f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}."
+                f"tree.edges = {self.edges} for {shards.devices} devices: "
+                f"give 1 to {shards.devices}."
             )
         if form == "similar":
             return similar(shards, model, self.edges, seed)
@@ -64,19 +65,23 @@ class TreeConfig(BaseModel):
             raise ConfigError("tree.edges and tree.children are both given; keep one of them.")
         if self.tiers is not None and self.children is None:
             raise ConfigError(
-                "tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers."
+                "tree.tiers names the tiers of tree.children; "
+                "give those too, or leave out tree.tiers."
             )
         if self.form in ("random", "similar") and not isinstance(self.edges, int):
             raise ConfigError(
-                f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, not {spell(self.edges)}."
+                f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, "
+                f"not {spell(self.edges)}."
             )
         if self.form in ("worst", "average", "data") and self.edges is not None:
             raise ConfigError(
-                f"tree.form = {spell(self.form)} decides the edges; leave out tree.edges = {spell(self.edges)}."
+                f"tree.form = {spell(self.form)} decides the edges; "
+                f"leave out tree.edges = {spell(self.edges)}."
             )
         if self.form == "data" and not shards.edges:
             raise ConfigError(
-                f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.'
+                f'tree.form = "data", but {shards.name} does not say who stands under which edge; '
+                "give tree.edges."
             )
         if self.form is not None and self.children is not None:
             raise ConfigError(
@@ -99,7 +104,8 @@ def _check_edges(tree: Mapping[str, Any]) -> None:
     rule = "edges is how many there are, or how many devices each has"
     if edges not in forms:
         raise ConfigError(
-            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; who stands under which "
+            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; "
+            "who stands under which "
             f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
         )
     form = f"tree.form = {spell(edges)}"

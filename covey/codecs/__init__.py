@@ -45,16 +45,17 @@ def codec(name: str, **options: Any) -> Codec:
     declared = find("codecs", name, CODECS)
     if declared is None and name not in CODECS:
         raise ConfigError(
-            f"there is no codec {name!r}{_nearest(name, CODECS)}; the known ones are {', '.join(CODECS)}."
+            f"there is no codec {name!r}{_nearest(name, CODECS)}; "
+            f"the known ones are {', '.join(CODECS)}."
         )
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
     own = fields(plain) if is_dataclass(plain) else ()
     optional = [field for field in own if field.default is not MISSING]
     free = [field.name for field in optional if getattr(plain, field.name) == field.default]
     if unknown := next((option for option in options if option not in free), None):
-        known = f"its options are {', '.join(free)}" if free else "it has none"
+        listed = f"its options are {', '.join(free)}" if free else "it has none"
         raise ConfigError(
-            f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {known}."
+            f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {listed}."
         )
     made: Codec = replace(plain, **options) if options else plain
     return made
@@ -64,7 +65,10 @@ _METHODS = ("encode", "decode", "nbytes", "lengths", "roundtrip")
 
 
 def declared_codec(declared: Declared) -> Codec:
-    """The codec that an installed package declares: an object, or a class without required fields."""
+    """The codec that an installed package declares.
+
+    It is an object, or a class without required fields.
+    """
     thing: Any = declared.load()
     try:
         made: Any = thing() if inspect.isclass(thing) else thing
@@ -81,5 +85,5 @@ def declared_codec(declared: Declared) -> Codec:
     return codec
 
 
-def _nearest(name: str, known: Any) -> str:
-    return "".join(f" (did you mean {near!r}?)" for near in get_close_matches(name, known, n=1))
+def _nearest(name: str, names: Any) -> str:
+    return "".join(f" (did you mean {near!r}?)" for near in get_close_matches(name, names, n=1))

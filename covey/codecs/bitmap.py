@@ -14,11 +14,11 @@ from covey.codecs.header import Tag
 
 @dataclass(frozen=True)
 class Bitmap:
-    """For rows with some zeros: "zero" is the bit pattern of +0.0, so -0.0 travels. A row is sent
-    dense where that is not longer.
+    """For rows with some zeros: one bit per value, then the values that are not zero.
 
-    With a mask the bits are the mask, whatever the values: the receiver averages over those who
-    kept a weight, and a kept weight may be 0. Lossless with its own `values`.
+    "Zero" is the bit pattern of +0.0, so that -0.0 is sent. A row is sent dense where that is not
+    longer. With a mask the bits are the mask, whatever the values: the receiver averages over those
+    who kept a weight, and a kept weight may be 0. Lossless with its own `values`.
 
     >>> message = Bitmap().encode(torch.tensor([0.0] * 30 + [1.0, 2.0]))
     >>> len(message), Bitmap().decode(message, limit=32)[0].tolist()[-3:]
@@ -43,9 +43,7 @@ class Bitmap:
         return self.values == "own"
 
     def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
-        """The header, the bits and the values under them, or the dense message if that is not
-        longer.
-        """
+        """The header, the bits and their values, or the dense message if that is not longer."""
         return blocks.shortest((Dense(self.values), self), blocks.sent(row, mask, self.values))
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:

@@ -1,5 +1,6 @@
-"""A bit for each value of a row, eight to a byte, lowest first, padded with zeros: which are sent,
-and those values.
+"""One bit per value of a row, which says whether the value is sent.
+
+Eight bits go into a byte, lowest first, padded with zeros.
 """
 
 from typing import Any

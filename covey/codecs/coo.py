@@ -1,5 +1,6 @@
-"""The values that are not zero, each with its place as the gap since the last one: the shortest for
-rows of very few.
+"""The values that are not zero, each with the gap since the last one.
+
+The shortest layout for rows with very few values.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ _SPARSE = (
 
 @dataclass(frozen=True)
 class Coo:
-    """For rows with less than about one value in eight. Zeros, masks, and when a row is sent dense:
-    as in `Bitmap`.
+    """For rows with less than about one value in eight: the values, and the gaps between them.
+
+    Zeros, masks, and when a row is sent dense: as in `Bitmap`.
 
     >>> message = Coo().encode(torch.tensor([0.0] * 300 + [1.0, 2.0]))
     >>> len(message), Coo().decode(message, limit=302)[0].tolist()[-3:]
@@ -48,9 +50,7 @@ class Coo:
         return self.values == "own"
 
     def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
-        """The header, the gaps and the values after them, or the dense message if that is not
-        longer.
-        """
+        """The header, the gaps and their values, or the dense message if that is not longer."""
         return blocks.shortest((Dense(self.values), self), blocks.sent(row, mask, self.values))
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:

@@ -14,8 +14,9 @@ from covey.errors import DecodeError
 
 @dataclass(frozen=True)
 class Dense:
-    """Of one size whatever the values are: a mask is sent beside the row and saves nothing.
-    Lossless with its own `values`.
+    """All values: a message of one size, whatever the values are.
+
+    A mask is sent beside the row and saves nothing. Lossless with its own `values`.
 
     >>> message = Dense().encode(torch.tensor([1.0, 0.0, 2.0]))
     >>> len(message), Dense().decode(message, limit=3)[0].tolist()
@@ -40,8 +41,9 @@ class Dense:
         return self.values == "own"
 
     def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
-        """The header and all values; zeros outside the mask, so that nothing leaks that was not to
-        be sent.
+        """The header and all values.
+
+        Values outside the mask are sent as zeros, so that they do not leak.
         """
         return self.write(blocks.sent(row, mask, self.values))
 

@@ -1,5 +1,6 @@
-"""Small integers instead of values: each block of a row has a scale, and each value becomes a
-multiple of it.
+"""Small integers instead of values.
+
+Each block of a row has a scale, and each value becomes a multiple of it.
 """
 
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ _LARGEST = (1 << 8 * _BLOCK) - 1
 
 @dataclass(frozen=True)
 class Quantised:
-    """`bits` for each value, and a scale for each `block` of them; a block that holds NaN or
-    infinity arrives as NaN.
+    """`bits` for each value, and a scale for each `block` of them.
 
-    `rounding` is "nearest" (ties to even), or "stochastic": up with the probability of what is left
-    over, by the draw at the row's key and the value's place, so that the mean over many keys is the
-    value itself. Zeros arrive as +0.0. With a mask only the integers inside it travel.
+    A block that holds NaN or infinity arrives as NaN. `rounding` is "nearest" (ties to even), or
+    "stochastic": up with the probability of what is left over, by the draw at the row's key and the
+    value's place, so that the mean over many keys is the value itself. Zeros arrive as +0.0. With a
+    mask only the integers inside it travel.
 
     >>> message = Quantised(8).encode(torch.tensor([-127.0, 0.0, 3.4]))
     >>> len(message), Quantised(8).decode(message, limit=3)[0].tolist()
@@ -70,26 +71,27 @@ class Quantised:
         blocks.check_rows(row, mask, ndim=1)
         if self.draws and key is None:
             raise ConfigError(
-                f"{self.name} with stochastic rounding draws by address: give encode a key, as draws.key makes it."
+                f"{self.name} with stochastic rounding draws by address: give encode a key, "
+                "as draws.key makes it."
             )
         if mask is not None:
-            row, mask = row.detach().cpu(), mask.cpu()
+            row = row.detach().cpu()
+            mask = mask.cpu()
         values = numbers.to_little(blocks.kept(row, mask))
-        found, scales = integers.quantise(
+        numbered, scales = integers.quantise(
             values, block=self.block, levels=self.levels, key=key if self.draws else None
         )
-        tag, packed = Tag.QUANTISED, np.empty(0, np.uint8)
+        tag = Tag.QUANTISED
+        packed = np.empty(0, np.uint8)
         if mask is not None:
-            tag, packed, found = (
-                Tag.QUANTISED_MASKED,
-                bits.of_mask(mask.numpy()),
-                found[mask.numpy()],
-            )
+            tag = Tag.QUANTISED_MASKED
+            packed = bits.of_mask(mask.numpy())
+            numbered = numbered[mask.numpy()]
         first = Header(tag, row.dtype, len(row), self.name).pack() + self.block.to_bytes(
             _BLOCK, "little"
         )
         return blocks.join(
-            first, packed, scales, found if self.bits == 8 else integers.pack_nibbles(found)
+            first, packed, scales, numbered if self.bits == 8 else integers.pack_nibbles(numbered)
         )
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
@@ -100,7 +102,8 @@ class Quantised:
         reader = Reader(message, head)
         if (block := reader.number(_BLOCK, "the block size")) != self.block:
             raise DecodeError(
-                f"message in blocks of {block}, expected {self.block}; use the same codec on both ends of a link."
+                f"message in blocks of {block}, expected {self.block}; "
+                "use the same codec on both ends of a link."
             )
         mask = reader.mask(reader.bits()) if head.masked else None
         count = integers.blocks(head.width, self.block)
@@ -111,12 +114,13 @@ class Quantised:
             .copy()
         )
         integers.check_scales(scales, self.levels)
-        found = self._integers(reader, head.width if mask is None else int(mask.count_nonzero()))
+        numbered = self._integers(reader, head.width if mask is None else int(mask.count_nonzero()))
         reader.end()
         if mask is not None:
-            inside, found = found, np.zeros(head.width, np.int8)
-            found[mask.numpy()] = inside
-        row, peaks = integers.dequantise(found, scales, block=self.block)
+            inside = numbered
+            numbered = np.zeros(head.width, np.int8)
+            numbered[mask.numpy()] = inside
+        row, peaks = integers.dequantise(numbered, scales, block=self.block)
         integers.check_peaks(scales, peaks, self.levels)
         return blocks.kept(numbers.to_tensor(row), mask), mask
 
@@ -149,7 +153,8 @@ class Quantised:
         ):
             got = "none" if keys is None else f"{keys.dtype} {list(keys.shape)}"
             raise ConfigError(
-                f"{self.name} with stochastic rounding needs a key for each row, int64 [{len(rows)}], got {got}."
+                f"{self.name} with stochastic rounding needs a key for each row, "
+                f"int64 [{len(rows)}], got {got}."
             )
         sent = blocks.kept(rows.detach(), mask)
         back = integers.rounded(

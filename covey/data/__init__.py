@@ -1,5 +1,6 @@
-"""Examples, and which device holds which of them: one's own arrays or files, the papers' data sets,
-or synthetic data.
+"""Examples, and which device holds which of them.
+
+They are the user's arrays or files, the papers' data sets, or synthetic data.
 """
 
 from covey.data import edges, partition, recipes

@@ -1,6 +1,4 @@
-"""Examples kept as one .npz file, so that what took long to read or fetch is there at once the next
-time.
-"""
+"""Examples kept as one .npz file, for the next time that they are needed."""
 
 from __future__ import annotations
 
@@ -34,7 +32,8 @@ def write(path: Path, arrays: Arrays, source: str) -> None:
         os.replace(part, path)
     except OSError as error:
         raise DataError(
-            f"cannot keep the data in {path}: {error}; name a folder to write to by data_dir or COVEY_DATA."
+            f"cannot keep the data in {path}: {error}; "
+            "name a folder to write to by data_dir or COVEY_DATA."
         ) from error
     finally:
         with suppress(OSError):
@@ -42,8 +41,9 @@ def write(path: Path, arrays: Arrays, source: str) -> None:
 
 
 def read(path: Path, source: str | None = None) -> Arrays | None:
-    """The examples kept there; None where there are none, or they came from another source than
-    this.
+    """The examples in a file of the cache.
+
+    None where the file is missing, or its examples came from another source.
     """
     if not path.is_file():
         return None
@@ -59,7 +59,9 @@ def read(path: Path, source: str | None = None) -> Arrays | None:
 
 def _check(kept: dict[str, npz.Array]) -> None:
     """Raise unless these arrays are such as `write` keeps."""
-    x, y, who = kept["x"], kept["y"], kept["writers"]
+    x = kept["x"]
+    y = kept["y"]
+    who = kept["writers"]
     if x.dtype != np.uint8 or x.ndim != 4:
         raise ValueError(f"x is {x.dtype} of shape {x.shape}, not bytes with four axes")
     for name, array in (("y", y), ("writers", who)):

@@ -1,8 +1,7 @@
-"""The formats in which data sets are published, read into arrays; a damaged file is refused by
-name.
+"""The formats in which data sets are published, read into arrays.
 
-Every reader of FORMATS takes the files of one form of a set and returns all its examples, the
-official training part first.
+An error names the damaged file. Every reader of FORMATS takes the files of one form of a set and
+returns all its examples, the official training part first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from covey.data import catalog, npz, pickles
 from covey.data.catalog import KnownSet
 from covey.data.extras import needed
-from covey.data.locations import Found
+from covey.data.locations import Located
 from covey.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -50,26 +49,28 @@ class Arrays(NamedTuple):
     writer_names: tuple[str, ...] = ()
 
 
-def read(one: KnownSet, found: Found) -> Arrays:
+def read(entry: KnownSet, located: Located) -> Arrays:
     """All examples of a set in the files that were found, which must be as this set's are."""
-    arrays = FORMATS[found.way.format](found.files)
-    if arrays.x.shape[1:] != one.shape:
+    arrays = FORMATS[located.way.format](located.files)
+    if arrays.x.shape[1:] != entry.shape:
         have = tuple(arrays.x.shape[1:])
         raise DataError(
-            f"{found.place} has images of shape {have}, but those of {one.name} have {one.shape}; get its own files."
+            f"{located.folder} has images of shape {have}, "
+            f"but those of {entry.name} have {entry.shape}; get its own files."
         )
-    wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(one.classes)))
+    wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(entry.classes)))
     if len(wrong):
         raise DataError(
-            f"{found.place}: image {wrong[0]} has the label {arrays.y[wrong[0]]}, but {one.name} has the classes "
-            f"0 to {len(one.classes) - 1}; get its own files."
+            f"{located.folder}: image {wrong[0]} has the label {arrays.y[wrong[0]]}, "
+            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}; get its own files."
         )
     return arrays
 
 
 def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
-    """The array of bytes in an idx file: two zeros, 8 for bytes, the number of axes, their lengths,
-    the values.
+    """The array of bytes in an idx file.
+
+    The file has two zeros, 8 for bytes, the number of axes, their lengths, and the values.
 
     >>> import io
     >>> idx(io.BytesIO(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])), "labels", 1)
@@ -79,18 +80,21 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
         magic = stream.read(4)
         if magic != bytes([0, 0, 8, axes]):
             raise DataError(
-                f"{name} begins with {magic!r}, so it is not an idx file of bytes with {axes} axes; get it again."
+                f"{name} begins with {magic!r}, "
+                f"so it is not an idx file of bytes with {axes} axes; get it again."
             )
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         npz.check_memory(math.prod(shape), name)
         array = np.empty(shape, dtype=np.uint8)
-        room, filled = array.reshape(-1).data, 0
+        room = array.reshape(-1).data
+        filled = 0
         while filled < len(room) and (block := stream.read(min(len(room) - filled, _BLOCK))):
             room[filled : filled + len(block)] = block
             filled += len(block)
         if filled < len(room) or stream.read(1):
             raise DataError(
-                f"{name} does not have the {len(room)} values that its head speaks of; get it again."
+                f"{name} does not have the {len(room)} values that its head speaks of; "
+                "get it again."
             )
     return array
 
@@ -122,9 +126,9 @@ def _idx_zip(files: Files, *, members: Sequence[str]) -> Arrays:
     (path,) = files
     arrays = []
     with named(path), zipfile.ZipFile(path) as archive:
-        there = {Path(name).name: name for name in archive.namelist()}
+        paths = {Path(name).name: name for name in archive.namelist()}
         for member, axes in zip(members, (3, 1, 3, 1), strict=True):
-            with archive.open(there[member]) as stream:
+            with archive.open(paths[member]) as stream:
                 arrays.append(idx(_unpacked(stream), f"{path} ({member})", axes))
     return _idx_arrays(arrays, members, turned=True)
 
@@ -141,15 +145,18 @@ def _upright(x: Bytes) -> Bytes:
 
 
 def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Arrays:
-    """Records of one image each: its labels, a byte each and the finest last, then its red, green
-    and blue plane.
+    """Records of one image each.
+
+    A record has the labels, one byte each with the finest last, then the red, green and blue plane.
     """
-    pairs, names = [], []
+    pairs = []
+    names = []
     for name, data in _contents(files, members):
         size = labels + 3 * 32 * 32
         if not data or len(data) % size:
             raise DataError(
-                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; get it again."
+                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; "
+                "get it again."
             )
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
         pairs.append((records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]))
@@ -159,15 +166,17 @@ def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Array
 
 def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Arrays:
     """Pickled dictionaries with the images as rows of 3072 bytes."""
-    pairs, names = [], []
+    pairs = []
+    names = []
     for name, data in _contents(files, members):
-        found = pickles.batch(data, name)
-        if lacking := {"data", labels} - found.keys():
+        content = pickles.batch(data, name)
+        if lacking := {"data", labels} - content.keys():
             raise DataError(
-                f"{name} has no {lacking.pop()!r}, only {', '.join(found)}; get the official file again."
+                f"{name} has no {lacking.pop()!r}, only {', '.join(content)}; "
+                "get the official file again."
             )
         with named(name):
-            pairs.append((found["data"].reshape(-1, 3, 32, 32), _labels(found[labels])))
+            pairs.append((content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])))
         names.append(name)
     return _joined(pairs, names)
 
@@ -196,7 +205,8 @@ def _emnist_matlab(files: Files) -> Arrays:
 
 def _leaf(files: Files) -> Arrays:
     """LEAF's files: writer by writer, pixels as fractions of 255."""
-    pairs, writers = [], []
+    pairs = []
+    writers = []
     for path in files:
         with named(path):
             data = json.loads(path.read_bytes())["user_data"]
@@ -204,7 +214,7 @@ def _leaf(files: Files) -> Arrays:
                 pairs.append((_pixels(examples["x"]), _labels(examples["y"])))
                 writers.append((writer, str(path)))
     names = tuple(dict.fromkeys(writer for writer, _ in writers))
-    number = {name: at for at, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     arrays = _joined(pairs, [f"{path} ({writer})" for writer, path in writers])
     who = np.repeat([number[writer] for writer, _ in writers], [len(y) for _, y in pairs])
     return arrays._replace(train=len(arrays.y), writers=who, writer_names=names)
@@ -236,7 +246,8 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
     for (x, y), name in zip(pairs, names, strict=True):
         if len(x) != len(y):
             raise DataError(
-                f"{name} has {len(y)} labels for {len(x)} images; get it again, or the images beside it."
+                f"{name} has {len(y)} labels for {len(x)} images; "
+                "get it again, or the images beside it."
             )
         if x.dtype != np.uint8:
             raise DataError(f"{name} has images of {x.dtype}, not of bytes; get it again.")
@@ -253,7 +264,10 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
 
 
 def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes]]:
-    """Every file's name and bytes, from the files themselves or from one archive that holds them."""
+    """Every file's name and bytes.
+
+    They come from the files themselves, or from one archive that holds them.
+    """
     if len(files) == len(members):
         for path in files:
             with named(path):
@@ -261,7 +275,7 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
             yield str(path), data
         return
     (path,) = files
-    there = {}
+    contents = {}
     with named(path), tarfile.open(path) as archive:
         for (
             entry
@@ -273,10 +287,10 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
                     raise DataError(
                         f"{path}: {name} would have {entry.size:,} bytes; get it again."
                     )
-                there[name] = stream.read()
-    if lacking := [name for name in members if name not in there]:
+                contents[name] = stream.read()
+    if lacking := [name for name in members if name not in contents]:
         raise DataError(f"{path} lacks {', '.join(lacking)}; get it again.")
-    yield from ((f"{path} ({name})", there[name]) for name in members)
+    yield from ((f"{path} ({name})", contents[name]) for name in members)
 
 
 def _unpacked(stream: IO[bytes]) -> IO[bytes]:

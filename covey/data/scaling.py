@@ -1,8 +1,7 @@
-"""How measured values become a model's inputs: (value - shift) * factor, the same for every device,
-known to new ones too.
+"""The scaling of measured values to a model's inputs: (value - shift) * factor.
 
-Statistics come from the devices' training parts alone; "paper" is labelled, because it looks at
-test examples as well.
+It is the same for every device, and new devices use it too. Statistics come from the devices'
+training parts alone; "paper" is labelled, because it looks at test examples as well.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ _EPS = 1e-3  # of pFedMe's public code
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """x = (value - shift) * factor; both broadcast against one example, and are float64 where they
-    were measured.
+    """x = (value - shift) * factor.
+
+    Both broadcast against one example. Measured ones are float64.
     """
 
     kind: str
@@ -45,8 +45,9 @@ class Scaling:
 
 
 def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
-    """The scaling of this kind for `values` [n, ...], given the numbers of the examples that
-    somebody trains on.
+    """The scaling of this kind for `values` [n, ...].
+
+    `trained` numbers the examples in training parts.
 
     >>> pixels = torch.tensor([[0, 255], [255, 255]], dtype=torch.uint8)
     >>> scaling("unit", pixels, torch.tensor([0]))(pixels)
@@ -57,7 +58,8 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
         raise DataError(
             f"normalise = {kind!r}: choose one of {', '.join(map(repr, get_args(Normalise)))}."
         )
-    one, zero = torch.ones(()), torch.zeros(())
+    one = torch.ones(())
+    zero = torch.zeros(())
     if kind == "none":
         return Scaling(kind, zero, one)
     if kind == "unit":
@@ -77,10 +79,15 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
 
 
 def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation in float64, in pieces: a whole data set in float64 might not fit."""
-    array, where = values.numpy(), used.numpy()
+    """Mean and standard deviation in float64, computed in pieces.
+
+    A whole data set in float64 might not fit into memory.
+    """
+    array = values.numpy()
+    where = used.numpy()
     shape = tuple(1 if axis in over else size for axis, size in enumerate(array.shape))
-    total, count = np.zeros(shape), 0
+    total = np.zeros(shape)
+    count = 0
     square = np.zeros(shape)
     centre = (
         array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)

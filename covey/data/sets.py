@@ -1,5 +1,6 @@
-"""The data sets of the papers, dealt to devices: read from official files, or from the Hugging Face
-hub if there are none.
+"""The data sets of the papers, dealt to devices.
+
+They are read from official files, or from the Hugging Face hub if there are none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from covey.data import hub as hubs
 from covey.data.catalog import CATALOG, KnownSet, known
 from covey.data.deal import deal
 from covey.data.formats import Arrays
-from covey.data.locations import Found
+from covey.data.locations import Located
 from covey.data.partition import SPLIT, Split
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import Names, Part, Shards
@@ -52,13 +53,12 @@ def load(
     hub: str | None = None,
     split: str | None = None,
 ) -> Raw:
-    """The data set of that name; a second call in the same process returns the same tensors, which
-    nobody may change.
+    """The data set of that name.
 
-    It is read from official files below `data_dir` (else COVEY_DATA, else the user's data folder).
-    If they are not there, or `hub` names a repository or a folder laid out like one, it comes from
-    the Hugging Face hub and is kept in the data folder. `split` is "digits" or "byclass" for
-    EMNIST.
+    A second call in the same process returns the same tensors, which must not be changed. It is
+    read from official files below `data_dir` (else COVEY_DATA, else the user's data folder). If
+    they are not there, or `hub` names a repository or a folder laid out like one, it comes from the
+    Hugging Face hub and is kept in the data folder. `split` is "digits" or "byclass" for EMNIST.
     """
     return _load(known(name, split).name, locations.folder(data_dir).absolute(), hub)
 
@@ -112,8 +112,9 @@ def emnist(
     hub: str | None = None,
     seed: int = 0,
 ) -> Shards:
-    """EMNIST: 280,000 handwritten digits, or by class 814,255 digits and letters of 62 classes, 28
-    x 28 grey pixels.
+    """EMNIST: 280,000 handwritten digits of 28 x 28 grey pixels.
+
+    The split "byclass" has 814,255 digits and letters of 62 classes.
     """
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
     return _shards(
@@ -133,8 +134,9 @@ def femnist(
     hub: str | None = None,
     seed: int = 0,
 ) -> Shards:
-    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, each a device; 28 x 28
-    grey pixels, dark on light.
+    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, one device each.
+
+    The images have 28 x 28 grey pixels, dark on light.
     """
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
     return _shards(load("femnist", data_dir=data_dir, hub=hub), "femnist", dealing, normalise)
@@ -243,58 +245,63 @@ def _scaled(images: Tensor, how: Scaling) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _load(name: str, root: Path, hub: str | None) -> Raw:
-    one = CATALOG[name]
-    found = locations.find(one, root)
-    if hub is None and not found.missing:
-        arrays, source = _from_files(one, root, found), str(found.place)
+    entry = CATALOG[name]
+    located = locations.find(entry, root)
+    if hub is None and not located.missing:
+        arrays = _from_files(entry, root, located)
+        source = str(located.folder)
     else:
-        arrays, source = _from_hub(one, root, found, hub)
+        arrays, source = _from_hub(entry, root, located, hub)
     writers = torch.from_numpy(arrays.writers) if arrays.writers is not None else None
-    x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
-    return Raw(x, y, one.classes, arrays.train, source, writers, arrays.writer_names)
+    x = torch.from_numpy(arrays.x)
+    y = torch.from_numpy(arrays.y)
+    return Raw(x, y, entry.classes, arrays.train, source, writers, arrays.writer_names)
 
 
-def _from_files(one: KnownSet, root: Path, found: Found) -> Arrays:
-    if found.way.format != "leaf":
-        return formats.read(one, found)
+def _from_files(entry: KnownSet, root: Path, located: Located) -> Arrays:
+    if located.way.format != "leaf":
+        return formats.read(entry, located)
     # Minutes of reading text: kept as arrays, where the folder may be written to.
-    copy = root / f"{one.name}-leaf.npz"
+    copy = root / f"{entry.name}-leaf.npz"
     source = repr(
-        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found.files]
+        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in located.files]
     )
     arrays = cache.read(copy, source)
     if arrays is None:
-        arrays = formats.read(one, found)
+        arrays = formats.read(entry, located)
         with suppress(DataError):
             cache.write(copy, arrays, source)
     return arrays
 
 
-def _from_hub(one: KnownSet, root: Path, found: Found, hub: str | None) -> tuple[Arrays, str]:
-    repository = hub or one.repository
+def _from_hub(entry: KnownSet, root: Path, located: Located, hub: str | None) -> tuple[Arrays, str]:
+    repository = hub or entry.repository
     if repository is None:
         trouble = (
             "No repository on the hub is known to hold it as published; you may name one by hub."
         )
-        raise DataError(f"{_absence(one, root, found)} {trouble} Or {locations.advice(one, root)}.")
-    copy, source = locations.hub_copy(one, root), hubs.origin(repository)
+        raise DataError(
+            f"{_absence(entry, root, located)} {trouble} Or {locations.advice(entry, root)}."
+        )
+    copy = locations.hub_copy(entry, root)
+    source = hubs.origin(repository)
     arrays = cache.read(copy, source)
     if arrays is None:
         try:
-            arrays = hubs.fetch(one, repository)
+            arrays = hubs.fetch(entry, repository)
         except DataError as error:
             raise DataError(
-                f"{_absence(one, root, found)} {error!s} Or {locations.advice(one, root)}."
+                f"{_absence(entry, root, located)} {error!s} Or {locations.advice(entry, root)}."
             ) from error
         cache.write(copy, arrays, source)
     return arrays, f"{repository} (hub)"
 
 
-def _absence(one: KnownSet, root: Path, found: Found) -> str:
-    if found.missing and found.files:
-        return f"{one.name}: {found.place} lacks {', '.join(found.missing)}."
+def _absence(entry: KnownSet, root: Path, located: Located) -> str:
+    if located.missing and located.files:
+        return f"{entry.name}: {located.folder} lacks {', '.join(located.missing)}."
     return (
-        f"{one.name} is not in {root}."
-        if found.missing
-        else f"{one.name} is asked for from the hub."
+        f"{entry.name} is not in {root}."
+        if located.missing
+        else f"{entry.name} is asked for from the hub."
     )
