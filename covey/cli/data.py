@@ -39,7 +39,7 @@ DataDir = Annotated[
 
 @app.callback(invoke_without_command=True)
 def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List every data set: whether it is there, where, how large it is, and how to get it.
+    """List every data set: present or missing, its folder, its size, and how to get it.
 
     Examples:
 
@@ -57,8 +57,8 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
     if as_json:
         print(json.dumps([asdict(status) for status in statuses], default=str))
         return
-    console = Console(soft_wrap=True)
-    console.print(f"data folder: {escape(str(locations.folder(data_dir)))}", highlight=False)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"data folder: {escape(str(locations.folder(data_dir)))}")
     for status in statuses:
         _print(console, status)
 
@@ -85,17 +85,14 @@ def check(
     if as_json:
         print(json.dumps([verdict._asdict() for verdict in verdicts], default=str))
     else:
-        console = Console(soft_wrap=True)
+        console = Console(soft_wrap=True, highlight=False)
         for verdict in verdicts:
             colour = "green" if verdict.good else "bold red"
-            console.print(
-                f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", highlight=False
-            )
+            console.print(f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}")
         if bad:
             advice = locations.advice(known(name), locations.folder(data_dir))
             console.print(
-                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}.",
-                highlight=False,
+                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}."
             )
     if bad:
         raise typer.Exit(2)
@@ -123,7 +120,9 @@ def show(
     config = load(path, changes)
     experiment = config.experiment(config.seed)
     # By the papers' protocol nothing validates; the count of leaks has to be that of the run.
-    shards = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
+    shards = experiment.data
+    if experiment.protocol == "paper":
+        shards = experiment.data.paper()
     tree = experiment.tree
     facts = _facts(shards, tree)
     picture = out or Path(f"{config.title}-data.png")
@@ -136,35 +135,34 @@ def show(
     if as_json:
         print(json.dumps({**facts, "picture": str(picture)}))
         return
-    console = Console(soft_wrap=True)
-    goal = f"{shards.classes} classes" if shards.classes is not None else "numbers to predict"
-    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}", highlight=False)
-    for name, (least, middle, most, total) in facts["sizes"].items():
-        console.print(
-            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; "
-            f"{total:,} in all",
-            highlight=False,
-        )
-    if facts["labels"]:
-        console.print(
-            "{:12} {} to {} per device, median {}".format("labels", *facts["labels"]),
-            highlight=False,
-        )
-    if facts["targets"]:
-        console.print(f"{'targets':12} {_spelled(facts['targets'])}", highlight=False)
-    if facts["scaling"]:
-        console.print(f"{'scaling':12} {escape(facts['scaling'])}", highlight=False)
-    leaks = facts["overlaps"]
-    share = "none: no example is held by two devices"
-    if leaks["shared"]:
-        share = f"{leaks['shared']:,} of {leaks['held']:,} examples are held by several devices"
-    console.print(
-        f"{'overlaps':12} {share}",
-        highlight=False,
-    )
+    goal = "numbers to predict"
+    if shards.classes is not None:
+        goal = f"{shards.classes} classes"
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}")
+    _print_facts(console, facts)
     colour = "bold red" if leaks else "green"
-    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}", highlight=False)
-    console.print(f"{'picture':12} {escape(str(picture))}", highlight=False)
+    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}")
+    console.print(f"{'picture':12} {escape(str(picture))}")
+
+
+def _print_facts(console: Console, facts: dict[str, Any]) -> None:
+    """Sizes, labels, targets, scaling and overlaps."""
+    for name, (smallest, median, largest, total) in facts["sizes"].items():
+        counts = f"{smallest:,} to {largest:,} examples per device, median {median:,}"
+        console.print(f"{name:12} {counts}; {total:,} in all")
+    if facts["labels"]:
+        console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]))
+    if facts["targets"]:
+        console.print(f"{'targets':12} {_spelled(facts['targets'])}")
+    if facts["scaling"]:
+        console.print(f"{'scaling':12} {escape(facts['scaling'])}")
+    shared = facts["overlaps"]["shared"]
+    overlap = "none: no example is held by two devices"
+    if shared:
+        held = facts["overlaps"]["held"]
+        overlap = f"{shared:,} of {held:,} examples are held by several devices"
+    console.print(f"{'overlaps':12} {overlap}")
 
 
 def _targets(shards: Shards) -> dict[str, Any] | None:
@@ -222,39 +220,43 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
             int(counts.max()),
             int(counts.sum()),
         ]
-    labels = (shards.labels() > 0).sum(1)
-    kind = shards.scaling.kind if shards.scaling is not None else None
+    kind: str | None = None
+    if shards.scaling is not None:
+        kind = shards.scaling.kind
+    if kind == "paper":
+        kind = "paper, over test examples too"
+    edges = None
+    if tree.depth > 2:
+        edges = list(tree.children[-1])
+    labels = None
+    if shards.classes:
+        counts = (shards.labels() > 0).sum(1)
+        labels = [int(counts.min()), int(np.median(counts)), int(counts.max())]
     return {
         "data": shards.name,
         "devices": shards.devices,
-        "edges": list(tree.children[-1]) if tree.depth > 2 else None,
+        "edges": edges,
         "sizes": sizes,
-        "labels": [int(labels.min()), int(np.median(labels)), int(labels.max())]
-        if shards.classes
-        else None,
+        "labels": labels,
         "targets": _targets(shards),
-        "scaling": None
-        if kind is None
-        else f"{kind}{', over test examples too' if kind == 'paper' else ''}",
+        "scaling": kind,
         "overlaps": asdict(overlaps(shards)),
     }
 
 
 def _print(console: Console, status: Status) -> None:
-    examples = (
-        f"{status.train:,} + {status.test:,} images" if status.test else f"{status.train:,} images"
-    )
-    state = "[green]here    [/]" if status.present else "[yellow]not here[/]"
-    console.print(
-        f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes", highlight=False
-    )
+    if status.test:
+        examples = f"{status.train:,} + {status.test:,} images"
+    else:
+        examples = f"{status.train:,} images"
+    state = "[yellow]missing[/]"
     if status.present:
-        console.print(f"{'':15}{escape(status.source)}", highlight=False)
+        state = "[green]present[/]"
+    console.print(f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes")
+    if status.present:
+        console.print(f"{'':15}{escape(status.source)}")
         return
     if status.files:
         lacking = ", ".join(status.missing)
-        console.print(
-            f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}",
-            highlight=False,
-        )
-    console.print(f"{'':15}[dim]{escape(status.get)}[/]", highlight=False)
+        console.print(f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}")
+    console.print(f"{'':15}[dim]{escape(status.get)}[/]")

@@ -36,11 +36,9 @@ class DataForm:
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         how = self.scaling
-        scaling = (
-            None
-            if how is None
-            else {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
-        )
+        scaling = None
+        if how is not None:
+            scaling = {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -56,16 +54,11 @@ class DataForm:
             facts = json.loads(path.read_text())
             names = Names(**{key: tuple(value) for key, value in facts["names"].items()})
             how = facts["scaling"]
-            shift, factor = (
-                (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor"))
-                if how
-                else (None, None)
-            )
-            scaling = (
-                Scaling(how["kind"], shift, factor)
-                if shift is not None and factor is not None
-                else None
-            )
+            scaling = None
+            if how:
+                shift = torch.tensor(how["shift"], dtype=torch.float64)
+                factor = torch.tensor(how["factor"], dtype=torch.float64)
+                scaling = Scaling(how["kind"], shift, factor)
             return DataForm(facts["name"], tuple(facts["shape"]), facts["classes"], names, scaling)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

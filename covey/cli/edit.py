@@ -74,7 +74,10 @@ def _with_value(lines: list[str], section: str, key: str, value: str) -> list[st
     """
     for position in _places(lines, section):
         dotted = not _inside(lines, position, section)
-        name = re.escape(f"{section}.{key}") if dotted else f'{re.escape(key)}|"{re.escape(key)}"'
+        if dotted:
+            name = re.escape(f"{section}.{key}")
+        else:
+            name = f'{re.escape(key)}|"{re.escape(key)}"'
         match = re.match(_VALUE.format(key=name), lines[position])
         if match:
             changed = match["start"] + value + match["end"]
@@ -82,22 +85,22 @@ def _with_value(lines: list[str], section: str, key: str, value: str) -> list[st
     return _with_line(lines, section, key, value)
 
 
+def _says_something(line: str) -> bool:
+    """Whether a line is neither empty nor a comment."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
 def _with_line(lines: list[str], section: str, key: str, value: str) -> list[str]:
     """The lines with one more, behind the table's last line that says something."""
-    own = [position for position in _places(lines, section) if _inside(lines, position, section)]
-    dotted = [p for p in _places(lines, section) if lines[p].lstrip().startswith(f"{section}.")]
-    if not own and not dotted:
-        return lines
+    places = _places(lines, section)
     name = key
+    own = [position for position in places if _inside(lines, position, section)]
     if not own:
         name = f"{section}.{key}"
-        own = dotted
-    said = [
-        position
-        for position in own
-        if lines[position].strip() and not lines[position].lstrip().startswith("#")
-    ]
-    last = said[-1]
+        own = [p for p in places if lines[p].lstrip().startswith(f"{section}.")]
+    if not own:
+        return lines
+    last = [position for position in own if _says_something(lines[position])][-1]
     ending = "\r\n" if lines[last].endswith("\r\n") else "\n"
     if not lines[last].endswith(("\n", "\r")):
         lines = [*lines[:last], lines[last] + ending, *lines[last + 1 :]]

@@ -177,7 +177,9 @@ def unused(name: str, algorithm: str) -> Path:
 
 def environment(command: list[str]) -> dict[str, Any]:
     """What a run ran on."""
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cuda = None
+    if torch.cuda.is_available():
+        cuda = torch.cuda.get_device_name()
     versions = {"covey": covey.__version__, "torch": torch.__version__, "numpy": numpy.__version__}
     versions |= {"safetensors": safetensors.__version__, "python": platform.python_version()}
     machine = {
@@ -201,7 +203,7 @@ def refused(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot write {path}: {error}; what was saved before is untouched."
+            f"cannot write {path}: {error}; the state saved before is intact."
         ) from error
 
 

@@ -73,7 +73,9 @@ class Loaded:
             last = self.seeds[-1]
             raise ConfigError(f"seed = {seed}: this run has the seeds {first} to {last}.")
         self.seed = self.seeds[0] if seed is None else seed
-        self.place = folder if len(self.seeds) == 1 else folder / f"seed-{self.seed}"
+        self.place = folder
+        if len(self.seeds) > 1:
+            self.place = folder / f"seed-{self.seed}"
         self._snapshots: dict[tuple[str, Which], Snapshot] = {}
 
     def __repr__(self) -> str:
@@ -171,8 +173,9 @@ class Loaded:
         path = self.place / "devices.csv"
         if not path.exists():
             raise ConfigError(
-                f"{path} is not there; "
-                f"an older version made this run. Repeat it: covey run {self.folder}/config.toml"
+                f"{path} does not exist; "
+                "the run was made by an older version. "
+                f"Repeat it: covey run {self.folder}/config.toml"
             )
         return from_csv(path.read_text())
 
@@ -325,8 +328,8 @@ class Loaded:
             if self.alike(read.model) or len(names) == 1:
                 return 0
             raise ConfigError(
-                f"every device has a {read.model!r} of its own or above it; "
-                f"say whose, as in device={names[0]!r}."
+                f"every device has a {read.model!r} of its own or of its edge; "
+                f"name a device, as in device={names[0]!r}."
             )
         if isinstance(device, str):
             if device in names:
@@ -426,7 +429,10 @@ class Loaded:
         if len(bad):
             row, column = bad[0].tolist()
             features = self.names.features
-            name = f"column {features[column]!r}" if features else f"value {column}"
+            if features:
+                name = f"column {features[column]!r}"
+            else:
+                name = f"value {column}"
             raise DataError(
                 f"{name} of example {row} is {values.reshape(len(values), -1)[row, column]}, "
                 "which is no finite"
@@ -438,7 +444,7 @@ class Loaded:
         if not self.models():
             raise ConfigError(
                 f"{self.place} has no scored round in a checkpoint yet; "
-                f"go on with: covey run --resume {self.folder}"
+                f"resume with: covey run --resume {self.folder}"
             )
 
 
@@ -449,14 +455,14 @@ def _array(examples: Any, features: Sequence[str]) -> Array:
     array([[3., 1.],
            [4., 2.]])
     """
-    header = examples if isinstance(examples, Mapping) else getattr(examples, "columns", None)
+    header = getattr(examples, "columns", None)
+    if isinstance(examples, Mapping):
+        header = examples
     if header is None or not features:
         return _numbers(examples, "the examples")
     _check_columns([str(column) for column in header], features)
     columns = [_numbers(examples[name], f"column {name!r} of the examples") for name in features]
-    return np.stack(
-        np.atleast_1d(*columns) if len(columns) > 1 else [np.atleast_1d(columns[0])], axis=-1
-    )
+    return np.stack([np.atleast_1d(column) for column in columns], axis=-1)
 
 
 def _check_columns(header: Iterable[str], features: Sequence[str]) -> None:
@@ -476,7 +482,9 @@ def _numbers(values: Any, name: str) -> Array:
         values = values.detach().cpu().numpy()
     try:
         array = np.asarray(values)
-        return array if array.dtype in (np.uint8, np.float32) else array.astype(np.float64)
+        if array.dtype in (np.uint8, np.float32):
+            return array
+        return array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} are not numbers: {error}.") from error
 

@@ -25,10 +25,10 @@ from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
-from covey.cli.config import SECTIONS, Config, defaults, explain, load
+from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
-from covey.cli.options import AsJson, What, split
+from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.data import inventory
@@ -36,11 +36,11 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.runs.run import Run
 
 EXIT_CODES = {
-    0: "all went well",
+    0: "success",
     1: "unexpected error (a bug); please report it",
-    2: "the command, the file or a value in it is wrong; nothing was run",
+    2: "invalid command, file or value; nothing was run",
     3: "training diverged; the last good state is saved",
-    4: "something could not be read or written; what was saved before is untouched",
+    4: "a file could not be read or written; the state saved before is intact",
     130: "stopped by Ctrl-C or SIGTERM; the state is saved",
 }
 _EPILOG = (
@@ -98,7 +98,7 @@ def run(
     ] = None,
     resume_from: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder."),
+        typer.Option("--resume", metavar="DIR", help="Resume the run in this folder."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")
@@ -107,7 +107,7 @@ def run(
         str,
         typer.Option(
             metavar="NAME",
-            help="simulator: all devices at once. loopback: nodes that share nothing; slow.",
+            help="simulator (all devices at once) or loopback (nodes that share nothing; slow).",
         ),
     ] = "simulator",
     as_json: AsJson = False,
@@ -118,41 +118,35 @@ def run(
 
     Examples:
 
-      covey run                                       the demo: sparse sFedHP on real digits, beside
-      Local and FineTune
+      covey run                                          the demo: sparse sFedHP on digits
 
-      covey run examples/permfl.toml rounds=20        a file, with a change
+      covey run examples/permfl.toml rounds=20           a file with a change
 
-      covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five
-      seeds
+      covey run algorithm.name=pfedme seeds=5            another algorithm, five seeds
 
-      covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table
-      and a picture
+      covey run my.toml 'compare=["local", "fedavg"]'    compared with two algorithms
 
-      covey run my.toml score_sample=100              scores on 100 devices drawn in each round,
-      with a standard error
+      covey run my.toml score_sample=100                 scored on 100 random devices
 
-      covey run examples/radio.toml                   over the air: seconds and joules beside every
-      score
+      covey run examples/radio.toml                      over the air: seconds and joules
 
-      covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds
+      covey run --resume runs/demo-sfedhp-1 rounds=100   resumed for more rounds
 
-      covey run my.toml --runtime loopback            the same bits, every node with only its own
-      data and rows
+      covey run my.toml --runtime loopback               nodes that share nothing
     """
-    console = Console(stderr=as_json, soft_wrap=True)
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     path, changes = split(arguments)
     forced = False
     if resume_from is not None:
         if out is not None:
             raise ConfigError(
-                f"--resume {resume_from} goes on in its own folder; leave out --out {out}."
+                f"--resume {resume_from} resumes in its own folder; leave out --out {out}."
             )
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
         folder, summary = resume(resume_from, changes, console, sys.argv, runtime)
     else:
-        config = _load(console, path, changes)
+        config = load_and_note(console, path, changes)
         experiments = Experiments(runtime)
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
         folder, summary = start(config, out, console, sys.argv, experiments)
@@ -161,10 +155,10 @@ def run(
         return
     show.table(console, summary)
     pictures = ["plot.png", "devices.png", *(["compare.png"] if summary.yardsticks else [])]
-    console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}", highlight=False)
-    console.print(f"look again: covey show {folder.path} --devices", highlight=False)
+    console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}")
+    console.print(f"look again: covey show {folder.path} --devices")
     again = " --force" if forced else ""
-    console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
+    console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
 app.command(name="show", epilog=_EPILOG)(results.show_run)
@@ -186,7 +180,7 @@ def personalize(
     ] = None,
     edge: Annotated[
         str | None,
-        typer.Option(help="The edge it stands under. Default: the one whose model fits best."),
+        typer.Option(help="The device's edge. Default: the edge whose model fits best."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -213,7 +207,7 @@ def personalize(
     if as_json:
         print(json.dumps(done.as_dict()))
         return
-    show.newcomer(Console(soft_wrap=True), done)
+    show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
 app.command(epilog=_EPILOG)(plan)
@@ -259,15 +253,10 @@ def _list_kinds(as_json: bool) -> None:
     if as_json:
         print(json.dumps(names))
         return
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     for kind, entries in names.items():
-        console.print(
-            f"[bold]{kind}[/] ({len(entries)}): {escape(', '.join(entries))}", highlight=False
-        )
-    console.print(
-        "more: covey list algorithms; every field of one: covey list algorithms pfedme",
-        highlight=False,
-    )
+        console.print(f"[bold]{kind}[/] ({len(entries)}): {escape(', '.join(entries))}")
+    console.print("more: covey list algorithms; every field of one: covey list algorithms pfedme")
 
 
 def _list_entries(kind: Kind, as_json: bool) -> None:
@@ -278,12 +267,12 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}", highlight=False)
+        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}")
         for key in list(row)[2:]:
-            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}", highlight=False)
+            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}")
 
 
 def _table_with_meanings(kind: Kind, name: str) -> str:
@@ -314,7 +303,8 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
       covey doctor examples/permfl.toml
     """
     path, changes = split(arguments)
-    config = _load(Console(stderr=True, soft_wrap=True), path, changes)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    config = load_and_note(console, path, changes)
     facts = _diagnose(config)
     if as_json:
         print(json.dumps(facts))
@@ -341,8 +331,8 @@ def main() -> None:
     except (BrokenPipeError, Interrupted, CoveyError) as error:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         if not isinstance(error, BrokenPipeError):
-            Console(stderr=True, soft_wrap=True).print(
-                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}", highlight=False
+            Console(stderr=True, soft_wrap=True, highlight=False).print(
+                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
             )
         sys.exit(code)
 
@@ -357,15 +347,6 @@ _CODES: dict[type[BaseException], int] = {
     CoveyError: 1,
 }
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
-
-
-def _load(console: Console, path: Path | None, changes: list[str]) -> Config:
-    """The experiment of a command; what the changes have dropped is printed."""
-    notes: list[str] = []
-    config = load(path, changes, notes)
-    for note in notes:
-        console.print(f"note: {escape(note)}", highlight=False)
-    return config
 
 
 def _refuse(console: Console, items: list[Advice], force: bool) -> bool:
@@ -396,9 +377,9 @@ def _diagnose(config: Config) -> dict[str, Any]:
     experiment = config.experiment(config.seed)
     run = Run(experiment)
     disk = shutil.disk_usage(".")
-    pages = (
-        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    )
+    pages = 0
+    if hasattr(os, "sysconf"):
+        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
@@ -428,7 +409,9 @@ _EXTRAS = {
 
 def _extra(extra: str, modules: tuple[str, ...]) -> str:
     lacking = [module for module in modules if find_spec(module) is None]
-    return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')" if lacking else "installed"
+    if lacking:
+        return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')"
+    return "installed"
 
 
 def _data_sets() -> dict[str, str]:

@@ -73,7 +73,9 @@ def checked(section: str, table: Mapping[str, Any], prefix: str | None = None) -
     names = registry.names(KINDS[section])
     name = table.get("name")
     if not isinstance(name, str) or not (name in names or modules.is_own(section, name)):
-        own = f", or {modules.FORM} of your own" if section == "algorithm" else ""
+        own = ""
+        if section == "algorithm":
+            own = f", or {modules.FORM} of your own"
         listed = f"one of {', '.join(names)}{own}"
         if name is None:
             raise ConfigError(f"[{prefix}] needs a name: {listed}.")
@@ -130,7 +132,9 @@ def explain(kind: str, name: str) -> dict[str, str]:
     out = {}
     for key in schema(build, section).model_fields:
         values = glossary.kind_of(hints.get(key))
-        meaning = glossary.meaning(name, key, build) if kind == "algorithms" else ""
+        meaning = ""
+        if kind == "algorithms":
+            meaning = glossary.meaning(name, key, build)
         out[key] = ": ".join(part for part in (values, meaning) if part)
     return out
 

@@ -13,12 +13,14 @@ from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
 from covey.data import Shards, device_file
+from covey.data.shards import SPLITS
 from covey.engine.layout import ParameterLayout
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs import checkpoint, snapshot
 from covey.runs.newcomers import Newcomers
 from covey.runs.scoring import Score, score_of
+from covey.runs.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -64,33 +66,36 @@ def personalize(
     space = task.task.space
     above = _above(folder, experiment.algorithm)
     w = snapshot.read(folder / "models" / "global.safetensors", space).rows
-    ids = torch.zeros(1, dtype=torch.int64)
     rows = w
+    names = ["global"]
     if above != "global":
         snap = snapshot.read(folder / "models" / f"{above}.safetensors", space)
-        ids = snap.ids
         rows = snap.rows
-    edges = form.names.edges if len(experiment.algorithm.tiers()) > 2 else ()
-    names = [edges[number] if edges else str(number) for number in ids.tolist()]
-    chosen = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
+        names = _edge_names(snap, form, experiment.algorithm)
+    if edge is not None:
+        chosen = _chosen(edge, above, names)
+    else:
+        chosen = int(task.fitting([rows])[0])
     start_row = rows[chosen : chosen + 1].to(task.task.device)
     personal = task.adapted(start_row, round=config.rounds)
-    models = {
-        "global": w.to(start_row),
-        **({"edge": start_row} if above != "global" else {}),
-        "personal": personal,
-    }
-    parts = {
-        part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")
-    }
-    nonempty = [part for part, count in parts.items() if count]
-    scores = {
-        name: _scores(task, name, row, nonempty, config.rounds) for name, row in models.items()
-    }
+    models = {"global": w.to(start_row)}
+    if above != "global":
+        models["edge"] = start_row
+    models["personal"] = personal
+    counts = {part: int(shards.part(part).counts().sum()) for part in SPLITS}
+    parts = [part for part, count in counts.items() if count]
+    scores = {name: _scores(task, name, row, parts, config.rounds) for name, row in models.items()}
     path = out or folder / f"personal-{data.stem}.safetensors"
     _write(path, space, personal, config, data)
-    start = "global" if above == "global" else names[chosen]
-    return Personalized(path, start, scores, parts)
+    return Personalized(path, names[chosen], scores, counts)
+
+
+def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[str]:
+    """The names of the edges that have a model; their numbers where the data has no names."""
+    numbers = edges.ids.tolist()
+    if form.names.edges and len(algorithm.tiers()) > 2:
+        return [form.names.edges[number] for number in numbers]
+    return [str(number) for number in numbers]
 
 
 def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path, int]:
@@ -140,7 +145,9 @@ def _above(folder: Path, algorithm: Algorithm) -> str:
     They are those of the tier above it, or "global" where the run has no others.
     """
     above = algorithm.above()
-    return above if (folder / "models" / f"{above}.safetensors").exists() else "global"
+    if (folder / "models" / f"{above}.safetensors").exists():
+        return above
+    return "global"
 
 
 def _chosen(edge: str, above: str, names: list[str]) -> int:

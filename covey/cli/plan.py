@@ -20,6 +20,7 @@ from covey.cli import config
 from covey.cli.folder import refused
 from covey.cli.options import AsJson
 from covey.cli.scenario import ScenarioFile, ScenarioForm, load
+from covey.cli.show import plural
 from covey.errors import ConfigError
 from covey.report.plan_picture import draw
 from covey.wireless import POLICIES, Plan, Policy, fixed
@@ -95,8 +96,8 @@ def plan(
         }
         print(json.dumps(facts))
         return
-    _show(Console(soft_wrap=True), done, others, name, points)
-    Console(soft_wrap=True).print(f"picture: {escape(str(picture))}", highlight=False)
+    _show(Console(soft_wrap=True, highlight=False), done, others, name, points)
+    Console(soft_wrap=True, highlight=False).print(f"picture: {escape(str(picture))}")
 
 
 def _described(file: Path, changes: list[str]) -> ScenarioForm:
@@ -114,16 +115,15 @@ def _described(file: Path, changes: list[str]) -> ScenarioForm:
         )
     if work is None:
         raise ConfigError(
-            f"{name} does not say what its devices do, so there is no plan; "
+            f"{name} does not state the work of its devices, so no plan can be made; "
             "take fedalt, fedsim, or pruned by plan."
         )
-    policy = (
-        radio.policy.name
-        if radio.policy
-        else "optimal"
-        if experiment.algorithm.planned
-        else "personal_only"
-    )
+    if radio.policy:
+        policy = radio.policy.name
+    elif experiment.algorithm.planned:
+        policy = "optimal"
+    else:
+        policy = "personal_only"
     scenario = radio.scenario(work, seed=settings.seed)
     facts = {
         "policy": policy,
@@ -211,14 +211,15 @@ def _why(plan: Plan, device: int) -> str:
     if not troubled:
         return ""
     row = troubled[0]
-    state = (
-        "left out"
-        if not plan.asked[row, device]
-        else "late"
-        if plan.late()[row, device]
-        else "starved"
-    )
-    when = f" in {len(troubled)} of {len(plan.rounds)} rounds" if len(plan.rounds) > 1 else ""
+    if not plan.asked[row, device]:
+        state = "excluded"
+    elif plan.late()[row, device]:
+        state = "late"
+    else:
+        state = "starved"
+    when = ""
+    if len(plan.rounds) > 1:
+        when = f" in {len(troubled)} of {len(plan.rounds)} rounds"
     return f"{state}{when}: {plan.why(device, row)}"
 
 
@@ -231,12 +232,12 @@ def _show(
 ) -> None:
     scenario = plan.scenario
     sizes = [
-        _count(len(scenario.devices), "device"),
-        _count(len(scenario.cells), "cell"),
-        _count(len(plan.rounds), "round"),
+        plural(len(scenario.devices), "device"),
+        plural(len(scenario.cells), "cell"),
+        plural(len(plan.rounds), "round"),
     ]
     limits = f"deadline {1e3 * scenario.deadline:g} ms, max ratio {scenario.rho_max:g}"
-    console.print(f"{plan.policy}: {', '.join(sizes)}, {limits}", highlight=False)
+    console.print(f"{plan.policy}: {', '.join(sizes)}, {limits}")
     table = _table(
         "device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked"
     )
@@ -257,32 +258,25 @@ def _show(
         table.add_row(row["device"], str(row["cell"]), *figures, *times)
     console.print(table)
     if len(entries) > _ROWS:
-        console.print(f"and {len(entries) - _ROWS} more; --json has them all", highlight=False)
+        console.print(f"and {len(entries) - _ROWS} more; --json has them all")
     for row in [row for row in entries if row["why"]][:_ROWS]:
-        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}", highlight=False)
+        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}")
     if certificate := plan.summary()["certificate"]:
         console.print(
-            "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()),
-            highlight=False,
+            "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items())
         )
     console.print(
-        "\nevery policy, by round: ratio, who is starved, left out and late (by what is encoded), "
-        "time by formula, "
-        "time encoded (with header and mask), energy",
-        highlight=False,
+        "\nall policies, per round: pruning ratio; devices starved, excluded and late; "
+        "time by formula and as encoded (with header and mask); energy"
     )
     console.print(_summaries("policy", others))
     if points:
-        console.print(f"\nsweep of {name}", highlight=False)
+        console.print(f"\nsweep of {name}")
         console.print(_summaries(name, points))
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' if n != 1 else ''}"
-
-
 def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
-    table = _table(first, "mean %", "worst %", "starved", "left", "late", "ms", "encoded", "mJ")
+    table = _table(first, "mean %", "worst %", "starved", "excluded", "late", "ms", "encoded", "mJ")
     for summary in summaries:
         ratios = [f"{100 * summary['mean_ratio']:.2f}", f"{100 * summary['worst_ratio']:.2f}"]
         counts = [

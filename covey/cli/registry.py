@@ -44,7 +44,9 @@ def _inputs(shards: Shards) -> int:
 
 
 def _outputs(shards: Shards) -> int:
-    return shards.classes if shards.classes is not None else shards.y[0].numel()
+    if shards.classes is not None:
+        return shards.classes
+    return shards.y[0].numel()
 
 
 def _shape(shards: Shards) -> tuple[int, ...]:
@@ -65,7 +67,10 @@ them instead.
 def _line(thing: object) -> str:
     """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
     whole = inspect.isclass(thing) or thing.__module__.startswith("covey.models.")
-    text = sys.modules[thing.__module__].__doc__ if whole else inspect.getdoc(thing)
+    if whole:
+        text = sys.modules[thing.__module__].__doc__
+    else:
+        text = inspect.getdoc(thing)
     return _first(text)
 
 
@@ -135,7 +140,9 @@ _TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}  # of a
 def find(kind: str, name: str) -> Listed | None:
     """What a file means by this name: covey's own, or what an installed package declares."""
     declared = installed.find(kind, name, REGISTRY[kind])
-    return REGISTRY[kind].get(name) if declared is None else _installed(declared)
+    if declared is None:
+        return REGISTRY[kind].get(name)
+    return _installed(declared)
 
 
 def method(name: str) -> str:

@@ -212,7 +212,9 @@ def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
     file = radio_file(table)
     counts = tree.children[-1]
     columns = check(ColumnsFile, file.devices, "radio.devices.")
-    rows = _table(Path(columns.table), tuple(KINDS), "radio.devices.table") if columns.table else {}
+    rows = {}
+    if columns.table:
+        rows = _table(Path(columns.table), tuple(KINDS), "radio.devices.table")
     cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return Radio(
         devices=Devices(
@@ -255,15 +257,13 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
     model = check(ModelFile, file.model, "model.")
     named = check(CellsFile, file.cells, "cells.")
     cells = _cells(named, named.count, "cells.")
-    rows = (
-        _table(
+    rows = {}
+    if devices_file.table:
+        rows = _table(
             folder / devices_file.table,
             (*KINDS, "name", "cell", "shared", "personal"),
             "devices.table",
         )
-        if devices_file.table
-        else {}
-    )
     n, cell = _places(devices_file, rows, len(cells))
     columns = _columns(devices_file, rows, n, file.seed, "devices.")
     sizes = {
@@ -322,15 +322,14 @@ def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tup
         cell = rows.get("cell", [0] * n)
         wrong = [text for text in map(str, cell) if not _is_cell(text)]
         if wrong:
-            rule = "it must be whole numbers from 0"
+            rule = "cells are integers from 0"
             raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
         return n, torch.tensor([int(text) for text in cell])
     count = file.count if file.count is not None else 10
-    counts = (
-        count
-        if isinstance(count, list)
-        else [count // cells + (index < count % cells) for index in range(cells)]
-    )
+    if isinstance(count, list):
+        counts = count
+    else:
+        counts = [count // cells + (index < count % cells) for index in range(cells)]
     if len(counts) != cells or min(counts) < 0 or not 1 <= sum(counts) <= _MOST_DEVICES:
         raise ConfigError(
             f"devices.count = {count}: give how many there are in all, "
@@ -352,58 +351,63 @@ def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]
             rows = [cells for cells in reader if cells]
     except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
         raise ConfigError(f"{key}: cannot read {shown(str(path))}: {error}.") from error
-    unknown = sorted(set(header) - set(allowed))
-    trouble = ""
-    if not rows:
-        trouble = "it has no rows"
-    elif unknown:
-        trouble = f"unknown columns {shown(unknown)}"
-    elif len(set(header)) < len(header):
-        trouble = f"a column is named twice among {shown(header)}"
-    elif wrong := [number for number, cells in enumerate(rows, 1) if len(cells) != len(header)]:
-        trouble = (
-            f"row {wrong[0]} has {len(rows[wrong[0] - 1])} cells where the header has {len(header)}"
-        )
-    if trouble:
-        raise ConfigError(
-            f"{key} {path}: {trouble}; known columns are {', '.join(sorted(allowed))}."
-        )
+    if trouble := _trouble(header, rows, allowed):
+        listed = ", ".join(sorted(allowed))
+        raise ConfigError(f"{key} {path}: {trouble}; known columns are {listed}.")
     return {name: [cells[column] for cells in rows] for column, name in enumerate(header)}
+
+
+def _trouble(header: list[str], rows: list[list[str]], allowed: Sequence[str]) -> str:
+    """What is wrong with a table; "" if nothing is."""
+    if not rows:
+        return "it has no rows"
+    if unknown := sorted(set(header) - set(allowed)):
+        return f"unknown columns {shown(unknown)}"
+    if len(set(header)) < len(header):
+        return f"a column is named twice among {shown(header)}"
+    for number, cells in enumerate(rows, 1):
+        if len(cells) != len(header):
+            return f"row {number} has {len(cells)} cells where the header has {len(header)}"
+    return ""
 
 
 def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
     """A column in SI units, float64 [n]."""
     if isinstance(value, dict):
-        if len(value) != 1 or not isinstance(ends := next(iter(value.values())), list):
-            raise ConfigError(
-                f"{name} = {value} must have one kind and its values, "
-                f'such as {{ uniform = ["1", "2"] }}.'
-            )
-        numbers, units = (
-            zip(*(_number(item, name, kind) for item in ends), strict=True) if ends else ((), ())
-        )
-        if len(set(units)) > 1:
-            raise ConfigError(
-                f"{name} = {value} has the units {', '.join(units)}; write all values in one."
-            )
-        drawn = Spread(next(iter(value)), tuple(numbers)).draw(
-            draws.key(seed, name), torch.arange(n)
-        )
-        if units[0]:
-            drawn = torch.tensor(
-                [to_si(item, units[0]) for item in drawn.tolist()], dtype=torch.float64
-            )
-        if not drawn.isfinite().all():
-            raise ConfigError(
-                f"{name} = {shown(value)} draws values out of range; give smaller ones."
-            )
-        return drawn
-    each = [_si(item, name, kind) for item in (value if isinstance(value, list) else [value])]
-    if len(each) not in (1, n) or (isinstance(value, list) and len(each) != n):
+        return _drawn_column(value, name, kind, n, seed)
+    if not isinstance(value, list):
+        return torch.full((n,), _si(value, name, kind), dtype=torch.float64)
+    values = [_si(item, name, kind) for item in value]
+    if len(values) != n:
         raise ConfigError(
-            f"{name} has {len(each)} values for {n} devices; give one for each, or one."
+            f"{name} has {len(values)} values for {n} devices; give one for each, or one."
         )
-    return torch.tensor(each, dtype=torch.float64).expand(n).clone()
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _drawn_column(value: dict[Any, Any], name: str, kind: str, n: int, seed: int) -> Tensor:
+    """A column drawn from a distribution, float64 [n]."""
+    if len(value) != 1 or not isinstance(next(iter(value.values())), list):
+        raise ConfigError(
+            f"{name} = {value} must have one kind and its values, "
+            'such as { uniform = ["1", "2"] }.'
+        )
+    ((distribution, ends),) = value.items()
+    pairs = [_number(item, name, kind) for item in ends]
+    numbers = tuple(number for number, _ in pairs)
+    units = list(dict.fromkeys(unit for _, unit in pairs))
+    if len(units) > 1:
+        raise ConfigError(
+            f"{name} = {value} has the units {', '.join(units)}; write all values in one."
+        )
+    drawn = Spread(distribution, numbers).draw(draws.key(seed, name), torch.arange(n))
+    if units[0]:
+        drawn = torch.tensor(
+            [to_si(item, units[0]) for item in drawn.tolist()], dtype=torch.float64
+        )
+    if not drawn.isfinite().all():
+        raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")
+    return drawn
 
 
 def _number(value: Any, name: str, kind: str) -> tuple[float, str]:

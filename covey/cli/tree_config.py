@@ -54,11 +54,9 @@ class TreeConfig(BaseModel):
             )
         if form == "similar":
             return similar(shards, model, self.edges, seed)
-        return (
-            edges.random(shards, self.edges, seed)
-            if form == "random"
-            else edges.consecutive(shards, self.edges)
-        )
+        if form == "random":
+            return edges.random(shards, self.edges, seed)
+        return edges.consecutive(shards, self.edges)
 
     def _check(self, shards: Shards) -> None:
         if self.edges is not None and self.children is not None:
@@ -70,7 +68,7 @@ class TreeConfig(BaseModel):
             )
         if self.form in ("random", "similar") and not isinstance(self.edges, int):
             raise ConfigError(
-                f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, "
+                f"tree.form = {spell(self.form)} needs the number of edges, as in tree.edges = 4, "
                 f"not {spell(self.edges)}."
             )
         if self.form in ("worst", "average", "data") and self.edges is not None:
@@ -80,8 +78,7 @@ class TreeConfig(BaseModel):
             )
         if self.form == "data" and not shards.edges:
             raise ConfigError(
-                f'tree.form = "data", but {shards.name} does not say who stands under which edge; '
-                "give tree.edges."
+                f'tree.form = "data", but {shards.name} has no edges; give tree.edges.'
             )
         if self.form is not None and self.children is not None:
             raise ConfigError(
@@ -101,16 +98,14 @@ def _check_edges(tree: Mapping[str, Any]) -> None:
     if not isinstance(edges, str) or edges == "none":
         return
     forms = typing.get_args(typing.get_args(TreeConfig.model_fields["form"].annotation)[0])
-    rule = "edges is how many there are, or how many devices each has"
+    rule = "edges is the number of edges, or a list of the devices per edge"
     if edges not in forms:
         raise ConfigError(
             f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; "
-            "who stands under which "
-            f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
+            f"tree.form sets the edge of each device{nearest(edges, forms)}, "
+            f"one of {', '.join(forms)}."
         )
     form = f"tree.form = {spell(edges)}"
     if edges in ("consecutive", "random", "similar"):
-        form += " together with their number, as in tree.edges = 4"
-    raise ConfigError(
-        f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}."
-    )
+        form += " together with the number of edges, as in tree.edges = 4"
+    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; for this order give {form}.")

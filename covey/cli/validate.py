@@ -93,7 +93,9 @@ def apply(table: dict[str, Any], change: str, renamed: Renamed | None = None) ->
             raise ConfigError(f"{change!r}: {parent} is a value, not a table.")
     value = _value(text, change)
     if last == "name" and parents and table.get("name") not in (None, value):
-        kept = {} if renamed is None else renamed(".".join(parents), dict(table), value)
+        kept = {}
+        if renamed is not None:
+            kept = renamed(".".join(parents), dict(table), value)
         table.clear()
         table |= kept
     table[last] = value

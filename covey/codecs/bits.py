@@ -45,7 +45,9 @@ def unpack(bits: Bytes, width: int) -> NDArray[np.bool_]:
 
 def count(bits: Bytes, width: int) -> int:
     """How many bits are set."""
-    return native.ones(bits, width) if native.packs() else int(_ONES[bits].sum())
+    if native.packs():
+        return native.ones(bits, width)
+    return int(_ONES[bits].sum())
 
 
 def squeeze(values: Values, bits: Bytes, sent: int) -> Values:

@@ -85,7 +85,9 @@ def arriving(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
 def which(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
     """Not 0 where a value of rows [n, P] is sent by a layout that does not send all."""
     check_rows(rows, mask, ndim=2)
-    return patterns(numbers.rounded(rows, values)) if mask is None else mask.expand(rows.shape)
+    if mask is None:
+        return patterns(numbers.rounded(rows, values))
+    return mask.expand(rows.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +108,9 @@ class Sent:
 
         They are the values inside the mask or, without a mask, those that arrive as not 0.
         """
-        return (
-            numbers.bits_of(self.row, self.values)
-            if self.mask is None
-            else bits.of_mask(self.mask.numpy())
-        )
+        if self.mask is None:
+            return numbers.bits_of(self.row, self.values)
+        return bits.of_mask(self.mask.numpy())
 
     @cached_property
     def count(self) -> int:
@@ -163,11 +163,9 @@ def join(*parts: bytes | NDArray[Any]) -> bytes:
         for part in parts
     ]
     size = sum(len(part) for part in raw)
-    return (
-        native.join(raw, size)
-        if size > _LARGE and native.packs()
-        else b"".join(part.data for part in raw)
-    )
+    if size > _LARGE and native.packs():
+        return native.join(raw, size)
+    return b"".join(part.data for part in raw)
 
 
 class Reader:
@@ -248,7 +246,9 @@ class Reader:
 
     def mask(self, packed: Bytes) -> Tensor | None:
         """The bits as a mask, if the message has one."""
-        return torch.from_numpy(bits.unpack(packed, self.head.width)) if self.head.masked else None
+        if self.head.masked:
+            return torch.from_numpy(bits.unpack(packed, self.head.width))
+        return None
 
     def end(self) -> None:
         """Refuse bytes after the last block."""

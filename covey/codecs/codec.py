@@ -16,9 +16,12 @@ class Codec(Protocol):
     too, and the others arrive as zeros (a kept weight may itself be 0). A key is the address of the
     draws by which some codecs round (`covey.draws.key`); the others leave it alone. The laws:
 
-        codec.decode(codec.encode(row, mask, key), limit=P)[0] is codec.roundtrip(row[None], mask,
-        keys)[0], bit for bit codec.roundtrip changes nothing the second time len(codec.encode(row,
-        mask, key)) == codec.nbytes(row[None], mask)[0]
+        codec.decode(codec.encode(row, mask, key), limit=P)[0] is, bit for bit,
+        codec.roundtrip(row[None], mask, keys)[0]
+
+        codec.roundtrip changes nothing the second time
+
+        len(codec.encode(row, mask, key)) == codec.nbytes(row[None], mask)[0]
     """
 
     @property

@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 24  # values that torch rounds together
 def check(values: str) -> None:
     """Refuse the name of another format."""
     if values not in ("own", *HALVES):
-        raise ConfigError(f"values travel as 'own', 'f16' or 'bf16', not {values!r}.")
+        raise ConfigError(f"values are sent as 'own', 'f16' or 'bf16', not {values!r}.")
 
 
 def size(values: str, own: int) -> int:

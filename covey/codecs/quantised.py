@@ -128,7 +128,9 @@ class Quantised:
         """Counted from the mask, or the same for every row."""
         blocks.check_rows(rows, mask, ndim=2)
         nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        sent = nothing if mask is None else blocks.count(mask.expand(rows.shape))
+        sent = nothing
+        if mask is not None:
+            sent = blocks.count(mask.expand(rows.shape))
         return self.lengths(
             sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
         )
@@ -151,7 +153,9 @@ class Quantised:
         if self.draws and (
             keys is None or keys.dtype != torch.int64 or keys.shape != rows.shape[:1]
         ):
-            got = "none" if keys is None else f"{keys.dtype} {list(keys.shape)}"
+            got = "none"
+            if keys is not None:
+                got = f"{keys.dtype} {list(keys.shape)}"
             raise ConfigError(
                 f"{self.name} with stochastic rounding needs a key for each row, "
                 f"int64 [{len(rows)}], got {got}."
@@ -164,4 +168,6 @@ class Quantised:
 
     def _integers(self, reader: Reader, count: int) -> Integers:
         packed = reader.block((count * self.bits + 7) // 8, f"{count} integers of {self.bits} bits")
-        return packed.view(np.int8) if self.bits == 8 else integers.unpack_nibbles(packed, count)
+        if self.bits == 8:
+            return packed.view(np.int8)
+        return integers.unpack_nibbles(packed, count)

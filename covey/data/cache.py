@@ -16,24 +16,30 @@ from covey.errors import DataError
 
 def write(path: Path, arrays: Arrays, source: str) -> None:
     """Keep these examples and where they came from; the file is replaced whole or not at all."""
-    part = (
-        path.parent / f".{path.name}.{uuid.uuid4().hex}.part"
-    )  # two processes may fetch the same set at once
-    who = arrays.writers if arrays.writers is not None else np.empty(0, dtype=np.int64)
+    # Two processes may fetch the same set at once.
+    part = path.parent / f".{path.name}.{uuid.uuid4().hex}.part"
+    writers = np.empty(0, dtype=np.int64)
+    if arrays.writers is not None:
+        writers = arrays.writers
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "xb") as file:
             np.savez(
-                file, x=arrays.x, y=arrays.y, train=arrays.train, writers=who,
-                writer_names=np.array(arrays.writer_names, dtype=str), source=source,
-            )  # fmt: skip
+                file,
+                x=arrays.x,
+                y=arrays.y,
+                train=arrays.train,
+                writers=writers,
+                writer_names=np.array(arrays.writer_names, dtype=str),
+                source=source,
+            )
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         raise DataError(
             f"cannot keep the data in {path}: {error}; "
-            "name a folder to write to by data_dir or COVEY_DATA."
+            "choose a writable folder with data_dir or COVEY_DATA."
         ) from error
     finally:
         with suppress(OSError):

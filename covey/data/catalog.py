@@ -52,7 +52,10 @@ def known(name: str, split: str | None = None) -> KnownSet:
     """
     key = f"{name}-{split or 'digits'}" if name == "emnist" else name
     if key not in CATALOG or (split is not None and name != "emnist"):
-        wanted = f"{name!r}" if split is None else f"{name!r} with split={split!r}"
+        if split is None:
+            wanted = f"{name!r}"
+        else:
+            wanted = f"{name!r} with split={split!r}"
         raise DataError(f"no data set is called {wanted}; choose one of {', '.join(CATALOG)}.")
     return CATALOG[key]
 

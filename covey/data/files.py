@@ -65,11 +65,10 @@ def files(
     where = Path(path).expanduser()
     faults = Faults()
     _check_options(columns, classes, regression=regression)
-    table = (
-        folder_table(where, columns, faults)
-        if _is_folder(where)
-        else _table(where, columns, faults)
-    )
+    if _is_folder(where):
+        table = folder_table(where, columns, faults)
+    else:
+        table = _table(where, columns, faults)
     goal = _goal(table, classes, faults, regression=regression)
     homes = _homes(table)
     parts = _parts(table, homes, split=split, seed=seed)
@@ -114,17 +113,15 @@ def device_file(
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
-    class_names = (
-        [str(number) for number in range(classes)] if isinstance(classes, int) else classes
-    )
-    goal = _goal(table, class_names, faults, regression=class_names is None)
+    numbered = isinstance(classes, int)
+    if isinstance(classes, int):
+        classes = [str(number) for number in range(classes)]
+    goal = _goal(table, classes, faults, regression=classes is None)
     homes = _Homes([np.arange(len(table))], (path.stem,))
     parts = _parts(table, homes, split=split, seed=seed)
-    names = Names(
-        homes.devices,
-        classes=() if isinstance(classes, int) else goal.names,
-        features=tuple(features),
-    )
+    names = Names(homes.devices, classes=goal.names, features=tuple(features))
+    if numbered:
+        names = replace(names, classes=())
     x = _inputs(table, scaling)
     return Shards(
         x, goal.y, *parts, classes=goal.classes, name=path.stem, names=names, scaling=scaling
@@ -212,7 +209,10 @@ def _homes(table: Table) -> _Homes:
     devices, who = _numbered(table.device or [])
     edges, under = _numbered(table.edge or [])
     _, first = np.unique(who, return_index=True)
-    home = under[first] if table.edge else np.zeros(len(devices), dtype=np.int64)
+    if table.edge:
+        home = under[first]
+    else:
+        home = np.zeros(len(devices), dtype=np.int64)
     if table.edge:
         _check_homes(table, first[who], under)
     order = np.argsort(home, kind="stable")

@@ -31,14 +31,17 @@ def folder_table(folder: Path, columns: Columns, faults: Faults) -> Table:
     return joined(list(tables.values()))
 
 
+def _is_table(path: Path, folder: Path) -> bool:
+    """Whether a path below a folder is a file of rows, and not hidden."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in SUFFIXES and path.is_file() and not hidden
+
+
 def _paths(folder: Path) -> list[Path]:
     """The devices' files under a folder, all in it or all one level below it."""
     paths = [
-        path.relative_to(folder)
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in SUFFIXES and path.is_file()
+        path.relative_to(folder) for path in sorted(folder.rglob("*")) if _is_table(path, folder)
     ]
-    paths = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
     if not paths:
         raise DataError(
             f"there is no {ENDINGS} file in the folder {folder}; put one there for each device."
@@ -95,11 +98,9 @@ def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
         shapes = f"{like.x.shape[1:]} in {first} and {table.x.shape[1:]} in {path}"
         raise DataError(f"examples have shape {shapes}; give all files the same features.")
     order = [table.features.index(name) for name in like.features]
-    return (
-        replace(table, x=table.x[:, order], features=like.features)
-        if table.features != like.features
-        else table
-    )
+    if table.features != like.features:
+        return replace(table, x=table.x[:, order], features=like.features)
+    return table
 
 
 def _check_alike(tables: dict[Path, Table], columns: Columns) -> None:

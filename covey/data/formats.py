@@ -56,13 +56,14 @@ def read(entry: KnownSet, located: Located) -> Arrays:
         have = tuple(arrays.x.shape[1:])
         raise DataError(
             f"{located.folder} has images of shape {have}, "
-            f"but those of {entry.name} have {entry.shape}; get its own files."
+            f"but those of {entry.name} have {entry.shape}; download its own files."
         )
     wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(entry.classes)))
     if len(wrong):
         raise DataError(
             f"{located.folder}: image {wrong[0]} has the label {arrays.y[wrong[0]]}, "
-            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}; get its own files."
+            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}; "
+            "download its own files."
         )
     return arrays
 
@@ -81,7 +82,7 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
         if magic != bytes([0, 0, 8, axes]):
             raise DataError(
                 f"{name} begins with {magic!r}, "
-                f"so it is not an idx file of bytes with {axes} axes; get it again."
+                f"so it is not an idx file of bytes with {axes} axes; download it again."
             )
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         npz.check_memory(math.prod(shape), name)
@@ -93,14 +94,14 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
             filled += len(block)
         if filled < len(room) or stream.read(1):
             raise DataError(
-                f"{name} does not have the {len(room)} values that its head speaks of; "
-                "get it again."
+                f"{name} does not have the {len(room)} values that its header declares; "
+                "download it again."
             )
     return array
 
 
 @contextmanager
-def named(name: object, remedy: str = "get it again") -> Iterator[None]:
+def named(name: object, remedy: str = "download it again") -> Iterator[None]:
     """What goes wrong while reading, as a DataError that names the file."""
     try:
         yield
@@ -156,7 +157,7 @@ def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Array
         if not data or len(data) % size:
             raise DataError(
                 f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; "
-                "get it again."
+                "download it again."
             )
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
         pairs.append((records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]))
@@ -173,7 +174,7 @@ def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Array
         if lacking := {"data", labels} - content.keys():
             raise DataError(
                 f"{name} has no {lacking.pop()!r}, only {', '.join(content)}; "
-                "get the official file again."
+                "download the official file again."
             )
         with named(name):
             pairs.append((content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])))
@@ -196,7 +197,9 @@ def _emnist_matlab(files: Files) -> Arrays:
         who = _labels(np.concatenate([part["writers"].reshape(-1) for part in parts]))
     arrays = _joined(list(zip(images, labels, strict=True)), [f"{path} (train)", f"{path} (test)"])
     if len(who) != len(arrays.y):
-        raise DataError(f"{path} has {len(who)} writers for {len(arrays.y)} images; get it again.")
+        raise DataError(
+            f"{path} has {len(who)} writers for {len(arrays.y)} images; download it again."
+        )
     numbers, writers = np.unique(who, return_inverse=True)
     return arrays._replace(
         writers=writers.astype(np.int64), writer_names=tuple(str(number) for number in numbers)
@@ -221,7 +224,7 @@ def _leaf(files: Files) -> Arrays:
 
 
 def _labels(values: Any) -> Numbers:
-    """Labels as int64; a ValueError if they are not whole numbers on one axis."""
+    """Labels as int64; a ValueError if they are not integers on one axis."""
     if isinstance(values, list) and any(isinstance(value, list | dict) for value in values):
         # Lists of the same lists, a few bytes in a file, would be multiplied out by numpy.
         raise ValueError("its labels are lists, not numbers")
@@ -230,7 +233,7 @@ def _labels(values: Any) -> Numbers:
     if array.dtype.kind == "f":
         whole = bool((array == np.rint(array)).all())
     if array.ndim != 1 or not whole or not (np.abs(array) < 2**53).all():
-        raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not whole numbers")
+        raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not integers")
     return array.astype(np.int64)
 
 
@@ -247,12 +250,12 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
         if len(x) != len(y):
             raise DataError(
                 f"{name} has {len(y)} labels for {len(x)} images; "
-                "get it again, or the images beside it."
+                "download it again, or the images beside it."
             )
         if x.dtype != np.uint8:
-            raise DataError(f"{name} has images of {x.dtype}, not of bytes; get it again.")
+            raise DataError(f"{name} has images of {x.dtype}, not of bytes; download it again.")
     if not pairs:
-        raise DataError("there is no example in any of the files; get them again.")
+        raise DataError("there is no example in any of the files; download them again.")
     shape = pairs[0][0].shape[1:]
     x = np.empty((sum(len(x) for x, _ in pairs), *shape), dtype=np.uint8)
     with named(names[0]):
@@ -277,19 +280,18 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
     (path,) = files
     contents = {}
     with named(path), tarfile.open(path) as archive:
-        for (
-            entry
-        ) in archive:  # in its own order: going back would mean unpacking again from the start
+        # In its own order: going back would mean unpacking again from the start.
+        for entry in archive:
             if (name := Path(entry.name).name) in members and (
                 stream := archive.extractfile(entry)
             ):
                 if entry.size > _LARGEST_MEMBER:
                     raise DataError(
-                        f"{path}: {name} would have {entry.size:,} bytes; get it again."
+                        f"{path}: {name} would have {entry.size:,} bytes; download it again."
                     )
                 contents[name] = stream.read()
     if lacking := [name for name in members if name not in contents]:
-        raise DataError(f"{path} lacks {', '.join(lacking)}; get it again.")
+        raise DataError(f"{path} lacks {', '.join(lacking)}; download it again.")
     yield from ((f"{path} ({name})", contents[name]) for name in members)
 
 
@@ -297,7 +299,9 @@ def _unpacked(stream: IO[bytes]) -> IO[bytes]:
     """By what it holds, not by its name: some programs unpack a .gz file and leave it its name."""
     packed = stream.read(2) == b"\x1f\x8b"
     stream.seek(0)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
+    if packed:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    return stream
 
 
 FORMATS: dict[str, Callable[[Files], Arrays]] = {

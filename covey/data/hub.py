@@ -42,7 +42,7 @@ def fetch(entry: KnownSet, repository: str) -> Arrays:
     if "train" not in splits:
         raise DataError(
             f"{repository} has the splits {', '.join(splits)}, but not train; "
-            "name another one by hub."
+            "choose another repository with hub."
         )
     return _converted(
         entry, repository, [splits[name] for name in ("train", "test") if name in splits]
@@ -137,7 +137,7 @@ def _column(columns: list[str], wanted: Iterable[str], repository: str) -> str:
             return name
     raise DataError(
         f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; "
-        "name another one by hub."
+        "choose another repository with hub."
     )
 
 
@@ -146,7 +146,7 @@ def _image(entry: KnownSet, cell: Any, where: str) -> Bytes:
     if not hasattr(cell, "convert"):
         raise DataError(
             f"{where}: the image is a {type(cell).__name__}; "
-            "name a repository whose column holds images by hub."
+            "choose a repository with a column of images with hub."
         )
     channels, height, width = entry.shape
     if cell.size != (width, height):
@@ -154,11 +154,9 @@ def _image(entry: KnownSet, cell: Any, where: str) -> Bytes:
             f"{where}: the image has {cell.size} pixels, "
             f"but those of {entry.name} have {(width, height)}."
         )
-    return (
-        np.asarray(cell.convert("L"))
-        if channels == 1
-        else np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
-    )
+    if channels == 1:
+        return np.asarray(cell.convert("L"))
+    return np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
 
 
 def _label(entry: KnownSet, cell: Any, where: str) -> int:

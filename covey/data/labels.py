@@ -47,7 +47,9 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
     if have["text"]:
         return sorted(kinds)
     # As Decimal, because Python makes no int of thousands of digits.
-    return None if have["fraction"] else sorted(kinds, key=lambda label: (Decimal(label), label))
+    if have["fraction"]:
+        return None
+    return sorted(kinds, key=lambda label: (Decimal(label), label))
 
 
 def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Complain) -> Targets:

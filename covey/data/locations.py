@@ -34,7 +34,9 @@ def folder(data_dir: str | Path | None = None) -> Path:
     >>> folder("some/where").parts
     ('some', 'where')
     """
-    named = data_dir if data_dir is not None else os.environ.get("COVEY_DATA")
+    named = data_dir
+    if data_dir is None:
+        named = os.environ.get("COVEY_DATA")
     return Path(named).expanduser() if named else _user_data() / "covey"
 
 

@@ -136,7 +136,10 @@ def _tensor(array: Any, name: str) -> Tensor:
             f"{name} is an array of {array.dtype}; give numbers, as in array.astype('float32')."
         )
     # Copied: torch wants its own byte order, positive strides and memory it may write to.
-    dtype = np.dtype(np.float32) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    if array.dtype.kind == "f":
+        dtype = np.dtype(np.float32)
+    else:
+        dtype = array.dtype.newbyteorder("=")
     with np.errstate(over="ignore"):
         copy = array.astype(dtype, order="C")
     if array.dtype.kind == "f":

@@ -177,7 +177,7 @@ def generator(seed: int, *address: int) -> np.random.Generator:
     It depends on nothing else.
     """
     if not whole_within(seed, 0, math.inf):
-        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
+        raise DataError(f"seed={shown(seed)}; give a non-negative integer.")
     return np.random.default_rng([seed, *address])
 
 
@@ -203,7 +203,7 @@ def checked(y: Labels) -> Numbers:
         raise DataError(
             f"y is {array.dtype} of shape {array.shape} (it begins "
             f"{array.reshape(-1)[:5].tolist()}), but dealing by "
-            "label needs one axis of whole numbers from 0; give class labels, or use partition.iid."
+            "label needs one axis of integers from 0; give class labels, or use partition.iid."
         )
     return array.astype(np.int64)
 
@@ -219,7 +219,7 @@ def check_labels(labels: int, classes: int) -> None:
 def check_devices(devices: int, examples: int) -> None:
     """An error if the examples cannot be dealt to so many devices."""
     if not whole_within(devices, 1, math.inf):
-        raise DataError(f"devices={shown(devices)}; give a whole number of at least 1.")
+        raise DataError(f"devices={shown(devices)}; give an integer of at least 1.")
     if devices > examples:
         raise DataError(
             f"devices={shown(devices)}, but there are only {examples} examples; "

@@ -39,7 +39,7 @@ def batch(data: bytes, name: str) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle can fail in any way
         reason = str(error) or type(error).__name__
         raise DataError(
-            f"{name} is not a CIFAR batch: {reason}; get the official file again."
+            f"{name} is not a CIFAR batch: {reason}; download the official file again."
         ) from error
 
 

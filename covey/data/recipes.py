@@ -394,7 +394,7 @@ def _hand_out(images: Numbers, owners: Numbers, each: int, piles: list[list[Numb
 def _older(seed: int) -> np.random.RandomState:
     """The generator that the published codes used."""
     if not 0 <= seed < 2**32:
-        raise DataError(f"seed={shown(seed)}; give a whole number from 0 to {2**32 - 1}.")
+        raise DataError(f"seed={shown(seed)}; give an integer from 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)
 
 

@@ -38,7 +38,10 @@ class Scaling:
 
     def __call__(self, values: Tensor) -> Tensor:
         """The inputs of a model, float32 where values are whole numbers."""
-        x = values if values.is_floating_point() else values.to(torch.float32)
+        if values.is_floating_point():
+            x = values
+        else:
+            x = values.to(torch.float32)
         if self.kind == "none":
             return x
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
@@ -47,7 +50,7 @@ class Scaling:
 def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
     """The scaling of this kind for `values` [n, ...].
 
-    `trained` numbers the examples in training parts.
+    `train` numbers the examples that devices train on.
 
     >>> pixels = torch.tensor([[0, 255], [255, 255]], dtype=torch.uint8)
     >>> scaling("unit", pixels, torch.tensor([0]))(pixels)
@@ -66,16 +69,24 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
         return Scaling(kind, zero, one / 255)
     if kind == "half":
         return Scaling(kind, one * 127.5, one / 127.5)
-    used = torch.unique(train) if kind != "paper" else torch.arange(len(values))
-    over = (0, *range(2, values.ndim)) if kind == "channel" and values.ndim == 4 else (0,)
-    if kind == "channel" and values.ndim != 4:
-        over = tuple(range(values.ndim))  # one channel
-    mean, deviation = _moments(values, used, over)
+    used = torch.unique(train)
+    if kind == "paper":
+        used = torch.arange(len(values))
+    mean, deviation = _moments(values, used, _axes(kind, values.ndim))
     if kind in ("pixel", "paper"):
         return Scaling(kind, mean, 1 / (deviation + _EPS))
     return Scaling(
         kind, mean, torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation))
     )
+
+
+def _axes(kind: Normalise, ndim: int) -> tuple[int, ...]:
+    """The axes over which the moments are taken."""
+    if kind != "channel":
+        return (0,)
+    if ndim == 4:
+        return (0, 2, 3)
+    return tuple(range(ndim))  # one channel
 
 
 def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -89,11 +100,10 @@ def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor,
     total = np.zeros(shape)
     count = 0
     square = np.zeros(shape)
-    centre = (
-        array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)
-        if len(where)
-        else np.zeros(shape)
-    )
+    if len(where):
+        centre = array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)
+    else:
+        centre = np.zeros(shape)
     for start in range(0, len(where), 4096):
         piece = array[where[start : start + 4096]].astype(np.float64) - centre
         total += piece.sum(axis=tuple(over), keepdims=True)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from torch import Tensor
 from covey.data import cache, formats, locations
 from covey.data import hub as hubs
 from covey.data.catalog import CATALOG, KnownSet, known
-from covey.data.deal import deal
 from covey.data.formats import Arrays
 from covey.data.locations import Located
+from covey.data.named_partitions import deal
 from covey.data.partition import SPLIT, Split
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import Names, Part, Shards
@@ -63,40 +63,70 @@ def load(
     return _load(known(name, split).name, locations.folder(data_dir).absolute(), hub)
 
 
-def mnist(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """MNIST: 70,000 handwritten digits of 28 x 28 grey pixels."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("mnist", data_dir=data_dir, hub=hub), "mnist", dealing, normalise)
+class PublishedSet(Protocol):
+    """A function that deals a published data set to devices."""
+
+    def __call__(
+        self,
+        *,
+        partition: str = ...,
+        devices: int | None = None,
+        labels: int | None = None,
+        alpha: float | None = None,
+        normalise: Normalise = "unit",
+        split: Split = SPLIT,
+        data_dir: str | None = None,
+        hub: str | None = None,
+        seed: int = 0,
+    ) -> Shards:
+        """The shards: `partition` by name, with its options; `split` cuts each device's examples.
+
+        `data_dir` and `hub` are those of `load`. `seed` counts repeats of the partition.
+        """
+        ...
 
 
-def fashion_mnist(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(
-        load("fashion_mnist", data_dir=data_dir, hub=hub), "fashion_mnist", dealing, normalise
-    )
+def _published(name: str, about: str, *, usual: str = "labels") -> PublishedSet:
+    """The function of one set; `usual` is its default partition."""
+
+    def shards(
+        *,
+        partition: str = usual,
+        devices: int | None = None,
+        labels: int | None = None,
+        alpha: float | None = None,
+        normalise: Normalise = "unit",
+        split: Split = SPLIT,
+        data_dir: str | None = None,
+        hub: str | None = None,
+        seed: int = 0,
+    ) -> Shards:
+        dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+        return _shards(load(name, data_dir=data_dir, hub=hub), name, dealing, normalise)
+
+    shards.__name__ = name
+    shards.__qualname__ = name
+    shards.__doc__ = about
+    return shards
+
+
+mnist = _published("mnist", "MNIST: 70,000 handwritten digits of 28 x 28 grey pixels.")
+fashion_mnist = _published(
+    "fashion_mnist",
+    "Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels.",
+)
+femnist = _published(
+    "femnist",
+    "FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, one device each.\n\n"
+    "The images have 28 x 28 grey pixels, dark on light.",
+    usual="writer",
+)
+cifar10 = _published(
+    "cifar10", "CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour."
+)
+cifar100 = _published(
+    "cifar100", "CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour."
+)
 
 
 def emnist(
@@ -114,66 +144,11 @@ def emnist(
 ) -> Shards:
     """EMNIST: 280,000 handwritten digits of 28 x 28 grey pixels.
 
-    The split "byclass" has 814,255 digits and letters of 62 classes.
+    The kind "byclass" has 814,255 digits and letters of 62 classes.
     """
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(
-        load("emnist", data_dir=data_dir, hub=hub, split=kind), f"emnist-{kind}", dealing, normalise
-    )
-
-
-def femnist(
-    *,
-    partition: str = "writer",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, one device each.
-
-    The images have 28 x 28 grey pixels, dark on light.
-    """
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("femnist", data_dir=data_dir, hub=hub), "femnist", dealing, normalise)
-
-
-def cifar10(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("cifar10", data_dir=data_dir, hub=hub), "cifar10", dealing, normalise)
-
-
-def cifar100(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("cifar100", data_dir=data_dir, hub=hub), "cifar100", dealing, normalise)
+    raw = load("emnist", data_dir=data_dir, hub=hub, split=kind)
+    return _shards(raw, f"emnist-{kind}", dealing, normalise)
 
 
 @dataclass(frozen=True)
@@ -189,28 +164,23 @@ class _Dealing:
 
     def parts(self, raw: Raw) -> tuple[Part, Part, Part]:
         """Train, validation and test."""
-        return deal(
-            raw.y,
-            partition=self.partition,
-            devices=self.devices,
-            labels=self.labels,
-            alpha=self.alpha,
-            split=self.split,
-            seed=self.seed,
-            writers=raw.writers if self.partition == "writer" else None,
-        )
+        writers = None
+        if self.partition == "writer":
+            writers = raw.writers
+        return deal(raw.y, **vars(self), writers=writers)
 
 
 def _shards(raw: Raw, name: str, dealing: _Dealing, normalise: Normalise) -> Shards:
     train, validation, test = dealing.parts(raw)
     how = scaling(normalise, raw.x, train.index)
     # What no device's examples have a say in is the same for every seed, and held once.
-    x = (
-        _scaled_once(raw, normalise)
-        if normalise in ("none", "unit", "half", "paper")
-        else _scaled(raw.x, how)
-    )
-    writers = _signatures(raw, train) if dealing.partition == "writer" else ()
+    if normalise in ("none", "unit", "half", "paper"):
+        x = _scaled_once(raw, normalise)
+    else:
+        x = _scaled(raw.x, how)
+    writers: tuple[str, ...] = ()
+    if dealing.partition == "writer":
+        writers = _signatures(raw, train)
     return Shards(
         x,
         raw.y,
@@ -252,7 +222,9 @@ def _load(name: str, root: Path, hub: str | None) -> Raw:
         source = str(located.folder)
     else:
         arrays, source = _from_hub(entry, root, located, hub)
-    writers = torch.from_numpy(arrays.writers) if arrays.writers is not None else None
+    writers = None
+    if arrays.writers is not None:
+        writers = torch.from_numpy(arrays.writers)
     x = torch.from_numpy(arrays.x)
     y = torch.from_numpy(arrays.y)
     return Raw(x, y, entry.classes, arrays.train, source, writers, arrays.writer_names)
@@ -277,9 +249,7 @@ def _from_files(entry: KnownSet, root: Path, located: Located) -> Arrays:
 def _from_hub(entry: KnownSet, root: Path, located: Located, hub: str | None) -> tuple[Arrays, str]:
     repository = hub or entry.repository
     if repository is None:
-        trouble = (
-            "No repository on the hub is known to hold it as published; you may name one by hub."
-        )
+        trouble = "No repository on the hub is known to hold it as published; choose one with hub."
         raise DataError(
             f"{_absence(entry, root, located)} {trouble} Or {locations.advice(entry, root)}."
         )
@@ -300,8 +270,6 @@ def _from_hub(entry: KnownSet, root: Path, located: Located, hub: str | None) ->
 def _absence(entry: KnownSet, root: Path, located: Located) -> str:
     if located.missing and located.files:
         return f"{entry.name}: {located.folder} lacks {', '.join(located.missing)}."
-    return (
-        f"{entry.name} is not in {root}."
-        if located.missing
-        else f"{entry.name} is asked for from the hub."
-    )
+    if located.missing:
+        return f"{entry.name} is not in {root}."
+    return f"{entry.name} is requested from the hub."

@@ -253,23 +253,17 @@ class Shards:
         train, validation, test = (
             Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS
         )
-        edge = (
-            np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
-            if self.edges
-            else np.empty(0, dtype=np.int64)
-        )
+        edge = np.empty(0, dtype=np.int64)
+        if self.edges:
+            edge = np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
         order = list(dict.fromkeys(edge.tolist()))
-        together = np.array_equal(np.sort(edge), edge) or len(order) == 1 + int(
-            (np.diff(edge) != 0).sum()
-        )
-        sizes = tuple(int((edge == e).sum()) for e in order) if together else ()
-        names = replace(
-            self.names,
-            devices=tuple(self.names.devices[d] for d in devices) if self.names.devices else (),
-            edges=tuple(self.names.edges[e] for e in order)
-            if self.names.edges and together
-            else (),
-        )
+        changes = int((np.diff(edge) != 0).sum())
+        if len(order) > 0 and len(order) != 1 + changes:
+            order = []  # an edge's devices are apart
+        sizes = tuple(int((edge == e).sum()) for e in order)
+        device_names = self.names.devices and tuple(self.names.devices[d] for d in devices)
+        edge_names = self.names.edges and tuple(self.names.edges[e] for e in order)
+        names = replace(self.names, devices=device_names, edges=edge_names)
         return replace(
             self, edges=sizes, names=names, train=train, validation=validation, test=test
         )
@@ -281,11 +275,9 @@ class Shards:
         """
         owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
         held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
-        label = (
-            self.y[self.train.index].numpy()
-            if self.classes
-            else np.zeros(len(owner), dtype=np.int64)
-        )
+        label = np.zeros(len(owner), dtype=np.int64)
+        if self.classes:
+            label = self.y[self.train.index].numpy()
         np.add.at(held, (owner, label), 1)
         return held
 
@@ -352,8 +344,7 @@ def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
     if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
         have = f"{array.dtype} of shape {array.shape}"
         raise DataError(
-            f"the examples of device {device} are {have}; "
-            "give their numbers, a list of whole numbers."
+            f"the examples of device {device} are {have}; give their numbers, a list of integers."
         )
     return array.astype(np.int64)
 
@@ -398,16 +389,20 @@ def _check_names(shards: Shards) -> None:
             )
 
 
+def _check_plain(tensor: object, name: str) -> None:
+    """Refuse what is no dense tensor with values."""
+    have = ""
+    if not isinstance(tensor, Tensor):
+        have = type(tensor).__name__
+    elif tensor.layout != torch.strided or tensor.device.type == "meta":
+        have = f"{tensor.layout} on {tensor.device}"
+    if have:
+        raise DataError(f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array).")
+
+
 def _check_features(x: Tensor, y: Tensor) -> None:
-    for name, tensor in (("x", x), ("y", y)):
-        have = ""
-        if not isinstance(tensor, Tensor):
-            have = type(tensor).__name__
-        elif tensor.layout != torch.strided or tensor.device.type == "meta":
-            have = f"{tensor.layout} on {tensor.device}"
-        if have:
-            rule = "give a plain tensor, as in torch.from_numpy(array)"
-            raise DataError(f"{name} is {have}; {rule}.")
+    _check_plain(x, "x")
+    _check_plain(y, "y")
     if not x.is_floating_point():
         raise DataError(
             f"x is {x.dtype}, but features must be floats; "

@@ -74,17 +74,17 @@ def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomStat
                 "give 'pfedme', 'fedprox', or a number of examples per device."
             )
         counts = draws.lognormal(4, 2, devices).astype(int) + 50
-        return [int(count) * (5 if sizes == "pfedme" else 1) for count in counts]
+        if sizes == "pfedme":
+            counts *= 5
+        return [int(count) for count in counts]
     whole = isinstance(sizes, Sequence) and all(
         partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes
     )
     if not whole:
-        raise DataError(
-            f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of whole numbers."
-        )
+        raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of integers.")
     if len(sizes) != devices or min(sizes) < 1 or sum(sizes) > _MOST_EXAMPLES:
         raise DataError(
-            f"sizes has {len(sizes)} numbers, the least is {min(sizes, default=None)}, "
+            f"sizes has {len(sizes)} numbers, the min is {min(sizes, default=None)}, "
             f"for {devices} devices; "
             f"give one per device, each at least 1, {_MOST_EXAMPLES:,} in all at most."
         )

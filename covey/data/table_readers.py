@@ -98,7 +98,9 @@ def _fitting(
     misfits = [(line, len(cells)) for line, cells in records if len(cells) != len(header)]
     for line, count in misfits:
         faults.add(source, line, f"has {count} cells where the header has {len(header)}")
-    return [record for record in records if len(record[1]) == len(header)] if misfits else records
+    if misfits:
+        return [record for record in records if len(record[1]) == len(header)]
+    return records
 
 
 def _piece(
@@ -171,12 +173,10 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
 
 
 def _column(column: Any) -> npt.NDArray[np.float64]:
-    array = column.to_numpy()
-    return (
-        array.astype(np.float64)
-        if array.dtype.kind in "fiub"
-        else _numbers(_texts(column.to_pylist()))
-    )
+    array: Array = column.to_numpy()
+    if array.dtype.kind in "fiub":
+        return array.astype(np.float64)
+    return _numbers(_texts(column.to_pylist()))
 
 
 def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
@@ -224,11 +224,10 @@ def _examples(
     """The table of an array x of features, an array y of labels, and columns of text."""
     _check_arrays(path, arrays, columns)
     # Pixels stay bytes and float32 stays itself, for the sake of memory.
-    x = (
-        arrays["x"]
-        if arrays["x"].dtype in (np.uint8, np.float32)
-        else arrays["x"].astype(np.float64)
-    )
+    if arrays["x"].dtype in (np.uint8, np.float32):
+        x = arrays["x"]
+    else:
+        x = arrays["x"].astype(np.float64)
     texts = {
         role: _texts(_decoded(arrays[name]).tolist())
         for role, name in columns.roles(list(arrays)).items()
@@ -240,9 +239,9 @@ def _examples(
 
 def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> None:
     label = ("y",) if columns.labelled else ()
-    remedy = (
-        _ARRAYS if columns.labelled else "give x (and where rows are of several devices, device)"
-    )
+    remedy = "give x (and where rows are of several devices, device)"
+    if columns.labelled:
+        remedy = _ARRAYS
     for name in ("x", *label, *columns.needed):
         if name not in arrays:
             raise DataError(
@@ -264,7 +263,9 @@ def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> 
 
 
 def _decoded(array: Array) -> Array:
-    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8", "replace")
+    return array
 
 
 def _texts(values: Sequence[object]) -> list[str]:

@@ -97,6 +97,11 @@ class Faults:
         """One more, unless something is known of that row already."""
         self.reasons.setdefault((source, position), why)
 
+    def add_rows(self, table: Table, rows: Sequence[int], why: str) -> None:
+        """The same reason for some rows of a table."""
+        for row in rows:
+            self.add(table.source[row], table.position[row], why)
+
     def refuse(self, advice: str) -> None:
         """A DataError that names the first five, if there are any.
 
@@ -126,9 +131,9 @@ def joined(tables: Sequence[Table]) -> Table:
 
     def column(name: str) -> Any:
         columns = [getattr(table, name) for table in tables]
-        return (
-            None if any(cells is None for cells in columns) else list(chain.from_iterable(columns))
-        )
+        if any(cells is None for cells in columns):
+            return None
+        return list(chain.from_iterable(columns))
 
     texts = {name: column(name) for name in ("source", "position", *_ROLES)}
     return Table(
@@ -169,13 +174,11 @@ def complaint(cell: str) -> str:
     if not is_number(cell):
         return f"is {cell!r}, which is not a number"
     value = number(cell)
-    return (
-        "is NaN"
-        if math.isnan(value)
-        else "is infinite"
-        if math.isinf(value)
-        else f"is {cell}, too large for float32"
-    )
+    if math.isnan(value):
+        return "is NaN"
+    if math.isinf(value):
+        return "is infinite"
+    return f"is {cell}, too large for float32"
 
 
 def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -191,26 +194,25 @@ def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults
     """
     for role in _ROLES:
         texts = getattr(table, role) or []
-        for row in [row for row, text in enumerate(texts) if not text] if "" in texts else []:
-            faults.add(
-                table.source[row],
-                table.position[row],
-                f"column {getattr(columns, role)!r} is empty",
-            )
+        if "" in texts:
+            empty = [row for row, text in enumerate(texts) if not text]
+            faults.add_rows(table, empty, f"column {getattr(columns, role)!r} is empty")
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
-            faults.add(
-                table.source[row],
-                table.position[row],
-                f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}",
-            )
-    if table.x.dtype.kind == "f" and len(table):
-        flat = table.x.reshape(len(table), -1)
-        for row, feature in np.argwhere(unusable(flat)).tolist():
-            name = f"column {table.features[feature]!r}" if table.features else "a value of x"
-            faults.add(
-                table.source[row], table.position[row], f"{name} {complaint(cell(row, feature))}"
-            )
+            why = f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}"
+            faults.add_rows(table, [row], why)
+    _look_at_features(table, cell, faults)
+
+
+def _look_at_features(table: Table, cell: Callable[[int, int], str], faults: Faults) -> None:
+    if table.x.dtype.kind != "f" or not len(table):
+        return
+    flat = table.x.reshape(len(table), -1)
+    for row, feature in np.argwhere(unusable(flat)).tolist():
+        name = "a value of x"
+        if table.features:
+            name = f"column {table.features[feature]!r}"
+        faults.add_rows(table, [row], f"{name} {complaint(cell(row, feature))}")
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:

@@ -69,14 +69,13 @@ def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
     >>> image_shape((28, 28)), image_shape((64,))
     ((1, 28, 28), (1, 8, 8))
     """
-    side = isqrt(max(shape[0], 0)) if len(shape) == 1 else 0
-    image = (
-        (1, side, side)
-        if side and side**2 == shape[0]
-        else (1, *shape)
-        if len(shape) == 2
-        else tuple(shape)
-    )
+    image = tuple(shape)
+    if len(shape) == 2:
+        image = (1, *shape)
+    if len(shape) == 1:
+        side = isqrt(max(shape[0], 0))
+        if side**2 == shape[0]:
+            image = (1, side, side)
     if len(image) != 3 or min(image) < 1:
         raise ModelError(
             f"examples of shape {tuple(shape)} are no images; "

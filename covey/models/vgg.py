@@ -70,7 +70,9 @@ def _check(layers: Sequence[Layer], head: Sequence[int], classes: int, groups: i
         raise ModelError(
             f"vgg({arguments}): give numbers of 1 or more, and 'M' in layers for a pooling."
         )
-    uneven = [size for size in channels if groups is not None and (groups < 1 or size % groups)]
+    if groups is None:
+        return
+    uneven = [size for size in channels if groups < 1 or size % groups]
     if uneven:
         raise ModelError(
             f"vgg(groups={groups}, ...): {uneven[0]} channels do not fall into so many groups; "

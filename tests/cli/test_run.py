@@ -121,7 +121,7 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
     assert (
         err
-        == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
+        == f"stopped: the state after round {rounds} is saved; resume with: covey run --resume {folder}\n"
     )
     assert "\x1b" not in out
     assert 3 <= rounds < 60
@@ -230,7 +230,7 @@ def test_wherever_it_is_stopped_it_ends_the_same(
         _interrupt(patch, method, call)
         ended = covey("run", *SMALL, "--out", folder)
     assert ended.code == 130
-    assert f"go on with: covey run --resume {folder}" in ended.err
+    assert f"resume with: covey run --resume {folder}" in ended.err
     assert covey("run", "--resume", folder).code == 0
     assert difference(undisturbed, folder) is None
     assert (folder / "plot.png").exists()
@@ -509,7 +509,7 @@ def test_a_run_folder_in_place_of_a_file_suggests_how_to_go_on(undisturbed: Path
         ended = covey(command, undisturbed)
         assert ended.code == 2
         assert (
-            f"{undisturbed} is the folder of a run; go on with it by covey run --resume {undisturbed}"
+            f"{undisturbed} is the folder of a run; resume it with covey run --resume {undisturbed}"
             in ended.err
         )
 

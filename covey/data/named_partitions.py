@@ -22,7 +22,7 @@ from covey.data.shards import Part
 from covey.errors import DataError, shown
 
 PARTITIONS: dict[str, str] = {
-    "iid": "all devices alike: everything shuffled and dealt in near equal piles",
+    "iid": "i.i.d. devices: all examples shuffled and dealt in near equal piles",
     "labels": "a few labels per device, in near equal piles",
     "dirichlet": "each class dealt by proportions drawn from Dir(alpha): small alpha, "
     "few labels per device",
@@ -40,7 +40,7 @@ PARTITIONS: dict[str, str] = {
     "permfl_cifar100": "PerMFL's CIFAR-100: 350 devices with three labels, most with 30 images",
     "permfl_femnist": "PerMFL's FEMNIST: 3,500 devices with three labels, most with 30 images; "
     "shuffled before the split",
-    "writer": "one device per person who wrote, where the data says who did",
+    "writer": "one device per writer, where the data names the writers",
 }
 
 
@@ -68,7 +68,7 @@ def deal(
     """
     ways.check_split(split)
     if not ways.whole_within(seed, 0, math.inf):
-        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
+        raise DataError(f"seed={shown(seed)}; give a non-negative integer.")
     options = {"devices": devices, "labels": labels, "alpha": alpha, "writers": writers}
     chosen = {name: value for name, value in options.items() if value is not None}
     _check(partition, chosen, len(y))
@@ -183,11 +183,13 @@ def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:
         raise DataError(f"partition={partition!r}; choose one of {', '.join(_DEALS)}.")
     for name, value in chosen.items():
         if name not in _takes(partition):
-            option = f"{name}={shown(value)}" if isinstance(value, int | float) else name
+            option = name
+            if isinstance(value, int | float):
+                option = f"{name}={shown(value)}"
             users = ", ".join(other for other in _DEALS if name in _takes(other))
             raise DataError(
-                f"{option} means nothing to partition {partition!r}; "
-                f"leave it out, or choose one that takes it: {users}."
+                f"{option} is not an option of partition {partition!r}; "
+                f"leave it out, or choose a partition that has it: {users}."
             )
     if partition == "writer" and len(chosen.get("writers", ())) != examples:
         raise DataError(
