@@ -224,9 +224,11 @@ def _compared(findings: Findings) -> str:
 
 
 def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
-    if not findings.classifies:
-        return f"loss {value:.4g}" if unit else f"{value:.4g}"
-    return f"{value:.1f} %" if unit else f"{value:.1f}"
+    if findings.classifies:
+        figure = f"{value:.1f}"
+        return f"{figure} %" if unit else figure
+    figure = f"{value:.4g}"
+    return f"loss {figure}" if unit else figure
 
 
 def _as_dict(

@@ -154,7 +154,9 @@ def run(
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
-    pictures = ["plot.png", "devices.png", *(["compare.png"] if summary.yardsticks else [])]
+    pictures = ["plot.png", "devices.png"]
+    if summary.yardsticks:
+        pictures.append("compare.png")
     console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}")
     console.print(f"look again: covey show {folder.path} --devices")
     again = " --force" if forced else ""
@@ -285,8 +287,11 @@ def _table_with_meanings(kind: Kind, name: str) -> str:
     for key, line in lines.items():
         meaning = meanings.get(key, "")
         if meaning and "\n" in line:
-            out.append(f"# {meaning}")
-        out.append(f"{line:{width}}  # {meaning}" if meaning and "\n" not in line else line)
+            out += [f"# {meaning}", line]
+        elif meaning:
+            out.append(f"{line:{width}}  # {meaning}")
+        else:
+            out.append(line)
     return "\n".join(out) + "\n"
 
 
@@ -311,14 +316,10 @@ def doctor(arguments: What = None, as_json: AsJson = False) -> None:
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in facts.items():
-        table.add_row(
-            name,
-            escape(
-                ", ".join(f"{k} {v}" for k, v in value.items())
-                if isinstance(value, dict)
-                else str(value)
-            ),
-        )
+        text = str(value)
+        if isinstance(value, dict):
+            text = ", ".join(f"{key} {fact}" for key, fact in value.items())
+        table.add_row(name, escape(text))
     Console().print(table)
 
 
@@ -366,10 +367,10 @@ def _more(kind: Kind, entry: Listed) -> dict[str, str]:
         return package
     make: Any = entry.make
     names = [tier for tier in ("server", "edge", "device") if hasattr(make, tier)]
-    return {
-        "tiers": ", ".join(names) if len(names) > 1 and not make.any_depth else "any",
-        "leaves the device": make.sends,
-    } | package
+    tiers = "any"
+    if len(names) > 1 and not make.any_depth:
+        tiers = ", ".join(names)
+    return {"tiers": tiers, "leaves the device": make.sends} | package
 
 
 def _diagnose(config: Config) -> dict[str, Any]:

@@ -279,10 +279,7 @@ def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
     table = _table(first, "mean %", "worst %", "starved", "excluded", "late", "ms", "encoded", "mJ")
     for summary in summaries:
         ratios = [f"{100 * summary['mean_ratio']:.2f}", f"{100 * summary['worst_ratio']:.2f}"]
-        counts = [
-            f"{summary[key]:g}" if summary[key] == int(summary[key]) else f"{summary[key]:.1f}"
-            for key in ("starved", "left_out", "late")
-        ]
+        counts = [_count(summary[key]) for key in ("starved", "left_out", "late")]
         times = [
             f"{summary['round_ms']:.2f}",
             f"{summary['round_ms_encoded']:.2f}",
@@ -290,6 +287,13 @@ def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
         ]
         table.add_row(str(summary[first]), *ratios, *counts, *times)
     return table
+
+
+def _count(mean: float) -> str:
+    """A mean number of devices, with a decimal only where it has one."""
+    if mean == int(mean):
+        return f"{mean:g}"
+    return f"{mean:.1f}"
 
 
 def _table(*names: str) -> Table:

@@ -216,16 +216,20 @@ def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
     if columns.table:
         rows = _table(Path(columns.table), tuple(KINDS), "radio.devices.table")
     cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    deadline = None
+    if file.deadline is not None:
+        deadline = quantity(file.deadline, "radio.deadline", "time").si
+    policy = None
+    if file.policy is not None:
+        policy = POLICIES[file.policy]
     return Radio(
         devices=Devices(
             cell=cell, names=(), **_columns(columns, rows, len(cell), file.seed, "radio.devices.")
         ),
         cells=_cells(check(BandsFile, file.cells, "radio.cells."), len(counts), "radio.cells."),
         channel=check(ChannelFile, file.channel, "radio.channel.").build("radio.channel."),
-        deadline=None
-        if file.deadline is None
-        else quantity(file.deadline, "radio.deadline", "time").si,
-        policy=None if file.policy is None else POLICIES[file.policy],
+        deadline=deadline,
+        policy=policy,
         late=file.late,
         rho_max=file.rho_max,
         mask=file.mask,
@@ -318,13 +322,8 @@ def _cells(file: BandsFile, count: int | None, prefix: str) -> Cells:
 def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tuple[int, Tensor]:
     """How many devices there are, and each one's cell."""
     if rows:
-        n = len(next(iter(rows.values())))
-        cell = rows.get("cell", [0] * n)
-        wrong = [text for text in map(str, cell) if not _is_cell(text)]
-        if wrong:
-            rule = "cells are integers from 0"
-            raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
-        return n, torch.tensor([int(text) for text in cell])
+        cell = _listed_cells(rows)
+        return len(cell), cell
     count = file.count if file.count is not None else 10
     if isinstance(count, list):
         counts = count
@@ -336,6 +335,17 @@ def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tup
             f"or a number for each of {cells} cells."
         )
     return sum(counts), torch.arange(cells).repeat_interleave(torch.tensor(counts))
+
+
+def _listed_cells(rows: Mapping[str, list[Any]]) -> Tensor:
+    """Each device's cell, by the table's column; 0 where it has none."""
+    n = len(next(iter(rows.values())))
+    cell = rows.get("cell", [0] * n)
+    wrong = [text for text in map(str, cell) if not _is_cell(text)]
+    if wrong:
+        rule = "cells are integers from 0"
+        raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
+    return torch.tensor([int(text) for text in cell])
 
 
 def _is_cell(text: str) -> bool:

@@ -38,25 +38,31 @@ class TreeConfig(BaseModel):
         self._check(shards)
         if self.children is not None:
             return shards, Tree(tuple(map(tuple, self.children)), tuple(self.tiers or ()))
-        form = self.form or ("data" if self.edges is None and shards.edges else "consecutive")
-        if form == "data":
-            return shards, Tree.grouped(shards.edges)
-        if form in ("worst", "average"):
-            return edges.by_label(shards, edges.WORST if form == "worst" else edges.AVERAGE)
-        if self.edges is None:
-            return shards, Tree.flat(shards.devices)
-        if isinstance(self.edges, list):
+        if self.form == "worst":
+            return edges.by_label(shards, edges.WORST)
+        if self.form == "average":
+            return edges.by_label(shards, edges.AVERAGE)
+        if isinstance(self.edges, int):
+            return self._numbered(shards, model, seed, self.edges)
+        if self.edges is not None:
             return shards, Tree.grouped(self.edges)
-        if not 1 <= self.edges <= shards.devices:
+        if shards.edges and self.form in (None, "data"):
+            return shards, Tree.grouped(shards.edges)
+        return shards, Tree.flat(shards.devices)
+
+    def _numbered(
+        self, shards: Shards, model: torch.nn.Module, seed: int, count: int
+    ) -> tuple[Shards, Tree]:
+        """The tree with a number of edges of near equal size."""
+        if not 1 <= count <= shards.devices:
             raise ConfigError(
-                f"tree.edges = {self.edges} for {shards.devices} devices: "
-                f"give 1 to {shards.devices}."
+                f"tree.edges = {count} for {shards.devices} devices: give 1 to {shards.devices}."
             )
-        if form == "similar":
-            return similar(shards, model, self.edges, seed)
-        if form == "random":
-            return edges.random(shards, self.edges, seed)
-        return edges.consecutive(shards, self.edges)
+        if self.form == "similar":
+            return similar(shards, model, count, seed)
+        if self.form == "random":
+            return edges.random(shards, count, seed)
+        return edges.consecutive(shards, count)
 
     def _check(self, shards: Shards) -> None:
         if self.edges is not None and self.children is not None:
@@ -66,6 +72,9 @@ class TreeConfig(BaseModel):
                 "tree.tiers names the tiers of tree.children; "
                 "give those too, or leave out tree.tiers."
             )
+        self._check_form(shards)
+
+    def _check_form(self, shards: Shards) -> None:
         if self.form in ("random", "similar") and not isinstance(self.edges, int):
             raise ConfigError(
                 f"tree.form = {spell(self.form)} needs the number of edges, as in tree.edges = 4, "

@@ -58,10 +58,8 @@ def check_rows(rows: Tensor, mask: Tensor | None, *, ndim: int) -> None:
     """Refuse rows of another shape, and masks that do not say yes or no to each of their values."""
     check_dtype(rows)
     if rows.ndim != ndim:
-        raise ConfigError(
-            f"expected {'one row [P]' if ndim == 1 else 'rows [n, P]'}, "
-            f"got shape {list(rows.shape)}."
-        )
+        wanted = "one row [P]" if ndim == 1 else "rows [n, P]"
+        raise ConfigError(f"expected {wanted}, got shape {list(rows.shape)}.")
     if mask is not None and (
         mask.dtype != torch.bool or mask.shape not in (rows.shape, rows.shape[-1:])
     ):
@@ -214,9 +212,9 @@ class Reader:
         """The next `count` values, perhaps in the memory of the message."""
         size = self.value_size
         dtype = self.head.dtype
-        name = f"{count} values of {dtype}" + (
-            "" if self.head.values == "own" else f" as {self.head.values}"
-        )
+        name = f"{count} values of {dtype}"
+        if self.head.values != "own":
+            name += f" as {self.head.values}"
         return numbers.from_wire(
             self.block(count * size, name), self.head.values, LITTLE_ENDIAN[dtype]
         )

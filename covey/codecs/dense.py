@@ -55,9 +55,8 @@ class Dense:
         """The same for every row."""
         blocks.check_rows(rows, mask, ndim=2)
         sent = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        return self.lengths(
-            sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
-        )
+        width = rows.shape[1]
+        return self.lengths(sent, width=width, size=rows.element_size(), masked=mask is not None)
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """The same whatever is sent."""
@@ -82,7 +81,9 @@ class Dense:
         """The reverse."""
         packed = reader.bits() if reader.head.masked else None
         values = reader.values(reader.head.width)
-        row = numbers.to_tensor(values if values.flags.owndata else values.copy())
+        if not values.flags.owndata:
+            values = values.copy()
+        row = numbers.to_tensor(values)
         if packed is None:
             return row, None
         mask = torch.from_numpy(bits.unpack(packed, reader.head.width))
@@ -92,4 +93,7 @@ class Dense:
 
 
 def _length(width: int, size: int, masked: bool) -> int:
-    return header.SIZE + size * width + (bits.length(width) if masked else 0)
+    length = header.SIZE + size * width
+    if masked:
+        length += bits.length(width)
+    return length

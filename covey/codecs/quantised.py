@@ -77,44 +77,45 @@ class Quantised:
         if mask is not None:
             row = row.detach().cpu()
             mask = mask.cpu()
+        if not self.draws:
+            key = None
         values = numbers.to_little(blocks.kept(row, mask))
-        numbered, scales = integers.quantise(
-            values, block=self.block, levels=self.levels, key=key if self.draws else None
-        )
+        numbered, scales = integers.quantise(values, block=self.block, levels=self.levels, key=key)
         tag = Tag.QUANTISED
         packed = np.empty(0, np.uint8)
         if mask is not None:
             tag = Tag.QUANTISED_MASKED
             packed = bits.of_mask(mask.numpy())
             numbered = numbered[mask.numpy()]
-        first = Header(tag, row.dtype, len(row), self.name).pack() + self.block.to_bytes(
-            _BLOCK, "little"
-        )
-        return blocks.join(
-            first, packed, scales, numbered if self.bits == 8 else integers.pack_nibbles(numbered)
-        )
+        head = Header(tag, row.dtype, len(row), self.name).pack()
+        block_size = self.block.to_bytes(_BLOCK, "little")
+        if self.bits == 4:
+            return blocks.join(head + block_size, packed, scales, integers.pack_nibbles(numbered))
+        return blocks.join(head + block_size, packed, scales, numbered)
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
         """The row, and its mask if one was sent."""
-        head = header.read(
-            message, tags=(Tag.QUANTISED, Tag.QUANTISED_MASKED), values=self.name, limit=limit
-        )
+        tags = (Tag.QUANTISED, Tag.QUANTISED_MASKED)
+        head = header.read(message, tags=tags, values=self.name, limit=limit)
         reader = Reader(message, head)
-        if (block := reader.number(_BLOCK, "the block size")) != self.block:
+        block = reader.number(_BLOCK, "the block size")
+        if block != self.block:
             raise DecodeError(
                 f"message in blocks of {block}, expected {self.block}; "
                 "use the same codec on both ends of a link."
             )
-        mask = reader.mask(reader.bits()) if head.masked else None
+        mask = None
+        sent = head.width
+        if head.masked:
+            packed = reader.bits()
+            mask = reader.mask(packed)
+            sent = bits.count(packed, head.width)
         count = integers.blocks(head.width, self.block)
         dtype = LITTLE_ENDIAN[head.dtype]
-        scales = (
-            reader.block(count * dtype.itemsize, f"{count} scales of {head.dtype}")
-            .view(dtype)
-            .copy()
-        )
+        block_of_scales = reader.block(count * dtype.itemsize, f"{count} scales of {head.dtype}")
+        scales = block_of_scales.view(dtype).copy()
         integers.check_scales(scales, self.levels)
-        numbered = self._integers(reader, head.width if mask is None else int(mask.count_nonzero()))
+        numbered = self._integers(reader, sent)
         reader.end()
         if mask is not None:
             inside = numbered
@@ -127,23 +128,20 @@ class Quantised:
     def nbytes(self, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         """Counted from the mask, or the same for every row."""
         blocks.check_rows(rows, mask, ndim=2)
-        nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        sent = nothing
+        sent = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         if mask is not None:
             sent = blocks.count(mask.expand(rows.shape))
-        return self.lengths(
-            sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
-        )
+        width = rows.shape[1]
+        return self.lengths(sent, width=width, size=rows.element_size(), masked=mask is not None)
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """All scales, and the integers inside the mask or all of them."""
-        always = (
-            header.SIZE
-            + _BLOCK
-            + size * integers.blocks(width, self.block)
-            + (bits.length(width) if masked else 0)
-        )
-        return always + ((sent if masked else torch.full_like(sent, width)) * self.bits + 7) // 8
+        always = header.SIZE + _BLOCK + size * integers.blocks(width, self.block)
+        if masked:
+            always += bits.length(width)
+        else:
+            sent = torch.full_like(sent, width)
+        return always + (sent * self.bits + 7) // 8
 
     def roundtrip(
         self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
@@ -160,14 +158,15 @@ class Quantised:
                 f"{self.name} with stochastic rounding needs a key for each row, "
                 f"int64 [{len(rows)}], got {got}."
             )
+        if not self.draws:
+            keys = None
         sent = blocks.kept(rows.detach(), mask)
-        back = integers.rounded(
-            sent, block=self.block, levels=self.levels, keys=keys if self.draws else None
-        )
+        back = integers.rounded(sent, block=self.block, levels=self.levels, keys=keys)
         return blocks.kept(back, mask)
 
     def _integers(self, reader: Reader, count: int) -> Integers:
-        packed = reader.block((count * self.bits + 7) // 8, f"{count} integers of {self.bits} bits")
+        size = (count * self.bits + 7) // 8
+        packed = reader.block(size, f"{count} integers of {self.bits} bits")
         if self.bits == 8:
             return packed.view(np.int8)
         return integers.unpack_nibbles(packed, count)

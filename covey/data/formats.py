@@ -271,13 +271,18 @@ def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes
 
     They come from the files themselves, or from one archive that holds them.
     """
-    if len(files) == len(members):
-        for path in files:
-            with named(path):
-                data = path.read_bytes()
-            yield str(path), data
+    if len(files) != len(members):
+        (archive,) = files
+        yield from _members(archive, members)
         return
-    (path,) = files
+    for path in files:
+        with named(path):
+            data = path.read_bytes()
+        yield str(path), data
+
+
+def _members(path: Path, members: Sequence[str]) -> Iterable[tuple[str, bytes]]:
+    """The name and the bytes of some members of an archive."""
     contents = {}
     with named(path), tarfile.open(path) as archive:
         # In its own order: going back would mean unpacking again from the start.

@@ -66,6 +66,13 @@ def synthetic(
     )
 
 
+def _are_counts(sizes: object) -> bool:
+    """Whether these are integers that may be numbers of examples."""
+    if not isinstance(sizes, Sequence):
+        return False
+    return all(partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes)
+
+
 def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomState) -> list[int]:
     if isinstance(sizes, str):
         if sizes not in ("pfedme", "fedprox"):
@@ -77,10 +84,7 @@ def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomStat
         if sizes == "pfedme":
             counts *= 5
         return [int(count) for count in counts]
-    whole = isinstance(sizes, Sequence) and all(
-        partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes
-    )
-    if not whole:
+    if not _are_counts(sizes):
         raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of integers.")
     if len(sizes) != devices or min(sizes) < 1 or sum(sizes) > _MOST_EXAMPLES:
         raise DataError(

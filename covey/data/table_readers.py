@@ -238,11 +238,12 @@ def _examples(
 
 
 def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> None:
-    label = ("y",) if columns.labelled else ()
+    needed = ["x", *columns.needed]
     remedy = "give x (and where rows are of several devices, device)"
     if columns.labelled:
+        needed.insert(1, "y")
         remedy = _ARRAYS
-    for name in ("x", *label, *columns.needed):
+    for name in needed:
         if name not in arrays:
             raise DataError(
                 f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; "

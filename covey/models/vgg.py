@@ -65,7 +65,8 @@ def _convolution(before: int, after: int, groups: int | None) -> list[nn.Module]
 
 def _check(layers: Sequence[Layer], head: Sequence[int], classes: int, groups: int | None) -> None:
     channels = [layer for layer in layers if layer != "M"]
-    if not all(isinstance(size, int) and size >= 1 for size in (*channels, *head, classes)):
+    sizes = (*channels, *head, classes)
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
         arguments = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
         raise ModelError(
             f"vgg({arguments}): give numbers of 1 or more, and 'M' in layers for a pooling."
