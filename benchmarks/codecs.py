@@ -49,8 +49,9 @@ class Zip:
 
     def encode(self, row: Tensor, mask: None, key: int) -> bytes:
         values = row.numpy()
-        bits = zlib.compress(np.packbits(values != 0, bitorder="little"), self.level)
-        return len(bits).to_bytes(8, "little") + bits + values[values != 0].tobytes()
+        bits = zlib.compress(np.packbits(values != 0, bitorder="little").tobytes(), self.level)
+        sent: bytes = values[values != 0].tobytes()
+        return len(bits).to_bytes(8, "little") + bits + sent
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, None]:
         end = 8 + int.from_bytes(message[:8], "little")

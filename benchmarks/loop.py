@@ -120,7 +120,8 @@ class Loop:
         a: Any = self.algorithm
         size, total = self.work.devices // self.work.edges, [torch.zeros_like(w) for w in self.w]
         for edge in range(self.work.edges):
-            w, phi, personal = [v.clone() for v in self.w], self.w, {}
+            w, phi = [v.clone() for v in self.w], self.w
+            personal: dict[int, list[torch.Tensor]] = {}
             for _ in range(a.edge_rounds):
                 theta = [torch.zeros_like(v) for v in w]
                 for device in range(edge * size, edge * size + size):
@@ -135,8 +136,8 @@ class Loop:
                                     * (g + a.lam1 * (p - v) + a.gamma1 * torch.tanh(p / a.rho))
                                 )
                     personal[device] = self.weights()
-                    for t, p in zip(theta, personal[device], strict=True):
-                        t += p
+                    for t, new in zip(theta, personal[device], strict=True):
+                        t += new
                 phi = [
                     (a.lam1 * t / size + a.lam2 * v) / (a.lam1 + a.lam2)
                     for t, v in zip(theta, w, strict=True)

@@ -90,7 +90,7 @@ def _products(model: nn.Module, shape: tuple[int, ...]) -> int:
     """
     sizes: list[int] = []
 
-    def note(layer: nn.Module, _: Any, out: torch.Tensor) -> None:
+    def note(layer: Any, _: Any, out: torch.Tensor) -> None:
         places = out.shape[2:].numel() if isinstance(layer, nn.Conv2d) else 1
         sizes.append(layer.weight.numel() * places)
 

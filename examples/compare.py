@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from matplotlib.patches import Circle, Rectangle
 
 import covey
 from covey.cli.config import DEMO, Config, load
-from covey.report.compare import COLOURS, STYLES, Line, models, plot
+from covey.report.compare import STYLES, Line, models, plot
+from covey.report.plot import COLOURS
 from covey.runs.selection import select
 
 SEEDS = range(5)
@@ -82,7 +84,7 @@ def train() -> dict[str, Any]:
     return out
 
 
-def _add(figures: dict[str, list[Any]], history: list[covey.Round], model: str) -> None:
+def _add(figures: dict[str, list[Any]], history: Sequence[covey.Round], model: str) -> None:
     """One more seed of a model."""
     scores = [record.models[model].scores["test"] for record in history if record.models]
     figures["curve"].append([100 * (score.accuracy_fallback or 0.0) for score in scores])
@@ -91,7 +93,7 @@ def _add(figures: dict[str, list[Any]], history: list[covey.Round], model: str) 
     figures["chosen"].append(100 * (chosen.accuracy_fallback or 0.0))
 
 
-def _megabytes(history: list[covey.Round], start: str) -> float:
+def _megabytes(history: Sequence[covey.Round], start: str) -> float:
     """What training sent over the links whose name starts so, both ways."""
     links = {link for record in history for link, _, _ in record.traffic if link.startswith(start)}
     return sum(record.bytes(link) for record in history for link in links) / 1e6

@@ -1,10 +1,89 @@
-"""What tests look at inside a runtime, in one place."""
+"""What tests look at inside a run and its runtime, in one place."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
 from covey.kernel.nodes import Nodes
+from covey.kernel.store import Store
+from covey.runs.experiment import Experiment
+from covey.runs.run import Runs
 from covey.runs.seed import Seed
 from covey.runtimes.base import BaseRuntime, Play
+from covey.runtimes.cuda_graphs import Graphs
+from covey.runtimes.loopback import Loopback, Station
+from covey.runtimes.simulator import Simulator
+
+Column = tuple[str, str, Tensor, Tensor, Tensor]
+"""(tier, name, ids, rounds, rows)."""
+
+
+def services(run: Seed | Runs) -> BaseRuntime:
+    """The runtime of a run whose nodes share one store."""
+    assert isinstance(run.runtime, BaseRuntime)
+    return run.runtime
+
+
+def store(run: Seed | Runs) -> Store:
+    """Where the nodes of a run keep their rows."""
+    return services(run).store
+
+
+def dump(run: Seed | Runs) -> list[Column]:
+    """Everything that the nodes of all seeds keep."""
+    return list(store(run).dump())
+
+
+def columns(run: Seed) -> Iterator[Column]:
+    """Everything that the nodes of one seed keep, on any runtime."""
+    return run._columns()
+
+
+def station(tree: Loopback, tier: str, number: int) -> Station:
+    """One node of a tree whose nodes share nothing."""
+    return tree.stations[tier][number]
+
+
+def server(run: Seed) -> Station:
+    """The top node of a tree whose nodes share nothing."""
+    assert isinstance(run.runtime, Loopback)
+    return run.runtime.server
+
+
+def runtime_of(me: Nodes) -> Any:
+    """What plays a program; a program itself may not look at it."""
+    return me._runtime
+
+
+def use_graphs(run: Seed, replay: type[Any]) -> None:
+    """Capture programs with `replay`, which stands in for a CUDA graph."""
+    assert isinstance(run.runtime, Simulator)
+    run.runtime.graphs = Graphs(run.runtime, replay)
+
+
+def graphs(run: Seed) -> Graphs:
+    """The captured programs of a run."""
+    assert isinstance(run.runtime, Simulator)
+    assert run.runtime.graphs is not None
+    return run.runtime.graphs
+
+
+def variants(run: Seed) -> int:
+    """How many captured programs a run has, counted by the size of their rows."""
+    return len(graphs(run)._variants)
+
+
+def runs(run: Seed) -> Runs:
+    """The runs side by side to which a run belongs."""
+    return run._runs
+
+
+def change(run: Seed, experiment: Experiment) -> None:
+    """Let a run that is alone go on with another experiment."""
+    run._runs.experiments = (experiment,)
 
 
 def end(runtime: BaseRuntime, me: Nodes, round: int) -> None:
@@ -17,8 +96,7 @@ class Asks:
     """Who was asked in the last training round of a run, ask by ask."""
 
     def __init__(self, run: Seed) -> None:
-        runtime = run.runtime
-        assert isinstance(runtime, BaseRuntime)
+        runtime = services(run)
         self._play: Play | None = None
         make = runtime._new_play
 

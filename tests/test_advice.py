@@ -50,6 +50,8 @@ from covey.algorithms.pfedbayes import divergence_gradients
 from covey.data import Part
 from covey.errors import ConfigError, DivergedError
 from covey.runs.experiment import describe
+from tests import peek
+from tests.laws.cases import with_fields
 
 PERMFL_CLI = PerMFL(beta=0.99, lam=5, gamma=5, lr=0.01, edge_lr=0.03)
 
@@ -358,11 +360,11 @@ def test_an_exact_l_narrows_the_curvatures_that_count() -> None:
 
 def by_hand(algorithm: Algorithm, h: float) -> Fraction:
     """The factor of one round along curvature h, step by step in exact fractions."""
-    a, h = _fractions(algorithm), Fraction(h)
+    a, curvature = _fractions(algorithm), Fraction(h)
 
     def steps(x: Fraction, anchor: Fraction, lr: Fraction, lam: Fraction, count: int) -> Fraction:
         for _ in range(count):
-            x = x - lr * (h * x + lam * (x - anchor))
+            x = x - lr * (curvature * x + lam * (x - anchor))
         return x
 
     w = theta = phi = Fraction(1)
@@ -803,7 +805,7 @@ def bayes(examples: int, **settings: Any) -> float:
             data=covey.data.own_parts(train=[(x, torch.zeros(examples))] * 2),
         )
         run = covey.run(built)
-        run.runtime.store.put(
+        peek.store(run).put(
             "device", "personal", torch.arange(2), torch.full((2, 1), start, dtype=torch.float64), 0
         )
         run.w = torch.zeros_like(run.w)
@@ -937,11 +939,11 @@ def test_a_curvature_that_grows_makes_a_setting_unstable_that_was_stable_at_the_
 @pytest.mark.parametrize("kind", ALGORITHMS.values(), ids=lambda kind: kind.__name__)
 def test_every_algorithm_has_steps_or_a_reason_why_not(kind: type[Algorithm]) -> None:
     if kind is Nested:
-        algorithm = Nested((Level("server"), Level("device")))
-        assert levers.steps(algorithm) == ()
-        assert "those of its levels" in levers.without(algorithm)
+        nested = Nested((Level("server"), Level("device")))
+        assert levers.steps(nested) == ()
+        assert "those of its levels" in levers.without(nested)
         return
-    algorithm = kind()
+    algorithm: Any = kind()
     assert bool(levers.steps(algorithm)) != bool(levers.stated(algorithm).without)
     curved = Curvature(7.0, 20.0)
     for step in levers.steps(algorithm):
@@ -965,7 +967,7 @@ def test_what_is_proposed_converges_on_quadratics_of_the_measured_curvature() ->
         proposals = [*levers.moves(slow, slow, curved), *levers.ties(slow, slow, curved)]
         assert proposals
         for proposal in proposals:
-            changed: Any = replace(slow, **proposal.values)
+            changed: Any = with_fields(slow, **proposal.values)
             changed = replace(
                 changed, **{step.field: levers.safe(step, curved) for step in levers.steps(changed)}
             )

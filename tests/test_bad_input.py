@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type"
+# Values of wrong types are what is tested.
 """What cannot run is refused before the first round, with the value and the advice in the message."""
 
 from collections.abc import Callable

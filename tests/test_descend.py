@@ -16,6 +16,7 @@ from covey.engine.task import Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
+from covey.links.spec import LinkSpec
 from covey.models import mlp
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
@@ -92,7 +93,8 @@ def test_one_step_of_every_term_at_the_same_x() -> None:
 
 
 def test_adam_by_hand() -> None:
-    x, m, v = B[:1].clone() * 0 + 1, 0.0, 0.0
+    x = torch.ones_like(B[:1])
+    m, v = torch.zeros_like(x), torch.zeros_like(x)
     for k in (1, 2, 3):
         g = A * x - B[:1]
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
@@ -268,7 +270,7 @@ def test_an_unknown_method() -> None:
     with pytest.raises(
         ProgramError, match="method = 'sgd': choose one of gradient, nesterov, adam"
     ):
-        descend(ZERO, quadratic, steps=1, lr=0.1, method="sgd")
+        descend(ZERO, quadratic, steps=1, lr=0.1, method="sgd")  # type: ignore[arg-type]
 
 
 # The engine's loop
@@ -289,7 +291,9 @@ def engine(l2: float, batches: Any) -> Nodes:
         for n in (5, 40, 9)
     ]
     task = Task(mlp(4, 5, 3), own_parts(train=pairs, classes=3), dtype=torch.float64, l2=l2)
-    links, start = {"server-device": CODECS["dense"]}, task.space.initial(0)[None]
+    dense = LinkSpec(CODECS["dense"])
+    links = {("server-device", direction): dense for direction in ("down", "up")}
+    start = task.space.initial(0)[None]
     simulator = Simulator(Nobody(), Tree.flat(3), task, links, start, batches=batches)
     return Nodes(simulator, "device", torch.arange(3), round=1, path=0)
 

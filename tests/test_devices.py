@@ -1,6 +1,7 @@
 """How every single device does, against plain modules on its own examples."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,10 +24,11 @@ def test_each_device_has_the_accuracy_of_its_own_module() -> None:
     for device in range(6):
         index = shards.test.held(device)
         line = lines[str(device), "personal"]
-        for which, accuracy, loss in (
+        scores: list[tuple[Any, float | None, float | None]] = [
             ("chosen", line.accuracy, line.loss),
             ("last", line.last_accuracy, line.last_loss),
-        ):
+        ]
+        for which, accuracy, loss in scores:
             outputs = run.module("personal", device, which)(shards.x[index])
             right = (outputs.argmax(1) == shards.y[index]).double().mean()
             torch.testing.assert_close(torch.tensor(accuracy).double(), right)

@@ -4,6 +4,7 @@ shows in them.
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_any_split_of_the_ids_draws_the_same_bits(
 def test_ids_slots_and_every_word_of_the_address_matter() -> None:
     seen = draws.bits(draws.key(0), torch.arange(2000), 50)
     assert len(seen.unique()) == seen.numel()
-    base = (3, 1, 7, "device", "batch", 0)
+    base: tuple[Any, ...] = (3, 1, 7, "device", "batch", 0)
     others = [
         (*base[:i], word, *base[i + 1 :]) for i, word in enumerate((4, 2, 8, "edge", "probe", 1))
     ]

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type"
+# Values of wrong types are what is tested.
 """The range of a field is its annotation, checked when an algorithm is made: the author writes it
 once.
 """
@@ -35,7 +37,7 @@ from covey.kernel.fields import (
 )
 
 if typing.TYPE_CHECKING:
-    from nowhere import Unknown
+    from nowhere import Unknown  # type: ignore[import-not-found]
 
 
 class Still(Algorithm):
@@ -61,7 +63,7 @@ class Ranged(Still):
     shares: SharePerNode = 0.5
     probabilities: ProbabilityPerNode = 0.5
     counts: CountPerNode = 5
-    planned: SharePerNode | typing.Literal["plan"] = 0.5
+    planned_share: SharePerNode | typing.Literal["plan"] = 0.5
 
 
 TAKEN = [
@@ -77,7 +79,7 @@ TAKEN = [
     ("shares", [[0, 1, 0.5]]),
     ("probabilities", [[0.5, 0.1]]),
     ("counts", [[1, 2], 3]),
-    ("planned", ["plan", 0, [0.5, 1]]),
+    ("planned_share", ["plan", 0, [0.5, 1]]),
 ]
 NAMES = [name for name, _ in TAKEN]
 REFUSED = [
@@ -100,8 +102,8 @@ REFUSED = [
     ("shares", [0.5, 2], "must be between 0 and 1"),
     ("counts", [1, 0], "must be a whole number between 1"),
     ("counts", [1, 2.5], "must be int | Sequence[int]"),
-    ("planned", 1.5, "must be between 0 and 1"),
-    ("planned", "plans", "must be float | Sequence[float] | Literal['plan']"),
+    ("planned_share", 1.5, "must be between 0 and 1"),
+    ("planned_share", "plans", "must be float | Sequence[float] | Literal['plan']"),
 ]
 
 
@@ -199,7 +201,7 @@ class Unresolved(Still):
 def test_annotations_that_only_a_type_checker_knows_are_no_error() -> None:
     Unresolved(known=3)
     with pytest.raises(ConfigError, match="Unresolved: known = nan"):
-        Unresolved(known=math.nan)  # type: ignore[arg-type]
+        Unresolved(known=math.nan)
 
 
 @dataclass(frozen=True)

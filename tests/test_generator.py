@@ -302,6 +302,6 @@ def test_seeds_side_by_side_start_from_their_own_modules() -> None:
             covey.Experiment(FedAvg(), data, module, covey.Tree.flat(2), rounds=1, seed=seed)
         )
     together = covey.runs(experiments)
-    for seed, experiment in zip(together.seeds, experiments, strict=True):
-        assert (seed.w == float(experiment.seed)).sum() == 12
-        assert torch.equal(seed.w[0], experiment.initial())
+    for run, experiment in zip(together.seeds, experiments, strict=True):
+        assert (run.w == float(experiment.seed)).sum() == 12
+        assert torch.equal(run.w[0], experiment.initial())

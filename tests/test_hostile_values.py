@@ -1,3 +1,5 @@
+# mypy: disable-error-code="arg-type"
+# Values of wrong types are what is tested.
 """Every number a user can write is taken or refused by a CoveyError, whatever it is: never a
 traceback.
 """
@@ -130,7 +132,13 @@ def test_a_step_that_leads_nowhere_diverges(lr: float) -> None:
         list(run)
 
 
-PLAIN = {"algorithm": FedAvg(), "data": DATA, "model": MODEL, "tree": Tree.flat(4), "rounds": 1}
+PLAIN: dict[str, Any] = {
+    "algorithm": FedAvg(),
+    "data": DATA,
+    "model": MODEL,
+    "tree": Tree.flat(4),
+    "rounds": 1,
+}
 COUNTS = [
     "rounds",
     "score_every",
@@ -179,7 +187,7 @@ def test_a_codec_is_a_name_or_a_table(codec: Any) -> None:
 
 def test_an_option_of_a_codec_takes_or_refuses_any_value() -> None:
     for name, codec in CODECS.items():
-        options = (
+        options: list[Any] = (
             [field.name for field in dataclasses.fields(codec)]
             if dataclasses.is_dataclass(codec)
             else []

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ ACME = '''
 """What Acme adds to covey."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -134,7 +135,7 @@ def test_what_a_package_declares_runs_by_its_name(install: Install) -> None:
 
 def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(install: Install) -> None:
     install()
-    rows = {}
+    rows: dict[Any, Any] = {}
     for kind in ("models", "data", "algorithms", "codecs"):
         ended = covey("list", kind, "--json")
         assert ended.code == 0

@@ -1,5 +1,6 @@
-"""The compiled kernel against torch: the same rows to rounding on every instruction set, and the
-same bits in any company.
+"""The compiled kernel against torch: equal rows up to rounding, on every instruction set.
+
+A row has the same bits whatever its neighbours are. Cases contain every pair of values.
 """
 
 import os
@@ -28,6 +29,7 @@ from covey.engine.solver import solver
 from covey.engine.task import Batch, Task
 from covey.errors import DecodeError, ProgramError
 from covey.models import linear, mlp
+from tests.covering import pairs
 from tests.given import Given, descended
 
 pytestmark = pytest.mark.skipif(
@@ -90,7 +92,7 @@ def shards(outputs: int, labels: bool, width: int = WIDTH) -> Shards:
 def make(
     module: nn.Module,
     *,
-    loss: str = "cross_entropy",
+    loss: Any = "cross_entropy",
     dtype: torch.dtype = torch.float64,
     l2: float = 0.0,
     width: int = WIDTH,
@@ -100,7 +102,7 @@ def make(
     ).out_features
     task = Task(
         module, shards(outputs, loss == "cross_entropy", width), loss=loss, dtype=dtype, l2=l2
-    )  # type: ignore[arg-type]
+    )
     assert task.kernel == f"native {native.status()}"
     return task
 
@@ -148,18 +150,19 @@ def compare(
     return got
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loss", native.LOSSES)
-@pytest.mark.parametrize("name", STACKS)
-def test_every_stack_and_loss(instructions: str, name: str, loss: str, dtype: torch.dtype) -> None:
+@pairs(instructions=SETS, name=STACKS, loss=native.LOSSES, dtype=DTYPES)
+def test_every_stack_and_loss(instructions: str, name: str, loss: Any, dtype: torch.dtype) -> None:
     compare(
         make(STACKS[name], loss=loss, dtype=dtype),
         Objective(3, 0.1 if loss == "cross_entropy" else 0.002),
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 7, 13, 40])
-@pytest.mark.parametrize("hidden", [1, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 65, 100])
+@pairs(
+    instructions=SETS,
+    hidden=[1, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 65, 100],
+    size=[1, 2, 5, 7, 13, 40],
+)
 def test_every_size(instructions: str, hidden: int, size: int) -> None:
     task = make(chain(WIDTH, hidden, 3))
     compare(task, Objective(2, 0.1, prox=(1.0, rows(task, 2))), fresh(task, size))
@@ -176,9 +179,9 @@ def column(low: float, high: float) -> Tensor:
 
 
 def case(task: Task, name: str) -> dict[str, Any]:
-    anchor, like = rows(task, 2), {"dtype": task.dtype}
+    anchor, dtype = rows(task, 2), task.dtype
     mask = torch.rand(anchor.shape, generator=torch.Generator().manual_seed(3)) > 0.4
-    return {
+    cases: dict[str, dict[str, Any]] = {
         "prox": {"prox": (1.5, anchor)},
         "far prox": {"prox": (8.0, anchor)},
         "one anchor for all": {"prox": (1.5, anchor[:1].expand(DEVICES, -1))},
@@ -191,12 +194,13 @@ def case(task: Task, name: str) -> dict[str, Any]:
         "part": {"part": slice(3, 40)},
         "last layer": {"part": slice(task.space.slots[2].start, None)},
         "no column": {"part": slice(4, 4)},
-        "lr of each": {"lr": column(0.05, 0.1).to(**like)},
-        "lam of each": {"prox": (column(0, 2).to(**like), anchor)},
-        "gamma of each": {"l1": (column(0, 0.3).to(**like), 0.05)},
-        "gamma of each, soft": {"l1": (column(0, 0.3).to(**like), 0.0)},
+        "lr of each": {"lr": column(0.05, 0.1).to(dtype)},
+        "lam of each": {"prox": (column(0, 2).to(dtype), anchor)},
+        "gamma of each": {"l1": (column(0, 0.3).to(dtype), 0.05)},
+        "gamma of each, soft": {"l1": (column(0, 0.3).to(dtype), 0.0)},
         "steps of each": {"steps": torch.tensor([3, 0, 1, 4, 2])},
-    }[name]
+    }
+    return cases[name]
 
 
 SINGLE = [
@@ -205,8 +209,7 @@ SINGLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", SINGLE)
+@pairs(instructions=SETS, name=SINGLE, dtype=DTYPES)
 def test_every_term(instructions: str, name: str, dtype: torch.dtype) -> None:
     task = make(chain(WIDTH, 21, 3), dtype=dtype)
     compare(task, Objective(**{"steps": 4, "lr": 0.1, **case(task, name)}))
@@ -233,9 +236,7 @@ def test_short_batches(instructions: str, turn: int) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", STACKS)
-@pytest.mark.parametrize("lam", [None, 0.0, 1.0, 8.0])
+@pairs(instructions=SETS, name=STACKS, lam=[None, 0.0, 1.0, 8.0], dtype=DTYPES)
 def test_factored_steps_are_plain_steps(
     instructions: str, name: str, lam: float | None, dtype: torch.dtype
 ) -> None:
@@ -257,8 +258,7 @@ def test_more_steps_than_go_into_one_call() -> None:
     compare(task, Objective(torch.tensor([70, 64, 65, 3, 0]), 0.02, prox=(1.0, rows(task, 2))))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("one", [False, True])
+@pairs(instructions=SETS, dtype=DTYPES, one=[False, True])
 def test_a_row_does_not_depend_on_its_neighbours(
     instructions: str, dtype: torch.dtype, one: bool
 ) -> None:
@@ -280,9 +280,12 @@ def test_a_row_does_not_depend_on_its_neighbours(
         assert torch.equal(some(chosen), whole[chosen]), chosen
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["relu", "tanh", "three layers", "one layer"])
-@pytest.mark.parametrize("one", [False, True])
+@pairs(
+    instructions=SETS,
+    name=["relu", "tanh", "three layers", "one layer"],
+    one=[False, True],
+    dtype=DTYPES,
+)
 def test_what_diverges_is_not_finite(
     instructions: str, name: str, dtype: torch.dtype, one: bool
 ) -> None:
@@ -308,7 +311,7 @@ def test_a_start_at_the_anchor_stays_where_the_data_does_not_pull(instructions: 
     still = task.examples.take("train", IDS, torch.zeros(DEVICES, 1, dtype=torch.int64), None)
     still = Batch((torch.zeros_like(task.x), torch.zeros_like(task.y)), still.examples)
     kernel = task.native
-    assert isinstance(kernel, native_call.Kernel)
+    assert isinstance(kernel, native_call.NativeKernel)
     calm = type(kernel)(kernel.stack, kernel.space, kernel.loss, kernel.table, *still.data)
     for lam in (1.0, 9.0):
         out = calm.descend(start, lambda step: still, Objective(5, 0.1, prox=(lam, start)), l2=0.0)
@@ -320,16 +323,14 @@ def test_what_the_kernel_is_not_asked() -> None:
     start = rows(task, 1)
     for loss in (NO_DATA, Given(task, fresh(task))):
         assert solver(loss, start, Objective(1, 0.1)).name == "native"
-        for other in (
+        others: list[dict[str, Any]] = [
             {"method": "adam"},
             {"tol": 0.1},
             {"part": slice(0, 9, 2)},
             {"mask": torch.ones_like(start)},
-        ):
-            assert (
-                "native"
-                not in solver(loss, start, Objective(**{"steps": 1, "lr": 0.1, **other})).name
-            )
+        ]
+        for other in others:
+            assert "native" not in solver(loss, start, Objective(1, 0.1, **other)).name
     wrong = Batch((task.x, task.y), torch.full((DEVICES, 2), len(task.x)))
     with pytest.raises(IndexError, match="an example that is not there"):
         descended(task, start, lambda step: wrong, Objective(1, 0.1))
@@ -365,9 +366,12 @@ def test_tanh(instructions: str, dtype: torch.dtype, ulps: int) -> None:
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-3, -1e-3, 1e-40, torch.nan, torch.inf, -torch.inf]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threshold", [None, 0.0, 1e-3, 0.1, -1.0])
-@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (1, 1), (3, 10), (2, 1000), (4, 77)])
+@pairs(
+    instructions=SETS,
+    shape=[(0, 4), (3, 0), (1, 1), (3, 10), (2, 1000), (4, 77)],
+    threshold=[None, 0.0, 1e-3, 0.1, -1.0],
+    dtype=DTYPES,
+)
 def test_cut_and_count_in_one_pass(
     instructions: str, shape: tuple[int, int], threshold: float | None, dtype: torch.dtype
 ) -> None:
@@ -383,8 +387,7 @@ def test_cut_and_count_in_one_pass(
         assert got.data_ptr() != values.data_ptr() or not values.numel()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0, 1, 15, 64, 5000])
+@pairs(instructions=SETS, size=[0, 1, 15, 64, 5000], dtype=DTYPES)
 def test_finite(instructions: str, size: int, dtype: torch.dtype) -> None:
     values = torch.full((1, size), torch.finfo(dtype).max, dtype=dtype)
     assert native.finite(values)
@@ -404,10 +407,11 @@ def test_rows_on_their_side(instructions: str) -> None:
 _ALONE = """
 import sys, torch
 from covey import native
-from covey.engine.objective import Terms
+from covey.engine.objective import Objective
 from tests.test_native import *
 task = Task(mlp(WIDTH, 21, 3), shards(3, True), dtype=torch.float64)
-out = descended(task, rows(task, 1), fresh(task), Terms(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)))
+terms = Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05))
+out = descended(task, rows(task, 1), fresh(task), terms)
 torch.save({"rows": out, "status": native.status(), "kernel": task.kernel}, sys.argv[1])
 """
 
@@ -508,11 +512,9 @@ def test_labels_under_a_squared_error_are_scored_as_torch_scores_them() -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("loss", native.LOSSES)
-@pytest.mark.parametrize("stack", STACKS)
+@pairs(instructions=SETS, stack=STACKS, loss=native.LOSSES, dtype=DTYPES)
 def test_scores_are_those_of_torch(
-    instructions: str, stack: str, loss: str, dtype: torch.dtype
+    instructions: str, stack: str, loss: Any, dtype: torch.dtype
 ) -> None:
     task = make(STACKS[stack], loss=loss, dtype=dtype)
     x = rows(task, 3, scale=2.0)
@@ -565,8 +567,7 @@ def guarded(count: int, dtype: Any) -> tuple[np.ndarray[Any, Any], Callable[[], 
     )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.95, 1.0])
+@pairs(instructions=SETS, share=[0.0, 0.01, 0.1, 0.5, 0.95, 1.0], dtype=["f4", "f8"])
 def test_bits_and_the_values_under_them(instructions: str, share: float, dtype: Any) -> None:
     rng = np.random.default_rng(1)
     for width in WIDTHS:
@@ -587,7 +588,7 @@ def test_bits_and_the_values_under_them(instructions: str, share: float, dtype: 
         assert row_alone()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_values_and_bits_that_do_not_agree_stay_within_their_memory(
     instructions: str, dtype: Any
 ) -> None:
@@ -643,8 +644,7 @@ def test_gaps_of_any_bytes_are_those_of_numpy(block: bytes, sent: int, width: in
         assert np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist() == places.tolist()
 
 
-@pytest.mark.parametrize("brain", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pairs(instructions=SETS, dtype=["f4", "f8"], brain=[False, True])
 def test_halves(instructions: str, dtype: Any, brain: bool) -> None:
     half = torch.bfloat16 if brain else torch.float16
     rng = np.random.default_rng(3)
@@ -672,9 +672,7 @@ def test_halves(instructions: str, dtype: Any, brain: bool) -> None:
         assert blurred.tobytes() == few.double().numpy().astype(dtype).tobytes()
 
 
-@pytest.mark.parametrize("key", [None, 0, 2**64 - 1, -17])
-@pytest.mark.parametrize("levels", [7, 127])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pairs(instructions=SETS, dtype=DTYPES, levels=[7, 127], key=[None, 0, 2**64 - 1, -17])
 def test_quantised(instructions: str, dtype: torch.dtype, levels: int, key: int | None) -> None:
     g = torch.Generator().manual_seed(4)
     for width in WIDTHS:

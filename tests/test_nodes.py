@@ -1,5 +1,8 @@
 """What a program may use: its data, memory, draws and numbers of its own."""
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +14,7 @@ from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact
+from covey.links.spec import LinkSpec
 from covey.models import mlp
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
@@ -28,7 +32,7 @@ class Nobody(Algorithm):
         return w
 
 
-def simulator(batches: str = "uniform", seed: int = 0) -> Simulator:
+def simulator(batches: Any = "uniform", seed: int = 0) -> Simulator:
     pairs = [
         (torch.arange(float(n))[:, None] + 100 * n, torch.zeros(n, dtype=torch.int64))
         for n in (2, 3, 4, 5, 6)
@@ -36,7 +40,9 @@ def simulator(batches: str = "uniform", seed: int = 0) -> Simulator:
     task = Task(
         mlp(1, 2, 2), own_parts(train=pairs, classes=2), private=("3.*",), dtype=torch.float64
     )
-    links = dict.fromkeys(("server-edge", "edge-device"), CODECS["dense"])
+    dense = LinkSpec(CODECS["dense"])
+    ways = itertools.product(("server-edge", "edge-device"), ("down", "up"))
+    links = dict.fromkeys(ways, dense)
     return Simulator(
         Nobody(),
         Tree.grouped([2, 3]),

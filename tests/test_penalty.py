@@ -65,12 +65,17 @@ def test_below_the_floor_a_device_has_the_low_weight_until_its_next_round() -> N
     sparse = replace(SPARSE, floor=0.6, low=0.1)
     me, dense, thin = Kept(), torch.ones(1, 4), torch.tensor([[1.0, 1e-3, 0.0, 0.0]])
     start = torch.cat([dense, thin])
-    gammas, rho = sparse.term_of(me, start, kept="_gamma")
-    assert (gammas.tolist(), rho) == ([[0.5], [pytest.approx(0.1)]], 0.01)
+
+    def gammas(kept: str | None = "_gamma") -> Tensor:
+        value, rho = sparse.term_of(me, start, kept=kept)
+        assert isinstance(value, Tensor)
+        assert rho == 0.01
+        return value
+
+    first = gammas()
+    assert first.tolist() == [[0.5], [pytest.approx(0.1)]]
     me.keep("personal", torch.cat([thin, dense]))
-    assert torch.equal(sparse.term_of(me, start, kept="_gamma")[0], gammas)  # decided once a round
-    assert torch.equal(
-        sparse.term_of(me, start)[0], gammas.flip(0)
-    )  # without a name, at every call
+    assert torch.equal(gammas(), first)  # decided once a round
+    assert torch.equal(gammas(kept=None), first.flip(0))  # without a name, at every call
     me.round = 1
-    assert torch.equal(sparse.term_of(me, start, kept="_gamma")[0], gammas.flip(0))
+    assert torch.equal(gammas(), first.flip(0))

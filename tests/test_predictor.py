@@ -76,10 +76,14 @@ def test_the_gradient_of_a_loss_of_ones_own() -> None:
     batch = task.draw(7, torch.arange(4), 5)[0]
     found = task.gradient_of(rows, batch, lambda outputs: task.losses(outputs, batch.y).mean(1))
     assert torch.allclose(found, task.gradient(rows, batch), atol=1e-14)
-    none, calls = task.draw(7, torch.arange(0), 5)[0], []
-    found = task.gradient_of(
-        rows[:0], none, lambda outputs: calls.append(outputs.shape) or outputs.sum((1, 2))
-    )
+    none = task.draw(7, torch.arange(0), 5)[0]
+    calls: list[tuple[int, ...]] = []
+
+    def noted(outputs: Tensor) -> Tensor:
+        calls.append(tuple(outputs.shape))
+        return outputs.sum((1, 2))
+
+    found = task.gradient_of(rows[:0], none, noted)
     assert found.shape == (0, task.space.width)
     assert calls == [(0, 5, 3)]  # so that a rehearsal finds what cannot work
 

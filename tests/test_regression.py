@@ -326,7 +326,7 @@ def test_show_has_a_histogram_of_targets(tmp_path: Path) -> None:
     assert "targets " in ended.out
     assert "█" in ended.out
     facts = json.loads(command("data", "show", path, "--out", picture, "--json").out)["targets"]
-    values = np.genfromtxt(tmp_path / "pumps.csv", delimiter=",", skip_header=1, usecols=3)
+    values = np.genfromtxt(tmp_path / "pumps.csv", delimiter=",", skip_header=1, usecols=3)  # type: ignore[call-overload]
     assert values.min() <= facts["min"] < facts["mean"] < facts["max"] <= values.max()
     assert sum(facts["counts"]) == 72
     assert facts["limits"][0] == facts["min"]

@@ -24,6 +24,7 @@ from covey.models import mlp
 from covey.runs import checkpoint
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.run import Round
+from tests import peek
 
 DATA = synthetic(devices=6, sizes=[20, 30, 40, 20, 30, 25])
 MODEL = mlp(60, 8, 10)
@@ -102,7 +103,7 @@ def test_rows_and_modules() -> None:
 
 def equal(a: covey.Run, b: covey.Run) -> None:
     assert torch.equal(a.w, b.w)
-    one, two = list(a.runtime.store.dump()), list(b.runtime.store.dump())
+    one, two = peek.dump(a), peek.dump(b)
     assert [entry[:2] for entry in one] == [entry[:2] for entry in two]
     for left, right in zip(one, two, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(left[2:], right[2:], strict=True))
@@ -321,7 +322,7 @@ def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, run = covey.run(experiment()), covey.run(experiment())
-    real = run._runs._score
+    real = peek.runs(run)._score
     broken = iter([True])
 
     def score(w: torch.Tensor) -> Any:
@@ -330,7 +331,7 @@ def test_an_interrupt_while_scoring_leaves_one_round_or_the_other(
             raise KeyboardInterrupt
         return models
 
-    monkeypatch.setattr(run._runs, "_score", score)
+    monkeypatch.setattr(peek.runs(run), "_score", score)
     with pytest.raises(KeyboardInterrupt):
         next(run)
     assert (run.round, run.history) == (0, ())
@@ -373,7 +374,7 @@ def test_an_interrupt_between_two_rounds_is_resumed_to_the_same_bits(
         original(*given)
         raise KeyboardInterrupt
 
-    owner, name = (type(run.runtime.store), "commit") if at == "commit" else (covey.Runs, "_play")
+    owner, name = (type(peek.store(run)), "commit") if at == "commit" else (covey.Runs, "_play")
     original = getattr(owner, name)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, torn)

@@ -24,6 +24,7 @@ from covey.errors import ConfigError
 from covey.models import linear
 from covey.runs.run import Round, Run
 from covey.runs.sampling import standard_error
+from tests import peek
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command
 from tests.laws.cases import differences, state
@@ -108,7 +109,7 @@ def test_training_does_not_depend_on_it(tree: str, idle: str) -> None:
         assert record.bytes() == other.bytes()
     assert torch.equal(plain.w, sampled.w)
     columns = [
-        [(name, ids, rounds, rows) for _, name, ids, rounds, rows in run._columns()]
+        [(name, ids, rounds, rows) for _, name, ids, rounds, rows in peek.columns(run)]
         for run in (plain, sampled)
     ]
     for kept, others in zip(*columns, strict=True):

@@ -1,6 +1,7 @@
 """Every figure of a record against a loop over devices, when only some of them were ever asked."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ class Keeper(Algorithm):
 def started(regression: bool = False, **more: object) -> Run:
     data = shards(regression)
     model = linear(2, 1 if regression else 3)
-    given = {
+    given: dict[str, Any] = {
         "rounds": 2,
         "loss": "squared_error" if regression else "cross_entropy",
         "dtype": torch.float64,

@@ -136,7 +136,7 @@ def test_no_data_is_a_gradient_with_a_name_and_zeros_like_still_is_one() -> None
     x, anchor = torch.randn(2, 2, 3, dtype=torch.float64)
     for terms in ({}, {"tol": 1e-9}, {"l1": (0.1, 0.0)}, {"method": "nesterov"}):
         rows = [
-            descend(x, gradient, steps=3, lr=0.1, prox=(2.0, anchor), **terms)  # type: ignore[arg-type]
+            descend(x, gradient, steps=3, lr=0.1, prox=(2.0, anchor), **terms)
             for gradient in (NO_DATA, torch.zeros_like, lambda y: 0 * y)
         ]
         assert torch.equal(rows[0], rows[1])
@@ -258,7 +258,9 @@ class OwnLoss(Mean):
     """Devices have a loss of their own."""
 
     def device(self, me: Nodes, w: Tensor) -> Tensor:
-        return w - 0.1 * me.gradient(w, me.batch(4), lambda outputs: outputs.square().mean((1, 2)))
+        batch = me.batch(4)
+        assert batch is not None
+        return w - 0.1 * me.gradient(w, batch, lambda outputs: outputs.square().mean((1, 2)))
 
 
 class Twice(Mean):

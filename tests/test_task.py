@@ -1,6 +1,7 @@
 """Stacked gradients and scores against one module and one device at a time."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,7 @@ TANH = nn.Sequential(
     nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 3, bias=False)
 )
 GELU = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3))
-CASES = {
+CASES: dict[str, Any] = {
     "mlp": (mlp(4, 6, 5, 3), labelled(), "cross_entropy", cross_entropy),
     "linear": (linear(4, 3), labelled(), "cross_entropy", cross_entropy),
     "tanh": (TANH, labelled(), "cross_entropy", cross_entropy),
@@ -211,7 +212,8 @@ def test_cyclic_batches_walk_the_examples_in_order() -> None:
     y = torch.zeros(12, dtype=torch.int64)
     shards = own_parts(train=[(x[:7], y[:7]), (x[7:9], y[7:9]), (x[9:], y[9:])], classes=2)
     task = Task(linear(1, 2), shards, dtype=torch.float64)
-    ids, seen = torch.arange(3), [[], [], []]
+    ids = torch.arange(3)
+    seen: list[list[Any]] = [[], [], []]
     for turn in range(6):
         batch = task.cyclic(ids, 3, torch.full((3,), turn))
         assert batch.weight is not None
@@ -337,7 +339,7 @@ def test_a_linear_layer_on_the_last_of_several_axes() -> None:
     ],
 )
 def test_what_does_not_fit_is_said_at_once(
-    module: nn.Module, shards: Shards, loss: object, error: type[Exception], words: str
+    module: nn.Module, shards: Shards, loss: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         Task(module, shards, loss=loss)

@@ -164,7 +164,7 @@ def test_malformed_shortcuts(make: object) -> None:
 
 def test_a_fraction_of_a_device_is_no_device() -> None:
     with pytest.raises((TreeError, TypeError)):
-        Tree.flat(2.7)
+        Tree.flat(2.7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sample", [0, -1, True, False, 1.5, 0.0, -0.5, float("nan"), float("inf")])

@@ -18,6 +18,7 @@ from covey.algorithms import FedAvg, PerMFL, SFedHP
 from covey.codecs import codec
 from covey.errors import ConfigError
 from covey.links.spec import LinkSpec, largest, wires
+from tests import peek
 from tests.laws.cases import differences, state
 
 LINKS = ("server-edge", "edge-device")
@@ -131,7 +132,8 @@ def test_a_rough_link_changes_what_the_receiver_computes_with_and_learns_neverth
 def test_chunks_workers_and_seeds_change_no_bit(spec: Any) -> None:
     first = covey.run(experiment(spec))
     list(first)
-    for changes in ({"workers": 3}, {"memory": 1}):
+    each: list[dict[str, Any]] = [{"workers": 3}, {"memory": 1}]
+    for changes in each:
         other = covey.run(experiment(spec, **changes))
         list(other)
         assert differences(state(first), state(other)) == []
@@ -180,7 +182,7 @@ def test_what_is_fed_back_adds_up(spec: Any) -> None:
     run = covey.run(here)
     list(run)
     row, total = run.rows("row")[1], run.rows("sum")[1]
-    lost = run.runtime.store.get(
+    lost = peek.store(run).get(
         "device", "_lost server-device up device 0", torch.arange(1), torch.zeros_like(row), 0
     )
     assert lost is not None
@@ -220,7 +222,7 @@ def test_what_lies_outside_a_mask_is_still_to_be_sent(spec: Any) -> None:
     lost = []
     for _ in run:
         zeros = torch.zeros(2, run.w.shape[1])
-        found = run.runtime.store.get(
+        found = peek.store(run).get(
             "device", "_lost server-device up device 0", torch.arange(2), zeros, 0
         )
         assert found is not None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import covey
+from tests import peek
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ def test_a_round_that_fails_in_one_thread_leaves_nothing_of_the_others() -> None
     with pytest.raises(KeyboardInterrupt):
         next(run)
     assert torch.equal(run.rows("personal")[1], before)
-    assert run.runtime.store.rounds("device", "personal", torch.arange(8)).tolist() == [0] * 8
+    assert peek.store(run).rounds("device", "personal", torch.arange(8)).tolist() == [0] * 8
     assert run.meter.bytes() == sent
     assert run.round == 1
 

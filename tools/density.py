@@ -187,7 +187,7 @@ def measure(paths: list[Path]) -> dict[str, float]:
 
 def table(folders: dict[str, list[Path]]) -> str:
     """One line for each folder."""
-    lines = []
+    lines: list[str] = []
     for name, paths in folders.items():
         figures = measure(paths)
         if not lines:

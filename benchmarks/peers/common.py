@@ -104,12 +104,13 @@ def prepare(work: Work, *, images: Path | None = None) -> str:
     """
     work.folder.mkdir(parents=True, exist_ok=True)
     torch.save(first(work.module()), work.first)
-    what, told = work.folder / "what", images is not None and work.shape == (3, 32, 32)
-    if told or not what.exists():
-        x, y = cifar10(work, images) if told else synthetic(work)
+    what = work.folder / "what"
+    real = images if work.shape == (3, 32, 32) else None
+    if real is not None or not what.exists():
+        x, y = synthetic(work) if real is None else cifar10(work, real)
         np.save(work.folder / "x.npy", x.numpy())
         np.save(work.folder / "y.npy", y.numpy())
-        what.write_text("CIFAR-10" if told else "synthetic")
+        what.write_text("synthetic" if real is None else "CIFAR-10")
     return what.read_text()
 
 

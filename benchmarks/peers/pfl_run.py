@@ -5,6 +5,7 @@ devices among processes.
 from __future__ import annotations
 
 from types import MethodType
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,8 @@ def model(work: Work) -> PyTorchModel:
     def metrics(self: nn.Module, x: Tensor, y: Tensor) -> dict[str, Weighted]:
         return {"count": Weighted(len(x), 1)}
 
-    module.loss, module.metrics = MethodType(loss, module), MethodType(metrics, module)
+    own: Any = module
+    own.loss, own.metrics = MethodType(loss, module), MethodType(metrics, module)
     return PyTorchModel(
         module, torch.optim.SGD, central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0)
     )

@@ -90,7 +90,8 @@ def play(program: Program, work: Work, rounds: int) -> dict[str, Any]:
         )
         if done.returncode or not out.exists():
             return {"error": done.stderr.strip()[-2000:] or f"exit status {done.returncode}"}
-        return json.loads(out.read_text())
+        figures: dict[str, Any] = json.loads(out.read_text())
+    return figures
 
 
 def measure(

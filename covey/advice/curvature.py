@@ -88,7 +88,12 @@ def smoothness(experiment: Experiment, *, iterations: int = 20, at: Tensor | Non
 def _task(e: Experiment, shards: Shards) -> Task:
     """The experiment's losses on these devices, in float64: rounding must not look like curvature."""
     return Task(
-        e.model, shards, loss=e.loss, private=e.private, dtype=torch.float64, device=e.device
+        e.model,
+        shards,
+        loss=e.loss,
+        private=e.private,
+        dtype=torch.float64,
+        device=e.device,
     )
 
 

@@ -128,7 +128,10 @@ def _loosened(tie: Tie, algorithm: Algorithm, given: Algorithm, L: float) -> Ite
         if min(getattr(algorithm, name) for name in names) <= _LOOSER * value:
             continue
         old = float(getattr(given, tie.field)) / tie.scale
-        reasons = {tie.field: _held(old, value / tie.scale, L, tie.field), **tie.alike}
+        reasons = {
+            tie.field: _held(old, value / tie.scale, L, tie.field),
+            **tie.alike,
+        }
         yield Proposal(dict.fromkeys(names, value), reasons)
 
 

@@ -110,7 +110,12 @@ def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
 def _evaluate(excess: Excess, curvatures: Vector) -> Vector:
     """Factors too large for a float are infinite, as are differences of two such."""
     with np.errstate(all="ignore"):
-        return np.nan_to_num(excess(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+        return np.nan_to_num(
+            excess(curvatures),
+            nan=np.inf,
+            posinf=np.inf,
+            neginf=-np.inf,
+        )
 
 
 def _margin(change: Vector) -> Vector:

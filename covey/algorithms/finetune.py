@@ -1,4 +1,4 @@
-"""FedAvg, then a few local steps: the simplest personal model that uses everybody's data."""
+"""FedAvg, then a few local steps: the simplest personal model that uses all devices' data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class FineTune(Algorithm):
-    """The global model is FedAvg's to the bit; a device's own is the broadcast w after `tune_steps`
-    steps of size `tune_lr`.
+    """The global model is FedAvg's to the bit; a device tunes the w that it receives.
+
+    Its personal model is w after `tune_steps` steps of size `tune_lr`.
     """
 
     sample: Sample = None
@@ -36,14 +37,20 @@ class FineTune(Algorithm):
         return devices.mean(weight=samples)
 
     def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
-        x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
-        me.keep(
-            "personal",
-            descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr),
-        )
+        gradient = me.grad(self.batch)
+        x = descend(w, gradient, steps=self.steps, lr=self.lr)
+        gradient = me.grad(self.batch, "tune")
+        theta = descend(w, gradient, steps=self.tune_steps, lr=self.tune_lr)
+        me.keep("personal", theta)
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
         tune = ("tune_lr", "lam")
-        yield from inner_step(self.tune_lr, 0.0, loss, steps=self.tune_steps, names=tune)
+        yield from inner_step(
+            self.tune_lr,
+            0.0,
+            loss,
+            steps=self.tune_steps,
+            names=tune,
+        )

@@ -34,13 +34,13 @@ DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
-MOST_LAYERS = 32
+MAX_LAYERS = 32
 
 _ERRORS = {
     1: "a batch names an example that is not there",
     2: "a label is not among the model's outputs",
     3: "no memory for the scratch arrays",
-    4: f"more than {MOST_LAYERS} layers",
+    4: f"more than {MAX_LAYERS} layers",
 }
 
 
@@ -106,7 +106,10 @@ def descend(work: NativeWork, dtype: torch.dtype) -> None:
 
 
 def score(
-    work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor
+    work: NativeWork,
+    dtype: torch.dtype,
+    starts: Tensor,
+    counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work`
     points to must be alive.
@@ -160,7 +163,13 @@ def finite(rows: Tensor) -> bool:
     )
 
 
-def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
+def choose(
+    group: Numbers,
+    keys: Numbers,
+    sizes: Numbers,
+    turns: int,
+    number: Numbers,
+) -> None:
     """The permutation of `draws.choose`, in place on `number`; all arrays are contiguous and of 64
     bits.
     """
@@ -192,12 +201,20 @@ def nonzero(values: Values, bits: Bytes) -> int:
     return _on_wire("bits", values, values, len(values), bits)
 
 
-def squeeze(values: Values, bits: Bytes, to: Values) -> None:
+def squeeze(
+    values: Values,
+    bits: Bytes,
+    to: Values,
+) -> None:
     """The values under the bits, as many as `to` holds."""
     _on_wire("squeeze", to, values, bits, len(values), to, len(to))
 
 
-def spread(values: Values, bits: Bytes, to: Values) -> None:
+def spread(
+    values: Values,
+    bits: Bytes,
+    to: Values,
+) -> None:
     """The reverse of `squeeze`, zeros elsewhere; `values` may lie at any address."""
     _on_wire("spread", to, values, len(values), bits, len(to), to)
 
@@ -212,40 +229,75 @@ def gap_length(bits: Bytes, width: int) -> int:
     return _on_wire("gap_length", None, bits, width)
 
 
-def write_gaps(bits: Bytes, width: int, to: Bytes) -> None:
+def write_gaps(
+    bits: Bytes,
+    width: int,
+    to: Bytes,
+) -> None:
     """The zeros before each set bit, as numbers of seven bits to a byte."""
     _on_wire("write_gaps", None, bits, width, to)
 
 
-def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
+def read_gaps(
+    gaps: Bytes,
+    sent: int,
+    bits: Bytes,
+    width: int,
+) -> bool:
     """The reverse, into bits that are 0; False where these bytes are not `sent` gaps within the
     width, as short as can be.
     """
     return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
 
 
-def nonzero_halves(values: Values, bits: Bytes, *, brain: bool) -> None:
+def nonzero_halves(
+    values: Values,
+    bits: Bytes,
+    *,
+    brain: bool,
+) -> None:
     """Into `bits` which of the values `narrow` would not make 0."""
     _on_wire("half_bits", values, values, len(values), bits, brain)
 
 
-def narrow(values: Values, to: Bytes, *, brain: bool) -> None:
+def narrow(
+    values: Values,
+    to: Bytes,
+    *,
+    brain: bool,
+) -> None:
     """Two bytes for each value: a half, or bfloat16."""
     _on_wire("narrow", values, values, to, len(values), brain)
 
 
-def widen(halves: Bytes, to: Values, *, brain: bool) -> int:
+def widen(
+    halves: Bytes,
+    to: Values,
+    *,
+    brain: bool,
+) -> int:
     """The reverse; returns how many are a NaN that `narrow` does not make."""
     return _on_wire("widen", to, halves, to, len(to), brain)
 
 
-def blur(values: Values, to: Values, *, brain: bool) -> None:
+def blur(
+    values: Values,
+    to: Values,
+    *,
+    brain: bool,
+) -> None:
     """What `narrow` and `widen` leave of the values."""
     _on_wire("blur", values, values, to, values.size, brain)
 
 
 def quantise(
-    values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None
+    values: Values,
+    to: Small,
+    scales: Values,
+    *,
+    block: int,
+    levels: int,
+    key: int | None,
 ) -> None:
     """Integers up to `levels` and the scale of each block, to nearest or, with a key, by the draws
     at that address.
@@ -254,7 +306,14 @@ def quantise(
     _on_wire("quantise", values, values, to, scales, len(values), block, levels, *rounding)
 
 
-def dequantise(integers: Small, scales: Values, to: Values, peaks: Bytes, *, block: int) -> None:
+def dequantise(
+    integers: Small,
+    scales: Values,
+    to: Values,
+    peaks: Bytes,
+    *,
+    block: int,
+) -> None:
     """Integers times scales, and the largest magnitude among the integers of each block."""
     _on_wire("dequantise", to, integers, scales, to, peaks, len(to), block)
 

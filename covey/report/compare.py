@@ -104,7 +104,11 @@ def _value(record: Round, name: str) -> float:
     return score.loss_fallback if score.loss_fallback is not None else float("nan")
 
 
-def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
+def draw(
+    runs: Mapping[str, Histories],
+    path: Path,
+    title: str = "",
+) -> None:
     """A PNG: test accuracy by round of every algorithm's models, with a band of one standard
     deviation over seeds.
     """
@@ -119,7 +123,13 @@ def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
     os.replace(part, path)
 
 
-def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:
+def plot(
+    axes: Axes,
+    drawn: Sequence[Line],
+    *,
+    percent: bool = True,
+    size: float = 9.0,
+) -> None:
     """The lines, each with its name and its last value at its end; of percentages the part in which
     they end.
     """

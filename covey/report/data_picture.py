@@ -26,7 +26,12 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 
-def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
+def draw(
+    shards: Shards,
+    tree: Tree,
+    path: Path,
+    title: str,
+) -> None:
     """A PNG: the labels of every device as a map, dark where most of its examples are, and the
     sizes of its parts below.
     """
@@ -72,7 +77,11 @@ def target_histogram(shards: Shards) -> tuple[Floats, Counts]:
     return limits, counts
 
 
-def _labels(figure: Figure, axes: Axes, shards: Shards) -> None:
+def _labels(
+    figure: Figure,
+    axes: Axes,
+    shards: Shards,
+) -> None:
     """Which device has which labels; the numbers of examples where there is room."""
     classes = shards.classes or 0
     counts = shards.labels()
@@ -101,7 +110,12 @@ def _labels(figure: Figure, axes: Axes, shards: Shards) -> None:
     axes.set(ylabel="label")
 
 
-def _targets(figure: Figure, axes: Axes, side: Axes, shards: Shards) -> None:
+def _targets(
+    figure: Figure,
+    axes: Axes,
+    side: Axes,
+    shards: Shards,
+) -> None:
     """A histogram of the targets of every device, and one of all of them beside it."""
     limits, counts = target_histogram(shards)
     low, high = float(limits[0]), float(limits[-1])
@@ -142,7 +156,11 @@ def _sizes(axes: Axes, shards: Shards) -> None:
         axes.set_xticks(range(shards.devices), shards.names.devices, rotation=90, fontsize=8)
 
 
-def _edges(axes: Axes, tree: Tree, shards: Shards) -> None:
+def _edges(
+    axes: Axes,
+    tree: Tree,
+    shards: Shards,
+) -> None:
     """A line between the devices of two edges, and the edges' names where there is room."""
     if tree.depth < 3:
         return

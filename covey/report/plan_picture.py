@@ -15,7 +15,12 @@ _NAMED = 40  # devices that have room for a name each
 
 
 def draw(
-    plan: Plan, path: Path, title: str, *, sweep: str = "", points: Sequence[dict[str, Any]] = ()
+    plan: Plan,
+    path: Path,
+    title: str,
+    *,
+    sweep: str = "",
+    points: Sequence[dict[str, Any]] = (),
 ) -> None:
     """A PNG: shares and ratios of the first round by device, best channel first; with a sweep, its
     curves beside them.
@@ -64,7 +69,11 @@ def _devices(axes: Any, plan: Plan) -> None:
         )
 
 
-def _sweep(axes: Any, name: str, points: Sequence[dict[str, Any]]) -> None:
+def _sweep(
+    axes: Any,
+    name: str,
+    points: Sequence[dict[str, Any]],
+) -> None:
     places = range(len(points))
     for key, label in (("mean_ratio", "mean"), ("worst_ratio", "worst")):
         axes[0].plot(places, [100 * point[key] for point in points], marker="o", label=label)

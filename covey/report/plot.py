@@ -92,7 +92,9 @@ def run_figure(
 
 
 def devices_figure(
-    histories: Sequence[Sequence[Round]], title: str, devices: Sequence[Sequence[DeviceScore]]
+    histories: Sequence[Sequence[Round]],
+    title: str,
+    devices: Sequence[Sequence[DeviceScore]],
 ) -> Figure | None:
     """Devices sorted by how they do, and what each gains by a model of its own; None where nothing
     was scored.
@@ -274,7 +276,11 @@ def _saving_links(history: Sequence[Round]) -> list[str]:
     return list(measured) if differ else []
 
 
-def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
+def _links(
+    axes: Axes,
+    history: Sequence[Round],
+    links: Sequence[str],
+) -> None:
     """Bytes of each link by round, measured and as dense messages would be, in the colour of its
     lower tier.
     """
@@ -302,7 +308,11 @@ def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> None:
+def _models(
+    axes: Axes,
+    histories: Sequence[Sequence[Round]],
+    against: str,
+) -> None:
     """Every model against rounds, seconds or joules; of several seeds, whose seconds differ,
     against their mean.
     """
@@ -357,7 +367,11 @@ def _spent(history: Sequence[Round], unit: str) -> list[float]:
     return [total for record, total in zip(history, accumulate(each), strict=True) if record.models]
 
 
-def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Curves:
+def _curves(
+    scored: Sequence[Sequence[Round]],
+    name: str,
+    length: int,
+) -> Curves:
     """One curve per seed: accuracy in percent, RMSE where numbers are predicted, else the loss."""
     curves = []
     for history in scored:

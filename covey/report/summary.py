@@ -229,7 +229,9 @@ def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
 
 
 def _gains(
-    devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global"
+    devices: Sequence[Sequence[DeviceScore]],
+    model: str = "personal",
+    other: str = "global",
 ) -> list[Gain]:
     """What devices' own models are worth to them; empty where there are none."""
     points = []
@@ -353,7 +355,11 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
     ]
 
 
-def _link(link: str, down: Traffic, up: Traffic) -> LinkFigures:
+def _link(
+    link: str,
+    down: Traffic,
+    up: Traffic,
+) -> LinkFigures:
     both = down + up
     share = both.nonzeros / both.values if both.values else None
     formulas = (dense_bits(both.values) / 8, paper_bits(down, up) / 8, bitmap_bits(down, up) / 8)

@@ -168,8 +168,8 @@ class Taped(Nodes):
         self._given, self._tape, self._number, self._idle = call.ids, tape, call.round, call.idle
         tier, ids = call.tier, call.ids
         super().__init__(runtime, tier, ids, round=call.round, path=call.path, idle=call.idle)
-        self.there = ids.to(runtime.task.device)
-        self.local = runtime.tree.local(tier, self.there)
+        self.device_ids = ids.to(runtime.task.device)
+        self.local = runtime.tree.local(tier, self.device_ids)
 
     @property
     def ids(self) -> Ids:
@@ -233,7 +233,7 @@ class Static(Nodes):
         super().__init__(runtime, tier, ids, round=0, path=0)
         device = runtime.task.device
         self.tape = tape
-        self.there, self.copy = (
+        self.device_ids, self.copy = (
             ids.to(device, copy=True),
             runtime.tree.copy(tier, ids).to(device, copy=True),
         )
@@ -271,7 +271,7 @@ class Static(Nodes):
         runtime, ids = self._runtime, call.ids
         if not torch.equal(ids, self.ids):
             self.ids = ids
-            self.there.copy_(ids, non_blocking=True)
+            self.device_ids.copy_(ids, non_blocking=True)
             self.copy.copy_(runtime.tree.copy(self.tier, ids), non_blocking=True)
             self.local.copy_(runtime.tree.local(self.tier, ids), non_blocking=True)
         if self.tape.draws:

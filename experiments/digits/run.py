@@ -97,7 +97,8 @@ def grid(pool: ProcessPoolExecutor) -> dict[str, covey.Algorithm]:
             changes = dict(zip(choices, values, strict=True))
             if name == "sFedHP":
                 changes["lam2"] = changes["lam1"]
-            jobs.append((name, replace(METHODS[name][0], **changes), 100))
+            method: Any = METHODS[name][0]
+            jobs.append((name, replace(method, **changes), 100))
     best: dict[str, tuple[float, covey.Algorithm]] = {}
     for (name, algorithm, _), result in zip(jobs, pool.map(figures, jobs), strict=True):
         value = result["models"][METHODS[name][1]]["validation"]

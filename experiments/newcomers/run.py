@@ -86,7 +86,8 @@ def grid(rounds: int) -> dict[str, covey.Algorithm]:
         for values in product(*choices.values()):
             changes = dict(zip(choices, values, strict=True))
             changes |= {"lam2": changes["lam1"]} if name == "sFedHP" else {}
-            algorithm = replace(METHODS[name], **changes)
+            method: Any = METHODS[name]
+            algorithm = replace(method, **changes)
             records = [record for record in history(algorithm, 100, rounds) if record.models]
             value = (
                 select(records, "new_personal").chosen.accuracy("new_personal", "validation") or 0.0

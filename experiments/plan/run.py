@@ -17,6 +17,7 @@ import resource
 import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -197,7 +198,7 @@ def as_printed(p: Problem, bits: Tensor) -> Tensor:
     a, c, s = p.budget.numpy(), p.compute.numpy(), bits.numpy()
     r = s / p.send.numpy()
 
-    def shares(x: float) -> np.ndarray:
+    def shares(x: float) -> Any:
         return np.sqrt(np.maximum(a * s * r / np.exp(x) - s, 0) / (r * c))
 
     top = math.log((a * r).max())

@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 from covey.data import PARTITIONS, deal, load, overlaps, sets
 from covey.data.inventory import present
@@ -53,7 +54,8 @@ def one(name: str) -> None:
         except ValueError as error:
             print(f"    {partition} {options or ''}: {str(error).split(';')[0]}", file=sys.stderr)
             continue
-        took, sizes = time.perf_counter() - began, sum(part.counts() for part in parts)
+        took = time.perf_counter() - began
+        sizes: Any = sum(part.counts() for part in parts)
         what = " ".join([partition, *(f"{key}={value}" for key, value in options.items())])
         line = f"    {name}: {what}: {took:.2f} s, {parts[0].devices} devices of {int(sizes.min())} to {int(sizes.max())}"
         print(line, file=sys.stderr)

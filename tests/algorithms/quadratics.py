@@ -4,6 +4,7 @@ expects, and in covey.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,9 @@ from torch import nn
 
 import covey
 from covey import Algorithm, Run, Tree
+from tests import peek
 
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[Any]
 EXACT = 1e-12  # a few dozen float64 operations on numbers of size one
 
 
@@ -133,7 +135,9 @@ def best_parts(devices: Sequence[Device], shared: int) -> tuple[Vector, list[Vec
     """The minimiser of the mean of f_i([u, v_i]) over u and all v_i: u of the losses with every v_i
     at its best, then these.
     """
-    S, H, b = shared, 0.0, 0.0
+    S = shared
+    H: Any = 0.0
+    b: Any = 0.0
     for f in devices:
         A, B, C, g = f.H[:S, :S], f.H[:S, S:], f.H[S:, S:], f.H @ f.a
         H, b = H + A - B @ np.linalg.solve(C, B.T), b + g[:S] - B @ np.linalg.solve(C, g[S:])
@@ -206,7 +210,7 @@ def over_time(
     ).experiment
     runs, found = covey.runs([replace(here, seed=seed) for seed in range(seeds)]), []
     for _ in runs:
-        column = runs.runtime.store.columns["device", "personal"]
+        column = peek.store(runs).columns["device", "personal"]
         found.append(column.rows[column.slot].reshape(seeds, len(devices), -1).numpy().copy())
     return np.concatenate(found[after:])
 

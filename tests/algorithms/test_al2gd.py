@@ -2,12 +2,25 @@
 objective.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
-from quadratics import EXACT, Device, Vector, both, deviation, kept, mean, over_time, some, start
 
 from covey import Tree, draws
 from covey.algorithms import AL2GD, L2GD
+from tests.algorithms.quadratics import (
+    EXACT,
+    Device,
+    Vector,
+    both,
+    deviation,
+    kept,
+    mean,
+    over_time,
+    some,
+    start,
+)
 
 LAM, GAMMA, P, LR = 0.7, 0.9, 0.25, 0.1
 EDGE_P = [0.5, 0.3]
@@ -119,7 +132,7 @@ def test_edges_of_one_device_leave_l2gd_with_gamma() -> None:
     flips.
     """
     fs = some(3, 2, mu=0.5, L=2.0, spread=1.0)
-    tiny = {"edge_p": 1e-4, "lr": LR * (1 - 1e-4), "p": P, "batch": None}
+    tiny: dict[str, Any] = {"edge_p": 1e-4, "lr": LR * (1 - 1e-4), "p": P, "batch": None}
     one = start(
         AL2GD(lam=LAM, gamma=GAMMA / (1 - 1e-4), **tiny),
         fs,

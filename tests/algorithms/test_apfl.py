@@ -2,9 +2,22 @@
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, W, both, deviation, kept, mean, play, some, start
 
 from covey.algorithms import APFL
+from tests.algorithms.quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    both,
+    deviation,
+    kept,
+    mean,
+    play,
+    some,
+    start,
+)
 
 
 @pytest.mark.parametrize(("sample", "alpha_lr"), [(None, 0.3), (3, 0.3), (None, 0.0), (None, 50.0)])
@@ -21,7 +34,10 @@ def test_rounds_by_hand(
             rounds=4,
         ),
     )
-    w, own, alpha, personal = W, {}, {}, {}
+    w = W
+    own: dict[int, Vector] = {}
+    alpha: dict[int, float] = {}
+    personal: dict[int, Vector] = {}
     for record in run:
         rows = []
         for i in record.cohorts["device"]:

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratics import (
+
+from covey import draws
+from covey.algorithms import Clustered
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -22,9 +25,6 @@ from quadratics import (
     row,
     start,
 )
-
-from covey import draws
-from covey.algorithms import Clustered
 
 
 def begin(w: Vector, k: int, spread: float) -> list[Vector]:

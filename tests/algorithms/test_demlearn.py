@@ -7,13 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratics import EXACT, SMALL, Device, Vector, W, both, deviation, kept, mean, some, start
 
 import covey
 from covey import Run
 from covey.algorithms import DemLearn
 from covey.algorithms.demlearn import average, size
 from covey.errors import ConfigError
+from tests.algorithms.quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    both,
+    deviation,
+    kept,
+    mean,
+    some,
+    start,
+)
 
 Group = list[Any]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import EXACT, Device, W, both, deviation, mean, some, start
 
 from covey.algorithms import Ditto
+from tests.algorithms.quadratics import EXACT, Device, Vector, W, both, deviation, mean, some, start
 
 
 @pytest.mark.parametrize(("sample", "weight"), [(None, "uniform"), (2, "samples")])
@@ -26,7 +26,8 @@ def test_rounds_by_hand(
         batch=batch,
         weight=weight,
     )
-    run, w, v = start(algorithm, fs, w=W, rounds=4), W, {}
+    run, w = start(algorithm, fs, w=W, rounds=4), W
+    v: dict[int, Vector] = {}
     for record in run:
         asked, rows = record.cohorts["device"], []
         for i in asked:

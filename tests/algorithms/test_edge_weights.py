@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratics import EXACT, Device, kept, row, start
 
 from covey import Run, Tree
 from covey.algorithms import FedAlt, FedSim, HierFAVG, Pruned
+from tests.algorithms.quadratics import EXACT, Device, kept, row, start
 
 SIZES = [1, 2, 9, 4, 3, 1]  # the two edges of three have 12 and 8 examples
 POINTS = [1.0, 2.0, 3.0, -10.0, -20.0, -30.0]

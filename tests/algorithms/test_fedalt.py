@@ -2,9 +2,14 @@
 server averages u.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey import Tree
+from covey.algorithms import FedAlt
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -18,11 +23,8 @@ from quadratics import (
     split,
 )
 
-from covey import Tree
-from covey.algorithms import FedAlt
-
 S = 1  # of two parameters
-SETTINGS = {"steps": 3, "personal_steps": 2, "lr": 0.1, "personal_lr": 0.05}
+SETTINGS: dict[str, Any] = {"steps": 3, "personal_steps": 2, "lr": 0.1, "personal_lr": 0.05}
 
 
 def local(f: Device, u: Vector, v: Vector) -> Vector:
@@ -36,7 +38,7 @@ def local(f: Device, u: Vector, v: Vector) -> Vector:
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
-def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: str) -> None:
+def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: Any) -> None:
     run = split(FedAlt(**SETTINGS, batch=batch, weight=weight), fs, w=W, shared=S)
     list(run)
     u, x = W[:S], [W] * 4
@@ -47,11 +49,9 @@ def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: str) ->
 
 
 def test_those_not_asked_keep_their_private_part_for_the_next_time() -> None:
-    run, u, x = (
-        split(FedAlt(**SETTINGS, batch=None, sample=2), SMALL, w=W, shared=S, rounds=5),
-        W[:S],
-        {},
-    )
+    run = split(FedAlt(**SETTINGS, batch=None, sample=2), SMALL, w=W, shared=S, rounds=5)
+    u = W[:S]
+    x: dict[int, Vector] = {}
     for record in run:
         asked = record.cohorts["device"]
         x |= {i: local(SMALL[i], u, x.get(i, W)[S:]) for i in asked}

@@ -7,8 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from populations import populations
-from quadratics import (
+from torch import Tensor
+
+from covey.algorithms import FedAMP
+from covey.codecs import header
+from covey.maths import attention
+from tests.algorithms.populations import populations
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -23,11 +28,6 @@ from quadratics import (
     some,
     start,
 )
-from torch import Tensor
-
-from covey.algorithms import FedAMP
-from covey.codecs import header
-from covey.maths import attention
 
 
 def weights(ws: list[Vector], alpha: float, sigma: float) -> tuple[Vector, float]:

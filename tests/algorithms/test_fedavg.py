@@ -3,10 +3,13 @@ mean.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey.algorithms import FedAvg
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -20,8 +23,6 @@ from quadratics import (
     some,
     start,
 )
-
-from covey.algorithms import FedAvg
 
 
 def local(f: Device, w: Vector, *, steps: int, lr: float) -> Vector:
@@ -39,7 +40,7 @@ def fedavg(
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
-def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: str) -> None:
+def test_two_rounds_by_hand(fs: list[Device], batch: int | None, weight: Any) -> None:
     run = play(FedAvg(steps=3, lr=0.1, batch=batch, weight=weight), fs, w=W)
     w = W
     for _ in range(2):
@@ -59,7 +60,7 @@ def test_two_rounds_by_hand_with_l2(fs: list[Device], batch: int | None) -> None
 
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
-def test_only_those_asked_are_averaged(weight: str) -> None:
+def test_only_those_asked_are_averaged(weight: Any) -> None:
     run, w = (
         start(FedAvg(sample=2, steps=2, lr=0.1, batch=None, weight=weight), SMALL, w=W, rounds=4),
         W,

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey.algorithms import FedMac
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -25,8 +27,6 @@ from quadratics import (
     spectrum,
     start,
 )
-
-from covey.algorithms import FedMac
 
 RHO, LAM, LR, PERSONAL_LR = 0.05, 0.6, 0.5, 0.1
 
@@ -170,7 +170,8 @@ def test_with_a_tiny_lambda_w_is_an_exponential_mean_of_the_local_path() -> None
 
 
 # Curvatures from 1.5 to 3: with these steps an inner problem is solved to 1e-13
-MU, EXACTLY = 1.5, {"local_rounds": 1, "steps": 28, "personal_lr": 2 / 4.5, "batch": None}
+MU = 1.5
+EXACTLY: dict[str, Any] = {"local_rounds": 1, "steps": 28, "personal_lr": 2 / 4.5, "batch": None}
 
 
 def devices(spread: float = 0.3) -> list[Device]:
@@ -273,8 +274,14 @@ def test_a_personal_model_is_counted_with_its_own_threshold() -> None:
 def test_the_larger_cut_of_gamma_w_stays_or_goes_once_gamma_w_is_off(cut_after: Any) -> None:
     """By hand, two rounds with gamma_w and two after it; then weights lie between the two cuts."""
     gamma, gamma_w, rounds = 0.1, 0.5, 4
-    settings = {"lam": LAM, "lr": LR, "personal_lr": PERSONAL_LR, "local_rounds": 3, "batch": None}
-    penalties = {"gamma": gamma, "gamma_w": gamma_w, "rho": RHO}
+    settings: dict[str, Any] = {
+        "lam": LAM,
+        "lr": LR,
+        "personal_lr": PERSONAL_LR,
+        "local_rounds": 3,
+        "batch": None,
+    }
+    penalties: dict[str, Any] = {"gamma": gamma, "gamma_w": gamma_w, "rho": RHO}
     algorithm = FedMac(**settings, **penalties, gamma_w_until=2, cut_after=cut_after)
     large = threshold(gamma, gamma_w)
     small = max(3 * RHO, PERSONAL_LR * gamma)

@@ -4,9 +4,9 @@ averaged.
 
 import pytest
 import torch
-from parts import DATA, Pair, deviation, pair, start, step
 
 from covey.algorithms import FedPer
+from tests.algorithms.parts import DATA, Pair, deviation, pair, start, step
 
 EXACT = 1e-12
 
@@ -23,7 +23,9 @@ def test_rounds_by_hand(sample: int | None) -> None:
             for _ in range(3):
                 now = step(now, DATA[i], base=0.1, head=0.1)
             own[i] = now
-        base = sum(len(DATA[i][1]) * own[i][0] for i in asked) / sum(len(DATA[i][1]) for i in asked)
+        counts = {i: len(DATA[i][1]) for i in asked}
+        weighted = torch.stack([counts[i] * own[i][0] for i in asked])
+        base = weighted.sum(0) / sum(counts.values())
         assert (
             deviation(run, "global", 0, (base, head)) <= EXACT
         )  # the global head stays as it began

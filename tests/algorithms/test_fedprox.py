@@ -1,15 +1,17 @@
 """FedProx (Li et al., 2020): FedAvg whose devices descend f_i(x) + mu/2 |x - w|^2."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from quadratics import EXACT, Device, W, both, deviation, mean, play, some, start
 
 from covey.algorithms import FedProx
+from tests.algorithms.quadratics import EXACT, Device, W, both, deviation, mean, play, some, start
 
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
-def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None, weight: str) -> None:
+def test_two_rounds_by_hand_with_sampling(fs: list[Device], batch: int | None, weight: Any) -> None:
     run, w = (
         start(FedProx(mu=0.7, sample=3, steps=3, lr=0.1, batch=batch, weight=weight), fs, w=W),
         W,

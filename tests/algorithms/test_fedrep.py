@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from parts import DATA, Pair, deviation, pair, start, step
 
 from covey.algorithms import FedRep
 from covey.runs.newcomers import Newcomers
+from tests.algorithms.parts import DATA, Pair, deviation, pair, start, step
 
 EXACT = 1e-12
 
@@ -28,7 +28,7 @@ def test_rounds_by_hand(sample: int | None) -> None:
             for _ in range(2):
                 now = step(now, DATA[i], base=0.1)
             own[i] = now
-        base = sum(own[i][0] for i in asked) / len(asked)
+        base = torch.stack([own[i][0] for i in asked]).mean(0)
         assert deviation(run, "global", 0, (base, head)) <= EXACT
         assert all(deviation(run, "personal", i, own[i]) <= EXACT for i in own)
 

@@ -4,7 +4,10 @@ server averages u.
 
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey import Tree
+from covey.algorithms import FedSim
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -17,9 +20,6 @@ from quadratics import (
     some,
     split,
 )
-
-from covey import Tree
-from covey.algorithms import FedSim
 
 S = 1  # of two parameters
 

@@ -3,9 +3,9 @@ few steps of its own.
 """
 
 import numpy as np
-from quadratics import EXACT, Device, W, both, deviation, mean, some, start
 
 from covey.algorithms import FineTune
+from tests.algorithms.quadratics import EXACT, Device, W, both, deviation, mean, some, start
 
 
 @both

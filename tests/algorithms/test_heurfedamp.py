@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from populations import populations
-from quadratics import EXACT, Device, Vector, W, both, deviation, mean, start
 from torch import Tensor
 
 from covey.algorithms import HeurFedAMP
+from tests.algorithms.populations import populations
+from tests.algorithms.quadratics import EXACT, Device, Vector, W, both, deviation, mean, start
 
 
 def weights(ws: list[Vector], own: float, sigma: float) -> Vector:

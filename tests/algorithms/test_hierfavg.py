@@ -2,9 +2,14 @@
 the edges.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey import Tree
+from covey.algorithms import HierFAVG
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -18,9 +23,6 @@ from quadratics import (
     some,
     start,
 )
-
-from covey import Tree
-from covey.algorithms import HierFAVG
 from tests.peek import Asks
 
 TREE = Tree.grouped([1, 3])
@@ -29,7 +31,7 @@ TREE = Tree.grouped([1, 3])
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @both
 def test_two_rounds_by_hand_on_uneven_groups(
-    fs: list[Device], batch: int | None, weight: str
+    fs: list[Device], batch: int | None, weight: Any
 ) -> None:
     run = play(HierFAVG(edge_rounds=3, steps=2, lr=0.1, batch=batch, weight=weight), fs, TREE, w=W)
     w = W

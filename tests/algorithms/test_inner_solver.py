@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratics import Device, Vector, kept, play, some
 
 from covey import Algorithm, Nodes, Rows, Tree, descend
 from covey.algorithms import FedMac, PFedMe, SFedHP
 from covey.kernel.replies import Exact
+from tests.algorithms.quadratics import Device, Vector, kept, play, some
 from tests.identities.worlds import UNEQUAL, trajectory
 
 LAM, LR, STEPS = 0.8, 0.1, 25
@@ -184,7 +184,7 @@ PAIRS = [
 @pytest.mark.parametrize("batch", [None, 6], ids=["full", "mini-batch"])
 @pytest.mark.parametrize(("kind", "fixed", "settings"), PAIRS, ids=NAMES)
 def test_a_tol_of_0_is_fixed_steps_to_the_bit(
-    kind: type[Algorithm],
+    kind: Any,
     fixed: type[Algorithm],
     settings: dict[str, Any],
     batch: int | None,

@@ -5,7 +5,10 @@ it stays.
 import numpy as np
 import pytest
 import torch
-from quadratics import (
+
+from covey import draws
+from covey.algorithms import L2GD, Local
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -19,9 +22,6 @@ from quadratics import (
     some,
     start,
 )
-
-from covey import draws
-from covey.algorithms import L2GD, Local
 
 LAM, P, LR = 0.9, 0.3, 0.1
 

@@ -1,9 +1,9 @@
 """Local training: theta_i <- theta_i - lr grad f_i(theta_i), `steps` times a round, alone."""
 
 import numpy as np
-from quadratics import EXACT, Device, W, both, deviation, row, some, start
 
 from covey.algorithms import Local
+from tests.algorithms.quadratics import EXACT, Device, W, both, deviation, row, some, start
 
 
 @both

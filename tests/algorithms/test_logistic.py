@@ -7,10 +7,10 @@ by L-BFGS.
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
-from quadratics import Vector, deviation
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import covey
 from covey import Algorithm, Run, Tree
 from covey.algorithms import FedMac, PerMFL, PFedMe, SFedHP
+from tests.algorithms.quadratics import Vector, deviation
 
 L2, CLASSES, WIDTH = 0.5, 4, 65 * 4
 GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
@@ -51,7 +52,7 @@ def far(x: Tensor, y: Tensor) -> Tensor:
     return (x - y).square().sum() / 2
 
 
-def joint_minimum(objective: Callable[[Tensor], Tensor], models: int) -> Vector:
+def joint_minimum(objective: Callable[[Tensor], Any], models: int) -> Vector:
     """The rows of all models where the objective is least."""
 
     def value(flat: Vector) -> tuple[float, Vector]:

@@ -7,14 +7,27 @@ models solves the nested problem.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import EXACT, Device, Vector, W, both, cut, deviation, mean, play, row, some
 
 from covey import Tree
 from covey.algorithms import Level, Nested
 from covey.errors import TreeError
+from tests.algorithms.quadratics import (
+    EXACT,
+    Device,
+    Vector,
+    W,
+    both,
+    cut,
+    deviation,
+    mean,
+    play,
+    row,
+    some,
+)
 
 FOUR = Tree(((2,), (1, 3), (2, 1, 3, 1)))
 FIVE = Tree(((2,), (1, 2), (2, 1, 1), (1, 2, 3, 1)))
@@ -124,7 +137,9 @@ def test_two_rounds_of_four_tiers_by_hand_with_a_warm_level_and_a_penalty(
     )
     run, x = play(Nested(description), fs, tree, w=W), W
     for _ in range(2):
-        uppers, lowers, bottom = [], [], {}
+        uppers: list[Any] = []
+        lowers: list[Any] = []
+        bottom: dict[int, Vector] = {}
         for group in ([0], [1, 2, 3]):
             upper, lower = x, None
             for _ in range(2):

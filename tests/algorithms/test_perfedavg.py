@@ -7,9 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import EXACT, SMALL, Device, Vector, W, both, deviation, mean, play, some, start
 
 from covey.algorithms import PerFedAvg
+from tests.algorithms.quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    Vector,
+    W,
+    both,
+    deviation,
+    mean,
+    play,
+    some,
+    start,
+)
 
 ROUNDING = 1e-11  # a difference of gradients is divided by 2 delta
 
@@ -39,7 +51,7 @@ def test_two_rounds_by_hand(
     sample: int | None,
     weight: Any,
 ) -> None:
-    settings = {"alpha": 0.2, "steps": 3, "lr": 0.1, "batch": batch}
+    settings: dict[str, Any] = {"alpha": 0.2, "steps": 3, "lr": 0.1, "batch": batch}
     algorithm = PerFedAvg(**settings, order=order, hessian=hessian, sample=sample, weight=weight)
     run, w, personal = start(algorithm, fs, w=W), W, {}
     for record in run:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey import Tree
+from covey.algorithms import HierFAVG, PerMFL
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -25,9 +28,6 @@ from quadratics import (
     spectrum,
     start,
 )
-
-from covey import Tree
-from covey.algorithms import HierFAVG, PerMFL
 from tests.peek import Asks
 
 LAM, GAMMA, BETA = 0.8, 1.2, 0.5
@@ -69,7 +69,8 @@ def test_two_rounds_by_hand_on_uneven_teams(
     algorithm = PerMFL(
         lam=LAM, gamma=GAMMA, beta=BETA, lr=alpha, steps=L, edge_lr=eta, edge_rounds=K, batch=batch
     )
-    run, x, theta = play(algorithm, fs, TREE, w=W), W, {}
+    run, x = play(algorithm, fs, TREE, w=W), W
+    theta: dict[int, Vector] = {}
     alphas, Ls = (value if isinstance(value, list) else [value] * 4 for value in (alpha, L))
     etas, Ks = (value if isinstance(value, list) else [value] * 2 for value in (eta, K))
     for _ in range(2):
@@ -91,13 +92,10 @@ def test_sampled_teams_and_devices_by_hand() -> None:
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = PerMFL(lam=LAM, gamma=GAMMA, beta=BETA, lr=0.1, steps=2, edge_lr=0.2, edge_rounds=3, batch=None,
                        sample=1, device_sample=2)  # fmt: skip
-    run, x, edges, theta, teams = (
-        start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=4),
-        W,
-        {},
-        {},
-        set(),
-    )
+    run, x = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=4), W
+    edges: dict[int, Vector] = {}
+    theta: dict[int, Vector] = {}
+    teams: set[int] = set()
     asks = Asks(run)
     for record in run:
         (i,), w = record.cohorts["edge"], x
@@ -134,7 +132,7 @@ def test_stale_teams_stay_in_the_mean_with_what_they_sent_last() -> None:
 # Curvatures from 0.5 to 2. Inner problems are solved to 1e-12: contraction 0.75/2.75 a device step,
 # 0.2 a team step
 MU, LF = 0.5, 2.0
-EXACTLY = {
+EXACTLY: dict[str, Any] = {
     "lam": 1.5,
     "gamma": 2.0,
     "lr": 1 / 2.75,

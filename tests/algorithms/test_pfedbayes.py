@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from quadratics import EXACT, SMALL, Device, W, kept, start
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
@@ -15,6 +14,8 @@ import covey
 from covey import draws
 from covey.algorithms import PFedBayes
 from covey.algorithms.pfedbayes import divergence, divergence_gradients
+from tests import peek
+from tests.algorithms.quadratics import EXACT, SMALL, Device, W, kept, start
 
 G = torch.Generator().manual_seed(4)
 
@@ -66,7 +67,7 @@ def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) 
     algorithm = PFedBayes(zeta=zeta, local_rounds=R, steps=K, lr=0.05, personal_lr=0.1, beta=beta, batch=None, rho=-1.0,
                           method=method, restart=restart)  # fmt: skip
     run = start(algorithm, SMALL, w=W)
-    world = torch.from_numpy(W), torch.full((2,), -1.0).double()
+    world: tuple[Tensor, ...] = torch.from_numpy(W), torch.full((2,), -1.0).double()
     personal: dict[int, tuple[Tensor, Tensor]] = {}
     for record in run:
         answers: list[list[Tensor]] = []
@@ -103,7 +104,7 @@ def test_two_rounds_by_hand(method: Literal["adam", "gradient"], restart: bool) 
             for x, own in zip(world, zip(*answers, strict=True), strict=True)
         )
         assert (run.w[0] - world[0]).abs().max() < 1e3 * EXACT
-        columns = {name: rows for _, name, _, _, rows in run.runtime.store.dump()}
+        columns = {name: rows for _, name, _, _, rows in peek.dump(run)}
         assert (columns["_rho"][0] - world[1]).abs().max() < 1e3 * EXACT
         for i, (mu, rho) in personal.items():
             assert (columns["personal"][i] - mu).abs().max() < 1e3 * EXACT
@@ -136,11 +137,11 @@ def test_draws_average_the_chances_of_drawn_models() -> None:
     record = list(run)[-1]
     mus, columns = (
         run.rows("personal")[1],
-        {name: rows for _, name, _, _, rows in run.runtime.store.dump()},
+        {name: rows for _, name, _, _, rows in peek.dump(run)},
     )
     data, right, total, count = run.experiment.data, 0, 0.0, 0
     for device in range(4):
-        chances = 0
+        chances: Any = 0
         examples = data.test.held(device)
         for k in range(3):
             key = draws.key(0, 1, 0, "device", "personal predicts", k)

@@ -16,6 +16,7 @@ from covey.algorithms import PFedGP
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.maths.gp import TERMS, polya_gamma
+from tests import peek
 
 SCALE, LENGTH, BATCH, DRAWS, STEPS = 3.0, 1.5, 6, 3, 2
 LR, DECAY = 0.6, 0.01
@@ -170,13 +171,15 @@ def test_a_model_is_scored_by_the_devices_own_gaussian_processes() -> None:
 def test_chances_of_all_classes_sum_to_one_and_unseen_ones_have_almost_none() -> None:
     run = covey.run(experiment(ALGORITHM))
     next(run)
-    me = covey.Nodes(run.runtime, "device", torch.arange(3), round=0, path=0)
+    me = covey.Nodes(peek.services(run), "device", torch.arange(3), round=0, path=0)
     with torch.no_grad():
         predict = ALGORITHM.predictor(me, "global", run.w.expand(3, -1))
         assert predict is not None
         batch = me.examples(7)
         chances = predict(batch, torch.arange(3)).exp()
-        last = covey.Nodes(run.runtime, "device", torch.tensor([2]), round=0, path=0).examples(7)
+        last = covey.Nodes(
+            peek.services(run), "device", torch.tensor([2]), round=0, path=0
+        ).examples(7)
         some = predict(last, torch.tensor([2])).exp()
     assert torch.allclose(chances.sum(2), torch.ones(3, 7).double(), atol=1e-9)
     assert float(chances[~me.labels[:, None].expand(3, 7, 3)].max()) < 1e-6

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quadratics import (
+
+import covey
+from covey.algorithms import PFedMe
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -27,9 +30,6 @@ from quadratics import (
     start,
 )
 
-import covey
-from covey.algorithms import PFedMe
-
 RHO = 0.05
 
 
@@ -44,7 +44,7 @@ def device(
     K: int,
     gamma: float,
     decay: float,
-):
+) -> tuple[Vector, Vector]:
     """Lines 5 to 8 of Algorithm 1: (theta, w_i,R). `decay` is the public code's, gamma FedMac's
     "modified pFedMe".
     """
@@ -77,7 +77,7 @@ def test_two_rounds_by_hand(
     decay: float,
     gamma: float,
 ) -> None:
-    steps = {"lam": 2.0, "lr": 0.15, "personal_lr": 0.1}
+    steps: dict[str, Any] = {"lam": 2.0, "lr": 0.15, "personal_lr": 0.1}
     algorithm = PFedMe(**steps, sample=sample, local_rounds=3, steps=2, beta=beta, batch=batch, weight=weight,
                        weight_decay=decay, gamma=gamma, rho=RHO)  # fmt: skip
     at = max(3 * RHO, 2 * 0.1 * gamma / (2 - 0.1 * 2.0)) if gamma else None
@@ -113,7 +113,8 @@ def test_the_cut_covers_the_cycle_of_a_step_too_large_for_rho() -> None:
 
 
 # Curvatures from 0.5 to 2 and lam = 2: with these steps an inner problem is solved to 1e-12
-LAM, EXACTLY = 2.0, {"lam": 2.0, "steps": 20, "personal_lr": 1 / 3.25, "batch": None}
+LAM = 2.0
+EXACTLY: dict[str, Any] = {"lam": LAM, "steps": 20, "personal_lr": 1 / 3.25, "batch": None}
 
 
 def devices() -> list[Device]:

@@ -3,21 +3,28 @@ where nobody kept a weight.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import EXACT, Device, Vector, deviation, some, split, start
 
 from covey import Tree
 from covey.algorithms import Pruned
 from covey.runs.run import Round
+from tests.algorithms.quadratics import EXACT, Device, Vector, deviation, some, split, start
 
 S, D = 4, 6  # four shared parameters and two private ones
 W = np.array([0.7, -0.4, 1.1, 0.2, -0.9, 0.5])
 WHOLE = some(4, D, mu=0.4, L=1.5, spread=2.0)
 COPIES = [Device(np.tile(f.X[-1], (k, 1)), np.full(k, f.y[-1])) for k, f in enumerate(WHOLE, 2)]
 both = pytest.mark.parametrize(("fs", "batch"), [(WHOLE, None), (COPIES, 2)], ids=["full", "batch"])
-SETTINGS = {"steps": 3, "probe_steps": 2, "personal_steps": 2, "lr": 0.2, "personal_lr": 0.1}
+SETTINGS: dict[str, Any] = {
+    "steps": 3,
+    "probe_steps": 2,
+    "personal_steps": 2,
+    "lr": 0.2,
+    "personal_lr": 0.1,
+}
 Kept = tuple[Vector, Vector]
 """A model and the mask of its shared part."""
 
@@ -111,7 +118,7 @@ def test_masks_differ_and_some_weights_are_kept_by_nobody() -> None:
 
 @pytest.mark.parametrize("weight", ["uniform", "samples"])
 @pytest.mark.parametrize("private", [True, False], ids=["partial", "pruning alone"])
-def test_two_rounds_by_hand_on_uneven_edges(weight: str, private: bool) -> None:
+def test_two_rounds_by_hand_on_uneven_edges(weight: Any, private: bool) -> None:
     """An edge averages its devices per weight, twice a round, and the server the edges that had a
     weight at all.
     """

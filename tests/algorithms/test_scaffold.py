@@ -5,9 +5,22 @@ it sends.
 import numpy as np
 import pytest
 import torch
-from quadratics import EXACT, SMALL, Device, W, both, deviation, mean, play, row, some, start
 
 from covey.algorithms import FedAvg, Scaffold
+from tests import peek
+from tests.algorithms.quadratics import (
+    EXACT,
+    SMALL,
+    Device,
+    W,
+    both,
+    deviation,
+    mean,
+    play,
+    row,
+    some,
+    start,
+)
 
 
 @pytest.mark.parametrize(("sample", "server_lr"), [(None, 1.0), (2, 0.7)])
@@ -36,7 +49,7 @@ def test_rounds_by_hand(
         assert (
             np.abs(c - mean(own)).max() <= EXACT
         )  # so it stays the mean of all, whoever was asked
-        for tier, _, ids, _, rows in run._columns():
+        for tier, _, ids, _, rows in peek.columns(run):
             wanted = c[None] if tier == "server" else np.array(own)[ids]
             assert np.abs(rows.numpy() - wanted).max() <= EXACT
 
@@ -46,7 +59,7 @@ def test_the_control_stays_the_mean_of_all_controls_to_float64() -> None:
     devices = some(7, 2, mu=0.5, L=2.0, spread=3.0)
     run = start(Scaffold(sample=3, steps=2, lr=0.1, batch=None), devices, w=W, rounds=5)
     for _ in run:
-        controls = {tier: rows for tier, _, _, _, rows in run._columns()}
+        controls = {tier: rows for tier, _, _, _, rows in peek.columns(run)}
         mean_control = controls["device"].sum(0) / 7  # who was never asked has a control of zero
         assert mean_control.abs().max() > 0.1
         assert (controls["server"][0] - mean_control).abs().max() <= 1e-14
@@ -70,7 +83,7 @@ def test_controls_that_are_forgotten_leave_fedavg_to_the_bit(
     )
     for _ in zip(frozen, plain, strict=True):
         assert torch.equal(frozen.w, plain.w)
-        frozen.runtime.store.columns.clear()
+        peek.store(frozen).columns.clear()
 
 
 def test_every_message_is_two_models() -> None:

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quadratics import (
+
+from covey import Tree
+from covey.algorithms import SFedHP
+from tests.algorithms.quadratics import (
     EXACT,
     SMALL,
     Device,
@@ -25,13 +28,17 @@ from quadratics import (
     some,
     start,
 )
-
-from covey import Tree
-from covey.algorithms import SFedHP
 from tests.peek import Asks
 
 RHO, LAM1, LAM2, LR1, LR2 = 0.05, 1.5, 2.5, 0.3, 0.1
-STEPS = {"lam1": LAM1, "lam2": LAM2, "rho": RHO, "lr1": LR1, "lr2": LR2, "batch": None}
+STEPS: dict[str, Any] = {
+    "lam1": LAM1,
+    "lam2": LAM2,
+    "rho": RHO,
+    "lr1": LR1,
+    "lr2": LR2,
+    "batch": None,
+}
 GROUPS, TREE = ([0], [1, 2, 3]), Tree.grouped([1, 3])
 
 
@@ -92,7 +99,8 @@ def test_two_rounds_by_hand_on_uneven_groups(
         at2,
         at2,
     )
-    run, w, theta = play(algorithm, fs, TREE, w=W), W, {}
+    run, w = play(algorithm, fs, TREE, w=W), W
+    theta: dict[int, Vector] = {}
     for _ in range(2):
         phis, ws = [], []
         for group in GROUPS:
@@ -128,16 +136,14 @@ def test_sampled_edges_and_devices_by_hand() -> None:
     """
     devices = [*SMALL, SMALL[1], SMALL[0]]
     algorithm = SFedHP(**STEPS, sample=1, device_sample=2, edge_rounds=4, steps=2)
-    run, w, phis, ws, theta = (
-        start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=3),
-        W,
-        {},
-        {},
-        {},
-    )
+    run, w = start(algorithm, devices, Tree.grouped([3, 3]), w=W, rounds=3), W
+    phis: dict[int, Vector] = {}
+    ws: dict[int, Vector] = {}
+    theta: dict[int, Vector] = {}
     asks = Asks(run)
     for record in run:
-        (i,), warm = record.cohorts["edge"], {}
+        (i,) = record.cohorts["edge"]
+        warm: dict[int, Vector] = {}
         phi = w_i = w
         for asked in asks.of("device"):
             warm |= {
@@ -198,7 +204,7 @@ def test_gamma1_drops_below_the_floor_at_the_next_round_and_returns_and_gamma2_e
 
 
 # Curvatures from 0.5 to 2 and lam1 = 2: a device's problem is solved to 1e-13
-EXACTLY = {"lam1": 2.0, "lam2": 3.0, "steps": 24, "lr2": 1 / 3.25, "batch": None}
+EXACTLY: dict[str, Any] = {"lam1": 2.0, "lam2": 3.0, "steps": 24, "lr2": 1 / 3.25, "batch": None}
 STILL = 1e-300  # a step of w_i that does not move it
 
 

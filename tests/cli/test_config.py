@@ -258,7 +258,7 @@ def test_a_new_algorithm_keeps_the_fields_that_both_have(tmp_path: Path) -> None
 def test_numbers_as_one_writes_them_on_a_command_line(text: str, value: object) -> None:
     table: dict[str, object] = {}
     apply(table, f"algorithm.x={text}")
-    changed = table["algorithm"]["x"]  # type: ignore[index]
+    changed = table["algorithm"]["x"]
     assert changed == value
     assert type(changed) is type(value)
 
@@ -353,7 +353,8 @@ def test_changes_are_toml_or_else_text() -> None:
     )
     assert config.model["hidden"] == [8, 9]
     assert (config.codec, config.idle, config.rounds) == ("dense", "train", 7)
-    assert config.experiment(0).algorithm.batch is None
+    algorithm: Any = config.experiment(0).algorithm
+    assert algorithm.batch is None
 
 
 def test_later_changes_win() -> None:

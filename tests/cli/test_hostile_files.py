@@ -154,7 +154,7 @@ SPREADS = [
 
 
 def test_every_key_of_a_radio_takes_or_refuses_any_value() -> None:
-    kinds = {
+    kinds: dict[str, Any] = {
         "radio.": scenario.RadioFile, "radio.cells.": scenario.BandsFile,
         "radio.devices.": scenario.ColumnsFile, "radio.channel.": scenario.ChannelFile,
     }  # fmt: skip
@@ -171,7 +171,7 @@ def test_every_key_of_a_radio_takes_or_refuses_any_value() -> None:
 def test_every_key_of_a_scenario_takes_or_refuses_any_value(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text("")
-    kinds = {
+    kinds: dict[str, Any] = {
         "": scenario.ScenarioFile, "cells.": scenario.CellsFile, "devices.": scenario.DevicesFile,
         "channel.": scenario.ChannelFile, "model.": scenario.ModelFile,
     }  # fmt: skip

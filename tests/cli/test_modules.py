@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ made = nn.Linear(2, 2)
 
 ALGORITHM = '''
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import covey
 
@@ -190,7 +191,8 @@ def test_the_resolved_file_holds_the_defaults_but_nothing_of_the_data() -> None:
 @pytest.mark.usefixtures("folder")
 def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
     config, before = load(None, ["model.name=nets:Net"]), torch.get_rng_state()
-    one, again, other = (config.experiment(seed).model.scale for seed in (4, 4, 5))
+    built: list[Any] = [config.experiment(seed).model for seed in (4, 4, 5)]
+    one, again, other = (model.scale for model in built)
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), before)

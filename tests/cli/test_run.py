@@ -157,7 +157,8 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
 def test_a_second_interrupt_while_saving_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, sent = Folder.metrics, []
+    whole = Folder.metrics
+    sent: list[Any] = []
 
     def interrupted(self: Folder, *arguments: Any) -> Any:
         sent.append(len(sent))

@@ -5,6 +5,7 @@ or with their neighbours.
 from pathlib import Path
 
 import pytest
+import torch
 
 from covey import native
 from covey.codecs import Dense
@@ -29,7 +30,7 @@ def test_seeds_pass(tmp_path: Path) -> None:
 
 
 def test_a_decoder_that_does_not_refuse_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = Dense().encode(decode.torch.ones(3))
-    monkeypatch.setattr(Dense, "decode", lambda self, message, limit: (decode.torch.ones(5), None))
+    message = Dense().encode(torch.ones(3))
+    monkeypatch.setattr(Dense, "decode", lambda self, message, limit: (torch.ones(5), None))
     with pytest.raises(AssertionError):
         decode.check(decode.PREFIX.pack(0, 3) + message)

@@ -6,7 +6,6 @@ import os
 import re
 import struct
 import tracemalloc
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -49,10 +48,9 @@ GOOD = [
 @pytest.fixture(params=["kernel", "numpy"], autouse=True)
 def with_and_without_the_kernel(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+) -> None:
     if request.param == "numpy":
         monkeypatch.setattr(native, "_library", "gone")
-    return
 
 
 def survives(codec: Codec, message: bytes) -> None:

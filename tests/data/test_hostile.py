@@ -365,7 +365,9 @@ def test_a_batch_of_an_archive_that_says_it_is_huge(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_that_declare_more_than_they_have(shape: tuple[int, ...], packed: bool) -> None:
     raw = bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape) + bytes(100)
-    stream = gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(raw))) if packed else io.BytesIO(raw)
+    stream: Any = (
+        gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(raw))) if packed else io.BytesIO(raw)
+    )
     with cheaply(), refused("images"):
         formats.idx(stream, "images", 3)
 
@@ -385,7 +387,7 @@ def test_a_damaged_copy_is_refused_by_name(tmp_path: Path) -> None:
         {"x": x.astype(np.float32)}, {"x": x[:, 0]}, {"y": y[:2]}, {"y": y.astype(float)}, {"train": 9},
         {"train": np.zeros(3)}, {"writers": np.array([7] * 4)}, {"writers": y[:3]},
     ]  # fmt: skip
-    sound = {
+    sound: dict[str, Any] = {
         "x": x,
         "y": y,
         "train": 3,

@@ -76,14 +76,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, splits: dict[str, Rows]) -> list[str]
 def rows(
     x: tiny.Bytes, y: tiny.Bytes, image: str = "image", label: str = "label", **more: list[Any]
 ) -> Rows:
-    return Rows(
-        **{
-            image: [Picture(one) for one in x],
-            label: [int(one) for one in y],
-            "more": [0] * len(x),
-            **more,
-        }
-    )
+    columns: dict[str, list[Any]] = {
+        image: [Picture(one) for one in x],
+        label: [int(one) for one in y],
+        "more": [0] * len(x),
+        **more,
+    }
+    return Rows(**columns)
 
 
 def test_train_comes_first_then_test_and_all_is_kept(

@@ -50,7 +50,7 @@ def table(folder: Path, *rows: str, header: str = HEADER, name: str = "pumps.csv
 def arrays(path: Path, **named: Any) -> str:
     """The path of a new `.npz` file with these arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **{name: np.asarray(array) for name, array in named.items()})
+    np.savez(path, **{name: np.asarray(array) for name, array in named.items()})  # type: ignore[arg-type]
     return str(path)
 
 

@@ -97,7 +97,7 @@ def test_apfl_at_alpha_1_trains_alone(world: str) -> None:
 @every_world
 @full_and_mini
 def test_the_first_round_of_scaffold_is_fedavg(world: str, batch: int | None) -> None:
-    settings = {"steps": 4, "lr": LR, "batch": batch}
+    settings: dict[str, Any] = {"steps": 4, "lr": LR, "batch": batch}
     one, other = (row_of(a(**settings), world, rounds=1) for a in (Scaffold, FedAvg))
     assert torch.equal(one, other)
 

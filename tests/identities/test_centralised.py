@@ -2,6 +2,8 @@
 step of it is FedAvg.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -73,7 +75,7 @@ def test_every_step_sends_a_model_and_a_gradient_of_every_device() -> None:
 
 def test_steps_draw_different_batches_whose_mean_is_the_gradient_of_the_pool() -> None:
     """The displacement of one small step, over many seeds, against that of a full batch."""
-    settings = {
+    settings: dict[str, Any] = {
         "data": REGRESSION,
         "model": models.linear(5, 1),
         "dtype": torch.float64,

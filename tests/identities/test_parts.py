@@ -36,7 +36,13 @@ LR, ROUNDING = 0.1, 1e-12
 def test_with_all_layers_shared_it_is_fedavg_to_the_bit(
     world: str, batch: int | None, dtype: torch.dtype, algorithm: Any
 ) -> None:
-    settings = {"steps": 4, "lr": LR, "batch": batch, "sample": 7, "weight": "samples"}
+    settings: dict[str, Any] = {
+        "steps": 4,
+        "lr": LR,
+        "batch": batch,
+        "sample": 7,
+        "weight": "samples",
+    }
     parts = trajectory(
         algorithm(**settings, personal_lr=0.3), world, FLAT, dtype=dtype, private=""
     )[0]
@@ -46,7 +52,7 @@ def test_with_all_layers_shared_it_is_fedavg_to_the_bit(
 @full_and_mini
 @weights
 def test_with_all_layers_shared_it_is_hierfavg_on_edges(batch: int | None, weight: str) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "steps": 4,
         "lr": LR,
         "batch": batch,
@@ -99,7 +105,7 @@ def test_with_all_layers_private_it_is_local_training(algorithm: Any) -> None:
 def test_pruning_nothing_is_fedalt_and_together_fedsim(
     batch: int | None, tree: Tree, weight: str, private: Any
 ) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "steps": 4,
         "lr": LR,
         "personal_lr": 0.05,

@@ -74,14 +74,14 @@ def test_the_global_model_of_finetune_is_fedavg_to_the_bit(
 def test_hierfavg_with_one_edge_round_and_equal_groups_is_fedavg(
     world: str, batch: int | None
 ) -> None:
-    settings = {"steps": 4, "lr": LR, "batch": batch}
+    settings: dict[str, Any] = {"steps": 4, "lr": LR, "batch": batch}
     assert_coincide(world, HierFAVG(edge_rounds=1, **settings), FedAvg(**settings), EQUAL)
 
 
 @every_world
 @full_and_mini
 def test_hierfavg_weighed_by_samples_is_fedavg_in_any_groups(world: str, batch: int | None) -> None:
-    settings = {"steps": 4, "lr": LR, "batch": batch, "weight": "samples"}
+    settings: dict[str, Any] = {"steps": 4, "lr": LR, "batch": batch, "weight": "samples"}
     assert_coincide(world, HierFAVG(edge_rounds=1, **settings), FedAvg(**settings), UNEQUAL)
 
 
@@ -207,7 +207,7 @@ def test_fedmac_without_correlation_is_fedavg_with_an_average_of_the_local_path(
 def test_demlearn_with_one_level_that_takes_over_the_mean_is_fedprox(
     world: str, batch: int | None
 ) -> None:
-    settings = {"mu": LAM, "steps": 4, "lr": LR, "batch": batch}
+    settings: dict[str, Any] = {"mu": LAM, "steps": 4, "lr": LR, "batch": batch}
     assert_coincide(world, DemLearn(levels=1, alpha=1.0, **settings), FedProx(**settings))
 
 
@@ -281,7 +281,7 @@ def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_m
         )
         return deviation(left, right)
 
-    steps = {
+    steps: dict[str, Any] = {
         "local_rounds": 3,
         "steps": 4,
         "lr": 0.5,
@@ -292,7 +292,7 @@ def test_pfedbayes_without_variance_is_pfedme_with_penalties_that_weaken_where_m
     wide, narrow = (gap(Weakening(**steps), rho, 3, **steps) for rho in (-9.0, -18.0))
     assert narrow < 1e-6
     assert narrow < 1e-3 * wide
-    once = {**steps, "local_rounds": 1, "steps": 8, "lr": 1 / LAM, "beta": 1.0}
+    once: dict[str, Any] = {**steps, "local_rounds": 1, "steps": 8, "lr": 1 / LAM, "beta": 1.0}
     assert gap(PFedMe(lam=LAM, **once), -18.0, 1, **once) < 1e-6
 
 

@@ -1,6 +1,7 @@
 """Methods that coincide do so at their defaults of `weight`, on devices of very different sizes."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,9 @@ from covey.algorithms import (
     PerFedAvg,
 )
 from tests.identities.worlds import FLAT, deviation, trajectory
+from tests.laws.cases import with_fields
 
-SETTINGS = {"steps": 3, "lr": 0.1, "batch": None}
+SETTINGS: dict[str, Any] = {"steps": 3, "lr": 0.1, "batch": None}
 SAME: dict[str, Algorithm] = {
     "FedProx": FedProx(mu=0.0, **SETTINGS),
     "FineTune": FineTune(**SETTINGS),
@@ -33,8 +35,8 @@ SAME: dict[str, Algorithm] = {
 @pytest.mark.parametrize("weight", ["default", "samples"])
 @pytest.mark.parametrize("name", SAME)
 def test_both_weights_lead_where_fedavg_leads(name: str, weight: str) -> None:
-    changes = {} if weight == "default" else {"weight": weight}
-    plain, other = (replace(method, **changes) for method in (FedAvg(**SETTINGS), SAME[name]))
+    changes: dict[str, Any] = {} if weight == "default" else {"weight": weight}
+    plain, other = (with_fields(method, **changes) for method in (FedAvg(**SETTINGS), SAME[name]))
     rows = [
         trajectory(method, "least squares", FLAT, rounds=2, private="")[0]
         for method in (plain, other)
@@ -48,7 +50,8 @@ def test_the_two_weights_differ() -> None:
 
 
 def test_no_method_has_another_default() -> None:
-    every = [field for method in ALGORITHMS.values() for field in fields(method)]
+    methods: list[Any] = list(ALGORITHMS.values())
+    every = [field for method in methods for field in fields(method)]
     defaults = [field.default for field in every if field.name == "weight"]
     assert len(defaults) > 10
     assert set(defaults) == {"uniform"}

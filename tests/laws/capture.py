@@ -23,6 +23,7 @@ from torch import Tensor
 import covey
 from covey import Run
 from covey.cli.config import load
+from tests import peek
 from tests.cli.command import DEMO, EXAMPLES
 from tests.laws.cases import CASES, experiment, state
 
@@ -62,7 +63,7 @@ def digest(values: dict[str, Any]) -> str:
 def outline(run: Run) -> dict[str, float]:
     """What another processor reproduces up to rounding: norms of rows, bytes, losses."""
     out = {"global": float(run.w.double().norm()), "bytes": float(run.meter.bytes())}
-    for tier, name, _, _, rows in run._columns():
+    for tier, name, _, _, rows in peek.columns(run):
         out[f"{tier} {name}"] = float(rows.double().norm())
     for name, model in run.history[-1].models.items():
         out |= {

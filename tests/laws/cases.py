@@ -25,6 +25,7 @@ from covey.algorithms.nested import Level, Nested
 from covey.errors import DivergedError
 from covey.runs.run import Seed
 from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
+from tests import peek
 
 INPUTS, CLASSES = 13, 5
 SIZES = (30, 9, 460, 55, 21, 40, 12, 77)  # one device has more examples than a block of a full pass
@@ -385,7 +386,7 @@ def moving(case: Case) -> Case:
             step.field: 2 * getattr(case.algorithm, step.field)
             for step in levers.steps(case.algorithm)
         }
-        longer = replace(case, algorithm=replace(case.algorithm, **steps))
+        longer = replace(case, algorithm=with_fields(case.algorithm, **steps))
         if not steps or moved_in_one_round(longer) == math.inf:
             break
         case = longer
@@ -460,7 +461,7 @@ def state(run: Seed) -> dict[str, Any]:
             f"chosen {name}": chosen.rows,
         }
         out |= {f"chosen {name} {key}": part.rows for key, part in chosen.beside.items()}
-    for tier, name, ids, rounds, rows in run._columns():
+    for tier, name, ids, rounds, rows in peek.columns(run):
         out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
     out["meter"] = json.dumps(sorted(run.meter.state()))
     out["history"] = json.dumps(
@@ -499,7 +500,7 @@ def moved(run: Run) -> float:
     begin = run.runtime.start[0]
     kept = [
         (name, rows)
-        for _, name, *_, rows in run.runtime.store.dump()
+        for _, name, *_, rows in peek.dump(run)
         if rows.shape[1:] == begin.shape and len(rows)
     ]
     models = [rows for name, rows in kept if not name.startswith("_")]

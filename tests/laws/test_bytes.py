@@ -5,6 +5,7 @@ bit for bit.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from covey.links.link import Ledger, Link, Residuals, Route
 from covey.links.meter import Meter, Traffic
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec
+from tests.covering import covering
 
 N, WIDTH = 4, 150
 DTYPES = (torch.float32, torch.float64)
@@ -34,28 +36,52 @@ ALL: dict[str, Codec] = {
 }
 
 
-def options() -> dict[str, LinkSpec]:
-    """Every codec with every option it may have."""
-    out = {}
-    for name, keep, update, feedback in itertools.product(
-        ALL, (None, 0.1), (False, True), (False, True)
-    ):
-        lossless = ALL[name].lossless and keep is None and not update
-        if not (feedback and lossless):
-            words = (
-                [f"keep {keep}"] * (keep is not None)
-                + ["update"] * update
-                + ["feedback"] * feedback
-            )
-            out[", ".join([name, *words])] = LinkSpec(ALL[name], keep, update, feedback)
-    return out
+def sensible(name: str, keep: float | None, update: bool, feedback: bool) -> bool:
+    """Feedback needs something that the link loses."""
+    return not feedback or keep is not None or update or not ALL[name].lossless
 
 
-WIRES = options()
-every_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES.keys())
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+def label(name: str, keep: float | None, update: bool, feedback: bool) -> str:
+    words = [name]
+    if keep is not None:
+        words.append(f"keep {keep}")
+    if update:
+        words.append("update")
+    if feedback:
+        words.append("feedback")
+    return ", ".join(words)
+
+
+def spec(name: str, keep: float | None, update: bool, feedback: bool) -> LinkSpec:
+    return LinkSpec(ALL[name], keep, update, feedback)
+
+
+OPTIONS = (list(ALL), (None, 0.1), (False, True), (False, True))
+WIRES = {
+    label(*chosen): spec(*chosen) for chosen in itertools.product(*OPTIONS) if sensible(*chosen)
+}
 Form = Literal["rows", "masked", "one mask", "exact"]
 FORMS: tuple[Form, ...] = ("rows", "masked", "one mask", "exact")
+
+
+def every_wire(*forms: Form) -> pytest.MarkDecorator:
+    """Cases that contain every three of: codec, keep, update, feedback, number type, form.
+
+    With COVEY_TEST_ALL=1, all of them.
+    """
+    strength = 6 if "COVEY_TEST_ALL" in os.environ else 3
+    cases = covering(
+        *OPTIONS,
+        DTYPES,
+        forms,
+        strength=strength,
+        allowed=lambda *values: sensible(*values[:4]),
+    )
+    return pytest.mark.parametrize(
+        ("wire", "dtype", "form"),
+        [(WIRES[label(*options)], dtype, form) for *options, dtype, form in cases],
+        ids=[f"{form}-{dtype}-{label(*options)}" for *options, dtype, form in cases],
+    )
 
 
 def numbers(seed: int, dtype: torch.dtype, *, n: int = N) -> Tensor:
@@ -131,9 +157,7 @@ def same(first: Message, second: Message) -> bool:
     )
 
 
-@every_wire
-@every_dtype
-@pytest.mark.parametrize("form", FORMS)
+@every_wire(*FORMS)
 def test_bytes_do_what_send_does(wire: LinkSpec, dtype: torch.dtype, form: Form) -> None:
     plain, real = End(wire, dtype), End(wire, dtype)
     heard: list[list[int]] = []
@@ -150,9 +174,7 @@ def test_bytes_do_what_send_does(wire: LinkSpec, dtype: torch.dtype, form: Form)
     assert plain.traffic() == real.traffic()
 
 
-@every_wire
-@every_dtype
-@pytest.mark.parametrize("form", ["rows", "masked"])
+@every_wire("rows", "masked")
 def test_rows_packed_alone_have_the_same_bytes(
     wire: LinkSpec, dtype: torch.dtype, form: Form
 ) -> None:
@@ -182,9 +204,7 @@ def test_rows_packed_alone_have_the_same_bytes(
             assert same(got, arrived[row])
 
 
-@every_wire
-@every_dtype
-@pytest.mark.parametrize("form", FORMS)
+@every_wire(*FORMS)
 def test_no_rows_have_the_schema_of_many(wire: LinkSpec, dtype: torch.dtype, form: Form) -> None:
     many, none = End(wire, dtype), End(wire, dtype, n=0)
     empty = message(form, dtype, n=0)
@@ -286,7 +306,9 @@ def test_a_row_that_is_not_of_its_schema_is_refused(name: str, form: Form) -> No
     other: Form = "rows" if form == "masked" else "masked"
     narrow = End(LinkSpec(ALL[name]), torch.float32)
     rows = torch.ones(1, 7)
-    small: Message = {"rows": rows, "exact": Exact(rows), "masked": Masked(rows, rows > 0)}[form]
+    forms: dict[str, Message]
+    forms = {"rows": rows, "exact": Exact(rows), "masked": Masked(rows, rows > 0)}
+    small = forms[form]
     strangers = [
         good(name, other)[1].messages[0],
         good(name, form, torch.float64)[1].messages[0],

@@ -249,7 +249,7 @@ def test_strides_gradients_and_the_sender_s_memory_do_not_matter(codec: Codec) -
     got, _ = codec.decode(codec.encode(copy, None, 3), limit=3)
     got.add_(1)  # the receiver owns what it gets
     assert copy.tolist() == [0.0, 2.0, 0.0]
-    got, _ = codec.decode(bytearray(codec.encode(copy, None, 3)), limit=3)
+    got, _ = codec.decode(bytearray(codec.encode(copy, None, 3)), limit=3)  # type: ignore[arg-type]
     got.add_(1)
 
 

@@ -10,6 +10,7 @@ import covey
 from covey import Algorithm
 from covey.algorithms.nested import Nested
 from covey.errors import DivergedError
+from tests import peek
 from tests.laws.cases import (
     PLAIN,
     Case,
@@ -24,7 +25,7 @@ from tests.laws.cases import (
 
 def wild(algorithm: Algorithm) -> Any:
     """The same with steps that no float32 survives."""
-    part = algorithm.levels[-1] if isinstance(algorithm, Nested) else algorithm
+    part: Any = algorithm.levels[-1] if isinstance(algorithm, Nested) else algorithm
     names = [f.name for f in fields(part) if f.name.startswith("lr") or f.name.endswith("_lr")]
     return with_fields(algorithm, **dict.fromkeys(names, 1e30))
 
@@ -35,7 +36,7 @@ def test_divergence_is_named_and_undone(case: Case, tmp_path: Path) -> None:
     next(run), next(run)
     assert_moved(run)
     good, calm = state(run), run.experiment
-    run._runs.experiments = (replace(calm, algorithm=wild(case.algorithm)),)
+    peek.change(run, replace(calm, algorithm=wild(case.algorithm)))
     with pytest.raises(
         DivergedError,
         match=r"^round 3: the (answer of \w+|kept '\w+'|new global model) of (device|edge|server) \d",
@@ -45,7 +46,7 @@ def test_divergence_is_named_and_undone(case: Case, tmp_path: Path) -> None:
     assert differences(good, state(run)) == []
 
     run.save(tmp_path / "saved")
-    run._runs.experiments = (calm,)
+    peek.change(run, calm)
     resumed, straight = covey.run(calm, resume=tmp_path / "saved"), covey.run(calm)
     for each in (run, resumed, straight):
         list(each)
@@ -68,7 +69,8 @@ def test_a_model_too_large_to_score_is_undone_too(case: Case) -> None:
     far = with_fields(wild(case.algorithm), steps=1, tune_steps=1, local_rounds=1, edge_rounds=1)
     run = covey.run(experiment(case, rounds=3, score_every=1))
     next(run)
-    good, run._runs.experiments = state(run), (replace(run.experiment, algorithm=far),)
+    good = state(run)
+    peek.change(run, replace(run.experiment, algorithm=far))
     with pytest.raises(DivergedError, match="round 2: "):
         next(run)
     assert run.round == 1

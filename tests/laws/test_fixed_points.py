@@ -4,12 +4,15 @@ Every device has the same least-squares problem, so its minimiser is everybody's
 correlation the fixed point is where f'(w) = lam w instead.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import covey
 from covey import Run, data, models
 from covey.algorithms.nested import Nested
+from tests import peek
 from tests.laws.cases import CASES, SMALL, Case, assert_moved, every, experiment, with_fields
 
 WIDTH = 5
@@ -26,7 +29,8 @@ def correlation(case: Case) -> float:
     if isinstance(case.algorithm, Nested):
         last = case.algorithm.levels[-1]
         return last.lam if last.coupling == "correlation" else 0.0
-    return case.algorithm.lam if type(case.algorithm).__name__ == "FedMac" else 0.0
+    algorithm: Any = case.algorithm
+    return algorithm.lam if type(case.algorithm).__name__ == "FedMac" else 0.0
 
 
 def fixed_point(case: Case) -> Tensor:
@@ -57,11 +61,7 @@ def distance(run: Run, row: Tensor) -> float:
 
     What a file without an entry in `SMALL` keeps beside its models (`_name`) may be anything.
     """
-    kept = [
-        (name, rows)
-        for _, name, *_, rows in run.runtime.store.dump()
-        if rows.shape[1:] == row.shape
-    ]
+    kept = [(name, rows) for _, name, *_, rows in peek.dump(run) if rows.shape[1:] == row.shape]
     if type(run.experiment.algorithm).__name__ not in SMALL:
         kept = [(name, rows) for name, rows in kept if not name.startswith("_")]
     return max(

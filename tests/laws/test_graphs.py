@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.runtimes.cuda_graphs import Graphs, Tape, Watched, Work
+from covey.runtimes.cuda_graphs import Tape, Watched, Work
+from tests import peek
 from tests.laws.cases import CASES, PLAIN, Case, differences, every, experiment, finished, state
 
 
@@ -42,7 +43,7 @@ def _write(old: Any, new: Any) -> None:
 
 def captured(here: covey.Experiment) -> covey.Run:
     run = covey.run(here)
-    run.runtime.graphs = Graphs(run.runtime, Rerun)
+    peek.use_graphs(run, Rerun)
     list(run)
     return run
 
@@ -55,8 +56,7 @@ CAPTURED = {name: case for name, case in CASES.items() if "radio" not in case.se
 def test_replaying_changes_no_bit(case: Case) -> None:
     rounds = 6
     run = captured(experiment(case, rounds=rounds))
-    graphs = run.runtime.graphs
-    assert graphs is not None
+    graphs = peek.graphs(run)
     if case.algorithm.eager is not None:
         assert graphs.replays == 0
         assert case.algorithm.eager in run.engine["graph"]
@@ -79,7 +79,7 @@ def test_no_capture_is_tried_of_an_algorithm_that_says_it_cannot_be() -> None:
     for name in ("PFedGP", "FedAvg"):
         tried.clear()
         run = covey.run(experiment(PLAIN[name], rounds=3, score_every=3))
-        run.runtime.graphs = Graphs(run.runtime, Refused)
+        peek.use_graphs(run, Refused)
         list(run)
         if name == "PFedGP":
             assert tried == []
@@ -130,7 +130,11 @@ class Odd(covey.Algorithm):
 def test_what_cannot_be_captured_runs_and_says_why(kind: str, reason: str | None) -> None:
     shards = covey.data.synthetic(devices=4, seed=1)
     model = covey.models.linear(60, 10)
-    settings = {"rounds": 8, "score_every": 8, "idle": "train" if kind == "idle" else "skip"}
+    settings: dict[str, Any] = {
+        "rounds": 8,
+        "score_every": 8,
+        "idle": "train" if kind == "idle" else "skip",
+    }
     here = covey.Experiment(
         algorithm=Odd(kind), data=shards, model=model, tree=covey.Tree.flat(4), **settings
     )
@@ -139,8 +143,7 @@ def test_what_cannot_be_captured_runs_and_says_why(kind: str, reason: str | None
     assert torch.equal(plain.w, run.w)
     if "seen" in plain.models():
         assert torch.equal(plain.rows("seen")[1], run.rows("seen")[1])
-    graphs = run.runtime.graphs
-    assert graphs is not None
+    graphs = peek.graphs(run)
     if reason is None:
         assert graphs.replays == 6
         assert "replayed 6 times" in run.engine["graph"]
@@ -188,8 +191,7 @@ def test_only_so_many_sizes_are_captured() -> None:
     plain, run = covey.run(here), captured(here)
     list(plain)
     assert torch.equal(plain.w, run.w)
-    graphs = run.runtime.graphs
-    assert graphs is not None
+    graphs = peek.graphs(run)
     assert graphs.others > 0
-    assert len(graphs._variants) <= 8
+    assert peek.variants(run) <= 8
     assert "number of devices changes" in run.engine["graph"]

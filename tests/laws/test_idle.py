@@ -3,6 +3,7 @@ model and its bytes alone.
 """
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tests.laws.cases import CASES, Case, assert_moved, every, experiment, finis
 
 
 def sampled(case: Case) -> bool:
-    parts = case.algorithm.levels if isinstance(case.algorithm, Nested) else [case.algorithm]
+    parts: Any = case.algorithm.levels if isinstance(case.algorithm, Nested) else [case.algorithm]
     return any(
         getattr(part, f.name) is not None
         for part in parts

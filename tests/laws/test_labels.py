@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 import covey
+from tests import peek
 from tests.laws.cases import Case, assert_moved, every_case, experiment
 
 
@@ -21,5 +22,5 @@ def test_labels_of_validation_and_test_change_no_model(case: Case) -> None:
         run = covey.run(replace(here, data=data))
         list(run)
         assert_moved(run)
-        found.append([run.w, *(rows for *_, rows in run.runtime.store.dump())])
+        found.append([run.w, *(rows for *_, rows in peek.dump(run))])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

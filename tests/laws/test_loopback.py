@@ -25,6 +25,7 @@ from covey.links.spec import LinkSpec
 from covey.runtimes.envelope import seal
 from covey.runtimes.facts import Facts
 from covey.runtimes.loopback import Loopback
+from tests import peek
 from tests.laws.cases import (
     AIR,
     CASES,
@@ -123,7 +124,7 @@ def tree() -> Loopback:
 
 
 def test_a_node_has_only_its_own_shard(tree: Loopback) -> None:
-    task = tree.stations["device"][3].task
+    task = peek.station(tree, "device", 3).task
     rows = tree.start.expand(1, -1)
     assert 0 < len(task.x) <= SIZES[3]
     task.full_gradient(rows, torch.tensor([3]))
@@ -137,11 +138,11 @@ def test_a_node_has_only_its_own_shard(tree: Loopback) -> None:
         with pytest.raises(ProgramError, match="the examples of device 2 are not on this node"):
             reading()
     assert len(tree.server.task.x) == 0
-    assert len(tree.stations["edge"][0].task.x) == 0
+    assert len(peek.station(tree, "edge", 0).task.x) == 0
 
 
 def test_a_node_has_only_its_own_rows(tree: Loopback) -> None:
-    store = tree.stations["device"][3].store
+    store = peek.station(tree, "device", 3).store
     assert store.get("device", "personal", torch.tensor([3]), None, 0) is not None
     with pytest.raises(
         ProgramError, match=r"device 3 touched 'personal' of device 2; a node has its own alone"
@@ -154,7 +155,7 @@ def test_a_node_has_only_its_own_rows(tree: Loopback) -> None:
 
 
 def test_a_node_has_only_its_own_place(tree: Loopback) -> None:
-    edge = tree.stations["edge"][1]
+    edge = peek.station(tree, "edge", 1)
     ids = torch.tensor([1])
     assert edge.tree.counts("edge", ids).tolist() == [1]
     assert edge.examples("edge", ids).tolist() == [edge.under]
@@ -181,11 +182,11 @@ class Curious(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Rows:
         neighbour = (me.ids + 1) % 8
         if self.at == "shard":
-            return w - me._runtime.task.full_gradient(w, neighbour)
+            return w - peek.runtime_of(me).task.full_gradient(w, neighbour)
         if self.at == "store":
-            me._runtime.store.get(me.tier, "personal", neighbour, w, 0)
+            peek.runtime_of(me).store.get(me.tier, "personal", neighbour, w, 0)
         if self.at == "tree":
-            me._runtime.tree.counts("device", neighbour)
+            peek.runtime_of(me).tree.counts("device", neighbour)
         return me.keep("personal", w + 1)
 
 
@@ -242,8 +243,7 @@ def test_a_hostile_answer_is_refused(tree: Loopback) -> None:
     """What does not look like the rehearsal's answer, or is no envelope at all, never becomes rows."""
     run = covey.run(experiment(PLAIN["FedAvg"]), runtime="loopback")
     next(run)
-    assert isinstance(run.runtime, Loopback)
-    server = run.runtime.server
+    server = peek.server(run)
     honest = server.children[4]
     wide = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [packed(torch.zeros(1, 3))])
     double = seal({"error": None, "facts": Facts(server.tree).as_dict()}, [packed(run.w.double())])

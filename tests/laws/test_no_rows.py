@@ -3,6 +3,7 @@ later.
 """
 
 import covey
+from tests import peek
 from tests.laws.cases import Case, Odd, assert_moved, every_algorithm, every_case, experiment
 
 
@@ -11,13 +12,13 @@ def test_columns_have_their_widths_before_anybody_kept_a_row(case: Case) -> None
     run = covey.run(experiment(case))
     before = {
         key: (column.rows.shape[1:], column.rows.dtype)
-        for key, column in run.runtime.store.columns.items()
+        for key, column in peek.store(run).columns.items()
     }
-    assert all(len(ids) == 0 for _, _, ids, _, _ in run.runtime.store.dump())
+    assert all(len(ids) == 0 for _, _, ids, _, _ in peek.dump(run))
     next(run)
     after = {
         key: (column.rows.shape[1:], column.rows.dtype)
-        for key, column in run.runtime.store.columns.items()
+        for key, column in peek.store(run).columns.items()
     }
     assert before == after
     assert_moved(run)

@@ -18,7 +18,7 @@ from covey.kernel.nodes import Nodes
 from covey.report.summary import summarise
 from covey.runs import snapshot
 from covey.runs.snapshot import Snapshot
-from covey.runtimes.simulator import Simulator
+from tests import peek
 from tests.laws.cases import CASES, Case, every_case, experiment
 
 ROUNDS = 7
@@ -119,7 +119,7 @@ def special(run: Run, read: Snapshot, row: Tensor, device: int, x: Tensor) -> Te
     """Predictions by the algorithm's own predictor on what the file holds, in a simulator that has
     run nothing.
     """
-    fresh: Simulator = covey.run(run.experiment).runtime
+    fresh = peek.services(covey.run(run.experiment))
     ids = torch.tensor([device])
     for name, part in read.beside.items():
         if bool((part.ids == device).any()):
@@ -176,7 +176,7 @@ def test_a_failed_round_holds_nothing_new(monkeypatch: pytest.MonkeyPatch) -> No
     run, undisturbed = (
         covey.run(experiment(CASES["PerMFL"], rounds=6, score_every=1)) for _ in range(2)
     )
-    real = run._runs._choose
+    real = peek.runs(run)._choose
     fails = iter([True, False, True, False, True])
 
     def choose(*args: Any) -> Any:
@@ -185,7 +185,7 @@ def test_a_failed_round_holds_nothing_new(monkeypatch: pytest.MonkeyPatch) -> No
             raise KeyboardInterrupt  # after the rows were held, before the round has ended
         return out
 
-    monkeypatch.setattr(run._runs, "_choose", choose)
+    monkeypatch.setattr(peek.runs(run), "_choose", choose)
     while run.round < 6:
         try:
             next(run)

@@ -1,5 +1,7 @@
 """The models have the papers' sizes, and run many at once as each does alone."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -131,7 +133,7 @@ def test_the_convolutions_of_vgg_alone() -> None:
 
 
 def test_layers_of_permfl_for_mnist() -> None:
-    kinds = [str(layer) for layer in permfl_cnn()[2:8]]
+    kinds = [str(layer) for layer in list(permfl_cnn().children())[2:8]]
     convolution = ["Conv2d(1, 16, kernel_size=(2, 2), stride=(1, 1), padding=valid)", "ReLU()"]
     assert kinds[:2] == convolution
     assert (
@@ -182,7 +184,7 @@ def test_cnn_refuses_impossible_images(shape: tuple[int, ...], words: str) -> No
         ({"kernel": 29, "padding": "valid"}, r"2 poolings leave nothing of \(1, 28, 28\)"),
     ],
 )
-def test_cnn_refuses_impossible_options(options: dict[str, object], words: str) -> None:
+def test_cnn_refuses_impossible_options(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         cnn(**options)
 
@@ -201,7 +203,7 @@ def test_cnn_refuses_impossible_options(options: dict[str, object], words: str) 
         ({"layers": ("M",) * 6}, r"6 poolings leave nothing of \(3, 32, 32\)"),
     ],
 )
-def test_vgg_refuses_impossible_options(options: dict[str, object], words: str) -> None:
+def test_vgg_refuses_impossible_options(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         vgg(**options)
 
@@ -210,7 +212,7 @@ def test_permfl_has_three_networks() -> None:
     with pytest.raises(
         ModelError, match=r"net='emnist'.*give one of 'mnist', 'fmnist', 'cifar100'"
     ):
-        permfl_cnn(net="emnist")
+        permfl_cnn(net="emnist")  # type: ignore[arg-type]
 
 
 SMALL = {

@@ -100,14 +100,14 @@ def test_every_panel_of_a_picture_shows_something(
         assert [text.get_text() for text in figure.axes[0].texts] == ["no round was scored"]
         return
     line = curve(figure.axes[0], "global")
-    assert len(line.get_xdata()) == min(
+    assert np.size(line.get_xdata()) == min(
         len([r for r in history if r.models]) for history in histories
     )
     assert line.get_marker() == "o"  # a line of one point would not be seen
     colour = np.array(to_rgba(line.get_color()))
     assert (np.abs(picture[:, :660] - colour).max(-1) < 0.02).sum() > 50  # and it is in the file
     for axes in figure.axes:
-        assert all(len(drawn.get_xdata()) for drawn in axes.lines)
+        assert all(np.size(drawn.get_xdata()) for drawn in axes.lines)
         assert labels(axes)
 
 
@@ -191,7 +191,7 @@ def test_who_gains_and_who_loses(count: int, tmp_path: Path) -> None:
     assert labels(right) == [f"{better} gain", f"{worse} lose"]
     gains = 100 * (own - 0.5)
     if count == 10:
-        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(
+        assert sorted(bar.get_height() for bar in right.patches) == pytest.approx(  # type: ignore[attr-defined]
             sorted(gains.tolist())
         )
     areas = [area.get_paths()[0].get_extents() for area in right.collections]

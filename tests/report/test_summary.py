@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -169,7 +170,8 @@ def test_the_virtual_clock_of_two_seeds() -> None:
     assert radio.formula_seconds is not None
     assert radio.formula_seconds.mean == pytest.approx(2.8)
     plain = [replace(one, radio=RadioRecord(1.0, 4.0, 3.0, 100)) for one in first]
+    figures: Any = summarise([first]).radio
     assert summarise([plain]).radio == replace(
-        summarise([first]).radio, formula_seconds=None, formula_bytes=None, left_out=Figure(0, None)
+        figures, formula_seconds=None, formula_bytes=None, left_out=Figure(0, None)
     )
     assert summarise([[record(0, validation=0.5, test=0.5)]]).radio is None

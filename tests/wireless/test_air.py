@@ -6,6 +6,7 @@ times and as strong as the noise, so over half of 40 kHz each the devices send 4
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -54,10 +55,10 @@ def shards(devices: int = 2) -> data.Shards:
 
 
 def experiment(
-    algorithm: covey.Algorithm, radio: Radio | None, tree: Tree | None = None, **changes: object
+    algorithm: covey.Algorithm, radio: Radio | None, tree: Tree | None = None, **changes: Any
 ) -> Experiment:
     tree = tree or Tree.flat(len(radio.devices) if radio else 2)
-    plain = {
+    plain: dict[str, Any] = {
         "data": shards(tree.devices),
         "model": models.linear(2, 2),
         "tree": tree,
@@ -68,7 +69,7 @@ def experiment(
 
 
 def first(
-    algorithm: covey.Algorithm, radio: Radio, tree: Tree | None = None, **changes: object
+    algorithm: covey.Algorithm, radio: Radio, tree: Tree | None = None, **changes: Any
 ) -> covey.Round:
     return next(covey.run(experiment(algorithm, radio, tree, **changes)))
 
@@ -198,9 +199,9 @@ PLANNED = Pruned(
 )
 
 
-def planned(policy: object = None, **changes: object) -> covey.Run:
+def planned(policy: Any = None, **changes: Any) -> covey.Run:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004, policy=policy, **changes)
-    settings = {
+    settings: dict[str, Any] = {
         "private": "head",
         "codec": "bitmap",
         "rounds": 3,
@@ -211,7 +212,7 @@ def planned(policy: object = None, **changes: object) -> covey.Run:
 
 
 @pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
-def test_a_plan_drives_a_run(policy: object) -> None:
+def test_a_plan_drives_a_run(policy: Any) -> None:
     """Ratios are those that `plan` gives for the seed's channel, and the real bytes meet the
     deadline they were planned for.
     """
@@ -255,7 +256,7 @@ def test_plans_reckon_with_the_codec_of_the_link() -> None:
     """Fewer bits a weight prune less, and whatever the codec its bytes meet the deadline."""
     radio, parts = Radio(WIDE, CELLS, FADING, deadline=0.0004), []
     for codec in ("bitmap", "bitmap_f16", "int8", "int4"):
-        settings = {
+        settings: dict[str, Any] = {
             "private": "head",
             "codec": codec,
             "model": models.mlp(2, 40, 2),
@@ -292,7 +293,7 @@ def test_dense_links_are_warned_of() -> None:
 
 
 @pytest.mark.parametrize("policy", [optimal, fair], ids=["optimal", "fair"])
-def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> None:
+def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: Any) -> None:
     """To the last bit, though noise by the hertz takes one cell more of Newton's steps than
     another.
     """
@@ -303,7 +304,7 @@ def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> N
         deadline=0.002,
         policy=policy,
     )
-    settings = {
+    settings: dict[str, Any] = {
         "private": "head",
         "codec": "bitmap",
         "rounds": 3,
@@ -322,10 +323,15 @@ def test_seeds_side_by_side_have_the_seconds_of_seeds_alone(policy: object) -> N
 
 
 @pytest.mark.parametrize("late", ["wait", "drop"])
-def test_the_number_of_examples_is_planned_for(late: str) -> None:
+def test_the_number_of_examples_is_planned_for(late: Any) -> None:
     """With weight = "samples" a device sends one number more, which must not make it late."""
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0015, late=late)
-    settings = {"private": "head", "codec": "bitmap", "seed": 7, "model": models.mlp(2, 40, 2)}
+    settings: dict[str, Any] = {
+        "private": "head",
+        "codec": "bitmap",
+        "seed": 7,
+        "model": models.mlp(2, 40, 2),
+    }
     record = first(replace(PLANNED, weight="samples"), radio, Tree.grouped([4, 4]), **settings)
     assert record.radio is not None
     assert record.notes["device"]["kept"].least < 1
@@ -361,7 +367,7 @@ def test_who_gets_no_band_is_left_out() -> None:
 
 def test_held_out_devices_leave_their_band_to_the_others() -> None:
     radio = Radio(WIDE, CELLS, FADING, deadline=0.0004)
-    settings = {
+    settings: dict[str, Any] = {
         "private": "head",
         "codec": "bitmap",
         "holdout_devices": (0, 5),
@@ -378,7 +384,7 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
     [
         (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, deadline=-1.0), "deadline = -1"),
         (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, late="drop"), "needs a deadline"),
-        (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, late="never"), "late = 'never'"),
+        (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, late="never"), "late = 'never'"),  # type: ignore[arg-type]
         (lambda: Radio(PAIR, Cells.of(1.0), CHANNEL, rho_max=2.0), "rho_max = 2"),
         (lambda: Radio(replace(PAIR, cell=torch.tensor([0, 3])), Cells.of(1.0), CHANNEL), "cell 3"),
         (lambda: experiment(FedAvg(), TWO, Tree.flat(3)), "2 devices, the tree 3"),
@@ -416,7 +422,7 @@ def test_held_out_devices_leave_their_band_to_the_others() -> None:
             lambda: experiment(Pruned(ratio="plan"), replace(TWO, deadline=1.0), idle="train"),
             "use 'skip'",
         ),
-        (lambda: Pruned(ratio="some"), "ratio = 'some'"),
+        (lambda: Pruned(ratio="some"), "ratio = 'some'"),  # type: ignore[arg-type]
         (lambda: planned(pruning_only), "pruning_only prunes and sends the private layers"),
         (lambda: planned(weighted(torch.ones(8))), "weighted has a value for each device"),
         (lambda: planned(fixed(torch.full((8,), 0.5))), "a run asks some of them"),
@@ -432,10 +438,8 @@ def test_fastest_shares_end_together() -> None:
     """FedAlt says what its devices do, so the band can be shared for the last to end soonest, as
     `plan` has it.
     """
-    algorithm, settings = (
-        FedAlt(steps=5, personal_steps=1),
-        {"private": "head", "model": models.mlp(2, 40, 2)},
-    )
+    algorithm = FedAlt(steps=5, personal_steps=1)
+    settings: dict[str, Any] = {"private": "head", "model": models.mlp(2, 40, 2)}
     equal_shares, fastest = (
         first(algorithm, replace(TWO, policy=p), **settings).radio for p in (None, personal_fastest)
     )

@@ -7,6 +7,8 @@ shortens take 20 and 40 ms, those on the whole shared part 30 and 60 ms, and its
 and 320 ms over the whole band, at 20 and 10 Mbit/s. The deadline is 100 ms: A = 80 and 60 ms.
 """
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,7 +44,7 @@ CHANNEL = Channel(Noise(1e-12), LogDistance(reference=0.0, exponent=2.0), fading
 
 
 def scenario(**changes: object) -> Scenario:
-    values = {
+    values: dict[str, Any] = {
         "cells": Cells.of(10e6, wire_rate=1e9, wire_delay=0.002),
         "deadline": 0.1,
         "rho_max": 1.0,
