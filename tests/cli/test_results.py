@@ -169,7 +169,8 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
     refused("has no column 'noise'", _changed(lines, 0, 7, "loudness"))
     bare = "\n".join(",".join(line.split(",")[2:]) for line in lines)
     refused(
-        "has no column of devices; name a device, as in --device pump-01, or take --model global", bare
+        "has no column of devices; name a device, as in --device pump-01, or take --model global",
+        bare,
     )
     refused("no device 'pump-0' in this run", bare, "--device", "pump-0")
     refused("no model 'best'", bare, "--model", "best")

@@ -206,7 +206,10 @@ def test_refuses_what_a_partition_does_not_take(name: str) -> None:
         shown = parameter if parameter == "writers" else f"{parameter}={GIVEN[parameter]}"
         users = ", ".join(other for other in PARTITIONS if parameter in _takes(other))
         with refused(
-            shown, f"partition {name!r}", "leave it out", f"choose a partition that has it: {users}."
+            shown,
+            f"partition {name!r}",
+            "leave it out",
+            f"choose a partition that has it: {users}.",
         ):
             deal(Y, partition=name, **{parameter: GIVEN[parameter]})
 
