@@ -1,5 +1,6 @@
-"""`covey advise`: better steps and penalties for a file, measured and tried; the theorems on
-demand.
+"""`covey advise`: better step sizes and penalties for a file, measured and tried.
+
+The conditions of the theorems are printed on demand.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from rich.markup import escape
 from covey import advice
 from covey.advice import Advice, Curvature, Findings, Trial
 from covey.cli import edit
-from covey.cli.config import load
-from covey.cli.options import AsJson, What, split
+from covey.cli.options import AsJson, What, load_and_note, split
 from covey.errors import ConfigError
-from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
 
 
 def advise(
-    what: What = None,
+    arguments: What = None,
     write: Annotated[
         bool,
         typer.Option("--write", help="Make the changes in the file; its comments and order stay."),
     ] = False,
     fast: Annotated[
         bool,
-        typer.Option("--fast", help="Run nothing: only say what is certain or likely to fail."),
+        typer.Option(
+            "--fast", help="Run nothing: report settings that are certain or likely to diverge."
+        ),
     ] = False,
     theory: Annotated[
-        bool, typer.Option("--theory", help="Also hold the file against the theorems' conditions.")
+        bool, typer.Option("--theory", help="Also check the file against the theorems' conditions.")
     ] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Accepted as before: measuring is now the default.")
+        bool, typer.Option("--measure", help="Has no effect: measuring is the default.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,41 +61,29 @@ def advise(
 
       covey advise algorithm.name=pfedme algorithm.lam=30 algorithm.personal_lr=0.05
     """
-    path, changes = split(what)
+    path, changes = split(arguments)
     if write:
         _check_writable(path, changes, fast)
     if fast and measure:
-        raise ConfigError("--fast measures nothing and --measure asks for it; give one of them.")
-    console = Console(stderr=as_json, soft_wrap=True)
-    notes: list[str] = []
-    config = load(path, changes, notes)
-    for note in notes:
-        console.print(f"note: {escape(note)}", highlight=False)
+        raise ConfigError("--fast and --measure contradict each other; give one of them.")
+    target = path if write else None
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    config = load_and_note(console, path, changes)
     experiment = config.experiment(config.seed)
     began = time.monotonic()
     findings = Findings(nothing="--fast tries nothing")
     if not fast:
         findings = _searched(experiment)
     seconds = time.monotonic() - began
-    if write and path is not None and findings.changes:
-        values = {change.field: change.new for change in findings.changes}
-        edit.rewrite(path, edit.edited(_text(path), "algorithm", values))
-    smoothness = None if findings.curvature is None else findings.curvature.typical
-    theorems = quick(experiment, smoothness=smoothness)
+    written = _written(findings, target)
+    theorems = quick(experiment, smoothness=_smoothness(findings))
     if as_json:
-        print(
-            json.dumps(
-                _as_dict(findings, theorems, seconds, path if write and findings.changes else None)
-            )
-        )
+        print(json.dumps(_as_dict(findings, theorems, seconds, written)))
     else:
         _show(console, findings, experiment.rounds, seconds)
         _show_end(console, findings, path, write)
         print_advice(console, theorems if theory else _serious(quick(experiment)))
-    advised = experiment.algorithm
-    if write and findings.advised is not None:
-        advised = findings.advised.algorithm
-    if _certain(experiment, advised):
+    if _certain(experiment, findings if write else None):
         raise typer.Exit(2)
 
 
@@ -105,13 +94,27 @@ def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Ad
     return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)
 
 
+def _written(findings: Findings, target: Path | None) -> Path | None:
+    """The file after the changes were made in it; None if there are no changes to write."""
+    if target is None or not findings.changes:
+        return None
+    values = {change.field: change.new for change in findings.changes}
+    edit.rewrite(target, edit.edited(_text(target), "algorithm", values))
+    return target
+
+
+def _smoothness(findings: Findings) -> float | None:
+    if findings.curvature is None:
+        return None
+    return findings.curvature.typical
+
+
 def print_advice(console: Console, items: list[Advice]) -> None:
     """One line for each."""
     colours = {"error": "bold red", "warning": "yellow", "note": "cyan"}
     for item in items:
         console.print(
-            f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}",
-            highlight=False,
+            f"[{colours[item.level]}]{item.level}[/] {escape(f'({item.about}) {item.text}')}"
         )
 
 
@@ -124,7 +127,8 @@ def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
     with resources.as_file(resources.files("covey.cli").joinpath("demo.toml")) as demo:
         if path.exists() and path.resolve() == demo.resolve():
             raise ConfigError(
-                f"{path} is the demo that covey ships; copy it and advise the copy: cp {path} my.toml."
+                f"{path} is the demo that covey ships; "
+                f"copy it and advise the copy: cp {path} my.toml."
             )
     if changes:
         listed = " ".join(changes)
@@ -154,43 +158,39 @@ def _serious(items: list[Advice]) -> list[Advice]:
     return [item for item in items if item.level != "note"]
 
 
-def _certain(experiment: Experiment, algorithm: Algorithm) -> bool:
-    """Whether a setting is certain to diverge."""
-    changed = replace(experiment, algorithm=algorithm)
-    return any(item.level == "error" for item in quick(changed))
+def _certain(experiment: Experiment, written: Findings | None) -> bool:
+    """Whether the settings, or those that were written, are certain to diverge."""
+    if written is not None and written.advised is not None:
+        experiment = replace(experiment, algorithm=written.advised.algorithm)
+    return any(item.level == "error" for item in quick(experiment))
 
 
 def _show(console: Console, findings: Findings, rounds: int, seconds: float) -> None:
     """The curvature, the changes, and what they come to."""
     if findings.given is None or findings.advised is None or findings.start is None:
-        console.print(f"no change is advised: {escape(findings.nothing)}", highlight=False)
+        console.print(f"no change is advised: {escape(findings.nothing)}")
         return
     along = findings.advised.curvature
     start = findings.start.typical
     console.print(
-        f"curvature of the data loss (median device): L = {start:.2g} at the start, {along.typical:.2g} along the rounds tried",
-        highlight=False,
+        f"curvature of the data loss (median device): L = {start:.2g} at the start, "
+        f"{along.typical:.2g} along the rounds tried"
     )
     for change in findings.changes:
-        console.print(escape(str(change)), highlight=False)
-    length = f"{findings.rounds} of {rounds} rounds"
+        console.print(escape(str(change)))
     if not findings.changes:
-        console.print(f"nothing to change{_because(findings)}", highlight=False)
-        figures = ", ".join(
-            f"{name} {_figure(value, findings)}" for name, value in findings.given.figures.items()
-        )
-        console.print(f"tried {length}, {findings.part}: {figures}", highlight=False)
-    else:
-        console.print(f"tried {length}, {findings.part}: {_compared(findings)}", highlight=False)
+        console.print(f"nothing to change{_because(findings)}")
+    tried = f"tried {findings.rounds} of {rounds} rounds"
+    console.print(f"{tried}, {findings.part}: {_compared(findings)}")
     more = findings.advised.bytes / max(findings.given.bytes, 1)
     if findings.changes and findings.given.bytes and not 0.95 < more < 1.05:
-        console.print(f"it sends {more:.2g} times as many bytes as before", highlight=False)
+        console.print(f"bytes sent: {more:.2g} times as many as before")
     if findings.part == "train":
         console.print(
-            "no device has validation examples: judged on training data, which overfitting flatters",
-            highlight=False,
+            "no device has validation examples: settings were compared on training data, "
+            "which favours overfitting"
         )
-    console.print(f"{len(findings.trials)} settings tried in {seconds:.1f} s", highlight=False)
+    console.print(f"{len(findings.trials)} settings tried in {seconds:.1f} s")
 
 
 def _because(findings: Findings) -> str:
@@ -202,30 +202,33 @@ def _show_end(console: Console, findings: Findings, path: Path | None, write: bo
     if not findings.changes or path is None:
         return
     if write:
-        console.print(f"{escape(str(path))} is changed", highlight=False)
+        console.print(f"{escape(str(path))} is changed")
         return
-    console.print(
-        f"the file is unchanged; to change it: covey advise {escape(str(path))} --write",
-        highlight=False,
-    )
+    console.print(f"the file is unchanged; to change it: covey advise {escape(str(path))} --write")
 
 
 def _compared(findings: Findings) -> str:
-    """Every judged model before and after."""
+    """Every judged model's figure, before and after the changes if there are any."""
     assert findings.given is not None
     assert findings.advised is not None
     before = findings.given.figures
+    if not findings.changes:
+        return ", ".join(f"{name} {_figure(value, findings)}" for name, value in before.items())
     parts = []
     for name, value in findings.advised.figures.items():
-        old = _figure(before[name], findings, unit=False) if name in before else "diverged"
+        old = "diverged"
+        if name in before:
+            old = _figure(before[name], findings, unit=False)
         parts.append(f"{name} {old} -> {_figure(value, findings)}")
     return ", ".join(parts)
 
 
 def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
-    if not findings.classifies:
-        return f"loss {value:.4g}" if unit else f"{value:.4g}"
-    return f"{value:.1f} %" if unit else f"{value:.1f}"
+    if findings.classifies:
+        figure = f"{value:.1f}"
+        return f"{figure} %" if unit else figure
+    figure = f"{value:.4g}"
+    return f"loss {figure}" if unit else figure
 
 
 def _as_dict(
@@ -234,7 +237,7 @@ def _as_dict(
     """Everything, as JSON can hold it; `advice` has the theorems."""
     curvature = findings.curvature
     return {
-        "smoothness": None if curvature is None else curvature.typical,
+        "smoothness": _smoothness(findings),
         "curvature": {"start": _plain(findings.start), "along": _plain(curvature)},
         "changes": [
             {**asdict(change), "field": f"algorithm.{change.field}"} for change in findings.changes

@@ -122,7 +122,9 @@ def _need_parts(config: Config, shards: Shards) -> None:
     It takes the round from validation data and the figures from test data. Paper runs use test
     alone.
     """
-    needed = ("test",) if config.protocol == "paper" else ("validation", "test")
+    needed = ["test"]
+    if config.protocol != "paper":
+        needed.insert(0, "validation")
     for part in needed:
         if part not in config.parts:
             why = f"lacks {spell(part)}, which the summary is made from; add it"

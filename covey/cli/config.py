@@ -183,7 +183,7 @@ def _check_compare(config: Config) -> None:
     """An error unless every table of `compare` is an algorithm's, each by another name."""
     names = []
     for table in config.compared():
-        named.checked("algorithm", table, place="compare")
+        named.checked("algorithm", table, prefix="compare")
         names.append(table["name"])
     for name in names:
         times = names.count(name)

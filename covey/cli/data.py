@@ -1,5 +1,6 @@
-"""`covey data`: which data sets are there, how to get the others, whether their files are as
-published, and who holds what.
+"""`covey data`: which data sets this machine has, and who holds what in an experiment.
+
+It also says how to get the other sets, and checks files against the published checksums.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DataDir = Annotated[
 
 @app.callback(invoke_without_command=True)
 def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List every data set: whether it is there, where, how large it is, and how to get it.
+    """List every data set: present or missing, its folder, its size, and how to get it.
 
     Examples:
 
@@ -52,13 +53,13 @@ def sets(context: typer.Context, data_dir: DataDir = None, as_json: AsJson = Fal
     """
     if context.invoked_subcommand is not None:
         return
-    found = inventory.present(data_dir)
+    statuses = inventory.present(data_dir)
     if as_json:
-        print(json.dumps([asdict(status) for status in found], default=str))
+        print(json.dumps([asdict(status) for status in statuses], default=str))
         return
-    console = Console(soft_wrap=True)
-    console.print(f"data folder: {escape(str(locations.folder(data_dir)))}", highlight=False)
-    for status in found:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"data folder: {escape(str(locations.folder(data_dir)))}")
+    for status in statuses:
         _print(console, status)
 
 
@@ -68,10 +69,10 @@ def check(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a set's files with the published checksums; where there are none, read them and
-    count.
+    """Compare a set's files with the published checksums.
 
-    Exit code 2 if a file is missing or differs.
+    A set without published checksums is read and counted. Exit code 2 if a file is missing or
+    differs.
 
     Examples:
 
@@ -84,17 +85,14 @@ def check(
     if as_json:
         print(json.dumps([verdict._asdict() for verdict in verdicts], default=str))
     else:
-        console = Console(soft_wrap=True)
+        console = Console(soft_wrap=True, highlight=False)
         for verdict in verdicts:
             colour = "green" if verdict.good else "bold red"
-            console.print(
-                f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}", highlight=False
-            )
+            console.print(f"[{colour}]{escape(verdict.text)}[/]  {escape(str(verdict.file))}")
         if bad:
             advice = locations.advice(known(name), locations.folder(data_dir))
             console.print(
-                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}.",
-                highlight=False,
+                f"{name}: {bad} of {len(verdicts)} files are missing or differ; {escape(advice)}."
             )
     if bad:
         raise typer.Exit(2)
@@ -102,14 +100,15 @@ def check(
 
 @app.command()
 def show(
-    what: What = None,
+    arguments: What = None,
     out: Annotated[
         Path | None, typer.Option(help="The picture to write. Default: NAME-data.png here.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who holds what in an experiment: a picture of labels per device and edge, sizes,
-    overlaps, leaks.
+    """Show who holds what in an experiment.
+
+    Draws the labels per device and edge; prints sizes, overlaps and leaks.
 
     Examples:
 
@@ -117,11 +116,13 @@ def show(
 
       covey data show data.name=mnist data.partition=legacy2020 --out legacy.png
     """
-    path, changes = split(what)
+    path, changes = split(arguments)
     config = load(path, changes)
     experiment = config.experiment(config.seed)
     # By the papers' protocol nothing validates; the count of leaks has to be that of the run.
-    shards = experiment.data.paper() if experiment.protocol == "paper" else experiment.data
+    shards = experiment.data
+    if experiment.protocol == "paper":
+        shards = experiment.data.paper()
     tree = experiment.tree
     facts = _facts(shards, tree)
     picture = out or Path(f"{config.title}-data.png")
@@ -134,32 +135,34 @@ def show(
     if as_json:
         print(json.dumps({**facts, "picture": str(picture)}))
         return
-    console = Console(soft_wrap=True)
-    goal = f"{shards.classes} classes" if shards.classes is not None else "numbers to predict"
-    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}", highlight=False)
-    for name, (least, middle, most, total) in facts["sizes"].items():
-        console.print(
-            f"{name:12} {least:,} to {most:,} examples per device, median {middle:,}; {total:,} in all",
-            highlight=False,
-        )
-    if facts["labels"]:
-        console.print(
-            "{:12} {} to {} per device, median {}".format("labels", *facts["labels"]),
-            highlight=False,
-        )
-    if facts["targets"]:
-        console.print(f"{'targets':12} {_spelled(facts['targets'])}", highlight=False)
-    if facts["scaling"]:
-        console.print(f"{'scaling':12} {escape(facts['scaling'])}", highlight=False)
-    found = facts["overlaps"]
-    share = f"{found['shared']:,} of {found['held']:,} examples are held by several devices"
-    console.print(
-        f"{'overlaps':12} {share if found['shared'] else 'none: nobody holds what another holds'}",
-        highlight=False,
-    )
+    goal = "numbers to predict"
+    if shards.classes is not None:
+        goal = f"{shards.classes} classes"
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{shards.name}: {tree}; {len(shards.x):,} examples, {goal}")
+    _print_facts(console, facts)
     colour = "bold red" if leaks else "green"
-    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}", highlight=False)
-    console.print(f"{'picture':12} {escape(str(picture))}", highlight=False)
+    console.print(f"[{colour}]{'leaks':12}[/] {leaks or 'none'}")
+    console.print(f"{'picture':12} {escape(str(picture))}")
+
+
+def _print_facts(console: Console, facts: dict[str, Any]) -> None:
+    """Sizes, labels, targets, scaling and overlaps."""
+    for name, (smallest, median, largest, total) in facts["sizes"].items():
+        counts = f"{smallest:,} to {largest:,} examples per device, median {median:,}"
+        console.print(f"{name:12} {counts}; {total:,} in all")
+    if facts["labels"]:
+        console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]))
+    if facts["targets"]:
+        console.print(f"{'targets':12} {_spelled(facts['targets'])}")
+    if facts["scaling"]:
+        console.print(f"{'scaling':12} {escape(facts['scaling'])}")
+    shared = facts["overlaps"]["shared"]
+    overlap = "none: no example is held by two devices"
+    if shared:
+        held = facts["overlaps"]["held"]
+        overlap = f"{shared:,} of {held:,} examples are held by several devices"
+    console.print(f"{'overlaps':12} {overlap}")
 
 
 def _targets(shards: Shards) -> dict[str, Any] | None:
@@ -191,18 +194,18 @@ def _spelled(targets: dict[str, Any]) -> str:
 
 def _leaks(facts: dict[str, Any]) -> str:
     """How much leaks, or nothing."""
-    found = facts["overlaps"]
+    counts = facts["overlaps"]
     lines = []
-    if found["leaks"]:
-        count = f"{found['leaks']:,} of {found['tested']:,} test examples"
-        pairs = f"{found['pairs']:,} pairs of devices"
+    if counts["leaks"]:
+        count = f"{counts['leaks']:,} of {counts['tested']:,} test examples"
+        pairs = f"{counts['pairs']:,} pairs of devices"
         lines.append(f"{count} are in another device's training or validation part ({pairs})")
-    if found["validation_leaks"]:
-        count = f"{found['validation_leaks']:,} of {found['validated']:,} validation examples"
-        pairs = f"{found['validation_pairs']:,} pairs of devices"
+    if counts["validation_leaks"]:
+        count = f"{counts['validation_leaks']:,} of {counts['validated']:,} validation examples"
+        pairs = f"{counts['validation_pairs']:,} pairs of devices"
         lines.append(f"{count} are in another device's training part ({pairs})")
-    if found["reused"]:
-        lines.append(f"{found['reused']:,} examples are in two parts of the same device")
+    if counts["reused"]:
+        lines.append(f"{counts['reused']:,} examples are in two parts of the same device")
     return "; ".join(lines)
 
 
@@ -217,39 +220,43 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
             int(counts.max()),
             int(counts.sum()),
         ]
-    labels = (shards.labels() > 0).sum(1)
-    kind = shards.scaling.kind if shards.scaling is not None else None
+    kind: str | None = None
+    if shards.scaling is not None:
+        kind = shards.scaling.kind
+    if kind == "paper":
+        kind = "paper, over test examples too"
+    edges = None
+    if tree.depth > 2:
+        edges = list(tree.children[-1])
+    labels = None
+    if shards.classes:
+        counts = (shards.labels() > 0).sum(1)
+        labels = [int(counts.min()), int(np.median(counts)), int(counts.max())]
     return {
         "data": shards.name,
         "devices": shards.devices,
-        "edges": list(tree.children[-1]) if tree.depth > 2 else None,
+        "edges": edges,
         "sizes": sizes,
-        "labels": [int(labels.min()), int(np.median(labels)), int(labels.max())]
-        if shards.classes
-        else None,
+        "labels": labels,
         "targets": _targets(shards),
-        "scaling": None
-        if kind is None
-        else f"{kind}{', over test examples too' if kind == 'paper' else ''}",
+        "scaling": kind,
         "overlaps": asdict(overlaps(shards)),
     }
 
 
 def _print(console: Console, status: Status) -> None:
-    examples = (
-        f"{status.train:,} + {status.test:,} images" if status.test else f"{status.train:,} images"
-    )
-    there = "[green]here    [/]" if status.present else "[yellow]not here[/]"
-    console.print(
-        f"[bold]{status.name:15}[/]{there}  {examples}, {status.classes} classes", highlight=False
-    )
+    if status.test:
+        examples = f"{status.train:,} + {status.test:,} images"
+    else:
+        examples = f"{status.train:,} images"
+    state = "[yellow]missing[/]"
     if status.present:
-        console.print(f"{'':15}{escape(status.source)}", highlight=False)
+        state = "[green]present[/]"
+    console.print(f"[bold]{status.name:15}[/]{state}  {examples}, {status.classes} classes")
+    if status.present:
+        console.print(f"{'':15}{escape(status.source)}")
         return
     if status.files:
         lacking = ", ".join(status.missing)
-        console.print(
-            f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}",
-            highlight=False,
-        )
-    console.print(f"{'':15}[dim]{escape(status.get)}[/]", highlight=False)
+        console.print(f"{'':15}lacks {escape(lacking)} in {escape(str(status.files[0].parent))}")
+    console.print(f"{'':15}[dim]{escape(status.get)}[/]")

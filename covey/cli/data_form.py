@@ -1,5 +1,6 @@
-"""What a run's data looked like, as its folder keeps it: enough to bring a new device's data into
-the same form.
+"""The form of a run's data, as its folder keeps it.
+
+It suffices to bring a new device's data into the same form.
 """
 
 from __future__ import annotations
@@ -35,11 +36,9 @@ class DataForm:
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         how = self.scaling
-        scaling = (
-            None
-            if how is None
-            else {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
-        )
+        scaling = None
+        if how is not None:
+            scaling = {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -52,20 +51,15 @@ class DataForm:
     def read(path: Path) -> DataForm:
         """What `as_dict` wrote."""
         try:
-            found = json.loads(path.read_text())
-            names = Names(**{key: tuple(value) for key, value in found["names"].items()})
-            how = found["scaling"]
-            shift, factor = (
-                (torch.tensor(how[key], dtype=torch.float64) for key in ("shift", "factor"))
-                if how
-                else (None, None)
-            )
-            scaling = (
-                Scaling(how["kind"], shift, factor)
-                if shift is not None and factor is not None
-                else None
-            )
-            return DataForm(found["name"], tuple(found["shape"]), found["classes"], names, scaling)
+            facts = json.loads(path.read_text())
+            names = Names(**{key: tuple(value) for key, value in facts["names"].items()})
+            how = facts["scaling"]
+            scaling = None
+            if how:
+                shift = torch.tensor(how["shift"], dtype=torch.float64)
+                factor = torch.tensor(how["factor"], dtype=torch.float64)
+                scaling = Scaling(how["kind"], shift, factor)
+            return DataForm(facts["name"], tuple(facts["shape"]), facts["classes"], names, scaling)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"cannot read {path}: {error!r}; it is written when a run starts."

@@ -18,8 +18,9 @@ _VALUE = r"(?P<start>\s*(?:{key})\s*=\s*)(?P<value>[^#\r\n]*?)(?P<end>\s*(?:#[^\
 
 
 def edited(text: str, section: str, values: Mapping[str, float]) -> str:
-    """The text with these numbers in a table: a line that is there is changed, others are added to
-    the table's lines.
+    """The text with these numbers in one of its tables.
+
+    A line that sets a number is changed. Other numbers are added to the table's lines.
 
     >>> print(edited('[algorithm]\\nlr = 0.1  # mine\\n', "algorithm", {"lr": 0.2, "lam": 3.0}))
     [algorithm]
@@ -66,12 +67,17 @@ def _table(text: str) -> dict[str, Any] | None:
 
 
 def _with_value(lines: list[str], section: str, key: str, value: str) -> list[str]:
-    """The lines with the value in the table's own lines, or in a line `section.key = value` above
-    all tables.
+    """The lines with the value set.
+
+    The value goes into the table's own lines, or into a line `section.key = value` above all
+    tables.
     """
     for position in _places(lines, section):
         dotted = not _inside(lines, position, section)
-        name = re.escape(f"{section}.{key}") if dotted else f'{re.escape(key)}|"{re.escape(key)}"'
+        if dotted:
+            name = re.escape(f"{section}.{key}")
+        else:
+            name = f'{re.escape(key)}|"{re.escape(key)}"'
         match = re.match(_VALUE.format(key=name), lines[position])
         if match:
             changed = match["start"] + value + match["end"]
@@ -79,21 +85,22 @@ def _with_value(lines: list[str], section: str, key: str, value: str) -> list[st
     return _with_line(lines, section, key, value)
 
 
+def _says_something(line: str) -> bool:
+    """Whether a line is neither empty nor a comment."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
 def _with_line(lines: list[str], section: str, key: str, value: str) -> list[str]:
     """The lines with one more, behind the table's last line that says something."""
-    own = [position for position in _places(lines, section) if _inside(lines, position, section)]
-    dotted = [p for p in _places(lines, section) if lines[p].lstrip().startswith(f"{section}.")]
-    if not own and not dotted:
-        return lines
+    places = _places(lines, section)
     name = key
+    own = [position for position in places if _inside(lines, position, section)]
     if not own:
-        name, own = f"{section}.{key}", dotted
-    said = [
-        position
-        for position in own
-        if lines[position].strip() and not lines[position].lstrip().startswith("#")
-    ]
-    last = said[-1]
+        name = f"{section}.{key}"
+        own = [p for p in places if lines[p].lstrip().startswith(f"{section}.")]
+    if not own:
+        return lines
+    last = [position for position in own if _says_something(lines[position])][-1]
     ending = "\r\n" if lines[last].endswith("\r\n") else "\n"
     if not lines[last].endswith(("\n", "\r")):
         lines = [*lines[:last], lines[last] + ending, *lines[last + 1 :]]

@@ -105,23 +105,23 @@ class _Command:
                 self._write_commands(go_on)
                 seeds = Seeds(self.config, folders, self.experiments, self.console, stop, first)
                 histories, engine = seeds.run()
-                others = self._beside(stop)
+                others = self._beside(stop, seeds.printed)
                 summary = self._finish(histories, others, engine)
         except KeyboardInterrupt as error:
             rounds = max(recover.rounds_run(folder) for folder in folders.values())
             state = "no round had ended, so there is nothing to save"
             if rounds:
                 state = f"the state after round {rounds} is saved"
-            raise Interrupted(f"{state}; go on with: {go_on}") from error
+            raise Interrupted(f"{state}; resume with: {go_on}") from error
         except CheckpointError as error:
-            raise CheckpointError(f"{error} When that is mended, go on with: {go_on}") from error
+            raise CheckpointError(f"{error} After the repair, resume with: {go_on}") from error
         return self.folder, summary
 
     def _prepare(self, config: Config, folder: Folder) -> None:
         """Mend what a crash has damaged, and write the resolved file."""
-        for place in folders_of(config, folder).values():
-            recover.mend(place, self.console)
-            recover.check_rounds(config, place)
+        for target in folders_of(config, folder).values():
+            recover.mend(target, self.console)
+            recover.check_rounds(config, target)
         folder.write("config.toml", config.text())
 
     def _write_commands(self, go_on: str) -> None:
@@ -130,25 +130,25 @@ class _Command:
         self.folder.write("repeat.txt", f"{repeat}\n{go_on} rounds={self.config.rounds + 10}\n")
         self.folder.write_json("environment.json", environment(self.command))
 
-    def _beside(self, stop: Stop) -> dict[str, Histories]:
+    def _beside(self, stop: Stop, printed: set[str]) -> dict[str, Histories]:
         """The other algorithms of the file, each in a folder of its own below this one.
 
-        One that diverges is left out.
+        One that diverges is left out. Notes that were `printed` before are not repeated.
         """
         others = {}
         for name, other in self.config.yardsticks().items():
             title = other.method()
-            self.console.print(f"beside it: {title}", highlight=False)
+            self.console.print(f"compared with: {title}")
             folder = self.folder.beside(name)
             folder.make()
             self._prepare(other, folder)
             seeds = Seeds(other, folders_of(other, folder), self.experiments, self.console, stop)
+            seeds.printed = printed
+            seeds.lines = 1
             try:
                 histories, _ = seeds.run()
             except DivergedError as error:
-                self.console.print(
-                    f"note: {title} is left out of the table: {error}", highlight=False
-                )
+                self.console.print(f"note: {title} is left out of the table: {error}")
                 continue
             folder.write_json("summary.json", summarise(histories, other.protocol).as_dict())
             others[title] = histories

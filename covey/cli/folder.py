@@ -1,5 +1,6 @@
-"""A run folder: what a run was, how it went and where it stands; every file is replaced whole or
-not at all.
+"""A run folder: the experiment, its records and its last state.
+
+Every file is replaced whole or not at all.
 
     config.toml             the resolved experiment: `covey run config.toml` repeats it repeat.txt
     that line, and the one that continues this run environment.json        versions, machine,
@@ -77,7 +78,8 @@ class Folder:
             while not _locked(file):
                 if time.monotonic() > until:
                     raise ConfigError(
-                        f"another run is writing to {self.path}; wait for it, or give another folder."
+                        f"another run is writing to {self.path}; "
+                        "wait for it, or give another folder."
                     )
                 time.sleep(_PATIENCE / 20)
             yield
@@ -106,8 +108,9 @@ class Folder:
         self.write(name, json.dumps(value, indent=1) + "\n")
 
     def metrics(self, history: Iterable[Round]) -> None:
-        """Replace metrics.jsonl by these rounds: what a crash wrote after the last checkpoint
-        happens again.
+        """Replace metrics.jsonl by these rounds.
+
+        Rounds that a crash wrote after the last checkpoint are run again.
         """
         self.write(
             "metrics.jsonl", "".join(json.dumps(record.as_dict()) + "\n" for record in history)
@@ -119,15 +122,16 @@ class Folder:
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def models(self, run: Seed) -> None:
-        """Every kept model in its chosen round, and below `last` in the last one
-        (covey/runs/snapshot.py).
+        """Write every kept model in its chosen round, and below `last` in the last round.
+
+        The format is that of covey/runs/snapshot.py.
         """
         algorithm = type(run.experiment.algorithm).__name__
         space = run.runtime.task.space
         for name in run.models(scored=False):
-            for which, place in WHERE.items():
+            for which, subfolder in WHERE.items():
                 snapshot.write(
-                    self.path / place / f"{name}.safetensors",
+                    self.path / subfolder / f"{name}.safetensors",
                     run.snapshot(name, which),
                     space,
                     algorithm,
@@ -144,8 +148,9 @@ def _locked(file: IO[str]) -> bool:
 
 
 def create(path: Path) -> Folder:
-    """A new run folder; one that holds anything already is refused, except what a run killed at its
-    very start leaves.
+    """A new run folder.
+
+    A folder that holds anything is refused, except what a run killed at its very start leaves.
     """
     _mkdir(path)
     with refused(path):
@@ -157,8 +162,9 @@ def create(path: Path) -> Folder:
 
 
 def unused(name: str, algorithm: str) -> Path:
-    """runs/NAME-ALGORITHM-1, or the next number that is free; runs/NAME-1 where the name says the
-    algorithm.
+    """runs/NAME-ALGORITHM-1, or the next number that is free.
+
+    The folder is runs/NAME-1 where the name says the algorithm.
     """
     word = re.sub(r"[^A-Za-z0-9_.-]", "-", algorithm)
     says = not name or word.lower() in re.split(r"[-_.]", name.lower())
@@ -171,7 +177,9 @@ def unused(name: str, algorithm: str) -> Path:
 
 def environment(command: list[str]) -> dict[str, Any]:
     """What a run ran on."""
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cuda = None
+    if torch.cuda.is_available():
+        cuda = torch.cuda.get_device_name()
     versions = {"covey": covey.__version__, "torch": torch.__version__, "numpy": numpy.__version__}
     versions |= {"safetensors": safetensors.__version__, "python": platform.python_version()}
     machine = {
@@ -195,7 +203,7 @@ def refused(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot write {path}: {error}; what was saved before is untouched."
+            f"cannot write {path}: {error}; the state saved before is intact."
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""What the fields of algorithms mean, in words: a phrase that several share, or one of an
-algorithm's own.
+"""The meanings of the fields of algorithms, in words.
 
-An algorithm says its own in its file, by a comment behind the field, which may go on below it:
+A meaning is a phrase that several algorithms share, or one of the algorithm's own. An algorithm
+says its own in its file, by a comment behind the field, which may go on below it:
 
     mix: float = 0.5  # share of the global model in a device's own,
     # from the second round on
@@ -21,9 +21,9 @@ from covey.algorithms import ALGORITHMS
 
 SHARED = {
     "batch": 'examples per step of a device; "none" takes all',
-    "beta": "step of the server towards the mean of the answers; 1 takes the mean",
+    "beta": "server step towards the mean of the replies; 1 takes the mean",
     "cut_after": "whether messages are still cut to zeros after the penalty has ended",
-    "device_sample": 'how many devices an edge asks; a fraction is a share of them, "none" all',
+    "device_sample": 'cohort size of an edge; a fraction is a share of its devices, "none" all',
     "edge_rounds": "rounds between an edge and its devices in one round of the server",
     "floor": "share of non-zeros below which a device trains with gamma_low",
     "gamma_low": "weight of the l1 penalty on a device below the floor",
@@ -35,12 +35,12 @@ SHARED = {
     "personal_lr": "step size of the personal model",
     "personal_steps": "gradient steps of the personal model or layers in one round",
     "rho": "width of the smoothed l1 norm around zero",
-    "sample": 'how many children the server asks; a fraction is a share of them, "none" all',
-    "sigma": "how sharply weights fall with the distance of models",
+    "sample": 'cohort size of the server; a fraction is a share of its children, "none" all',
+    "sigma": "how fast weights fall with the distance of models",
     "steps": "gradient steps of a device in one round",
-    "tol": "norm of the gradient at which a device ends its inner steps early; 0 takes them all",
-    "weight": "whether answers count alike, or by their number of training examples",
-    "weight_decay": "factor of the weights themselves in every gradient",
+    "tol": "gradient norm at which a device stops its inner steps early; 0: never",
+    "weight": "weights of the replies: equal, or by the number of training examples",
+    "weight_decay": "weight decay: factor of the weights in every gradient",
 }
 """Fields that mean the same wherever they are."""
 

@@ -1,10 +1,11 @@
-"""A run folder, finished or not, opened again: its figures, its models, and predictions of new
-examples.
+"""A run folder opened again: its figures, its models, and predictions of new examples.
 
-run = covey.load("runs/own-data-permfl-1") run.table()                                    # what the
-command printed run.module("personal", "pump-03")              # the nn.Module of one device
-run.predict(readings, device="pump-03")        # an array or a DataFrame in the units of the
-training data
+The run may be unfinished. `readings` is an array or a DataFrame in the units of the training data.
+
+    run = covey.load("runs/own-data-permfl-1")
+    run.table()                                # what the command printed
+    run.module("personal", "pump-03")          # the nn.Module of one device
+    run.predict(readings, device="pump-03")
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
     folder = Path(path)
     if not (folder / "config.toml").exists():
         raise ConfigError(
-            f"{folder} is not a run folder: it has no config.toml; give the folder that `covey run` named."
+            f"{folder} is not a run folder: it has no config.toml; "
+            "give the folder that `covey run` named."
         )
     return Loaded(folder, seed)
 
@@ -67,10 +69,13 @@ class Loaded:
     def __init__(self, folder: Path, seed: int | None) -> None:
         self.folder = folder
         if seed is not None and seed not in self.seeds:
-            first, last = self.seeds[0], self.seeds[-1]
+            first = self.seeds[0]
+            last = self.seeds[-1]
             raise ConfigError(f"seed = {seed}: this run has the seeds {first} to {last}.")
         self.seed = self.seeds[0] if seed is None else seed
-        self.place = folder if len(self.seeds) == 1 else folder / f"seed-{self.seed}"
+        self.place = folder
+        if len(self.seeds) > 1:
+            self.place = folder / f"seed-{self.seed}"
         self._snapshots: dict[tuple[str, Which], Snapshot] = {}
 
     def __repr__(self) -> str:
@@ -115,7 +120,10 @@ class Loaded:
         }
 
     def models(self) -> list[str]:
-        """The names of all models that were scored, "global" first; held-out devices' are left out."""
+        """The names of all scored models, "global" first.
+
+        Models of held-out devices are left out.
+        """
         scored = [record for record in self.history if record.models]
         if not scored:
             return []
@@ -128,13 +136,14 @@ class Loaded:
         return text(summary([self]))
 
     def _others(self) -> dict[str, list[list[Round]]]:
-        """The rounds of the algorithms that ran beside this one, by method, as far as they were
-        run.
+        """The rounds of the algorithms that ran beside this one, by method.
+
+        An unfinished algorithm has the rounds that it has run.
         """
         out = {}
         for name, config in self.config.yardsticks().items():
-            place = self.folder / "compare" / name
-            if (place / "config.toml").exists() and (rounds := Loaded(place, self.seed).history):
+            folder = self.folder / "compare" / name
+            if (folder / "config.toml").exists() and (rounds := Loaded(folder, self.seed).history):
                 out[config.method()] = [rounds]
         return out
 
@@ -154,8 +163,9 @@ class Loaded:
         return target
 
     def devices(self) -> list[DeviceScore]:
-        """How every device does with every model, in the model's chosen round and in the last one
-        scored.
+        """Every device's score with every model.
+
+        The scores are those of the model's chosen round and of the last scored round.
         """
         self._need_scores()
         if not self.finished:
@@ -163,14 +173,17 @@ class Loaded:
         path = self.place / "devices.csv"
         if not path.exists():
             raise ConfigError(
-                f"{path} is not there; an older version made this run. Repeat it: covey run {self.folder}/config.toml"
+                f"{path} does not exist; "
+                "the run was made by an older version. "
+                f"Repeat it: covey run {self.folder}/config.toml"
             )
         return from_csv(path.read_text())
 
     @cached_property
     def device_names(self) -> list[str]:
-        """What the data calls the devices that trained, in order; their numbers where it does not
-        say.
+        """The names of the devices that trained, in order.
+
+        Where the data has no names they are the devices' numbers.
         """
         return list(self._form.names.devices) or self._run.device_names
 
@@ -210,8 +223,9 @@ class Loaded:
     def module(
         self, model: str | None = None, device: str | int | None = None, which: Which = "chosen"
     ) -> nn.Module:
-        """The module that a device uses: its own, its edge's or the global one, with its private
-        layers.
+        """The module that a device uses, with the device's private layers.
+
+        It is the device's own model, its edge's or the global one.
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)
@@ -244,11 +258,11 @@ class Loaded:
         model: str | None = None,
         which: Which = "chosen",
     ) -> Array:
-        """What a device's model says of new examples: names of classes (numbers where they have
-        none), or values.
+        """The predictions of a device's model for new examples.
 
-        `examples` are in the units of the training data: an array [n, ...], one example, or a
-        DataFrame (or a dict of columns) with the columns of the features, in any order.
+        They are names of classes (numbers where the classes have none), or values. `examples` are
+        in the units of the training data: an array [n, ...], one example, or a DataFrame (or a dict
+        of columns) with the columns of the features, in any order.
         """
         outputs = self._outputs(self._inputs(examples), device, model, which)
         if self.classes is None:
@@ -281,7 +295,10 @@ class Loaded:
 
     @cached_property
     def _simulator(self) -> Simulator:
-        """Tree, data and store of the run, for what depends on them; its data must be what it was."""
+        """Tree, data and store of the run.
+
+        The data must be the data that the run was trained on.
+        """
         saved = self.place / "checkpoint.safetensors"
         facts = checkpoint.read(saved, tensors=False).facts
         checkpoint.same_experiment(saved, facts["experiment"], self.experiment.fingerprint())
@@ -302,13 +319,17 @@ class Loaded:
         return model
 
     def _number(self, device: str | int | None, read: Snapshot) -> int:
-        """A device by its name or its number; it may be left out where all devices predict alike."""
+        """The number of a device, by its name or its number.
+
+        `device` may be None where all devices predict alike.
+        """
         names = self.device_names
         if device is None:
             if self.alike(read.model) or len(names) == 1:
                 return 0
             raise ConfigError(
-                f"every device has a {read.model!r} of its own or above it; say whose, as in device={names[0]!r}."
+                f"every device has a {read.model!r} of its own or of its edge; "
+                f"name a device, as in device={names[0]!r}."
             )
         if isinstance(device, str):
             if device in names:
@@ -317,7 +338,8 @@ class Loaded:
 
             raise ConfigError(
                 f"there is no device {device!r} in this run{nearest(device, names)};"
-                f" it has {len(names)}: {some(names)}. For one that did not train, take the global model."
+                f" it has {len(names)}: {some(names)}. For one that did not train, "
+                "take the global model."
             )
         if not 0 <= device < len(names):
             raise ConfigError(f"device = {device}: this run has the devices 0 to {len(names) - 1}.")
@@ -361,8 +383,9 @@ class Loaded:
             return torch.cat([module(piece) for piece in torch.split(x, _CHUNK)])
 
     def _predicted(self, x: Tensor, device: int, read: Snapshot) -> Tensor | None:
-        """The outputs of an algorithm that predicts in its own way; None where it leaves that to
-        the module.
+        """The outputs of an algorithm that predicts in its own way.
+
+        None where the algorithm leaves prediction to the module.
         """
         simulator = self._simulator
         tier = simulator.tree.tiers[-1]
@@ -406,9 +429,13 @@ class Loaded:
         if len(bad):
             row, column = bad[0].tolist()
             features = self.names.features
-            name = f"column {features[column]!r}" if features else f"value {column}"
+            if features:
+                name = f"column {features[column]!r}"
+            else:
+                name = f"value {column}"
             raise DataError(
-                f"{name} of example {row} is {values.reshape(len(values), -1)[row, column]}, which is no finite"
+                f"{name} of example {row} is {values.reshape(len(values), -1)[row, column]}, "
+                "which is no finite"
                 " number of this run's type; remove or fill it first."
             )
         return x
@@ -416,7 +443,8 @@ class Loaded:
     def _need_scores(self) -> None:
         if not self.models():
             raise ConfigError(
-                f"{self.place} has no scored round in a checkpoint yet; go on with: covey run --resume {self.folder}"
+                f"{self.place} has no scored round in a checkpoint yet; "
+                f"resume with: covey run --resume {self.folder}"
             )
 
 
@@ -427,14 +455,14 @@ def _array(examples: Any, features: Sequence[str]) -> Array:
     array([[3., 1.],
            [4., 2.]])
     """
-    header = examples if isinstance(examples, Mapping) else getattr(examples, "columns", None)
+    header = getattr(examples, "columns", None)
+    if isinstance(examples, Mapping):
+        header = examples
     if header is None or not features:
         return _numbers(examples, "the examples")
     _check_columns([str(column) for column in header], features)
     columns = [_numbers(examples[name], f"column {name!r} of the examples") for name in features]
-    return np.stack(
-        np.atleast_1d(*columns) if len(columns) > 1 else [np.atleast_1d(columns[0])], axis=-1
-    )
+    return np.stack([np.atleast_1d(column) for column in columns], axis=-1)
 
 
 def _check_columns(header: Iterable[str], features: Sequence[str]) -> None:
@@ -446,14 +474,17 @@ def _check_columns(header: Iterable[str], features: Sequence[str]) -> None:
 
 
 def _numbers(values: Any, name: str) -> Array:
-    """Numbers in the type they are scaled in: pixels stay bytes and float32 stays itself, as in
-    training.
+    """Numbers in the type they are scaled in.
+
+    Pixels stay bytes and float32 stays float32, as in training.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu().numpy()
     try:
         array = np.asarray(values)
-        return array if array.dtype in (np.uint8, np.float32) else array.astype(np.float64)
+        if array.dtype in (np.uint8, np.float32):
+            return array
+        return array.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} are not numbers: {error}.") from error
 

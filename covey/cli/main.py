@@ -25,10 +25,10 @@ from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
-from covey.cli.config import SECTIONS, Config, defaults, explain, load
+from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
-from covey.cli.options import AsJson, What, split
+from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.data import inventory
@@ -36,11 +36,11 @@ from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.runs.run import Run
 
 EXIT_CODES = {
-    0: "all went well",
+    0: "success",
     1: "unexpected error (a bug); please report it",
-    2: "the command, the file or a value in it is wrong; nothing was run",
+    2: "invalid command, file or value; nothing was run",
     3: "training diverged; the last good state is saved",
-    4: "something could not be read or written; what was saved before is untouched",
+    4: "a file could not be read or written; the state saved before is intact",
     130: "stopped by Ctrl-C or SIGTERM; the state is saved",
 }
 _EPILOG = (
@@ -89,7 +89,7 @@ class Kind(StrEnum):
 
 @app.command(epilog=_EPILOG)
 def run(
-    what: What = None,
+    arguments: What = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +98,7 @@ def run(
     ] = None,
     resume_from: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder."),
+        typer.Option("--resume", metavar="DIR", help="Resume the run in this folder."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")
@@ -107,51 +107,46 @@ def run(
         str,
         typer.Option(
             metavar="NAME",
-            help="simulator: all devices at once. loopback: nodes that share nothing; slow.",
+            help="simulator (all devices at once) or loopback (nodes that share nothing; slow).",
         ),
     ] = "simulator",
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment into a folder: metrics, checkpoints, every tier's models, a table and a
-    picture.
+    """Run an experiment into a folder.
+
+    Writes metrics, checkpoints, the models of every tier, a table and pictures.
 
     Examples:
 
-      covey run                                       the demo: sparse sFedHP on real digits, beside
-      Local and FineTune
+      covey run                                          the demo: sparse sFedHP on digits
 
-      covey run examples/permfl.toml rounds=20        a file, with a change
+      covey run examples/permfl.toml rounds=20           a file with a change
 
-      covey run algorithm.name=pfedme seeds=5         the demo's data with another algorithm, five
-      seeds
+      covey run algorithm.name=pfedme seeds=5            another algorithm, five seeds
 
-      covey run my.toml 'compare=["local", "fedavg"]' with these algorithms beside it, in the table
-      and a picture
+      covey run my.toml 'compare=["local", "fedavg"]'    compared with two algorithms
 
-      covey run my.toml score_sample=100              scores on 100 devices drawn in each round,
-      with a standard error
+      covey run my.toml score_sample=100                 scored on 100 random devices
 
-      covey run examples/radio.toml                   over the air: seconds and joules beside every
-      score
+      covey run examples/radio.toml                      over the air: seconds and joules
 
-      covey run --resume runs/demo-sfedhp-1 rounds=100   go on, for more rounds
+      covey run --resume runs/demo-sfedhp-1 rounds=100   resumed for more rounds
 
-      covey run my.toml --runtime loopback            the same bits, every node with only its own
-      data and rows
+      covey run my.toml --runtime loopback               nodes that share nothing
     """
-    console = Console(stderr=as_json, soft_wrap=True)
-    path, changes = split(what)
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    path, changes = split(arguments)
     forced = False
     if resume_from is not None:
         if out is not None:
             raise ConfigError(
-                f"--resume {resume_from} goes on in its own folder; leave out --out {out}."
+                f"--resume {resume_from} resumes in its own folder; leave out --out {out}."
             )
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
         folder, summary = resume(resume_from, changes, console, sys.argv, runtime)
     else:
-        config = _load(console, path, changes)
+        config = load_and_note(console, path, changes)
         experiments = Experiments(runtime)
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
         folder, summary = start(config, out, console, sys.argv, experiments)
@@ -159,11 +154,13 @@ def run(
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
-    pictures = ["plot.png", "devices.png", *(["compare.png"] if summary.yardsticks else [])]
-    console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}", highlight=False)
-    console.print(f"look again: covey show {folder.path} --devices", highlight=False)
+    pictures = ["plot.png", "devices.png"]
+    if summary.yardsticks:
+        pictures.append("compare.png")
+    console.print(f"folder: {folder.path}   pictures: {', '.join(pictures)}")
+    console.print(f"look again: covey show {folder.path} --devices")
     again = " --force" if forced else ""
-    console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}", highlight=False)
+    console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
 app.command(name="show", epilog=_EPILOG)(results.show_run)
@@ -185,7 +182,7 @@ def personalize(
     ] = None,
     edge: Annotated[
         str | None,
-        typer.Option(help="The edge it stands under. Default: the one whose model fits best."),
+        typer.Option(help="The device's edge. Default: the edge whose model fits best."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -196,12 +193,11 @@ def personalize(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a device that was not in training a personal model, by a few steps of the algorithm's
-    own inner problem.
+    """Train a personal model for a device that was not in training.
 
-    It starts from the global model or, where the run has edge models, from the one that fits the
-    device's training examples best. A quarter of the device's examples are kept for testing, and
-    never trained on.
+    Takes a few steps of the algorithm's own inner problem. It starts from the global model or,
+    where the run has edge models, from the one that fits the device's training examples best. A
+    quarter of the device's examples are kept for testing, and never trained on.
 
     Examples:
 
@@ -213,7 +209,7 @@ def personalize(
     if as_json:
         print(json.dumps(done.as_dict()))
         return
-    show.newcomer(Console(soft_wrap=True), done)
+    show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
 app.command(epilog=_EPILOG)(plan)
@@ -230,8 +226,9 @@ def list_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what an experiment file can name, or show one's table with every field, its default and
-    its meaning.
+    """List what an experiment file can name.
+
+    With a name, show its table: every field, its default and its meaning.
 
     Examples:
 
@@ -258,15 +255,10 @@ def _list_kinds(as_json: bool) -> None:
     if as_json:
         print(json.dumps(names))
         return
-    console = Console(soft_wrap=True)
-    for kind, known in names.items():
-        console.print(
-            f"[bold]{kind}[/] ({len(known)}): {escape(', '.join(known))}", highlight=False
-        )
-    console.print(
-        "more: covey list algorithms; every field of one: covey list algorithms pfedme",
-        highlight=False,
-    )
+    console = Console(soft_wrap=True, highlight=False)
+    for kind, entries in names.items():
+        console.print(f"[bold]{kind}[/] ({len(entries)}): {escape(', '.join(entries))}")
+    console.print("more: covey list algorithms; every field of one: covey list algorithms pfedme")
 
 
 def _list_entries(kind: Kind, as_json: bool) -> None:
@@ -277,16 +269,16 @@ def _list_entries(kind: Kind, as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}", highlight=False)
+        console.print(f"[bold]{row['name']:{width}}[/] {escape(row['about'])}")
         for key in list(row)[2:]:
-            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}", highlight=False)
+            console.print(f"{'':{width}} [dim]{key}:[/] {escape(row[key])}")
 
 
 def _table_with_meanings(kind: Kind, name: str) -> str:
-    """The table of a file that names this thing, every field with a comment that says what it is."""
+    """The TOML table of one entry, every field with its meaning as a comment."""
     fields = defaults(kind, name)
     meanings = explain(kind, name)
     lines = {key: tomli_w.dumps({key: value}).rstrip("\n") for key, value in fields.items()}
@@ -295,15 +287,19 @@ def _table_with_meanings(kind: Kind, name: str) -> str:
     for key, line in lines.items():
         meaning = meanings.get(key, "")
         if meaning and "\n" in line:
-            out.append(f"# {meaning}")
-        out.append(f"{line:{width}}  # {meaning}" if meaning and "\n" not in line else line)
+            out += [f"# {meaning}", line]
+        elif meaning:
+            out.append(f"{line:{width}}  # {meaning}")
+        else:
+            out.append(line)
     return "\n".join(out) + "\n"
 
 
 @app.command(epilog=_EPILOG)
-def doctor(what: What = None, as_json: AsJson = False) -> None:
-    """Show what there is to run on: versions, devices, compiled kernel, extras, data sets, the
-    engine's path, disk and memory.
+def doctor(arguments: What = None, as_json: AsJson = False) -> None:
+    """Show what this machine can run.
+
+    Prints versions, devices, the compiled kernel, extras, data sets, the engine, disk and memory.
 
     Examples:
 
@@ -311,22 +307,19 @@ def doctor(what: What = None, as_json: AsJson = False) -> None:
 
       covey doctor examples/permfl.toml
     """
-    path, changes = split(what)
-    config = _load(Console(stderr=True, soft_wrap=True), path, changes)
+    path, changes = split(arguments)
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    config = load_and_note(console, path, changes)
     facts = _diagnose(config)
     if as_json:
         print(json.dumps(facts))
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in facts.items():
-        table.add_row(
-            name,
-            escape(
-                ", ".join(f"{k} {v}" for k, v in value.items())
-                if isinstance(value, dict)
-                else str(value)
-            ),
-        )
+        text = str(value)
+        if isinstance(value, dict):
+            text = ", ".join(f"{key} {fact}" for key, fact in value.items())
+        table.add_row(name, escape(text))
     Console().print(table)
 
 
@@ -339,32 +332,28 @@ def main() -> None:
     except (BrokenPipeError, Interrupted, CoveyError) as error:
         code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
         if not isinstance(error, BrokenPipeError):
-            Console(stderr=True, soft_wrap=True).print(
-                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}", highlight=False
+            Console(stderr=True, soft_wrap=True, highlight=False).print(
+                f"[bold red]{_WORDS[code]}[/]: {escape(str(error))}"
             )
         sys.exit(code)
 
 
 _CODES: dict[type[BaseException], int] = {
-    BrokenPipeError: 4, Interrupted: 130, DivergedError: 3, CheckpointError: 4, ConfigError: 2,
-    ProgramError: 2, CoveyError: 1,
-}  # fmt: skip
+    BrokenPipeError: 4,
+    Interrupted: 130,
+    DivergedError: 3,
+    CheckpointError: 4,
+    ConfigError: 2,
+    ProgramError: 2,
+    CoveyError: 1,
+}
 _WORDS = {1: "error", 2: "error", 3: "diverged", 4: "error", 130: "stopped"}
 
 
-def _load(console: Console, path: Path | None, changes: list[str]) -> Config:
-    """The experiment of a command; what the changes have dropped is printed."""
-    notes: list[str] = []
-    config = load(path, changes, notes)
-    for note in notes:
-        console.print(f"note: {escape(note)}", highlight=False)
-    return config
-
-
-def _refuse(console: Console, found: list[Advice], force: bool) -> bool:
+def _refuse(console: Console, items: list[Advice], force: bool) -> bool:
     """Show warnings, and refuse what is certain to diverge unless forced; return whether it was."""
-    errors = [item for item in found if item.level == "error"]
-    print_advice(console, [item for item in found if item.level == "warning"])
+    errors = [item for item in items if item.level == "error"]
+    print_advice(console, [item for item in items if item.level == "warning"])
     if errors and not force:
         texts = " ".join(item.text for item in errors)
         raise ConfigError(f"{texts} To start it nevertheless: covey run --force.")
@@ -378,10 +367,10 @@ def _more(kind: Kind, entry: Listed) -> dict[str, str]:
         return package
     make: Any = entry.make
     names = [tier for tier in ("server", "edge", "device") if hasattr(make, tier)]
-    return {
-        "tiers": ", ".join(names) if len(names) > 1 and not make.any_depth else "any",
-        "leaves the device": make.sends,
-    } | package
+    tiers = "any"
+    if len(names) > 1 and not make.any_depth:
+        tiers = ", ".join(names)
+    return {"tiers": tiers, "leaves the device": make.sends} | package
 
 
 def _diagnose(config: Config) -> dict[str, Any]:
@@ -389,16 +378,18 @@ def _diagnose(config: Config) -> dict[str, Any]:
     experiment = config.experiment(config.seed)
     run = Run(experiment)
     disk = shutil.disk_usage(".")
-    pages = (
-        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    )
+    pages = 0
+    if hasattr(os, "sysconf"):
+        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
-        "experiment": f"{config.name or 'unnamed'}: {type(experiment.algorithm).__name__} on {run.runtime.tree}",
+        "experiment": f"{config.name or 'unnamed'}: "
+        "{type(experiment.algorithm).__name__} on {run.runtime.tree}",
         "engine": run.engine,
         "compiled kernel": native.status(),
-        "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, {experiment.data.devices} devices",
+        "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, "
+        "{experiment.data.devices} devices",
         "data built in": "digits, synthetic",
         "data sets": _data_sets(),
         "extras": {extra: _extra(extra, modules) for extra, modules in _EXTRAS.items()},
@@ -409,22 +400,27 @@ def _diagnose(config: Config) -> dict[str, Any]:
 
 
 _EXTRAS = {
-    "hub": ("datasets", "PIL"), "parquet": ("pyarrow",), "matlab": ("scipy",), "demlearn": ("scipy",),
-}  # fmt: skip
+    "hub": ("datasets", "PIL"),
+    "parquet": ("pyarrow",),
+    "matlab": ("scipy",),
+    "demlearn": ("scipy",),
+}
 """The modules of every optional extra of pyproject.toml that a user may want."""
 
 
 def _extra(extra: str, modules: tuple[str, ...]) -> str:
     lacking = [module for module in modules if find_spec(module) is None]
-    return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')" if lacking else "installed"
+    if lacking:
+        return f"lacks {', '.join(lacking)} (pip install 'covey[{extra}]')"
+    return "installed"
 
 
 def _data_sets() -> dict[str, str]:
     """Which of the sets that are not built in lie on this machine, and where."""
     sets = inventory.present()
-    there = [f"{status.name} ({status.source})" for status in sets if status.present]
+    present = [f"{status.name} ({status.source})" for status in sets if status.present]
     lacking = [status.name for status in sets if not status.present]
-    out = {"here": ", ".join(there) or "none"}
+    out = {"here": ", ".join(present) or "none"}
     if lacking:
         out["not here"] = f"{', '.join(lacking)} (covey data says how to get them)"
     return out

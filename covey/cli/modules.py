@@ -58,27 +58,27 @@ def look_beside(file: Path) -> None:
 def find(section: str, name: str) -> Callable[..., Any]:
     """The class or function of that name, looked for in the current folder first."""
     where, _, attribute = name.partition(":")
-    place = f"{section}.name = {name!r}"
+    setting = f"{section}.name = {name!r}"
     if not all(part.isidentifier() for part in (*where.split("."), attribute)):
         example = "nets:Net for the class Net in nets.py"
-        raise ConfigError(f"{place}: write it as {FORM}, for instance {example}.")
-    module = _import(where, place)
+        raise ConfigError(f"{setting}: write it as {FORM}, for instance {example}.")
+    module = _import(where, setting)
     if not hasattr(module, attribute):
         able = {key: value for key, value in vars(module).items() if makes(value, section)}
         own = [key for key, value in able.items() if value.__module__ == where]
         has = ", ".join(own) or f"no {section}"
-        raise ConfigError(f"{place}: {where} has no {attribute}; it has {has}.")
+        raise ConfigError(f"{setting}: {where} has no {attribute}; it has {has}.")
     thing = getattr(module, attribute)
-    _need_own(thing, place)
+    _need_own(thing, setting)
     if not makes(thing, section):
-        raise ConfigError(f"{place} is {_what(thing)}; name {_WANTED[section]}.")
+        raise ConfigError(f"{setting} is {_what(thing)}; name {_WANTED[section]}.")
     made: Callable[..., Any] = thing
     return made
 
 
 def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What a class or function makes of these arguments; errors in it are said with their line."""
-    place = f"{section}.name = {name!r}"
+    setting = f"{section}.name = {name!r}"
     try:
         made = thing(**arguments)
     except CoveyError:
@@ -86,9 +86,9 @@ def make(section: str, name: str, thing: Callable[..., Any], arguments: Mapping[
     except FAULTS as error:
         values = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         call = f"{thing.__name__}({values})"
-        raise ConfigError(f"{place}: {call} fails with {told(error)}") from error
+        raise ConfigError(f"{setting}: {call} fails with {told(error)}") from error
     if not isinstance(made, _KINDS[section]):
-        raise ConfigError(f"{place} returned {_what(made)}; it must return {_RETURNS[section]}.")
+        raise ConfigError(f"{setting} returned {_what(made)}; it must return {_RETURNS[section]}.")
     return made
 
 
@@ -107,31 +107,31 @@ def wanted(section: str) -> str:
     return _WANTED[section]
 
 
-def _import(where: str, place: str) -> ModuleType:
+def _import(where: str, setting: str) -> ModuleType:
     """The module of this name, imported if it and all packages around it are the user's own."""
     _extend_path()
     importlib.invalidate_caches()
     parts = where.split(".")
     for depth in range(1, len(parts) + 1):
-        _import_own(".".join(parts[:depth]), where, place)
+        _import_own(".".join(parts[:depth]), where, setting)
     return sys.modules[where]
 
 
-def _import_own(name: str, where: str, place: str) -> None:
+def _import_own(name: str, where: str, setting: str) -> None:
     spec = _spec(name)
     if spec is None:
         wanted = where.replace(".", "/") + ".py"
         fix = f"start covey in the folder that holds {wanted}, or add that folder to PYTHONPATH"
-        raise ConfigError(f"{place}: there is no module {name}; {fix}.")
+        raise ConfigError(f"{setting}: there is no module {name}; {fix}.")
     # a folder without __init__.py has no code of its own; the origin of os is "frozen", no file
     namespace = spec.origin is None and spec.submodule_search_locations is not None
     file = spec.origin if spec.has_location else None
     if name == "__main__" or not (namespace or _allowed(file)):
-        raise ConfigError(f"{place}: {_foreign(name, file)}")
+        raise ConfigError(f"{setting}: {_foreign(name, file)}")
     try:
         importlib.import_module(name)
     except FAULTS as error:
-        raise ConfigError(f"{place}: importing {name} fails with {told(error)}") from error
+        raise ConfigError(f"{setting}: importing {name} fails with {told(error)}") from error
 
 
 def _spec(name: str) -> ModuleSpec | None:
@@ -145,7 +145,7 @@ def _spec(name: str) -> ModuleSpec | None:
         return None
 
 
-def _need_own(thing: object, place: str) -> None:
+def _need_own(thing: object, setting: str) -> None:
     """An error unless this is defined in a user's module: a name may have been imported there."""
     if not (inspect.isclass(thing) or inspect.isroutine(thing)):
         return  # an object, which is no class or function and refused as such
@@ -153,7 +153,7 @@ def _need_own(thing: object, place: str) -> None:
     name = getattr(origin, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
     if name == "__main__" or not _allowed(file):
-        raise ConfigError(f"{place} is defined elsewhere: {_foreign(name, file)}")
+        raise ConfigError(f"{setting} is defined elsewhere: {_foreign(name, file)}")
 
 
 def _foreign(name: str, file: str | None) -> str:

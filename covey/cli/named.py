@@ -64,23 +64,25 @@ def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
         return make("model", table, **facts)
 
 
-def checked(section: str, table: Mapping[str, Any], place: str | None = None) -> BaseModel:
+def checked(section: str, table: Mapping[str, Any], prefix: str | None = None) -> BaseModel:
     """The fields of a named thing, checked.
 
     `place` is where the table stands, unless in its own section.
     """
-    place = place or section
+    prefix = prefix or section
     names = registry.names(KINDS[section])
     name = table.get("name")
     if not isinstance(name, str) or not (name in names or modules.is_own(section, name)):
-        own = f", or {modules.FORM} of your own" if section == "algorithm" else ""
+        own = ""
+        if section == "algorithm":
+            own = f", or {modules.FORM} of your own"
         listed = f"one of {', '.join(names)}{own}"
         if name is None:
-            raise ConfigError(f"[{place}] needs a name: {listed}.")
+            raise ConfigError(f"[{prefix}] needs a name: {listed}.")
         meant = nearest(str(name), names)
-        raise ConfigError(f"{place}.name = {name!r} is unknown{meant}; {listed}.")
+        raise ConfigError(f"{prefix}.name = {name!r} is unknown{meant}; {listed}.")
     fields = {key: value for key, value in table.items() if key != "name"}
-    return check(schema(maker(section, name), section), fields, f"{place}.")
+    return check(schema(maker(section, name), section), fields, f"{prefix}.")
 
 
 def maker(section: str, name: str) -> Callable[..., Any]:
@@ -130,7 +132,9 @@ def explain(kind: str, name: str) -> dict[str, str]:
     out = {}
     for key in schema(build, section).model_fields:
         values = glossary.kind_of(hints.get(key))
-        meaning = glossary.meaning(name, key, build) if kind == "algorithms" else ""
+        meaning = ""
+        if kind == "algorithms":
+            meaning = glossary.meaning(name, key, build)
         out[key] = ": ".join(part for part in (values, meaning) if part)
     return out
 

@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
+from covey.cli.config import Config, load
 from covey.errors import ConfigError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value and nothing else.")]
@@ -19,9 +22,28 @@ What = Annotated[
 ]
 
 
-def split(what: list[str] | None) -> tuple[Path | None, list[str]]:
+def split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     """The one word that is a file, if any, and the changes."""
-    files = [word for word in what or () if "=" not in word or Path(word).is_file()]
+    words = arguments or []
+    files = [word for word in words if "=" not in word or Path(word).is_file()]
+    _check_files(files)
+    changes = [word for word in words if word not in files]
+    if not files:
+        return None, changes
+    return Path(files[0]), changes
+
+
+def load_and_note(console: Console, path: Path | None, changes: list[str]) -> Config:
+    """The experiment of a command; the fields that the changes have dropped are printed."""
+    notes: list[str] = []
+    config = load(path, changes, notes)
+    for note in notes:
+        console.print(f"note: {escape(note)}")
+    return config
+
+
+def _check_files(files: list[str]) -> None:
+    """Refuse several files, and the folder of a run."""
     if len(files) > 1:
         raise ConfigError(
             f"{files[0]} and {files[1]}: give one file; changes are written as algorithm.lam1=15."
@@ -29,7 +51,6 @@ def split(what: list[str] | None) -> tuple[Path | None, list[str]]:
     if files and (Path(files[0]) / "config.toml").is_file():
         run = files[0].rstrip("/")
         raise ConfigError(
-            f"{run} is the folder of a run; go on with it by covey run --resume {run},"
-            f" repeat it by covey run {run}/config.toml, or look at it by covey show {run}."
+            f"{run} is the folder of a run; resume it with covey run --resume {run},"
+            f" repeat it with covey run {run}/config.toml, or show it with covey show {run}."
         )
-    return Path(files[0]) if files else None, [word for word in what or () if word not in files]

@@ -13,18 +13,21 @@ from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
 from covey.data import Shards, device_file
+from covey.data.shards import SPLITS
 from covey.engine.layout import ParameterLayout
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs import checkpoint, snapshot
 from covey.runs.newcomers import Newcomers
 from covey.runs.scoring import Score, score_of
+from covey.runs.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
 class Personalized:
-    """What came of it: the personal model's file, what it started from, and how each model does on
-    the new device.
+    """The personal model of a new device.
+
+    Its file, the model it started from, and every model's score on the new device.
     """
 
     path: Path
@@ -55,36 +58,44 @@ def personalize(
 
     It starts from the models of the round that the run's table reports.
     """
-    config, place, seed = _run(run, changes, seed)
-    form = DataForm.read(place / "data.json")
+    config, folder, seed = _run(run, changes, seed)
+    form = DataForm.read(folder / "data.json")
     shards = _shards(data, form, config, seed)
     experiment = config.like(shards, seed)
     task = Newcomers([experiment], [shards])
-    space, above = task.task.space, _above(place, experiment.algorithm)
-    w = snapshot.read(place / "models" / "global.safetensors", space).rows
-    ids, rows = torch.zeros(1, dtype=torch.int64), w
+    space = task.task.space
+    above = _above(folder, experiment.algorithm)
+    w = snapshot.read(folder / "models" / "global.safetensors", space).rows
+    rows = w
+    names = ["global"]
     if above != "global":
-        given = snapshot.read(place / "models" / f"{above}.safetensors", space)
-        ids, rows = given.ids, given.rows
-    edges = form.names.edges if len(experiment.algorithm.tiers()) > 2 else ()
-    names = [edges[number] if edges else str(number) for number in ids.tolist()]
-    at = _chosen(edge, above, names) if edge is not None else int(task.fitting([rows])[0])
-    start_row = rows[at : at + 1].to(task.task.device)
+        snap = snapshot.read(folder / "models" / f"{above}.safetensors", space)
+        rows = snap.rows
+        names = _edge_names(snap, form, experiment.algorithm)
+    if edge is not None:
+        chosen = _chosen(edge, above, names)
+    else:
+        chosen = int(task.fitting([rows])[0])
+    start_row = rows[chosen : chosen + 1].to(task.task.device)
     personal = task.adapted(start_row, round=config.rounds)
-    models = {
-        "global": w.to(start_row),
-        **({"edge": start_row} if above != "global" else {}),
-        "personal": personal,
-    }
-    parts = {
-        part: int(shards.part(part).counts().sum()) for part in ("train", "validation", "test")
-    }
-    some = [part for part, count in parts.items() if count]
-    scores = {name: _scores(task, name, row, some, config.rounds) for name, row in models.items()}
-    path = out or place / f"personal-{data.stem}.safetensors"
+    models = {"global": w.to(start_row)}
+    if above != "global":
+        models["edge"] = start_row
+    models["personal"] = personal
+    counts = {part: int(shards.part(part).counts().sum()) for part in SPLITS}
+    parts = [part for part, count in counts.items() if count]
+    scores = {name: _scores(task, name, row, parts, config.rounds) for name, row in models.items()}
+    path = out or folder / f"personal-{data.stem}.safetensors"
     _write(path, space, personal, config, data)
-    start = "global" if above == "global" else names[at]
-    return Personalized(path, start, scores, parts)
+    return Personalized(path, names[chosen], scores, counts)
+
+
+def _edge_names(edges: Snapshot, form: DataForm, algorithm: Algorithm) -> list[str]:
+    """The names of the edges that have a model; their numbers where the data has no names."""
+    numbers = edges.ids.tolist()
+    if form.names.edges and len(algorithm.tiers()) > 2:
+        return [form.names.edges[number] for number in numbers]
+    return [str(number) for number in numbers]
 
 
 def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path, int]:
@@ -97,19 +108,21 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
         if not change.startswith(("algorithm.", "device=", "data.label="))
     ]:
         raise ConfigError(
-            f"{other[0]!r}: of a finished run only the algorithm's fields may change, as in algorithm.steps=50."
+            f"{other[0]!r}: of a finished run only the algorithm's fields may change, "
+            "as in algorithm.steps=50."
         )
     config = load(run / "config.toml", changes)
-    first, count = config.seed, config.seeds
+    first = config.seed
+    count = config.seeds
     seed = first if seed is None else seed
     if not first <= seed < first + count:
         raise ConfigError(f"--seed {seed}: this run has the seeds {first} to {first + count - 1}.")
-    place = run if count == 1 else run / f"seed-{seed}"
-    if not (place / "models" / "global.safetensors").exists():
+    folder = run if count == 1 else run / f"seed-{seed}"
+    if not (folder / "models" / "global.safetensors").exists():
         raise ConfigError(
-            f"{place} has no models yet; finish the run first: covey run --resume {run}"
+            f"{folder} has no models yet; finish the run first: covey run --resume {run}"
         )
-    return config, place, seed
+    return config, folder, seed
 
 
 def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
@@ -126,12 +139,15 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
     )
 
 
-def _above(place: Path, algorithm: Algorithm) -> str:
-    """The models a new device may start from: those of the tier above it, or the global one where
-    the run left no others.
+def _above(folder: Path, algorithm: Algorithm) -> str:
+    """The name of the models that a new device may start from.
+
+    They are those of the tier above it, or "global" where the run has no others.
     """
     above = algorithm.above()
-    return above if (place / "models" / f"{above}.safetensors").exists() else "global"
+    if (folder / "models" / f"{above}.safetensors").exists():
+        return above
+    return "global"
 
 
 def _chosen(edge: str, above: str, names: list[str]) -> int:

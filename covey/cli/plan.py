@@ -1,5 +1,6 @@
-"""`covey plan`: who gets how much of the band and prunes how much, what that takes, and who is left
-out and why.
+"""`covey plan`: every device's bandwidth, pruning ratio, latency and energy.
+
+It also says which devices are left out, and why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from covey.cli import config
 from covey.cli.folder import refused
 from covey.cli.options import AsJson
 from covey.cli.scenario import ScenarioFile, ScenarioForm, load
+from covey.cli.show import plural
 from covey.errors import ConfigError
 from covey.report.plan_picture import draw
 from covey.wireless import POLICIES, Plan, Policy, fixed
@@ -52,8 +54,9 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan rounds over the air: band, pruning ratio, latency and energy of every device, and who is
-    starved or left out, and why.
+    """Plan rounds over the air: bandwidth, pruning ratio, latency and energy per device.
+
+    Also says which devices are starved or left out, and why.
 
     Examples:
 
@@ -93,8 +96,8 @@ def plan(
         }
         print(json.dumps(facts))
         return
-    _show(Console(soft_wrap=True), done, others, name, points)
-    Console(soft_wrap=True).print(f"picture: {escape(str(picture))}", highlight=False)
+    _show(Console(soft_wrap=True, highlight=False), done, others, name, points)
+    Console(soft_wrap=True, highlight=False).print(f"picture: {escape(str(picture))}")
 
 
 def _described(file: Path, changes: list[str]) -> ScenarioForm:
@@ -103,22 +106,24 @@ def _described(file: Path, changes: list[str]) -> ScenarioForm:
         return load(file, changes)
     settings = config.load(file, changes)
     experiment = settings.experiment(settings.seed)
-    radio, work, name = experiment.radio, experiment.work(), type(experiment.algorithm).__name__
+    radio = experiment.radio
+    work = experiment.work()
+    name = type(experiment.algorithm).__name__
     if radio is None:
         raise ConfigError(
             f"{file} is an experiment without a table [radio]; examples/radio.toml has one."
         )
     if work is None:
         raise ConfigError(
-            f"{name} does not say what its devices do, so there is no plan; take fedalt, fedsim, or pruned by plan."
+            f"{name} does not state the work of its devices, so no plan can be made; "
+            "take fedalt, fedsim, or pruned by plan."
         )
-    policy = (
-        radio.policy.name
-        if radio.policy
-        else "optimal"
-        if experiment.algorithm.planned
-        else "personal_only"
-    )
+    if radio.policy:
+        policy = radio.policy.name
+    elif experiment.algorithm.planned:
+        policy = "optimal"
+    else:
+        policy = "personal_only"
     scenario = radio.scenario(work, seed=settings.seed)
     facts = {
         "policy": policy,
@@ -155,9 +160,11 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
     name, _, values = sweep.partition("=")
     if name.strip() not in SWEEPS or not values.strip():
         raise ConfigError(
-            f'--sweep {sweep!r} must be one of {", ".join(SWEEPS)} and values, such as "deadline=15 ms,25 ms".'
+            f"--sweep {sweep!r} must be one of {', '.join(SWEEPS)} and values, "
+            'such as "deadline=15 ms,25 ms".'
         )
-    name, points = name.strip(), []
+    name = name.strip()
+    points = []
     for value in (value.strip() for value in values.split(",")):
         key = (_OF_RUNS if _is_experiment(file) else SWEEPS)[name]
         summary = _plan(_described(file, [*changes, f"{key}={value}"])).summary()
@@ -167,40 +174,53 @@ def _sweep(file: Path, changes: list[str], sweep: str | None) -> tuple[str, list
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
     """One entry per device, means over the rounds it is asked in, as JSON can hold them."""
-    asked, devices = plan.asked, plan.scenario.devices
+    asked = plan.asked
+    devices = plan.scenario.devices
     times = torch.clamp(asked.sum(0), min=1)
     means = {
-        "share": plan.share, "ratio": plan.ratio * asked, "latency_ms": 1e3 * plan.formula.latency,
-        "latency_ms_encoded": 1e3 * plan.encoded.latency, "compute_ms": 1e3 * plan.formula.compute,
-        "upload_ms": 1e3 * plan.formula.upload, "joules": plan.formula.joules, "mbit_per_s": plan.rate / 1e6,
-    }  # fmt: skip
+        "share": plan.share,
+        "ratio": plan.ratio * asked,
+        "latency_ms": 1e3 * plan.formula.latency,
+        "latency_ms_encoded": 1e3 * plan.encoded.latency,
+        "compute_ms": 1e3 * plan.formula.compute,
+        "upload_ms": 1e3 * plan.formula.upload,
+        "joules": plan.formula.joules,
+        "mbit_per_s": plan.rate / 1e6,
+    }
     columns = {key: ((value * asked).sum(0) / times).tolist() for key, value in means.items()}
     counts = {
         "asked": asked.sum(0).tolist(),
         "starved": plan.starved.sum(0).tolist(),
         "late": plan.late().sum(0).tolist(),
     }
-    found = []
-    for at in range(len(devices)):
-        place = {
-            "device": devices.name(at),
-            "cell": int(devices.cell[at]),
-            "distance_m": float(devices.distance[at]),
+    entries = []
+    for device in range(len(devices)):
+        identity = {
+            "device": devices.name(device),
+            "cell": int(devices.cell[device]),
+            "distance_m": float(devices.distance[device]),
         }
-        figures = {key: column[at] for key, column in {**columns, **counts}.items()}
-        found.append({**place, **figures, "why": _why(plan, at)})
-    return found
+        figures = {key: column[device] for key, column in {**columns, **counts}.items()}
+        entries.append({**identity, **figures, "why": _why(plan, device)})
+    return entries
 
 
-def _why(plan: Plan, at: int) -> str:
+def _why(plan: Plan, device: int) -> str:
     """The reason in the first round that has one."""
-    troubled = (~plan.asked | plan.starved | plan.late())[:, at].nonzero()[:, 0].tolist()
+    troubled = (~plan.asked | plan.starved | plan.late())[:, device].nonzero()[:, 0].tolist()
     if not troubled:
         return ""
     row = troubled[0]
-    what = "left out" if not plan.asked[row, at] else "late" if plan.late()[row, at] else "starved"
-    when = f" in {len(troubled)} of {len(plan.rounds)} rounds" if len(plan.rounds) > 1 else ""
-    return f"{what}{when}: {plan.why(at, row)}"
+    if not plan.asked[row, device]:
+        state = "excluded"
+    elif plan.late()[row, device]:
+        state = "late"
+    else:
+        state = "starved"
+    when = ""
+    if len(plan.rounds) > 1:
+        when = f" in {len(troubled)} of {len(plan.rounds)} rounds"
+    return f"{state}{when}: {plan.why(device, row)}"
 
 
 def _show(
@@ -210,17 +230,19 @@ def _show(
     name: str,
     points: list[dict[str, Any]],
 ) -> None:
-    summary, s = plan.summary(), plan.scenario
-    sizes = f"{_count(len(s.devices), 'device')}, {_count(len(s.cells), 'cell')}, {_count(len(plan.rounds), 'round')}"
-    console.print(
-        f"{plan.policy}: {sizes}, deadline {1e3 * s.deadline:g} ms, ratio up to {s.rho_max:g}",
-        highlight=False,
-    )
+    scenario = plan.scenario
+    sizes = [
+        plural(len(scenario.devices), "device"),
+        plural(len(scenario.cells), "cell"),
+        plural(len(plan.rounds), "round"),
+    ]
+    limits = f"deadline {1e3 * scenario.deadline:g} ms, max ratio {scenario.rho_max:g}"
+    console.print(f"{plan.policy}: {', '.join(sizes)}, {limits}")
     table = _table(
         "device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked"
     )
-    found = rows(plan)
-    for row in found[:_ROWS]:
+    entries = rows(plan)
+    for row in entries[:_ROWS]:
         figures = [
             f"{row['distance_m']:.0f}",
             f"{100 * row['share']:.2f}",
@@ -235,49 +257,47 @@ def _show(
         ]
         table.add_row(row["device"], str(row["cell"]), *figures, *times)
     console.print(table)
-    if len(found) > _ROWS:
-        console.print(f"and {len(found) - _ROWS} more; --json has them all", highlight=False)
-    for row in [row for row in found if row["why"]][:_ROWS]:
-        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}", highlight=False)
-    if certificate := summary["certificate"]:
+    if len(entries) > _ROWS:
+        console.print(f"and {len(entries) - _ROWS} more; --json has them all")
+    for row in [row for row in entries if row["why"]][:_ROWS]:
+        console.print(f"[yellow]{escape(row['device'])}[/] {escape(row['why'])}")
+    if certificate := plan.summary()["certificate"]:
         console.print(
-            "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items()),
-            highlight=False,
+            "certificate: " + ", ".join(f"{key} {value:.1e}" for key, value in certificate.items())
         )
     console.print(
-        "\nevery policy, by round: ratio, who is starved, left out and late (by what is encoded), time by formula, "
-        "time encoded (with header and mask), energy",
-        highlight=False,
+        "\nall policies, per round: pruning ratio; devices starved, excluded and late; "
+        "time by formula and as encoded (with header and mask); energy"
     )
     console.print(_summaries("policy", others))
     if points:
-        console.print(f"\nsweep of {name}", highlight=False)
+        console.print(f"\nsweep of {name}")
         console.print(_summaries(name, points))
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' if n != 1 else ''}"
-
-
 def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
-    table = _table(first, "mean %", "worst %", "starved", "left", "late", "ms", "encoded", "mJ")
-    for one in summaries:
-        ratios = [f"{100 * one['mean_ratio']:.2f}", f"{100 * one['worst_ratio']:.2f}"]
-        counts = [
-            f"{one[key]:g}" if one[key] == int(one[key]) else f"{one[key]:.1f}"
-            for key in ("starved", "left_out", "late")
-        ]
+    table = _table(first, "mean %", "worst %", "starved", "excluded", "late", "ms", "encoded", "mJ")
+    for summary in summaries:
+        ratios = [f"{100 * summary['mean_ratio']:.2f}", f"{100 * summary['worst_ratio']:.2f}"]
+        counts = [_count(summary[key]) for key in ("starved", "left_out", "late")]
         times = [
-            f"{one['round_ms']:.2f}",
-            f"{one['round_ms_encoded']:.2f}",
-            f"{1e3 * one['joules']:.1f}",
+            f"{summary['round_ms']:.2f}",
+            f"{summary['round_ms_encoded']:.2f}",
+            f"{1e3 * summary['joules']:.1f}",
         ]
-        table.add_row(str(one[first]), *ratios, *counts, *times)
+        table.add_row(str(summary[first]), *ratios, *counts, *times)
     return table
+
+
+def _count(mean: float) -> str:
+    """A mean number of devices, with a decimal only where it has one."""
+    if mean == int(mean):
+        return f"{mean:g}"
+    return f"{mean:.1f}"
 
 
 def _table(*names: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        table.add_column(name, justify="right" if at else "left", no_wrap=True)
+    for column, name in enumerate(names):
+        table.add_column(name, justify="right" if column else "left", no_wrap=True)
     return table

@@ -29,19 +29,28 @@ def rounds_run(folder: Folder) -> int:
 
 def check_seeds(config: Config, folder: Folder) -> None:
     """An error if the folder was made for other seeds than its file says."""
-    wanted = range(config.seed, config.seed + config.seeds) if config.seeds > 1 else range(0)
-    suffixes = [path.name.removeprefix("seed-") for path in folder.path.glob("seed-*")]
-    present = [int(suffix) for suffix in suffixes if suffix.lstrip("-").isdigit()]
+    wanted = set()
+    if config.seeds > 1:
+        wanted = set(range(config.seed, config.seed + config.seeds))
+    present = _seed_folders(folder)
     begun = any(folder.seed(seed).checkpoint.exists() for seed in present)
-    lacking = begun and set(present) != set(wanted)
-    other = bool(set(present) - set(wanted))
+    lacking = begun and present != wanted
+    other = bool(present - wanted)
     alone = config.seeds > 1 and folder.checkpoint.exists()
     if lacking or other or alone:
-        had = f"the seeds {min(present)} to {max(present)}" if present else "one seed"
+        had = "one seed"
+        if present:
+            had = f"the seeds {min(present)} to {max(present)}"
         raise ConfigError(
             f"{folder.path / 'config.toml'} says seed = {config.seed} and seeds = {config.seeds}, "
-            f"but the run has {had}; put back what it said, or start a new run."
+            f"but the run has {had}; restore the file, or start a new run."
         )
+
+
+def _seed_folders(folder: Folder) -> set[int]:
+    """The seeds that have a folder of their own."""
+    suffixes = [path.name.removeprefix("seed-") for path in folder.path.glob("seed-*")]
+    return {int(suffix) for suffix in suffixes if suffix.lstrip("-").isdigit()}
 
 
 def check_rounds(config: Config, folder: Folder) -> None:
@@ -87,8 +96,8 @@ def mend(folder: Folder, console: Console) -> None:
         with refused(folder.checkpoint):
             os.replace(folder.checkpoint, damaged)
             shutil.copy2(older, folder.checkpoint)
-        goes_on = f"It goes on from there, after round {round}; the damaged one is {damaged}."
-        console.print(f"note: {error} {goes_on}", highlight=False)
+        goes_on = f"The run continues after round {round}; the damaged checkpoint is {damaged}."
+        console.print(f"note: {error} {goes_on}")
 
 
 def _check_whole(saved: Path) -> None:

@@ -1,5 +1,6 @@
-"""What an experiment file can name: algorithms, data, models, codecs and more, each with one line
-that says what it is.
+"""What an experiment file can name, each entry with a line about it.
+
+The kinds are algorithms, data, models, partitions, codecs and policies.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _inputs(shards: Shards) -> int:
 
 
 def _outputs(shards: Shards) -> int:
-    return shards.classes if shards.classes is not None else shards.y[0].numel()
+    if shards.classes is not None:
+        return shards.classes
+    return shards.y[0].numel()
 
 
 def _shape(shards: Shards) -> tuple[int, ...]:
@@ -64,7 +67,10 @@ them instead.
 def _line(thing: object) -> str:
     """The first line of a docstring; of an algorithm or a model of covey's, that of its file."""
     whole = inspect.isclass(thing) or thing.__module__.startswith("covey.models.")
-    text = sys.modules[thing.__module__].__doc__ if whole else inspect.getdoc(thing)
+    if whole:
+        text = sys.modules[thing.__module__].__doc__
+    else:
+        text = inspect.getdoc(thing)
     return _first(text)
 
 
@@ -76,16 +82,20 @@ def _entries(things: dict[str, Any]) -> dict[str, Listed]:
     return {name: Listed(name, thing, _line(thing)) for name, thing in things.items()}
 
 
-_OWN = "a module of your own, or a function that makes one; keys are its arguments; inputs, outputs, classes, shape: the data's"
-
+_OWN = (
+    "a module of your own, or a function that makes one; keys are its arguments; "
+    "inputs, outputs, classes and shape are set by the data"
+)
 _OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
 _POLICIES = {
-    "optimal": "the least weighted sum of pruning ratios; all end at the deadline",
-    "equal": "the same share for all, and as much pruned as the deadline asks for",
-    "fair": "the least largest ratio: all prune the same part and end at the deadline",
-    "personal_only": "the same share for all, nothing pruned; for algorithms that do not prune",
-    "personal_fastest": "nothing pruned, shares with which the last ends soonest; where an algorithm says what devices do",
-    "pruning_only": 'as optimal, with the personal part pruned and sent as well; in a run, give private = "" instead',
+    "optimal": "min weighted sum of the pruning ratios; all devices end at the deadline",
+    "equal": "equal shares; each device prunes as much as the deadline needs",
+    "fair": "min of the max ratio: all devices prune the same fraction and end at the deadline",
+    "personal_only": "equal shares, nothing pruned; for algorithms that do not prune",
+    "personal_fastest": "nothing pruned; the shares let the last device end as early as possible; "
+    "for algorithms that state their devices' work",
+    "pruning_only": "as optimal, but the personal part is pruned and sent too; "
+    'in a run, give private = "" instead',
 }
 REGISTRY: dict[str, dict[str, Listed]] = {
     "algorithms": _entries(dict(ALGORITHMS)),
@@ -130,7 +140,9 @@ _TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}  # of a
 def find(kind: str, name: str) -> Listed | None:
     """What a file means by this name: covey's own, or what an installed package declares."""
     declared = installed.find(kind, name, REGISTRY[kind])
-    return REGISTRY[kind].get(name) if declared is None else _installed(declared)
+    if declared is None:
+        return REGISTRY[kind].get(name)
+    return _installed(declared)
 
 
 def method(name: str) -> str:

@@ -1,6 +1,4 @@
-"""What a run has come to, and what its models say of new examples: `covey show` and `covey
-predict`.
-"""
+"""`covey show` and `covey predict`: the results of a run, and predictions of its models."""
 
 from __future__ import annotations
 
@@ -40,7 +38,9 @@ def show_run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run has come to, finished or not: the table it printed, or how every device does.
+    """Show the results of a run, finished or not.
+
+    Prints the table of models and links or, with --devices, a table of devices.
 
     Examples:
 
@@ -53,16 +53,15 @@ def show_run(
         _show_devices(seeds, [seed.devices() for seed in seeds], as_json)
         return
     figures = summary(seeds)
-    done, rounds = len(seeds[0].history), seeds[0].config.rounds
+    done = len(seeds[0].history)
+    rounds = seeds[0].config.rounds
     if as_json:
         facts = {"folder": str(run), "finished": done >= rounds, **figures.as_dict()}
         print(json.dumps(facts))
         return
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     if done < rounds:
-        console.print(
-            f"{done} of {rounds} rounds; go on with: covey run --resume {run}", highlight=False
-        )
+        console.print(f"{done} of {rounds} rounds; resume with: covey run --resume {run}")
     show.table(console, figures)
 
 
@@ -73,10 +72,10 @@ def predict(
     ],
     device: Annotated[
         str | None,
-        typer.Option(help="Whose model. Default: the device column says it, row by row."),
+        typer.Option(help="The device whose model predicts. Default: each row's device column."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Default: personal, or what the run has nearest to it.")
+        str | None, typer.Option(help="The model. Default: personal, else edge, else global.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
@@ -84,11 +83,11 @@ def predict(
     seed: OfSeed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict new examples by the models of a run: classes with probabilities, or values, as a
-    table.
+    """Predict new examples with the models of a run.
 
-    The file has the columns of the features, by name and in the units of the training data; a
-    column of labels may be missing. An .npz file has an array x.
+    Writes a table of classes with probabilities, or of values. The file has the columns of the
+    features, by name and in the units of the training data; a column of labels may be missing. An
+    .npz file has an array x.
 
     Examples:
 
@@ -112,7 +111,7 @@ def predict(
         return
     with refused(out):
         out.write_text(text)
-    Console(stderr=True, soft_wrap=True).print(f"{len(rows)} predictions: {out}", highlight=False)
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"{len(rows)} predictions: {out}")
 
 
 def _seeds(run: Path) -> list[Loaded]:
@@ -125,43 +124,48 @@ def _show_devices(
     seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore]], as_json: bool
 ) -> None:
     """A row per device, all models side by side; worst first by the most personal one."""
+    lines = [(seed.seed, line) for seed, part in zip(seeds, scores, strict=True) for line in part]
     if as_json:
-        lines = [
-            {"seed": seed.seed, **asdict(line)}
-            for seed, part in zip(seeds, scores, strict=True)
-            for line in part
-        ]
-        print(json.dumps(lines))
+        print(json.dumps([{"seed": seed, **asdict(line)} for seed, line in lines]))
         return
+    tested = [(seed, line) for seed, line in lines if line.part == "test"]
+    by_device: dict[tuple[int, str], dict[str, DeviceScore]] = {}
+    for seed, line in tested:
+        by_device.setdefault((seed, line.device), {})[line.model] = line
     models = seeds[0].models()
-    lines_of: dict[tuple[int, str], dict[str, DeviceScore]] = {}
-    for seed, part in zip(seeds, scores, strict=True):
-        for line in part:
-            if line.part == "test":
-                lines_of.setdefault((seed.seed, line.device), {})[line.model] = line
     own = seeds[0].snapshot().model
-    kind = "accuracy" if seeds[0].classes is not None else "loss"
-    if any(line.rmse is not None for by in lines_of.values() for line in by.values()):
-        kind = "rmse"
-    order = sorted(lines_of, key=lambda key: _badness(lines_of[key].get(own), kind))
-    edges = any(line.edge is not None for by in lines_of.values() for line in by.values())
-    heads = ["seed"] * (len(seeds) > 1) + ["device"] + ["edge"] * edges
-    table = RichTable(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, no_wrap=True)
+    kind = _kind(seeds[0], [line for _, line in tested])
+    with_seeds = len(seeds) > 1
+    with_edges = any(line.edge is not None for _, line in tested)
     unit = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}[kind]
-    for head in ("test examples", *(f"{name} {unit}" for name in models)):
+    table = _device_table(with_seeds, with_edges, [f"{name} {unit}" for name in models])
+    for seed, device in sorted(by_device, key=lambda key: _badness(by_device[key].get(own), kind)):
+        scored = by_device[seed, device]
+        first = next(iter(scored.values()))
+        words = [str(seed)] * with_seeds + [escape(device)]
+        words += [escape(first.edge or "")] * with_edges
+        figures = [_figure(scored.get(name), kind) for name in models]
+        table.add_row(*words, str(first.examples), *figures)
+    show.print_wide(Console(soft_wrap=True, highlight=False), table)
+
+
+def _kind(run: Loaded, lines: Sequence[DeviceScore]) -> str:
+    """The figure by which devices are compared."""
+    if any(line.rmse is not None for line in lines):
+        return "rmse"
+    if run.classes is not None:
+        return "accuracy"
+    return "loss"
+
+
+def _device_table(with_seeds: bool, with_edges: bool, figures: Sequence[str]) -> RichTable:
+    """An empty table: who, the number of test examples, the figures."""
+    table = RichTable(box=None, pad_edge=False, header_style="bold")
+    for head in ["seed"] * with_seeds + ["device"] + ["edge"] * with_edges:
+        table.add_column(head, no_wrap=True)
+    for head in ("test examples", *figures):
         table.add_column(head, justify="right", no_wrap=True)
-    for key in order:
-        line = next(iter(lines_of[key].values()))
-        words = (
-            [str(key[0])] * (len(seeds) > 1)
-            + [escape(line.device)]
-            + [escape(line.edge or "")] * edges
-        )
-        figures = [_figure(lines_of[key].get(name), kind) for name in models]
-        table.add_row(*words, str(line.examples), *figures)
-    show.print_wide(Console(soft_wrap=True), table)
+    return table
 
 
 def _badness(line: DeviceScore | None, kind: str) -> float:
@@ -202,14 +206,15 @@ def _owners(
     if table.device is None:
         name = run.snapshot(model).model
         raise ConfigError(
-            f"every device has a {name!r} model of its own or above it, and {file} has no column of devices;"
-            f" say whose, as in --device {run.device_names[0]}, or take --model global."
+            f"every device has a {name!r} model of its own or of its edge, "
+            f"and {file} has no column of devices;"
+            f" name a device, as in --device {run.device_names[0]}, or take --model global."
         )
-    known = set(run.device_names)
+    trained = set(run.device_names)
     for row, name in enumerate(table.device):
-        if name not in known:
+        if name not in trained:
             faults.add(
-                table.source[row], table.place[row], f"device {name!r} did not train in this run"
+                table.source[row], table.position[row], f"device {name!r} did not train in this run"
             )
     faults.refuse("correct them, or predict by --device NAME or --model global")
     return list(table.device)
@@ -228,7 +233,12 @@ def _predictions(
     for owner in dict.fromkeys(owners):
         places = [row for row, name in enumerate(owners) if name == owner]
         for row, cells in zip(places, _cells(run, table.x[places], owner, model), strict=True):
-            name = owner if owner is not None else table.device[row] if table.device else None
+            if owner is not None:
+                name = owner
+            elif table.device:
+                name = table.device[row]
+            else:
+                name = None
             rows[row] = ({} if name is None else {"device": name}) | cells
     return rows
 

@@ -1,9 +1,8 @@
-"""A radio scenario as a TOML file: numbers with their units, distributions, tables; every mistake
-named with its place.
+"""A radio scenario as a TOML file: numbers with units, distributions, tables.
 
-A column of `[devices]` is a number, a list with one for each device, a distribution such as {
-uniform = ["50 m", "300 m"] }, or a column of the same name in the CSV file `table`. A distribution
-is drawn in the unit it is written in: dBm stays even in dBm.
+Every error names the place of the mistake. A column of `[devices]` is a number, a list with one for
+each device, a distribution such as { uniform = ["50 m", "300 m"] }, or a column of the same name in
+the CSV file `table`. A distribution is drawn in the unit it is written in: dBm stays even in dBm.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ from covey.wireless.units import quantity, to_si
 
 _MOST_DEVICES = 10_000_000  # of a scenario, whose columns take a gigabyte then
 _MOST_STEPS = 1_000_000_000
-_SMALLEST, _LARGEST = 1e-60, 1e30  # of a plain number, such as a capacitance
+_SMALLEST = 1e-60
+_LARGEST = 1e30  # of a plain number, such as a capacitance
 _MOST_WEIGHTS = 1e15  # whose bits an int64 counts
 
 
@@ -94,13 +94,13 @@ class ChannelFile(BaseModel):
     rice_factor: str = "6 dB"
     noise: str = "-110 dBm"
 
-    def build(self, place: str) -> Channel:
+    def build(self, prefix: str) -> Channel:
         """The channel; `place` is where this table stands in the file."""
 
         def one(key: str, kind: str) -> float:
-            return quantity(getattr(self, key), f"{place}{key}", kind).si
+            return quantity(getattr(self, key), f"{prefix}{key}", kind).si
 
-        heard = quantity(self.noise, f"{place}noise", "power", "power per hertz")
+        heard = quantity(self.noise, f"{prefix}noise", "power", "power per hertz")
         urban = Urban(
             "macro" if self.path_loss == "urban_macro" else "micro",
             one("carrier", "frequency"),
@@ -129,8 +129,9 @@ class ModelFile(BaseModel):
 
 
 class RadioFile(BaseModel):
-    """The table [radio] of an experiment: what a run's virtual clock goes by; the tree says who is
-    in which cell.
+    """The table [radio] of an experiment: the settings of a run's virtual clock.
+
+    The tree says which device is in which cell.
     """
 
     model_config = STRICT
@@ -199,29 +200,36 @@ def radio_file(table: Mapping[str, Any]) -> RadioFile:
         "devices": ColumnsFile,
         "channel": ChannelFile,
     }
-    known = {
+    fields = {
         key: check(kind, getattr(file, key), f"radio.{key}.").model_dump(exclude_none=True)
         for key, kind in parts.items()
     }
-    return file.model_copy(update=known)
+    return file.model_copy(update=fields)
 
 
 def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
     """The radio of an experiment on this tree: whoever has devices under it is a cell."""
-    file, counts = radio_file(table), tree.children[-1]
-    given = check(ColumnsFile, file.devices, "radio.devices.")
-    rows = _table(Path(given.table), tuple(KINDS), "radio.devices.table") if given.table else {}
+    file = radio_file(table)
+    counts = tree.children[-1]
+    columns = check(ColumnsFile, file.devices, "radio.devices.")
+    rows = {}
+    if columns.table:
+        rows = _table(Path(columns.table), tuple(KINDS), "radio.devices.table")
     cell = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    deadline = None
+    if file.deadline is not None:
+        deadline = quantity(file.deadline, "radio.deadline", "time").si
+    policy = None
+    if file.policy is not None:
+        policy = POLICIES[file.policy]
     return Radio(
         devices=Devices(
-            cell=cell, names=(), **_columns(given, rows, len(cell), file.seed, "radio.devices.")
+            cell=cell, names=(), **_columns(columns, rows, len(cell), file.seed, "radio.devices.")
         ),
         cells=_cells(check(BandsFile, file.cells, "radio.cells."), len(counts), "radio.cells."),
         channel=check(ChannelFile, file.channel, "radio.channel.").build("radio.channel."),
-        deadline=None
-        if file.deadline is None
-        else quantity(file.deadline, "radio.deadline", "time").si,
-        policy=None if file.policy is None else POLICIES[file.policy],
+        deadline=deadline,
+        policy=policy,
         late=file.late,
         rho_max=file.rho_max,
         mask=file.mask,
@@ -240,30 +248,28 @@ KINDS = {
 
 
 def _columns(
-    file: ColumnsFile, rows: Mapping[str, list[Any]], n: int, seed: int, place: str
+    file: ColumnsFile, rows: Mapping[str, list[Any]], n: int, seed: int, prefix: str
 ) -> dict[str, Tensor]:
     values = {key: rows.get(key, getattr(file, key)) for key in KINDS}
     return {
-        key: _column(values[key], f"{place}{key}", kind, n, seed) for key, kind in KINDS.items()
+        key: _column(values[key], f"{prefix}{key}", kind, n, seed) for key, kind in KINDS.items()
     }
 
 
 def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
-    given, model = (
-        check(DevicesFile, file.devices, "devices."),
-        check(ModelFile, file.model, "model."),
-    )
+    devices_file = check(DevicesFile, file.devices, "devices.")
+    model = check(ModelFile, file.model, "model.")
     named = check(CellsFile, file.cells, "cells.")
     cells = _cells(named, named.count, "cells.")
-    rows = (
-        _table(
-            folder / given.table, (*KINDS, "name", "cell", "shared", "personal"), "devices.table"
+    rows = {}
+    if devices_file.table:
+        rows = _table(
+            folder / devices_file.table,
+            (*KINDS, "name", "cell", "shared", "personal"),
+            "devices.table",
         )
-        if given.table
-        else {}
-    )
-    n, cell = _places(given, rows, len(cells))
-    columns = _columns(given, rows, n, file.seed, "devices.")
+    n, cell = _places(devices_file, rows, len(cells))
+    columns = _columns(devices_file, rows, n, file.seed, "devices.")
     sizes = {
         key: _column(rows.get(key, getattr(model, key)), f"model.{key}", "", n, file.seed)
         for key in ("shared", "personal")
@@ -289,21 +295,22 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
     )
 
 
-def _cells(file: BandsFile, count: int | None, place: str) -> Cells:
+def _cells(file: BandsFile, count: int | None, prefix: str) -> Cells:
     values: dict[str, Any] = {}
     for key, kind in (("bandwidth", "frequency"), ("wire_rate", "rate"), ("wire_delay", "time")):
-        given = getattr(file, key)
+        setting = getattr(file, key)
         each = [
-            quantity(one, f"{place}{key}", kind).si
-            for one in (given if isinstance(given, list) else [given])
+            quantity(item, f"{prefix}{key}", kind).si
+            for item in (setting if isinstance(setting, list) else [setting])
         ]
         if not each:
-            raise ConfigError(f"{place}{key} = [] is empty; give one value for each cell, or one.")
-        if isinstance(given, list) and count not in (None, len(each)):
+            raise ConfigError(f"{prefix}{key} = [] is empty; give one value for each cell, or one.")
+        if isinstance(setting, list) and count not in (None, len(each)):
             raise ConfigError(
-                f"{place}{key} has {len(each)} values for {count} cells; give one for each, or one."
+                f"{prefix}{key} has {len(each)} values for {count} cells; "
+                "give one for each cell, or one."
             )
-        values[key] = each if isinstance(given, list) else each[0]
+        values[key] = each if isinstance(setting, list) else each[0]
     return Cells.of(
         values["bandwidth"],
         wire_rate=values["wire_rate"],
@@ -315,24 +322,30 @@ def _cells(file: BandsFile, count: int | None, place: str) -> Cells:
 def _places(file: DevicesFile, rows: Mapping[str, list[Any]], cells: int) -> tuple[int, Tensor]:
     """How many devices there are, and each one's cell."""
     if rows:
-        n = len(next(iter(rows.values())))
-        cell = rows.get("cell", [0] * n)
-        wrong = [text for text in map(str, cell) if not _is_cell(text)]
-        if wrong:
-            rule = "it must be whole numbers from 0"
-            raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
-        return n, torch.tensor([int(one) for one in cell])
+        cell = _listed_cells(rows)
+        return len(cell), cell
     count = file.count if file.count is not None else 10
-    counts = (
-        count
-        if isinstance(count, list)
-        else [count // cells + (at < count % cells) for at in range(cells)]
-    )
+    if isinstance(count, list):
+        counts = count
+    else:
+        counts = [count // cells + (index < count % cells) for index in range(cells)]
     if len(counts) != cells or min(counts) < 0 or not 1 <= sum(counts) <= _MOST_DEVICES:
         raise ConfigError(
-            f"devices.count = {count}: give how many there are in all, or a number for each of {cells} cells."
+            f"devices.count = {count}: give how many there are in all, "
+            f"or a number for each of {cells} cells."
         )
     return sum(counts), torch.arange(cells).repeat_interleave(torch.tensor(counts))
+
+
+def _listed_cells(rows: Mapping[str, list[Any]]) -> Tensor:
+    """Each device's cell, by the table's column; 0 where it has none."""
+    n = len(next(iter(rows.values())))
+    cell = rows.get("cell", [0] * n)
+    wrong = [text for text in map(str, cell) if not _is_cell(text)]
+    if wrong:
+        rule = "cells are integers from 0"
+        raise ConfigError(f"devices.table: the column cell has {shown(wrong[0])}; {rule}.")
+    return torch.tensor([int(text) for text in cell])
 
 
 def _is_cell(text: str) -> bool:
@@ -340,72 +353,78 @@ def _is_cell(text: str) -> bool:
     return text.strip().isdecimal() and len(text.strip()) <= 9
 
 
-def _table(path: Path, known: Sequence[str], place: str) -> dict[str, list[Any]]:
+def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             rows = [cells for cells in reader if cells]
     except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
-        raise ConfigError(f"{place}: cannot read {shown(str(path))}: {error}.") from error
-    unknown = sorted(set(header) - set(known))
-    trouble = ""
-    if not rows:
-        trouble = "it has no rows"
-    elif unknown:
-        trouble = f"unknown columns {shown(unknown)}"
-    elif len(set(header)) < len(header):
-        trouble = f"a column is named twice among {shown(header)}"
-    elif wrong := [number for number, cells in enumerate(rows, 1) if len(cells) != len(header)]:
-        trouble = (
-            f"row {wrong[0]} has {len(rows[wrong[0] - 1])} cells where the header has {len(header)}"
-        )
-    if trouble:
-        raise ConfigError(
-            f"{place} {path}: {trouble}; known columns are {', '.join(sorted(known))}."
-        )
+        raise ConfigError(f"{key}: cannot read {shown(str(path))}: {error}.") from error
+    if trouble := _trouble(header, rows, allowed):
+        listed = ", ".join(sorted(allowed))
+        raise ConfigError(f"{key} {path}: {trouble}; known columns are {listed}.")
     return {name: [cells[column] for cells in rows] for column, name in enumerate(header)}
+
+
+def _trouble(header: list[str], rows: list[list[str]], allowed: Sequence[str]) -> str:
+    """What is wrong with a table; "" if nothing is."""
+    if not rows:
+        return "it has no rows"
+    if unknown := sorted(set(header) - set(allowed)):
+        return f"unknown columns {shown(unknown)}"
+    if len(set(header)) < len(header):
+        return f"a column is named twice among {shown(header)}"
+    for number, cells in enumerate(rows, 1):
+        if len(cells) != len(header):
+            return f"row {number} has {len(cells)} cells where the header has {len(header)}"
+    return ""
 
 
 def _column(value: Any, name: str, kind: str, n: int, seed: int) -> Tensor:
     """A column in SI units, float64 [n]."""
     if isinstance(value, dict):
-        if len(value) != 1 or not isinstance(ends := next(iter(value.values())), list):
-            raise ConfigError(
-                f'{name} = {value} must have one kind and its values, such as {{ uniform = ["1", "2"] }}.'
-            )
-        numbers, units = (
-            zip(*(_number(one, name, kind) for one in ends), strict=True) if ends else ((), ())
-        )
-        if len(set(units)) > 1:
-            raise ConfigError(
-                f"{name} = {value} has the units {', '.join(units)}; write all values in one."
-            )
-        drawn = Spread(next(iter(value)), tuple(numbers)).draw(
-            draws.key(seed, name), torch.arange(n)
-        )
-        if units[0]:
-            drawn = torch.tensor(
-                [to_si(one, units[0]) for one in drawn.tolist()], dtype=torch.float64
-            )
-        if not drawn.isfinite().all():
-            raise ConfigError(
-                f"{name} = {shown(value)} draws values out of range; give smaller ones."
-            )
-        return drawn
-    each = [_si(one, name, kind) for one in (value if isinstance(value, list) else [value])]
-    if len(each) not in (1, n) or (isinstance(value, list) and len(each) != n):
+        return _drawn_column(value, name, kind, n, seed)
+    if not isinstance(value, list):
+        return torch.full((n,), _si(value, name, kind), dtype=torch.float64)
+    values = [_si(item, name, kind) for item in value]
+    if len(values) != n:
         raise ConfigError(
-            f"{name} has {len(each)} values for {n} devices; give one for each, or one."
+            f"{name} has {len(values)} values for {n} devices; give one for each, or one."
         )
-    return torch.tensor(each, dtype=torch.float64).expand(n).clone()
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _drawn_column(value: dict[Any, Any], name: str, kind: str, n: int, seed: int) -> Tensor:
+    """A column drawn from a distribution, float64 [n]."""
+    if len(value) != 1 or not isinstance(next(iter(value.values())), list):
+        raise ConfigError(
+            f"{name} = {value} must have one kind and its values, "
+            'such as { uniform = ["1", "2"] }.'
+        )
+    ((distribution, ends),) = value.items()
+    pairs = [_number(item, name, kind) for item in ends]
+    numbers = tuple(number for number, _ in pairs)
+    units = list(dict.fromkeys(unit for _, unit in pairs))
+    if len(units) > 1:
+        raise ConfigError(
+            f"{name} = {value} has the units {', '.join(units)}; write all values in one."
+        )
+    drawn = Spread(distribution, numbers).draw(draws.key(seed, name), torch.arange(n))
+    if units[0]:
+        drawn = torch.tensor(
+            [to_si(item, units[0]) for item in drawn.tolist()], dtype=torch.float64
+        )
+    if not drawn.isfinite().all():
+        raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")
+    return drawn
 
 
 def _number(value: Any, name: str, kind: str) -> tuple[float, str]:
     """A number and its unit; "" where it has none."""
     if kind:
-        found = quantity(value, name, kind)
-        return found.number, found.unit
+        parsed = quantity(value, name, kind)
+        return parsed.number, parsed.unit
     try:
         if isinstance(value, bool):
             raise TypeError

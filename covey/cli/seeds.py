@@ -6,7 +6,7 @@ Seeds that stand at the same round go on in one go, as many as memory allows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,14 +19,17 @@ from covey.cli.assemble import Experiments
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
-from covey.cli.show import progress
+from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.errors import CheckpointError, CoveyError, DivergedError
 from covey.runs.devices import to_csv
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs
 
-_ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
+_ROWS = 8
+"""The max number of rows that a device holds: kept rows, a second copy of them for a round that
+fails, and working rows.
+"""
 
 Histories = list[list[Round]]
 
@@ -76,6 +79,8 @@ class Seeds:
     console: Console
     stop: Stop
     start: Start | None = None
+    printed: set[str] = field(default_factory=set)  # lines that need not be printed again
+    lines: int = LINES  # of progress without a terminal
 
     def run(self) -> tuple[Histories, dict[str, Any]]:
         """The history of every seed, and how training was computed."""
@@ -109,11 +114,9 @@ class Seeds:
             folder.make()
             if recover.finished(folder, self.config.rounds):
                 done[seed] = recover.history(folder, self.experiments.of(self.config, seed))
-                more = (
-                    f"; for more, add rounds={self.config.rounds + 10}"
-                    if self.config.seeds == 1
-                    else ""
-                )
+                more = ""
+                if self.config.seeds == 1:
+                    more = f"; for more, add rounds={self.config.rounds + 10}"
                 self._note(
                     f"{self._label([seed])}all {self.config.rounds} rounds were run before{more}"
                 )
@@ -131,9 +134,9 @@ class Seeds:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
         folders = [self.folders[seed] for seed in seeds]
         runs = self._build(seeds, folders)
-        self.console.print(f"engine: {escape(runs.engine['sentence'])}", highlight=False)
+        self._print_once(f"engine: {escape(runs.engine['sentence'])}")
         for note in runs.notes:
-            self._note(note)
+            self._print_once(f"note: {note}")
         for run, folder in zip(runs.seeds, folders, strict=True):
             folder.metrics(run.history)
             folder.write_json("data.json", DataForm.of(run.trained).as_dict())
@@ -158,7 +161,12 @@ class Seeds:
         rounds = self.config.rounds
         label = self._label(seeds)
         with progress(
-            self.console, label=label, rounds=rounds, done=runs.round, hidden=hidden
+            self.console,
+            label=label,
+            rounds=rounds,
+            done=runs.round,
+            hidden=hidden,
+            lines=self.lines,
         ) as show:
             try:
                 for records in runs:
@@ -188,7 +196,12 @@ class Seeds:
         return f"seeds {seeds[0]}-{seeds[-1]}  "
 
     def _note(self, text: str) -> None:
-        self.console.print(f"note: {text}", highlight=False)
+        self.console.print(f"note: {text}")
+
+    def _print_once(self, line: str) -> None:
+        if line not in self.printed:
+            self.printed.add(line)
+            self.console.print(line)
 
 
 def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -> list[list[int]]:

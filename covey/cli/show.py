@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
@@ -13,46 +13,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
-from covey.report.summary import Figure, RadioFigures, SampleFigures, Summary
+from covey.report.summary import Figure, ModelFigures, RadioFigures, SampleFigures, Summary
 from covey.runs.run import Round
 
 Show = Callable[[Sequence[Round]], None]
+LINES = 8  # of progress without a terminal, after the first
 
 
 @contextmanager
 def progress(
-    console: Console, *, label: str, rounds: int, done: int, hidden: Sequence[str] = ()
+    console: Console,
+    *,
+    label: str,
+    rounds: int,
+    done: int,
+    hidden: Sequence[str] = (),
+    lines: int = LINES,
 ) -> Iterator[Show]:
-    """Shows rounds as they come, of several seeds with their mean scores; `done` of them had been
-    run before.
+    """Show rounds as they come, with the mean scores of several seeds.
 
-    Models that are `hidden` are left out.
+    `done` rounds were run before. Models that are `hidden` are left out. Without a terminal, the
+    first scored round has a line, and at most `lines` later ones.
     """
-    total = 0
-    scores = ""
-
-    def note(records: Sequence[Round]) -> str:
-        nonlocal total, scores
-        total += sum(record.bytes() for record in records)
-        if records[0].models:
-            names = _one_per_tier(records[0]) if console.is_terminal else list(records[0].models)
-            scores = " ".join(
-                f"{name} {_score(records, name)}" for name in names if name not in hidden
-            )
-        return f"{scores} {total / 1e6:.1f} MB"
-
+    notes = _Notes(hidden, wide=not console.is_terminal)
     if not console.is_terminal:
-
-        def line(records: Sequence[Round]) -> None:
-            text, first = note(records), records[0]
-            if first.models:
-                seconds = sum(record.seconds for record in records)
-                console.print(
-                    f"{label}round {first.round + 1}/{rounds}  {text}  {seconds:.2f} s",
-                    highlight=False,
-                )
-
-        yield line
+        yield _Lines(console, label, rounds, notes, lines)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -62,43 +47,73 @@ def progress(
     )
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(f"{label}round", total=rounds, completed=done, note="")
-        yield lambda records: bar.update(task, advance=1, note=note(records))
+        yield lambda records: bar.update(task, advance=1, note=notes.add(records))
+
+
+class _Notes:
+    """The text beside a round's number: the last scores, and the bytes of all rounds so far."""
+
+    def __init__(self, hidden: Sequence[str], *, wide: bool) -> None:
+        self._hidden = hidden
+        self._wide = wide  # there is room for every model
+        self._bytes = 0
+        self._scores = ""
+
+    def add(self, records: Sequence[Round]) -> str:
+        """The text after one more round of every seed."""
+        first = records[0]
+        self._bytes += sum(record.bytes() for record in records)
+        if first.models:
+            names = list(first.models) if self._wide else _one_per_tier(first)
+            shown = [name for name in names if name not in self._hidden]
+            self._scores = " ".join(f"{name} {_score(records, name)}" for name in shown)
+        return f"{self._scores} {self._bytes / 1e6:.1f} MB"
+
+
+class _Lines:
+    """One line for the first scored round, then at most `lines` more, evenly spaced."""
+
+    def __init__(
+        self, console: Console, label: str, rounds: int, notes: _Notes, lines: int
+    ) -> None:
+        self._console = console
+        self._label = label
+        self._rounds = rounds
+        self._notes = notes
+        self._lines = lines
+        self._printed = -1  # the last part of the run that has its line; -1 before the first line
+
+    def __call__(self, records: Sequence[Round]) -> None:
+        """Add a round of every seed; print a line if one is due."""
+        text = self._notes.add(records)
+        round = records[0].round + 1
+        part = self._lines * round // self._rounds
+        if not records[0].models or part <= self._printed:
+            return
+        self._printed = part
+        seconds = sum(record.seconds for record in records)
+        head = f"{self._label}round {round}/{self._rounds}"
+        self._console.print(f"{head}  {text}  {seconds:.2f} s")
 
 
 def text(summary: Summary) -> str:
     """The tables as plain text."""
     out = io.StringIO()
-    table(Console(file=out, soft_wrap=True, width=200, no_color=True), summary)
+    table(Console(file=out, soft_wrap=True, width=200, no_color=True, highlight=False), summary)
     return out.getvalue().strip("\n") + "\n"
 
 
 def table(console: Console, summary: Summary) -> None:
     """Every model, then every link."""
-    seeds = f"{summary.seeds} seed{'s' if summary.seeds > 1 else ''}"
-    part = "validation data" if summary.protocol == "honest" else "TEST data, as the papers do"
-    figure = "loss"
-    if _classifies(summary):
-        figure = "accuracy in %"
-    elif _predicts_numbers(summary):
-        figure = "errors in the units of the target"
-    console.print(
-        f"\n{summary.rounds} rounds, {seeds}; test {figure}, each model in the round chosen on {part}:",
-        highlight=False,
-    )
+    console.print(_heading(summary))
     print_wide(console, _fitting(console, summary))
     if summary.sample is not None:
-        console.print(_sample(summary.sample, percent=_classifies(summary)), highlight=False)
+        console.print(_sample(summary.sample, percent=_classifies(summary)))
     for line in _gains(summary):
-        console.print(line, highlight=False)
-    cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
-    if cuts:
-        console.print(f"non-zero: entries above the cut ({', '.join(cuts)})", highlight=False)
-        angles = [f"{m.model} {m.angle.mean:.1f}" for m in summary.models if m.angle is not None]
-        console.print(
-            f"angle between a model and its signs, in degrees: {', '.join(angles)}", highlight=False
-        )
+        console.print(line)
+    _sparsity(console, summary)
     if summary.links:
-        console.print("\nbytes of training, all rounds of one seed", highlight=False)
+        console.print("\nbytes of training, all rounds of one seed")
         print_wide(console, _links(summary))
     if summary.radio is not None:
         _radio(console, summary.radio)
@@ -107,7 +122,41 @@ def table(console: Console, summary: Summary) -> None:
         shares = ", ".join(
             f"{name} {100 * seconds / total:.0f} %" for name, seconds in summary.spent.items()
         )
-        console.print(f"\ntime: {total:.1f} s, of which {shares}", highlight=False)
+        console.print(f"\ntime: {total:.1f} s, of which {shares}")
+
+
+def _heading(summary: Summary) -> str:
+    """The line above the table of the models."""
+    seeds = plural(summary.seeds, "seed")
+    part = "TEST data, as the papers do"
+    if summary.protocol == "honest":
+        part = "validation data"
+    figure = "loss"
+    if _classifies(summary):
+        figure = "accuracy in %"
+    elif _predicts_numbers(summary):
+        figure = "errors in the units of the target"
+    length = f"{summary.rounds} rounds, {seeds}"
+    return f"\n{length}; test {figure}, each model in the round chosen on {part}:"
+
+
+def _sparsity(console: Console, summary: Summary) -> None:
+    """Where entries count as zero, and the angles of the models to their signs."""
+    cuts = [f"{m.model} {m.cut:.2g}" for m in summary.models if m.cut]
+    if cuts:
+        console.print(f"non-zero: entries above the cut ({', '.join(cuts)})")
+        angles = [f"{m.model} {m.angle.mean:.1f}" for m in summary.models if m.angle is not None]
+        console.print(f"angle between a model and its signs, in degrees: {', '.join(angles)}")
+
+
+def plural(count: float, noun: str) -> str:
+    """A number and its noun.
+
+    >>> plural(1, "seed"), plural(1200, "round")
+    ('1 seed', '1,200 rounds')
+    """
+    ending = "" if count == 1 else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def print_wide(console: Console, table: Table) -> None:
@@ -115,7 +164,7 @@ def print_wide(console: Console, table: Table) -> None:
     width = console.width
     console.width = max(width, _width(console, table))
     try:
-        console.print(table, highlight=False)
+        console.print(table)
     finally:
         console.width = width
 
@@ -147,108 +196,127 @@ def _fitting(console: Console, summary: Summary) -> Table:
     return out
 
 
+_OF_CLASSES = {
+    "test % (all)": "accuracy",
+    "holders": "accuracy_holders",
+    "mean of devices": "accuracy_uniform",
+    "worst 10 %": "worst_decile",
+    "last round": "last",
+    "best on test (optimistic)": "best_on_test",
+}
+_OF_NUMBERS = {
+    "test RMSE (all)": "rmse",
+    "MAE": "mae",
+    "R2": "r2",
+    "RMSE (holders)": "rmse_holders",
+    "last round": "rmse_last",
+    "best on test (optimistic)": "rmse_best_on_test",
+}
+_OF_LOSSES = {"test loss (all)": "loss", "holders": "loss_holders", "last round": "loss_last"}
+"""The columns of the table of the models, and the figure of a model that each one has."""
+
+
+def _cells(
+    models: Sequence[ModelFigures], figures: dict[str, str], spell: Callable[[Figure | None], str]
+) -> dict[str, list[str]]:
+    """Every column's cells, one per model."""
+    return {
+        head: [spell(getattr(model, name)) for model in models] for head, name in figures.items()
+    }
+
+
 def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
     """One row per model of the run, then of the algorithms beside it.
 
     A column that says the same as the first of its kind, or nothing, is left out.
     """
-    models = [*summary.models, *(m for y in summary.yardsticks for m in y.models)]
-    names = [summary.labels.get(m.model, m.model) for m in summary.models]
-    names += [f"{y.method} {m.model}" for y in summary.yardsticks for m in y.models]
-    if _classifies(summary):
-        columns = {
-            "test % (all)": [_percent(m.accuracy) for m in models],
-            "holders": [_percent(m.accuracy_holders) for m in models],
-            "mean of devices": [_percent(m.accuracy_uniform) for m in models],
-            "worst 10 %": [_percent(m.worst_decile) for m in models],
-            "last round": [_percent(m.last) for m in models],
-            "best on test (optimistic)": [_percent(m.best_on_test) for m in models],
-        }
-    elif _predicts_numbers(summary):
-        columns = {
-            "test RMSE (all)": [_plain(m.rmse) for m in models],
-            "MAE": [_plain(m.mae) for m in models],
-            "R2": [_plain(m.r2) for m in models],
-            "RMSE (holders)": [_plain(m.rmse_holders) for m in models],
-            "last round": [_plain(m.rmse_last) for m in models],
-            "best on test (optimistic)": [_plain(m.rmse_best_on_test) for m in models],
-        }
-    else:
-        columns = {
-            "test loss (all)": [_plain(m.loss) for m in models],
-            "holders": [_plain(m.loss_holders) for m in models],
-            "last round": [_plain(m.loss_last) for m in models],
-        }
-    first = next(iter(columns.values()))
-    columns = {head: cells for head, cells in columns.items() if cells is first or cells != first}
-    columns["round"] = ["/".join(str(k + 1) for k in dict.fromkeys(m.chosen_round)) for m in models]
-    if summary.seeds > 1 or len(set(columns["round"])) == 1:
-        del columns["round"]
-    if any(m.nonzeros.mean < 0.9995 for m in models):
-        columns["non-zero %"] = [_percent(m.nonzeros) for m in models]
-    columns = {head: cells for head, cells in columns.items() if head not in without}
-    out = _columns("model", "kept by", *columns)
-    for at, m in enumerate(models):
-        kept = f"{m.holders.mean:g} {m.tier}{'s' if m.holders.mean != 1 else ''}"
-        out.add_row(names[at], kept, *(cells[at] for cells in columns.values()))
+    models = list(summary.models)
+    names = [summary.labels.get(model.model, model.model) for model in models]
+    for other in summary.yardsticks:
+        models += other.models
+        names += [f"{other.method} {model.model}" for model in other.models]
+    columns = _figures(summary, models)
+    rounds = [_rounds(model) for model in models]
+    if summary.seeds == 1 and len(set(rounds)) > 1:
+        columns["round"] = rounds
+    if any(model.nonzeros.mean < 0.9995 for model in models):
+        columns["non-zero %"] = [_percent(model.nonzeros) for model in models]
+    heads = [head for head in columns if head not in without]
+    out = _columns("model", "kept by", *heads)
+    for position, model in enumerate(models):
+        ending = "" if model.holders.mean == 1 else "s"
+        holders = f"{model.holders.mean:g} {model.tier}{ending}"
+        out.add_row(names[position], holders, *(columns[head][position] for head in heads))
     return out
 
 
+def _figures(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list[str]]:
+    """The columns of figures; those that equal the first one are left out."""
+    if _classifies(summary):
+        columns = _cells(models, _OF_CLASSES, _percent)
+    elif _predicts_numbers(summary):
+        columns = _cells(models, _OF_NUMBERS, _plain)
+    else:
+        columns = _cells(models, _OF_LOSSES, _plain)
+    first = next(iter(columns))
+    same = [head for head in columns if head != first and columns[head] == columns[first]]
+    return {head: cells for head, cells in columns.items() if head not in same}
+
+
+def _rounds(model: ModelFigures) -> str:
+    """The rounds in which a model is reported, counted from 1."""
+    return "/".join(str(round + 1) for round in dict.fromkeys(model.chosen_round))
+
+
 def _sample(sample: SampleFigures, *, percent: bool) -> str:
-    """On how many devices models were scored, and how far that may be from the figure over all
-    devices.
-    """
+    """How many devices models were scored on, and the standard error of a figure."""
     factor = 100 if percent else 1
-    known = [(name, error) for name, error in sample.standard_errors.items() if error is not None]
-    errors = ", ".join(f"{name} {factor * error:.2g}" for name, error in known)
-    devices = f"{sample.devices} device{'s' if sample.devices > 1 else ''}"
-    return f"scored on {devices} drawn in each round; standard error of a figure: {errors or 'not known'}"
+    errors = [
+        f"{name} {factor * error:.2g}"
+        for name, error in sample.standard_errors.items()
+        if error is not None
+    ]
+    devices = plural(sample.devices, "device")
+    listed = ", ".join(errors) or "unknown"
+    return f"scored on {devices} drawn in each round; standard error of a figure: {listed}"
 
 
 def _gains(summary: Summary) -> Iterator[str]:
     """Who is better off with a model of its own."""
     for gain in summary.gains:
-        who = f"{gain.model} against {gain.other}: {gain.better} of {gain.devices} devices gain, {gain.worse} lose"
+        pair = f"{gain.model} against {gain.other}"
+        counts = f"{gain.better} of {gain.devices} devices gain, {gain.worse} lose"
+        median = f"median {gain.median:+.1f} points"
+        limits = f"from {gain.least:+.1f} to {gain.most:+.1f}"
         if gain.figure == "rmse":
-            yield f"{who} (RMSE: median {-gain.median:+.1f} %, from {-gain.most:+.1f} to {-gain.least:+.1f})"
-        else:
-            yield f"{who} (median {gain.median:+.1f} points, from {gain.least:+.1f} to {gain.most:+.1f})"
+            median = f"RMSE: median {-gain.median:+.1f} %"
+            limits = f"from {-gain.most:+.1f} to {-gain.least:+.1f}"
+        yield f"{pair}: {counts} ({median}, {limits})"
 
 
 def _radio(console: Console, figures: RadioFigures) -> None:
     """What the rounds took over the air."""
-    plan = (
-        ""
-        if figures.formula_seconds is None
-        else f" (by the plan's formulas {figures.formula_seconds})"
-    )
-    sure = (
-        ""
-        if figures.certificate is None
-        else f"; every plan is optimal to {figures.certificate:.0e}"
-    )
-    sent = (
-        ""
-        if figures.formula_bytes is None
-        else f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
-    )
-    console.print(
-        f"\nover the air, all rounds of one seed: {figures.seconds} s{plan}, {figures.joules} J of all devices,",
-        highlight=False,
-    )
-    console.print(
-        f"of which {figures.upload_joules} J for sending {figures.upload_bytes.mean / 1e6:.3f} MB{sent};"
-        f" in a round {figures.left_out} devices left out, {figures.late} late{sure}",
-        highlight=False,
-    )
+    plan = ""
+    if figures.formula_seconds is not None:
+        plan = f" ({figures.formula_seconds} by the plan's formulas)"
+    sure = ""
+    if figures.certificate is not None:
+        sure = f"; optimality gap of every plan at most {figures.certificate:.0e}"
+    sent = ""
+    if figures.formula_bytes is not None:
+        sent = f", by formula {figures.formula_bytes.mean / 1e6:.3f}"
+    total = f"{figures.seconds} s{plan}, {figures.joules} J for all devices"
+    console.print(f"\nover the air, all rounds of one seed: {total}")
+    megabytes = f"{figures.upload_bytes.mean / 1e6:.3f} MB{sent}"
+    uploads = f"uploads: {figures.upload_joules} J for {megabytes}"
+    missing = f"per round: {figures.left_out} devices excluded, {figures.late} late"
+    console.print(f"{uploads}; {missing}{sure}")
 
 
 def newcomer(console: Console, done: Personalized) -> None:
     """What each model does on a new device."""
     sizes = ", ".join(f"{count} {part}" for part, count in done.counts.items())
-    console.print(
-        f"a new device with {sizes} examples; its model starts from {done.start}", highlight=False
-    )
+    console.print(f"a new device with {sizes} examples; its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
     kinds = {part: _kind(done, part) for part in parts}
     heads = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}
@@ -259,7 +327,7 @@ def newcomer(console: Console, done: Personalized) -> None:
             name, "", *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items())
         )
     print_wide(console, rows)
-    console.print(f"personal model: {done.path}", highlight=False)
+    console.print(f"personal model: {done.path}")
 
 
 def _kind(done: Personalized, part: str) -> str:
@@ -271,7 +339,11 @@ def _kind(done: Personalized, part: str) -> str:
 
 
 def _one(figure: float | None, percent: bool) -> str:
-    return "-" if figure is None else f"{100 * figure:.2f}" if percent else f"{figure:.4g}"
+    if figure is None:
+        return "-"
+    if percent:
+        return f"{100 * figure:.2f}"
+    return f"{figure:.4g}"
 
 
 def _links(summary: Summary) -> Table:
@@ -289,20 +361,21 @@ def _links(summary: Summary) -> Table:
 def _columns(*names: str) -> Table:
     """Two columns of words, then numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(names):
-        table.add_column(name, justify="left" if at < 2 else "right", no_wrap=True)
+    for position, name in enumerate(names):
+        table.add_column(name, justify="left" if position < 2 else "right", no_wrap=True)
     return table
 
 
 def _one_per_tier(record: Round) -> list[str]:
-    """The model of each tier that a bar of one line has room for: the personal one of the devices,
-    the first of the others.
+    """The model of each tier that one line has room for.
+
+    It is the personal one of the devices, and the first one of the other tiers.
     """
-    found: dict[str, str] = {}
+    by_tier: dict[str, str] = {}
     for name, model in record.models.items():
-        if model.tier not in found or name in ("personal", "new_personal"):
-            found[model.tier] = name
-    return list(found.values())
+        if model.tier not in by_tier or name in ("personal", "new_personal"):
+            by_tier[model.tier] = name
+    return list(by_tier.values())
 
 
 def _plain(figure: Figure | None) -> str:
@@ -314,13 +387,16 @@ def _percent(figure: Figure | None) -> str:
 
 
 def _score(records: Sequence[Round], name: str) -> str:
-    all_scores = [record.models[name].scores for record in records]
-    scores = [scores.get("test") or next(iter(scores.values())) for scores in all_scores]
-    right = [score.accuracy for score in scores if score.accuracy is not None]
-    if right:
-        return f"{100 * fmean(right):.1f}%"
-    errors = [score.rmse for score in scores if score.rmse is not None]
-    if errors:
+    by_part = [record.models[name].scores for record in records]
+    scores = [parts.get("test") or next(iter(parts.values())) for parts in by_part]
+    if accuracies := _known(score.accuracy for score in scores):
+        return f"{100 * fmean(accuracies):.1f}%"
+    if errors := _known(score.rmse for score in scores):
         return f"RMSE {fmean(errors):.4g}"
-    losses = [score.loss for score in scores if score.loss is not None]
-    return f"{fmean(losses):.4g}" if losses else "-"
+    if losses := _known(score.loss for score in scores):
+        return f"{fmean(losses):.4g}"
+    return "-"
+
+
+def _known(figures: Iterable[float | None]) -> list[float]:
+    return [figure for figure in figures if figure is not None]

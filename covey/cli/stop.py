@@ -25,7 +25,7 @@ class Stop:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
-            self._console.print("saving the state; one moment", highlight=False)
+            self._console.print("saving the state; one moment")
             return
         self.asked = True
         raise KeyboardInterrupt

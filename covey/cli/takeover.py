@@ -23,15 +23,21 @@ def taken_over(
     if section != "algorithm" or not isinstance(name, str):
         return {}
     old_name = str(old["name"])
-    fields = {key: value for key, value in old.items() if key != "name"}
-    kept = {key: value for key, value in fields.items() if _same_field(old_name, name, key, value)}
     changed = {change.partition("=")[0].strip() for change in changes}
-    dropped = [key for key in fields if key not in kept and f"{section}.{key}" not in changed]
+    kept = {}
+    dropped = []
+    for key, value in old.items():
+        if key == "name":
+            continue
+        if _same_field(old_name, name, key, value):
+            kept[key] = value
+        elif f"{section}.{key}" not in changed:
+            dropped.append(f"{key} = {spell(value)}")
     if dropped:
-        listed = ", ".join(f"{key} = {spell(fields[key])}" for key in dropped)
-        stays = f"; kept {', '.join(kept)}" if kept else ""
-        why = f"which mean something to {old_name} alone"
-        notes.append(f"algorithm.name = {name}: dropped {listed}, {why}{stays}")
+        note = f"dropped {', '.join(dropped)}, fields of {old_name} alone"
+        if kept:
+            note += f"; kept {', '.join(kept)}"
+        notes.append(f"algorithm.name = {name}: {note}")
     return kept
 
 

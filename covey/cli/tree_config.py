@@ -38,45 +38,56 @@ class TreeConfig(BaseModel):
         self._check(shards)
         if self.children is not None:
             return shards, Tree(tuple(map(tuple, self.children)), tuple(self.tiers or ()))
-        form = self.form or ("data" if self.edges is None and shards.edges else "consecutive")
-        if form == "data":
-            return shards, Tree.grouped(shards.edges)
-        if form in ("worst", "average"):
-            return edges.by_label(shards, edges.WORST if form == "worst" else edges.AVERAGE)
-        if self.edges is None:
-            return shards, Tree.flat(shards.devices)
-        if isinstance(self.edges, list):
+        if self.form == "worst":
+            return edges.by_label(shards, edges.WORST)
+        if self.form == "average":
+            return edges.by_label(shards, edges.AVERAGE)
+        if isinstance(self.edges, int):
+            return self._numbered(shards, model, seed, self.edges)
+        if self.edges is not None:
             return shards, Tree.grouped(self.edges)
-        if not 1 <= self.edges <= shards.devices:
+        if shards.edges and self.form in (None, "data"):
+            return shards, Tree.grouped(shards.edges)
+        return shards, Tree.flat(shards.devices)
+
+    def _numbered(
+        self, shards: Shards, model: torch.nn.Module, seed: int, count: int
+    ) -> tuple[Shards, Tree]:
+        """The tree with a number of edges of near equal size."""
+        if not 1 <= count <= shards.devices:
             raise ConfigError(
-                f"tree.edges = {self.edges} for {shards.devices} devices: give 1 to {shards.devices}."
+                f"tree.edges = {count} for {shards.devices} devices: give 1 to {shards.devices}."
             )
-        if form == "similar":
-            return similar(shards, model, self.edges, seed)
-        return (
-            edges.random(shards, self.edges, seed)
-            if form == "random"
-            else edges.consecutive(shards, self.edges)
-        )
+        if self.form == "similar":
+            return similar(shards, model, count, seed)
+        if self.form == "random":
+            return edges.random(shards, count, seed)
+        return edges.consecutive(shards, count)
 
     def _check(self, shards: Shards) -> None:
         if self.edges is not None and self.children is not None:
             raise ConfigError("tree.edges and tree.children are both given; keep one of them.")
         if self.tiers is not None and self.children is None:
             raise ConfigError(
-                "tree.tiers names the tiers of tree.children; give those too, or leave out tree.tiers."
+                "tree.tiers names the tiers of tree.children; "
+                "give those too, or leave out tree.tiers."
             )
+        self._check_form(shards)
+
+    def _check_form(self, shards: Shards) -> None:
         if self.form in ("random", "similar") and not isinstance(self.edges, int):
             raise ConfigError(
-                f"tree.form = {spell(self.form)} needs their number, as in tree.edges = 4, not {spell(self.edges)}."
+                f"tree.form = {spell(self.form)} needs the number of edges, as in tree.edges = 4, "
+                f"not {spell(self.edges)}."
             )
         if self.form in ("worst", "average", "data") and self.edges is not None:
             raise ConfigError(
-                f"tree.form = {spell(self.form)} decides the edges; leave out tree.edges = {spell(self.edges)}."
+                f"tree.form = {spell(self.form)} decides the edges; "
+                f"leave out tree.edges = {spell(self.edges)}."
             )
         if self.form == "data" and not shards.edges:
             raise ConfigError(
-                f'tree.form = "data", but {shards.name} does not say who stands under which edge; give tree.edges.'
+                f'tree.form = "data", but {shards.name} has no edges; give tree.edges.'
             )
         if self.form is not None and self.children is not None:
             raise ConfigError(
@@ -96,15 +107,14 @@ def _check_edges(tree: Mapping[str, Any]) -> None:
     if not isinstance(edges, str) or edges == "none":
         return
     forms = typing.get_args(typing.get_args(TreeConfig.model_fields["form"].annotation)[0])
-    rule = "edges is how many there are, or how many devices each has"
+    rule = "edges is the number of edges, or a list of the devices per edge"
     if edges not in forms:
         raise ConfigError(
-            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; who stands under which "
-            f"edge is tree.form{nearest(edges, forms)}, one of {', '.join(forms)}."
+            f"tree.edges = {spell(edges)}: {rule}, as in tree.edges = 4 or [5, 5]; "
+            f"tree.form sets the edge of each device{nearest(edges, forms)}, "
+            f"one of {', '.join(forms)}."
         )
     form = f"tree.form = {spell(edges)}"
     if edges in ("consecutive", "random", "similar"):
-        form += " together with their number, as in tree.edges = 4"
-    raise ConfigError(
-        f"tree.edges = {spell(edges)}: {rule}; who stands under which edge is {form}."
-    )
+        form += " together with the number of edges, as in tree.edges = 4"
+    raise ConfigError(f"tree.edges = {spell(edges)}: {rule}; for this order give {form}.")

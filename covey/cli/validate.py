@@ -1,5 +1,6 @@
-"""Tables of a TOML file against what they may hold: strict, every mistake named with its place, its
-value, the rule and a fix.
+"""Strict checks of TOML tables against their schemas.
+
+Every error names the place, the value, the rule and a fix.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from covey.errors import ConfigError, shown
 
@@ -44,29 +46,29 @@ def check_plain(table: Mapping[str, Any]) -> None:
 
     TOML itself asks for no whole number beyond 64 bits.
 
-    >>> check_plain({"algorithm": {"lr": float("inf")}})
+    >>> check_plain({"lr": float("inf")})
     Traceback (most recent call last):
-    covey.errors.ConfigError: algorithm.lr = inf must be a finite number, a whole one of 64 bits at most.
+    covey.errors.ConfigError: lr = inf must be a finite number, an integer of at most 64 bits.
     """
     # A stack, because Python's own is too short for hostile depths.
     left: list[tuple[str, Any, int]] = [("", table, 0)]
     while left:
-        place, value, depth = left.pop()
+        path, value, depth = left.pop()
         if isinstance(value, Mapping | list):
             if depth > _DEEPEST:
                 raise ConfigError(
-                    f"{place[:100]}... has tables or lists too deep inside each other."
+                    f"{path[:100]}... has tables or lists too deep inside each other."
                 )
             items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            left.extend((f"{place}.{key}".lstrip("."), item, depth + 1) for key, item in items)
+            left.extend((f"{path}.{key}".lstrip("."), item, depth + 1) for key, item in items)
         elif isinstance(value, datetime.date | datetime.time):
             rule = "is a date or a time, which no field takes; put text in quotes"
-            raise ConfigError(f"{place} = {value} {rule}.")
+            raise ConfigError(f"{path} = {value} {rule}.")
         elif isinstance(value, int | float) and not -(2**63) <= value < 2**63:
             finite = isinstance(value, float) and math.isfinite(value)
             if not finite:
-                rule = "must be a finite number, a whole one of 64 bits at most"
-                raise ConfigError(f"{place} = {shown(value)} {rule}.")
+                rule = "must be a finite number, an integer of at most 64 bits"
+                raise ConfigError(f"{path} = {shown(value)} {rule}.")
 
 
 Renamed = Callable[[str, dict[str, Any], Any], dict[str, Any]]
@@ -91,7 +93,9 @@ def apply(table: dict[str, Any], change: str, renamed: Renamed | None = None) ->
             raise ConfigError(f"{change!r}: {parent} is a value, not a table.")
     value = _value(text, change)
     if last == "name" and parents and table.get("name") not in (None, value):
-        kept = {} if renamed is None else renamed(".".join(parents), dict(table), value)
+        kept = {}
+        if renamed is not None:
+            kept = renamed(".".join(parents), dict(table), value)
         table.clear()
         table |= kept
     table[last] = value
@@ -102,8 +106,9 @@ _PYTHON = {"True": True, "False": False, "None": "none"}
 
 
 def _value(text: str, change: str) -> Any:
-    """What stands behind the =: TOML or, as on a command line, also .03, 3., True and text without
-    quotes.
+    """The value behind the equals sign of a change.
+
+    It is TOML or, as on a command line, also .03, 3., True or text without quotes.
     """
     word = text.strip()
     if word in _PYTHON:
@@ -119,18 +124,20 @@ def _value(text: str, change: str) -> Any:
 
 
 def check(schema: type[T], table: Mapping[str, Any], prefix: str) -> T:
-    """The table as its schema, "none" as None where a field may be None; `prefix` is where it
-    stands in the file.
+    """The table as its schema; `prefix` is the table's place in the file.
+
+    "none" is read as None where a field may be None.
     """
     for key in table:
         if key not in schema.model_fields:
-            known = ", ".join(schema.model_fields)
+            keys = ", ".join(schema.model_fields)
             raise ConfigError(
-                f"unknown key {prefix}{key}{nearest(key, schema.model_fields, prefix)}; known are {known}."
+                f"unknown key {prefix}{key}{nearest(key, schema.model_fields, prefix)}; "
+                f"known are {keys}."
             )
-    given = json.dumps(_with_null(table, schema))
+    text = json.dumps(_with_null(table, schema))
     try:
-        return schema.model_validate_json(given)  # JSON mode: strict, yet a list may become a tuple
+        return schema.model_validate_json(text)  # JSON mode: strict, yet a list may become a tuple
     except ValidationError as error:
         raise ConfigError(_explain(error, schema, prefix)) from error
 
@@ -152,36 +159,42 @@ def _optional(annotation: Any) -> bool:
 def _explain(error: ValidationError, schema: type[BaseModel], prefix: str) -> str:
     """The first wrong value with every rule it could have met, and the default as the fix."""
     key = error.errors()[0]["loc"][0]
-    mine = [e for e in error.errors() if e["loc"][0] == key]
-    rules = dict.fromkeys(_rule(e["msg"]) for e in mine)
-    place = ".".join(
-        str(part)
-        for part in mine[0]["loc"]
-        if isinstance(part, int | str) and str(part) not in _NOISE
-    )
+    errors = [item for item in error.errors() if item["loc"][0] == key]
+    first = errors[0]
+    rules = dict.fromkeys(_rule(item["msg"]) for item in errors)
+    path = [str(part) for part in first["loc"] if str(part) not in _NOISE]
+    full_key = prefix + ".".join(path)
     field = schema.model_fields[str(key)]
+    if first["type"] == "unexpected_keyword_argument":
+        fields = _fields_inside(field.annotation)
+        hint = nearest(str(first["loc"][-1]), fields)
+        return f"unknown key {full_key}{hint}; known are {', '.join(fields)}."
+    if first["type"] == "missing":
+        return f"{full_key} is missing and has no default; add it to the file."
+    verb = ":" if first["type"] == "value_error" else " must be"
+    value = spell(first["input"])
+    if len(value) > _LONGEST:
+        value = f"{value[:_LONGEST]}..."
+    return f"{full_key} = {value}{verb} {' or '.join(rules)}{_default(field)}."
+
+
+def _default(field: FieldInfo) -> str:
+    """The default of a field, to follow the rules; "" where it has none or a whole table."""
     default = field.get_default(call_default_factory=True)
-    fix = (
-        ""
-        if field.is_required() or isinstance(default, dict | BaseModel)
-        else f"; the default is {spell(default)}"
-    )
-    if mine[0]["type"] == "unexpected_keyword_argument":
-        known = _fields_inside(field.annotation)
-        return f"unknown key {prefix}{place}{nearest(str(mine[0]['loc'][-1]), known)}; known are {', '.join(known)}."
-    if mine[0]["type"] == "missing":
-        return f"{prefix}{place} is missing and has no default; add it to the file."
-    verb = ":" if mine[0]["type"] == "value_error" else " must be"
-    value = spell(mine[0]["input"])
-    value = value if len(value) <= 200 else f"{value[:200]}..."
-    return f"{prefix}{place} = {value}{verb} {' or '.join(rules)}{fix}."
+    if field.is_required() or isinstance(default, dict | BaseModel):
+        return ""
+    return f"; the default is {spell(default)}"
 
 
+_LONGEST = 200  # characters of a wrong value that are shown
 _NOISE = {"int", "float", "str", "bool", "none", "constrained-str"}
 _WORDS = {
-    "Input should be ": "", "Value error, ": "", "String should match pattern": "text that matches",
-    "a valid array": "a list", "an object": "a table",
-}  # fmt: skip
+    "Input should be ": "",
+    "Value error, ": "",
+    "String should match pattern": "text that matches",
+    "a valid array": "a list",
+    "an object": "a table",
+}
 
 
 def _rule(message: str) -> str:
@@ -202,7 +215,7 @@ def spell(value: Any) -> str:
     return '"none"' if value is None else json.dumps(value, default=str)
 
 
-def nearest(key: str, known: typing.Iterable[str], prefix: str = "") -> str:
+def nearest(key: str, choices: typing.Iterable[str], prefix: str = "") -> str:
     """What the user may have meant, to follow what was written."""
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, list(choices), n=1, cutoff=0.5)
     return f" (did you mean {prefix}{close[0]}?)" if close else ""

@@ -45,26 +45,40 @@ def codec(name: str, **options: Any) -> Codec:
     declared = find("codecs", name, CODECS)
     if declared is None and name not in CODECS:
         raise ConfigError(
-            f"there is no codec {name!r}{_nearest(name, CODECS)}; the known ones are {', '.join(CODECS)}."
+            f"there is no codec {name!r}{_nearest(name, CODECS)}; "
+            f"known codecs are {', '.join(CODECS)}."
         )
     plain: Any = CODECS[name] if declared is None else declared_codec(declared)
-    own = fields(plain) if is_dataclass(plain) else ()
-    optional = [field for field in own if field.default is not MISSING]
-    free = [field.name for field in optional if getattr(plain, field.name) == field.default]
+    free = _options(plain)
     if unknown := next((option for option in options if option not in free), None):
-        known = f"its options are {', '.join(free)}" if free else "it has none"
+        listed = "it has none"
+        if free:
+            listed = f"its options are {', '.join(free)}"
         raise ConfigError(
-            f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {known}."
+            f"the codec {name!r} has no option {unknown!r}{_nearest(unknown, free)}; {listed}."
         )
-    made: Codec = replace(plain, **options) if options else plain
+    if options:
+        plain = replace(plain, **options)
+    made: Codec = plain
     return made
+
+
+def _options(plain: Any) -> list[str]:
+    """The fields of a codec that are at their defaults, which its name leaves open."""
+    if not is_dataclass(plain):
+        return []
+    optional = [field for field in fields(plain) if field.default is not MISSING]
+    return [field.name for field in optional if getattr(plain, field.name) == field.default]
 
 
 _METHODS = ("encode", "decode", "nbytes", "lengths", "roundtrip")
 
 
 def declared_codec(declared: Declared) -> Codec:
-    """The codec that an installed package declares: an object, or a class without required fields."""
+    """The codec that an installed package declares.
+
+    It is an object, or a class without required fields.
+    """
     thing: Any = declared.load()
     try:
         made: Any = thing() if inspect.isclass(thing) else thing
@@ -76,10 +90,10 @@ def declared_codec(declared: Declared) -> Codec:
         names = ", ".join(lacking)
         raise declared.wrong(f"it is no codec, for it has no {names} (covey/codecs/codec.py).")
     if made.name != declared.point.name:
-        raise declared.wrong(f"the codec calls itself {made.name!r}; the names must be the same.")
+        raise declared.wrong(f"the codec is called {made.name!r}; the names must be the same.")
     codec: Codec = made
     return codec
 
 
-def _nearest(name: str, known: Any) -> str:
-    return "".join(f" (did you mean {near!r}?)" for near in get_close_matches(name, known, n=1))
+def _nearest(name: str, names: Any) -> str:
+    return "".join(f" (did you mean {near!r}?)" for near in get_close_matches(name, names, n=1))

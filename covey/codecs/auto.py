@@ -1,6 +1,4 @@
-"""For each row the shortest of the lossless layouts: dense, a bit for each value, or the gaps
-between them.
-"""
+"""For each row the shortest of the lossless layouts: dense, bitmap or coo."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,8 +16,9 @@ _LAYOUTS = (Dense(), Bitmap(), Coo())
 
 @dataclass(frozen=True)
 class Auto:
-    """Never longer than dense, bitmap or coo: for rows whose sparsity is not known before, or
-    changes in training.
+    """A codec whose messages are never longer than those of dense, bitmap or coo.
+
+    For rows whose sparsity is unknown, or changes in training.
 
     >>> [len(Auto().encode(torch.arange(800.0) % every)) for every in (1, 2, 100)]
     [10, 1706, 3206]

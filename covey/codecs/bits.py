@@ -1,5 +1,6 @@
-"""A bit for each value of a row, eight to a byte, lowest first, padded with zeros: which are sent,
-and those values.
+"""One bit per value of a row, which says whether the value is sent.
+
+Eight bits go into a byte, lowest first, padded with zeros.
 """
 
 from typing import Any
@@ -44,7 +45,9 @@ def unpack(bits: Bytes, width: int) -> NDArray[np.bool_]:
 
 def count(bits: Bytes, width: int) -> int:
     """How many bits are set."""
-    return native.ones(bits, width) if native.packs() else int(_ONES[bits].sum())
+    if native.packs():
+        return native.ones(bits, width)
+    return int(_ONES[bits].sum())
 
 
 def squeeze(values: Values, bits: Bytes, sent: int) -> Values:

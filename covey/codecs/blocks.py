@@ -1,5 +1,6 @@
-"""One message, block by block: what there is to send of a row, and what can be read of it, with
-every length checked.
+"""One message, block by block: what is sent of a row, and how it is read.
+
+Every length is checked.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _LARGE = 1 << 22  # bytes from which on a message is written into large pages
 
 
 def patterns(rows: Tensor) -> Tensor:
-    """The same memory read as integers: 0 exactly where all bits are 0, so that -0.0 counts as a
-    value.
+    """The same memory read as integers.
+
+    An integer is 0 exactly where all bits are 0, so that -0.0 counts as a value.
     """
     check_dtype(rows)
     return rows.detach().view(PATTERNS[rows.dtype])
@@ -56,14 +58,14 @@ def check_rows(rows: Tensor, mask: Tensor | None, *, ndim: int) -> None:
     """Refuse rows of another shape, and masks that do not say yes or no to each of their values."""
     check_dtype(rows)
     if rows.ndim != ndim:
-        raise ConfigError(
-            f"expected {'one row [P]' if ndim == 1 else 'rows [n, P]'}, got shape {list(rows.shape)}."
-        )
+        wanted = "one row [P]" if ndim == 1 else "rows [n, P]"
+        raise ConfigError(f"expected {wanted}, got shape {list(rows.shape)}.")
     if mask is not None and (
         mask.dtype != torch.bool or mask.shape not in (rows.shape, rows.shape[-1:])
     ):
         raise ConfigError(
-            f"a mask for {list(rows.shape)} must be bool and as wide, got {mask.dtype} {list(mask.shape)}."
+            f"a mask for {list(rows.shape)} must be bool and as wide, "
+            f"got {mask.dtype} {list(mask.shape)}."
         )
 
 
@@ -81,13 +83,16 @@ def arriving(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
 def which(rows: Tensor, mask: Tensor | None, values: str) -> Tensor:
     """Not 0 where a value of rows [n, P] is sent by a layout that does not send all."""
     check_rows(rows, mask, ndim=2)
-    return patterns(numbers.rounded(rows, values)) if mask is None else mask.expand(rows.shape)
+    if mask is None:
+        return patterns(numbers.rounded(rows, values))
+    return mask.expand(rows.shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """One row on its way: its values, zeros outside its mask if it has one, and the format they
-    travel in.
+    """One row to send, and the number format of its values.
+
+    Values outside the mask, if there is a mask, are 0.
     """
 
     row: Values
@@ -97,14 +102,13 @@ class Sent:
 
     @cached_property
     def bits(self) -> Bytes:
-        """Which values are sent if not all are: those inside the mask, or those that arrive as not
-        0.
+        """Which values are sent by a layout that does not send all.
+
+        They are the values inside the mask or, without a mask, those that arrive as not 0.
         """
-        return (
-            numbers.bits_of(self.row, self.values)
-            if self.mask is None
-            else bits.of_mask(self.mask.numpy())
-        )
+        if self.mask is None:
+            return numbers.bits_of(self.row, self.values)
+        return bits.of_mask(self.mask.numpy())
 
     @cached_property
     def count(self) -> int:
@@ -145,7 +149,8 @@ def sent(row: Tensor, mask: Tensor | None, values: str) -> Sent:
     """What there is to send of a row; nothing outside the mask, lest it leak."""
     check_rows(row, mask, ndim=1)
     if mask is not None:
-        row, mask = row.detach().cpu(), mask.cpu()
+        row = row.detach().cpu()
+        mask = mask.cpu()
     return Sent(numbers.to_little(kept(row, mask)), row.dtype, values, mask)
 
 
@@ -156,16 +161,15 @@ def join(*parts: bytes | NDArray[Any]) -> bytes:
         for part in parts
     ]
     size = sum(len(part) for part in raw)
-    return (
-        native.join(raw, size)
-        if size > _LARGE and native.packs()
-        else b"".join(part.data for part in raw)
-    )
+    if size > _LARGE and native.packs():
+        return native.join(raw, size)
+    return b"".join(part.data for part in raw)
 
 
 class Reader:
-    """Reads the blocks of one message from front to back; a block that is not all there is a
-    DecodeError.
+    """Reads the blocks of one message from front to back.
+
+    An incomplete block is a DecodeError.
     """
 
     def __init__(self, message: bytes, head: Header) -> None:
@@ -182,16 +186,16 @@ class Reader:
         """Bytes not read yet."""
         return len(self._message) - self._at
 
-    def block(self, size: int, what: str) -> Bytes:
+    def block(self, size: int, name: str) -> Bytes:
         """The next `size` bytes; `what` they are, should they not be there."""
         if self.left < size:
-            raise DecodeError(f"message ends early: {what} need {size} bytes, found {self.left}.")
+            raise DecodeError(f"message ends early: {name} need {size} bytes, found {self.left}.")
         self._at += size
         return self._message[self._at - size : self._at]
 
-    def number(self, size: int, what: str) -> int:
+    def number(self, size: int, name: str) -> int:
         """The next `size` bytes as one number."""
-        return int.from_bytes(self.block(size, what).tobytes(), "little")
+        return int.from_bytes(self.block(size, name).tobytes(), "little")
 
     def bits(self) -> Bytes:
         """A bit for each value of the row."""
@@ -199,18 +203,20 @@ class Reader:
         packed = self.block(bits.length(width), f"{width} mask bits")
         if width % 8 and packed[-1] >> (width % 8):
             raise DecodeError(
-                f"last mask byte is {packed[-1]:#04x}, expected only its low {width % 8} bits to be used."
+                f"last mask byte is {packed[-1]:#04x}, "
+                f"expected only its low {width % 8} bits to be used."
             )
         return packed
 
     def values(self, count: int) -> Values:
         """The next `count` values, perhaps in the memory of the message."""
-        size, dtype = self.value_size, self.head.dtype
-        what = f"{count} values of {dtype}" + (
-            "" if self.head.values == "own" else f" as {self.head.values}"
-        )
+        size = self.value_size
+        dtype = self.head.dtype
+        name = f"{count} values of {dtype}"
+        if self.head.values != "own":
+            name += f" as {self.head.values}"
         return numbers.from_wire(
-            self.block(count * size, what), self.head.values, LITTLE_ENDIAN[dtype]
+            self.block(count * size, name), self.head.values, LITTLE_ENDIAN[dtype]
         )
 
     @property
@@ -238,7 +244,9 @@ class Reader:
 
     def mask(self, packed: Bytes) -> Tensor | None:
         """The bits as a mask, if the message has one."""
-        return torch.from_numpy(bits.unpack(packed, self.head.width)) if self.head.masked else None
+        if self.head.masked:
+            return torch.from_numpy(bits.unpack(packed, self.head.width))
+        return None
 
     def end(self) -> None:
         """Refuse bytes after the last block."""
@@ -287,9 +295,9 @@ def decode(
     layouts: Sequence[Layout], message: bytes, *, values: str, limit: int
 ) -> tuple[Tensor, Tensor | None]:
     """The row in a message of one of these layouts, and its mask if it has one."""
-    known = {Tag(layout.tag + masked): layout for layout in layouts for masked in (0, 1)}
-    head = header.read(message, tags=known, values=values, limit=limit)
+    by_tag = {Tag(layout.tag + masked): layout for layout in layouts for masked in (0, 1)}
+    head = header.read(message, tags=by_tag, values=values, limit=limit)
     reader = Reader(message, head)
-    row, mask = known[head.tag].read(reader)
+    row, mask = by_tag[head.tag].read(reader)
     reader.end()
     return row, mask

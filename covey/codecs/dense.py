@@ -14,8 +14,9 @@ from covey.errors import DecodeError
 
 @dataclass(frozen=True)
 class Dense:
-    """Of one size whatever the values are: a mask is sent beside the row and saves nothing.
-    Lossless with its own `values`.
+    """All values: a message of one size, whatever the values are.
+
+    A mask is sent beside the row and saves nothing. Lossless with its own `values`.
 
     >>> message = Dense().encode(torch.tensor([1.0, 0.0, 2.0]))
     >>> len(message), Dense().decode(message, limit=3)[0].tolist()
@@ -40,8 +41,9 @@ class Dense:
         return self.values == "own"
 
     def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
-        """The header and all values; zeros outside the mask, so that nothing leaks that was not to
-        be sent.
+        """The header and all values.
+
+        Values outside the mask are sent as zeros, so that they do not leak.
         """
         return self.write(blocks.sent(row, mask, self.values))
 
@@ -53,9 +55,8 @@ class Dense:
         """The same for every row."""
         blocks.check_rows(rows, mask, ndim=2)
         sent = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        return self.lengths(
-            sent, width=rows.shape[1], size=rows.element_size(), masked=mask is not None
-        )
+        width = rows.shape[1]
+        return self.lengths(sent, width=width, size=rows.element_size(), masked=mask is not None)
 
     def lengths(self, sent: Tensor, *, width: int, size: int, masked: bool) -> Tensor:
         """The same whatever is sent."""
@@ -80,7 +81,9 @@ class Dense:
         """The reverse."""
         packed = reader.bits() if reader.head.masked else None
         values = reader.values(reader.head.width)
-        row = numbers.to_tensor(values if values.flags.owndata else values.copy())
+        if not values.flags.owndata:
+            values = values.copy()
+        row = numbers.to_tensor(values)
         if packed is None:
             return row, None
         mask = torch.from_numpy(bits.unpack(packed, reader.head.width))
@@ -90,4 +93,7 @@ class Dense:
 
 
 def _length(width: int, size: int, masked: bool) -> int:
-    return header.SIZE + size * width + (bits.length(width) if masked else 0)
+    length = header.SIZE + size * width
+    if masked:
+        length += bits.length(width)
+    return length

@@ -1,9 +1,9 @@
-"""Where the set bits of a row are, as the gaps between them: seven bits to a byte, lowest first,
-all but the last byte marked.
+"""The positions of the set bits of a row, as the gaps between them.
 
-A gap is the number of bits that are 0 since the last one, so that places grow by themselves. In a
-row with one value in a hundred most gaps take one byte; from one value in eight on, the bits
-themselves are shorter.
+A byte has seven bits of a gap, lowest first; all bytes of a gap but the last are marked. A gap is
+the number of bits that are 0 since the last one, so that places grow by themselves. In a row with
+one value in a hundred most gaps take one byte; from one value in eight on, the bits themselves are
+shorter.
 """
 
 import numpy as np
@@ -39,18 +39,19 @@ def write(packed: Bytes, width: int, size: int) -> Bytes:
     if native.packs():
         native.write_gaps(packed, width, out)
         return out
-    found = _gaps(packed, width)
-    sizes = _sizes(found)
+    distances = _gaps(packed, width)
+    sizes = _sizes(distances)
     start = np.cumsum(sizes) - sizes
     for k in range(int(sizes.max(initial=0))):
-        here = sizes > k
-        out[start[here] + k] = found[here] >> 7 * k & 127 | (sizes[here] > k + 1) << 7
+        longer = sizes > k
+        out[start[longer] + k] = distances[longer] >> 7 * k & 127 | (sizes[longer] > k + 1) << 7
     return out
 
 
 def read(block: Bytes, sent: int, width: int) -> Bytes:
-    """The bits again: DecodeError where these bytes are not `sent` gaps, within the width, each as
-    short as it can be.
+    """The bits of a block of gaps.
+
+    DecodeError unless the block is `sent` gaps within the width, each as short as it can be.
     """
     packed = np.zeros(bits.length(width), np.uint8)
     if native.packs() and native.read_gaps(block, sent, packed, width):
@@ -62,8 +63,9 @@ def read(block: Bytes, sent: int, width: int) -> Bytes:
 
 
 def lengths(sent: Tensor) -> Tensor:
-    """How many bytes the gaps before what is not 0 take in each row, `[n]` int64; `sent` is `[n,
-    P]`, on any device.
+    """The number of bytes that the gaps of each row take, `[n]` int64.
+
+    A gap precedes each value that is not 0; `sent` is `[n, P]`, on any device.
     """
     n, width = sent.shape
     if n > 1 and sent.stride(0) == 0:  # one mask for all of them
@@ -74,19 +76,17 @@ def lengths(sent: Tensor) -> Tensor:
             [native.gap_length(pack(row), width) for row in sent.contiguous().numpy()],
             dtype=torch.int64,
         )
-    out, few = (
-        torch.zeros(n, dtype=torch.int64, device=sent.device),
-        max(1, _AT_ONCE // max(1, width)),
-    )
+    out = torch.zeros(n, dtype=torch.int64, device=sent.device)
+    few = max(1, _AT_ONCE // max(1, width))
     for k in range(0, n if width else 0, few):
         out[k : k + few] = _lengths(sent[k : k + few] != 0)
     return out
 
 
 def _lengths(yes: Tensor) -> Tensor:
-    place = torch.arange(yes.shape[1], device=yes.device)
-    last = place.expand(yes.shape).masked_fill(~yes, -1).cummax(dim=1).values
-    gap = place - 1 - torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    column = torch.arange(yes.shape[1], device=yes.device)
+    last = column.expand(yes.shape).masked_fill(~yes, -1).cummax(dim=1).values
+    gap = column - 1 - torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
     return torch.stack([((gap >= step) & yes).sum(dim=1) for step in (0, *_STEPS)]).sum(dim=0)
 
 
@@ -99,28 +99,33 @@ def _sizes(gaps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def places(block: Bytes, sent: int, width: int) -> NDArray[np.int64]:
-    """Where the bits are, in memory that grows with `block`, not with the width; errors as in
-    `read`.
+    """The positions of the bits, in memory that grows with `block`, not with the width.
+
+    Errors are those of `read`.
     """
     ends = np.flatnonzero(block < 128)
     if len(ends) != sent or (len(block) and block[-1] > 127):
         raise DecodeError(
-            f"{len(block)} bytes hold {len(ends)} whole gaps, expected {sent} and nothing after them."
+            f"{len(block)} bytes hold {len(ends)} whole gaps, "
+            f"expected {sent} and nothing after them."
         )
     sizes = np.diff(ends, prepend=-1)
     if (long := np.flatnonzero((sizes > 5) | ((sizes > 1) & (block[ends] == 0)))).size:
         raise DecodeError(
             f"gap {long[0]} takes {sizes[long[0]]} bytes, expected it in the fewest that hold it."
         )
-    start, found = ends + 1 - sizes, np.zeros(sent, np.int64)
+    start = ends + 1 - sizes
+    distances = np.zeros(sent, np.int64)
     for k in range(int(sizes.max(initial=0))):
-        here = sizes > k
-        found[here] |= (block[start[here] + k].astype(np.int64) & 127) << 7 * k
+        longer = sizes > k
+        distances[longer] |= (block[start[longer] + k].astype(np.int64) & 127) << 7 * k
     if (
-        sent and int(found.max()) >= width
+        sent and int(distances.max()) >= width
     ):  # before they are added up, which might be too much for 64 bits
-        raise DecodeError(f"a gap of {found.max()}, expected less than the row's {width} values.")
-    positions = np.cumsum(found + 1) - 1
+        raise DecodeError(
+            f"a gap of {distances.max()}, expected less than the row's {width} values."
+        )
+    positions = np.cumsum(distances + 1) - 1
     if sent and positions[-1] >= width:
         last = f"the gaps end at place {positions[-1]}"
         raise DecodeError(f"{last}, expected all of them within {width} values.")

@@ -1,5 +1,6 @@
-"""The six bytes every message starts with: what follows, in which number format, and how many
-values the row has.
+"""The six bytes that every message starts with.
+
+They say which layout follows, in which number format, and how many values the row has.
 
     byte 0     version (high four bits, now 2) and tag (low four bits: the layout of what follows)
     byte 1     format of the values (high four bits: 0 the row's own, 1 IEEE half, 2 bfloat16, 3
@@ -59,7 +60,8 @@ class Tag(IntEnum):
 class Header:
     """What a message says about itself.
 
-    >>> read(Header(Tag.BITMAP, torch.float32, 7).pack(), tags=[Tag.BITMAP], values="own", limit=7).width
+    >>> message = Header(Tag.BITMAP, torch.float32, 7).pack()
+    >>> read(message, tags=[Tag.BITMAP], values="own", limit=7).width
     7
     """
 
@@ -77,7 +79,8 @@ class Header:
         """The six bytes."""
         if self.width > WIDEST:
             raise ConfigError(
-                f"a row has {self.width} values, but a message holds at most {WIDEST}; split the row."
+                f"a row has {self.width} values, but a message holds at most {WIDEST}; "
+                "split the row."
             )
         return LAYOUT.pack(
             VERSION << 4 | self.tag, FORMATS.index(self.values) << 4 | TYPES[self.dtype], self.width
@@ -85,28 +88,36 @@ class Header:
 
 
 def read(message: bytes, *, tags: Collection[Tag], values: str, limit: int) -> Header:
-    """The header of a message, if it is one of these layouts, has values in this format and
-    declares at most `limit` of them.
+    """The header of a message.
+
+    DecodeError unless it has one of these layouts, values in this format, and at most `limit` of
+    them.
     """
     if len(message) < SIZE:
         raise DecodeError(f"message of {len(message)} bytes, but the header alone needs {SIZE}.")
     first, second, width = LAYOUT.unpack_from(message)
-    version, tag, form, kind = first >> 4, first & 15, second >> 4, second & 15
+    version = first >> 4
+    tag = first & 15
+    form = second >> 4
+    kind = second & 15
     if version != VERSION:
         raise DecodeError(
-            f"message of format version {version}, expected {VERSION}; run one version of covey everywhere."
+            f"message of format version {version}, expected {VERSION}; "
+            "run one version of covey everywhere."
         )
     if tag not in tags:
-        known = ", ".join(f"{t.value} ({t.name})" for t in tags)
+        listed = ", ".join(f"{t.value} ({t.name})" for t in tags)
         raise DecodeError(
-            f"message with tag {tag}, expected one of {known}; use the same codec on both ends of a link."
+            f"message with tag {tag}, expected one of {listed}; "
+            "use the same codec on both ends of a link."
         )
     if kind not in DTYPES:
         raise DecodeError(f"message of a row of type {kind}, expected one of {DTYPES}.")
     if form != FORMATS.index(values):
         want = f"{FORMATS.index(values)} ({values})"
         raise DecodeError(
-            f"message with values in format {form}, expected {want}; use the same codec on both ends of a link."
+            f"message with values in format {form}, expected {want}; "
+            "use the same codec on both ends of a link."
         )
     if width > limit:
         raise DecodeError(f"message declares {width} values, expected at most {limit}.")

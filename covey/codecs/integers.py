@@ -1,5 +1,4 @@
-"""Rows as small integers and a scale for each block of them: the arithmetic of the quantised
-codecs.
+"""Rows as small integers and a scale per block: the arithmetic of the quantised codecs.
 
 The scale is the block's largest magnitude over `levels` (127 or 7), with the last bits of its
 fraction, as many as levels has, cut off. So every multiple of it is exact: machines of all kinds
@@ -29,28 +28,31 @@ def blocks(width: int, block: int) -> int:
 
 
 def quantise(row: Values, *, block: int, levels: int, key: int | None) -> tuple[Integers, Values]:
-    """The integers and scales of one row: to nearest, ties to even, or with a key by the draws
-    there.
+    """The integers and scales of one row.
+
+    Values are rounded to nearest, ties to even, or with a key by the draws of that key.
 
     >>> quantise(np.array([-6.9, 0.0, 3.2]), block=2, levels=7, key=None)[0]
     array([-7,  0,  7], dtype=int8)
     """
     if native.packs():
-        integers, scales = np.empty(len(row), np.int8), np.empty(blocks(len(row), block), row.dtype)
+        integers = np.empty(len(row), np.int8)
+        scales = np.empty(blocks(len(row), block), row.dtype)
         native.quantise(row, integers, scales, block=block, levels=levels, key=key)
         return integers, scales
-    keys = (
-        None if key is None else torch.tensor([(key + (1 << 63)) % (1 << 64) - (1 << 63)])
-    )  # the same bits, signed
-    found, scale = quantise_rows(
-        numbers.to_tensor(row)[None], block=block, levels=levels, keys=keys
-    )
-    return found[0].numpy(), numbers.to_little(scale[0])
+    keys = None
+    if key is not None:
+        signed = (key + (1 << 63)) % (1 << 64) - (1 << 63)  # the same bits
+        keys = torch.tensor([signed])
+    rows = numbers.to_tensor(row)[None]
+    many_integers, many_scales = quantise_rows(rows, block=block, levels=levels, keys=keys)
+    return many_integers[0].numpy(), numbers.to_little(many_scales[0])
 
 
 def dequantise(integers: Integers, scales: Values, *, block: int) -> tuple[Values, Bytes]:
     """The values of one row, and the largest magnitude among the integers of each block."""
-    row, peaks = np.empty(len(integers), scales.dtype), np.empty(len(scales), np.uint8)
+    row = np.empty(len(integers), scales.dtype)
+    peaks = np.empty(len(scales), np.uint8)
     if native.packs():
         native.dequantise(integers, scales, row, peaks, block=block)
     elif len(row):
@@ -64,16 +66,16 @@ def dequantise(integers: Integers, scales: Values, *, block: int) -> tuple[Value
 def quantise_rows(
     rows: Tensor, *, block: int, levels: int, keys: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The integers [n, P] and scales [n, blocks] of many rows, on any device: the same bits as one
-    by one.
+    """The integers [n, P] and scales [n, blocks] of many rows, on any device.
 
-    For that a divisor is a tensor, since torch on a GPU multiplies by the reciprocal of a plain
-    number.
+    They are bit for bit those of `quantise` for each row. For that a divisor is a tensor, since
+    torch on a GPU multiplies by the reciprocal of a plain number.
     """
     n, width = rows.shape
     count = blocks(width, block)
     cut = torch.nn.functional.pad(rows, (0, count * block - width)).reshape(n, count, block)
-    most, size = torch.full((), levels, dtype=rows.dtype, device=rows.device), cut.abs()
+    most = torch.full((), levels, dtype=rows.dtype, device=rows.device)
+    size = cut.abs()
     peak = size.amax(dim=2)
     scale = (peak / most).clamp(min=torch.finfo(rows.dtype).tiny)
     scale = (scale.view(PATTERNS[rows.dtype]) & ~levels).view(rows.dtype)
@@ -82,8 +84,10 @@ def quantise_rows(
     if keys is None:
         whole = size.round()
     else:
-        here = keys.to(rows.device)
-        draw = draws.uniform(here, torch.zeros_like(here), count * block).reshape(cut.shape)
+        local_keys = keys.to(rows.device)
+        draw = draws.uniform(local_keys, torch.zeros_like(local_keys), count * block).reshape(
+            cut.shape
+        )
         whole = size.floor() + (draw < (size - size.floor()).double())
     whole = torch.minimum(whole, most)
     return torch.where(cut < 0, -whole, whole).to(torch.int8).reshape(n, count * block)[
@@ -94,10 +98,10 @@ def quantise_rows(
 def rounded(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> Tensor:
     """Integers times scales, for many rows on any device."""
     if native.serves(rows) and native.packs():
-        here = rows.contiguous().numpy()
-        out = np.empty_like(here)
+        values = rows.contiguous().numpy()
+        out = np.empty_like(values)
         for row, to, key in zip(
-            here, out, [None] * len(here) if keys is None else keys.tolist(), strict=True
+            values, out, [None] * len(values) if keys is None else keys.tolist(), strict=True
         ):
             integers, scales = quantise(row, block=block, levels=levels, key=key)
             native.dequantise(integers, scales, to, np.empty(len(scales), np.uint8), block=block)
@@ -106,8 +110,8 @@ def rounded(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> Te
     few = max(1, _AT_ONCE // max(1, rows.shape[1]))
     for k in range(0, len(rows), few):
         part = slice(k, k + few)
-        some = None if keys is None else keys[part]
-        whole, scale = quantise_rows(rows[part], block=block, levels=levels, keys=some)
+        part_keys = None if keys is None else keys[part]
+        whole, scale = quantise_rows(rows[part], block=block, levels=levels, keys=part_keys)
         each = scale.repeat_interleave(block, dim=1)[:, : rows.shape[1]]
         back[part] = torch.where(each.isnan(), each, whole.to(rows.dtype) * each)
     return back
@@ -115,19 +119,22 @@ def rounded(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> Te
 
 def check_scales(scales: Values, levels: int) -> None:
     """Refuse scales that `quantise` does not make."""
-    patterns, limits = scales.view(f"<u{scales.itemsize}"), np.finfo(scales.dtype)
+    patterns = scales.view(f"<u{scales.itemsize}")
+    limits = np.finfo(scales.dtype)
     none = (patterns == 0) | (patterns == np.array(np.nan, scales.dtype).view(patterns.dtype))
     whole = (scales >= limits.tiny) & (scales <= limits.max / levels) & (patterns & levels == 0)
     if (wrong := np.flatnonzero(~(none | whole))).size:
-        found = scales[wrong[0]]
+        scale = scales[wrong[0]]
         raise DecodeError(
-            f"scale {wrong[0]} is {found}, expected 0, the usual NaN, or a number as `quantise` makes it."
+            f"scale {wrong[0]} is {scale}, expected 0, the usual NaN, "
+            "or a number as `quantise` makes it."
         )
 
 
 def check_peaks(scales: Values, peaks: Bytes, levels: int) -> None:
-    """Refuse blocks that `quantise` would have given another scale, which would not arrive again as
-    they are.
+    """Refuse blocks that `quantise` would have given another scale.
+
+    Such blocks would change when they are sent again.
     """
     none = ~(scales > 0)
     fits = np.where(

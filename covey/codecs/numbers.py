@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 24  # values that torch rounds together
 def check(values: str) -> None:
     """Refuse the name of another format."""
     if values not in ("own", *HALVES):
-        raise ConfigError(f"values travel as 'own', 'f16' or 'bf16', not {values!r}.")
+        raise ConfigError(f"values are sent as 'own', 'f16' or 'bf16', not {values!r}.")
 
 
 def size(values: str, own: int) -> int:
@@ -45,11 +45,10 @@ def rounded(rows: Tensor, values: str) -> Tensor:
         return rows
     rows = rows.detach()
     if native.serves(rows) and native.packs():
-        here = rows.contiguous().numpy()
-        out = np.empty_like(
-            here
-        )  # in larger pages than torch asks for: three times as fast on a row of ten million
-        native.blur(here, out, brain=values == "bf16")
+        array = rows.contiguous().numpy()
+        # numpy asks for larger pages than torch: three times as fast on a row of ten million.
+        out = np.empty_like(array)
+        native.blur(array, out, brain=values == "bf16")
         return torch.from_numpy(out)
     flat = rows.reshape(-1)
     parts = [
@@ -96,8 +95,9 @@ def to_wire(row: Values, values: str) -> NDArray[Any]:
 
 
 def from_wire(block: Bytes, values: str, dtype: np.dtype[Any]) -> Values:
-    """The reverse, read-only and at any address; DecodeError for a NaN that `to_wire` does not
-    make.
+    """The reverse of `to_wire`, read-only and at any address.
+
+    DecodeError for a NaN that `to_wire` does not make.
     """
     if values == "own":
         return block.view(dtype)

@@ -1,12 +1,13 @@
-"""Examples, and which device holds which of them: one's own arrays or files, the papers' data sets,
-or synthetic data.
+"""Examples, and which device holds which of them.
+
+They are the user's arrays or files, the papers' data sets, or synthetic data.
 """
 
 from covey.data import edges, partition, recipes
-from covey.data.deal import PARTITIONS, deal
 from covey.data.digits import digits
 from covey.data.files import device_file, files
 from covey.data.leaks import Overlaps, overlaps
+from covey.data.named_partitions import PARTITIONS, deal
 from covey.data.own import own, own_parts
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.sets import Raw, cifar10, cifar100, emnist, fashion_mnist, femnist, load, mnist

@@ -1,6 +1,4 @@
-"""Examples kept as one .npz file, so that what took long to read or fetch is there at once the next
-time.
-"""
+"""Examples kept as one .npz file, for the next time that they are needed."""
 
 from __future__ import annotations
 
@@ -18,23 +16,30 @@ from covey.errors import DataError
 
 def write(path: Path, arrays: Arrays, source: str) -> None:
     """Keep these examples and where they came from; the file is replaced whole or not at all."""
-    part = (
-        path.parent / f".{path.name}.{uuid.uuid4().hex}.part"
-    )  # two processes may fetch the same set at once
-    who = arrays.writers if arrays.writers is not None else np.empty(0, dtype=np.int64)
+    # Two processes may fetch the same set at once.
+    part = path.parent / f".{path.name}.{uuid.uuid4().hex}.part"
+    writers = np.empty(0, dtype=np.int64)
+    if arrays.writers is not None:
+        writers = arrays.writers
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(part, "xb") as file:
             np.savez(
-                file, x=arrays.x, y=arrays.y, train=arrays.train, writers=who,
-                writer_names=np.array(arrays.writer_names, dtype=str), source=source,
-            )  # fmt: skip
+                file,
+                x=arrays.x,
+                y=arrays.y,
+                train=arrays.train,
+                writers=writers,
+                writer_names=np.array(arrays.writer_names, dtype=str),
+                source=source,
+            )
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         raise DataError(
-            f"cannot keep the data in {path}: {error}; name a folder to write to by data_dir or COVEY_DATA."
+            f"cannot keep the data in {path}: {error}; "
+            "choose a writable folder with data_dir or COVEY_DATA."
         ) from error
     finally:
         with suppress(OSError):
@@ -42,8 +47,9 @@ def write(path: Path, arrays: Arrays, source: str) -> None:
 
 
 def read(path: Path, source: str | None = None) -> Arrays | None:
-    """The examples kept there; None where there are none, or they came from another source than
-    this.
+    """The examples in a file of the cache.
+
+    None where the file is missing, or its examples came from another source.
     """
     if not path.is_file():
         return None
@@ -59,7 +65,9 @@ def read(path: Path, source: str | None = None) -> Arrays | None:
 
 def _check(kept: dict[str, npz.Array]) -> None:
     """Raise unless these arrays are such as `write` keeps."""
-    x, y, who = kept["x"], kept["y"], kept["writers"]
+    x = kept["x"]
+    y = kept["y"]
+    who = kept["writers"]
     if x.dtype != np.uint8 or x.ndim != 4:
         raise ValueError(f"x is {x.dtype} of shape {x.shape}, not bytes with four axes")
     for name, array in (("y", y), ("writers", who)):

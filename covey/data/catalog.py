@@ -1,5 +1,6 @@
-"""What is published about the data sets covey can read: files, checksums, numbers, class names, and
-where to get them.
+"""The published facts of the data sets that covey can read.
+
+They are files, checksums, sizes, class names and addresses.
 """
 
 from __future__ import annotations
@@ -14,14 +15,10 @@ from covey.errors import DataError
 
 @dataclass(frozen=True)
 class Way:
-    """One form in which a set is published: its format, and the names of the files that make it
-    whole.
-    """
+    """One form in which a set is published: its format and the names of its files."""
 
     format: str  # a key of formats.FORMATS
-    files: tuple[
-        str, ...
-    ]  # a name that ends in .gz may lie there unpacked too; * stands for anything
+    files: tuple[str, ...]  # a .gz file may be there unpacked too; * stands for anything
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,13 @@ class KnownSet:
     name: str
     shape: tuple[int, int, int]  # channels, height, width
     classes: tuple[str, ...]
-    train: int  # examples in the official training part; all of them where there is no official test part
+    train: int  # examples in the official training part; all where there is no official test part
     test: int
     ways: tuple[Way, ...]  # the one to prefer first
     places: tuple[str, ...]  # folders to look into, below the data folder
     page: str
     download: str  # what to get there
-    repository: (
-        str | None
-    )  # on the Hugging Face hub; None where none is known to hold this set as published
+    repository: str | None  # on the Hugging Face hub; None where none has the set as published
     label: str = "label"  # the repository's column
     md5: Mapping[str, str] = field(default_factory=dict)  # by file name
 
@@ -57,14 +52,18 @@ def known(name: str, split: str | None = None) -> KnownSet:
     """
     key = f"{name}-{split or 'digits'}" if name == "emnist" else name
     if key not in CATALOG or (split is not None and name != "emnist"):
-        what = f"{name!r}" if split is None else f"{name!r} with split={split!r}"
-        raise DataError(f"no data set is called {what}; choose one of {', '.join(CATALOG)}.")
+        if split is None:
+            wanted = f"{name!r}"
+        else:
+            wanted = f"{name!r} with split={split!r}"
+        raise DataError(f"no data set is called {wanted}; choose one of {', '.join(CATALOG)}.")
     return CATALOG[key]
 
 
 def _places(names: Iterable[str], inside: Iterable[str] = ()) -> tuple[str, ...]:
-    """A folder named after the set, or the data folder itself, and the folders that may lie in
-    either.
+    """The folders in which the files of a set may lie.
+
+    They are a folder named after the set, the data folder itself, and folders `inside` either.
     """
     return tuple("/".join(filter(None, pair)) for pair in product((*names, ""), ("", *inside)))
 
@@ -161,13 +160,14 @@ _FASHION = (
 )
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
-    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish forest
-    fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain
-    mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit
-    raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower
-    sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman
-    worm
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm
 """
 
 _SETS = (
@@ -248,10 +248,11 @@ _SETS = (
             ("cifar100", "cifar-100", "CIFAR100"), ("cifar-100-binary", "cifar-100-python")
         ),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        download=f"cifar-100-binary.tar.gz, or cifar-100-python.tar.gz, or {_listed(CIFAR100_BINARY)}",
+        download="cifar-100-binary.tar.gz, or cifar-100-python.tar.gz, "
+        f"or {_listed(CIFAR100_BINARY)}",
         repository="uoft-cs/cifar100",
         label="fine_label",
         md5=_CIFAR100_MD5,
     ),
 )
-CATALOG = {one.name: one for one in _SETS}
+CATALOG = {entry.name: entry for entry in _SETS}

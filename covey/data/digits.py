@@ -1,5 +1,6 @@
-"""1,797 real handwritten digits of 8 x 8 pixels, small enough to ship, dealt to devices (source:
-DIGITS.md).
+"""1,797 real handwritten digits of 8 x 8 pixels, small enough to ship.
+
+DIGITS.md names their source.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def digits(
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """The digits as shards, x [1797, 64] in [0, 1]: `labels` per device, or by Dir(alpha) if alpha
-    is given.
+    """The digits as shards, x [1797, 64] in [0, 1].
 
-    With labels=None and no alpha, the devices are alike (iid).
+    Each device has `labels` labels. With `alpha` the labels are dealt by Dir(alpha) instead. With
+    labels=None and no alpha, the devices are alike (iid).
 
     >>> shards = digits()
     >>> shards.devices, shards.classes, tuple(shards.x.shape)

@@ -1,8 +1,8 @@
-"""Who stands under which edge: devices put in an order in which each edge's are consecutive, and
-the tree over them.
+"""Which edge each device belongs to.
 
-Every function returns the shards in that order, with `edges` and the edges' names set, and the
-tree. No device is lost.
+Devices are ordered so that those of one edge are consecutive; the tree follows that order. Every
+function returns the shards in that order, with `edges` and the edges' names set, and the tree. No
+device is lost.
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
     """
     if len(names) != shards.devices:
         raise DataError(
-            f"there are {len(names)} edge names ({some(names)}) for {shards.devices} devices; give one per device."
+            f"there are {len(names)} edge names ({some(names)}) for {shards.devices} devices; "
+            "give one per device."
         )
-    number = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     return grouped(shards, np.array([number[name] for name in names]), tuple(map(str, number)))
 
 
 def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tree]:
-    """Each device under the edge whose labels most of its training examples have; if equal, under
-    the smaller edge so far.
+    """Each device under the edge whose labels most of its training examples have.
+
+    In a tie, the edge with the fewest devices so far gets the device.
 
     >>> from covey.data import digits
     >>> by_label(digits(), WORST)[0].edges
@@ -72,7 +74,8 @@ def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tre
     """
     _check_sets(shards, sets)
     held = shards.labels()
-    edge, sizes = np.zeros(shards.devices, dtype=np.int64), np.zeros(len(sets), dtype=np.int64)
+    edge = np.zeros(shards.devices, dtype=np.int64)
+    sizes = np.zeros(len(sets), dtype=np.int64)
     for device, fit in enumerate(
         np.stack([held[:, sorted(set(owned))].sum(axis=1) for owned in sets], axis=1)
     ):
@@ -81,8 +84,10 @@ def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tre
     if not sizes.all():
         empty = int(np.argmin(sizes))
         raise DataError(
-            f"no device has most of its examples among the labels {some(sets[empty])} of edge {empty} (the edges would have "
-            f"{some(sizes.tolist())} devices); give other label sets, or a partition with fewer labels per device."
+            f"no device has most of its examples among the labels {some(sets[empty])} of edge "
+            f"{empty} (the edges would have "
+            f"{some(sizes.tolist())} devices); "
+            "give other label sets, or a partition with fewer labels per device."
         )
     return grouped(shards, edge)
 
@@ -106,19 +111,22 @@ def _even(order: Numbers, edges: int) -> Numbers:
 def check_edges(edges: int, devices: int) -> None:
     if not 1 <= edges <= devices:
         raise DataError(
-            f"edges={edges} for {devices} devices; give 1 to {devices}, so that every edge has a device."
+            f"edges={edges} for {devices} devices; "
+            f"give 1 to {devices}, so that every edge has a device."
         )
 
 
 def _check_sets(shards: Shards, sets: Sequence[Sequence[int]]) -> None:
     if shards.classes is None:
         raise DataError(
-            "by_label needs labels, but this data has numbers to predict; choose edges in another way."
+            "by_label needs labels, but this data has numbers to predict; "
+            "choose edges in another way."
         )
     wrong = [label for owned in sets for label in owned if not 0 <= label < shards.classes]
     if wrong or not sets or not all(map(len, sets)):
         raise DataError(
-            f"sets={sets}; give each edge at least one label, from 0 to {shards.classes - 1}, as in edges.WORST for ten classes."
+            f"sets={sets}; give each edge at least one label, from 0 to {shards.classes - 1}, "
+            "as in edges.WORST for ten classes."
         )
 
 

@@ -36,14 +36,14 @@ def files(
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """One's own data from `.csv`, `.parquet` or `.npz` files: a table with a device column, or a
-    folder with a file per device.
+    """Shards from the user's `.csv`, `.parquet` or `.npz` files.
 
-    In a table, `device`, `edge`, `part` and `label` name columns; edge and part (train, validation
-    or test) may be missing, and all other columns are features unless `features` lists them. In a
-    folder, files are named after devices and subfolders, if there are any, after edges. An `.npz`
-    file has arrays x and y, or train_x, train_y, test_x and so on; as a table it has x, y and
-    device. Devices are ordered by edge. Without a part column, `split` cuts each device's rows.
+    The path is a table with a device column, or a folder with one file per device. In a table,
+    `device`, `edge`, `part` and `label` name columns; edge and part (train, validation or test) may
+    be missing, and all other columns are features unless `features` lists them. In a folder, files
+    are named after devices and subfolders, if there are any, after edges. An `.npz` file has arrays
+    x and y, or train_x, train_y, test_x and so on; as a table it has x, y and device. Devices are
+    ordered by edge. Without a part column, `split` cuts each device's rows.
 
     Labels that are whole numbers or text are classes, those that occur unless `classes` lists them;
     with decimal points, or with `regression`, they are targets. An experiment file that names `loss
@@ -52,7 +52,8 @@ def files(
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = Path(folder, "pumps.csv")
-    ...     rows = [f"{device},{edge},{row}" for device, edge in ("az", "by", "cz") for row in ("1,ok", "9,hot")]
+    ...     homes = ("a,z", "b,y", "c,z")
+    ...     rows = [f"{home},{row}" for home in homes for row in ("1,ok", "9,hot")]
     ...     _ = table.write_text("\\n".join(["device,edge,heat,label", *rows]))
     ...     shards = files(str(table), split=(1, 0, 0))
     >>> shards.names.devices, shards.names.edges, shards.edges
@@ -60,24 +61,22 @@ def files(
     >>> shards.names.classes, shards.y.tolist(), shards.x.flatten().tolist()
     (('hot', 'ok'), [1, 0, 1, 0, 1, 0], [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     """
-    columns, where, faults = (
-        Columns(label, device, edge, part, _tuple(features)),
-        Path(path).expanduser(),
-        Faults(),
-    )
+    columns = Columns(label, device, edge, part, _tuple(features))
+    where = Path(path).expanduser()
+    faults = Faults()
     _check_options(columns, classes, regression=regression)
-    table = (
-        folder_table(where, columns, faults)
-        if _is_folder(where)
-        else _table(where, columns, faults)
-    )
+    if _is_folder(where):
+        table = folder_table(where, columns, faults)
+    else:
+        table = _table(where, columns, faults)
     goal = _goal(table, classes, faults, regression=regression)
     homes = _homes(table)
     parts = _parts(table, homes, split=split, seed=seed)
     _check_seen(table, goal, parts)
     scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
     names = Names(homes.devices, homes.edges, goal.names, table.features)
-    x, name = _inputs(table, scale), where.resolve().name
+    x = _inputs(table, scale)
+    name = where.resolve().name
     return Shards(
         x,
         goal.y,
@@ -101,27 +100,28 @@ def device_file(
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """The shards of one new device, from its file, in the form of data trained on before: same
-    features, classes and scaling.
+    """The shards of one new device, from its file.
 
-    `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
-    taken as it is, or brought into the `shape` of one example.
+    Features, classes and scaling are those of the data that the run was trained on. `classes` are
+    the names or the number of classes, None for regression. An `.npz` file's x is taken as it is,
+    or brought into the `shape` of one example.
     """
-    columns, faults = Columns(label=label, features=_tuple(features) or None), Faults()
+    columns = Columns(label=label, features=_tuple(features) or None)
+    faults = Faults()
     table = read(path, columns, faults)
     check_alone(table, columns, path)
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
-    known = [str(at) for at in range(classes)] if isinstance(classes, int) else classes
-    goal = _goal(table, known, faults, regression=known is None)
+    numbered = isinstance(classes, int)
+    if isinstance(classes, int):
+        classes = [str(number) for number in range(classes)]
+    goal = _goal(table, classes, faults, regression=classes is None)
     homes = _Homes([np.arange(len(table))], (path.stem,))
     parts = _parts(table, homes, split=split, seed=seed)
-    names = Names(
-        homes.devices,
-        classes=() if isinstance(classes, int) else goal.names,
-        features=tuple(features),
-    )
+    names = Names(homes.devices, classes=goal.names, features=tuple(features))
+    if numbered:
+        names = replace(names, classes=())
     x = _inputs(table, scaling)
     return Shards(
         x, goal.y, *parts, classes=goal.classes, name=path.stem, names=names, scaling=scaling
@@ -132,7 +132,8 @@ def _shaped(table: Table, shape: tuple[int, ...], path: Path) -> Table:
     have = table.x.shape[1:]
     if math.prod(have) != math.prod(shape):
         raise DataError(
-            f"{path} has examples of shape {have}, but the run was trained on {shape}; give as many numbers in each."
+            f"{path} has examples of shape {have}, but the run was trained on {shape}; "
+            "give as many numbers in each."
         )
     return replace(table, x=table.x.reshape(len(table.x), *shape))
 
@@ -142,8 +143,9 @@ def _tuple(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _inputs(table: Table, scale: Scaling | None) -> Tensor:
-    """The features, scaled in the type they were read in: a time in seconds since 1970 needs more
-    than a float32 until then.
+    """The features, scaled in the type they were read in.
+
+    A time in seconds since 1970 does not fit into a float32 before it is scaled.
     """
     values = torch.from_numpy(table.x)
     return (values if scale is None else scale(values)).to(torch.float32)
@@ -181,7 +183,7 @@ def _goal(
     faults.refuse("correct or remove them, or list the columns that are features")
 
     def complain(row: int, why: str) -> None:
-        faults.add(table.source[row], table.place[row], why)
+        faults.add(table.source[row], table.position[row], why)
 
     if classes is None and not regression:
         classes = classes_of(table.label, complain)
@@ -192,7 +194,10 @@ def _goal(
 
 @dataclass(frozen=True, eq=False)
 class _Homes:
-    """Which rows each device has, and how many devices each edge has; devices are ordered by edge."""
+    """The rows of each device, and the number of devices of each edge.
+
+    Devices are ordered by edge.
+    """
 
     rows: list[Numbers]
     devices: tuple[str, ...]
@@ -204,33 +209,44 @@ def _homes(table: Table) -> _Homes:
     devices, who = _numbered(table.device or [])
     edges, under = _numbered(table.edge or [])
     _, first = np.unique(who, return_index=True)
-    home = under[first] if table.edge else np.zeros(len(devices), dtype=np.int64)
+    if table.edge:
+        home = under[first]
+    else:
+        home = np.zeros(len(devices), dtype=np.int64)
     if table.edge:
         _check_homes(table, first[who], under)
     order = np.argsort(home, kind="stable")
     rows = np.split(np.argsort(who, kind="stable"), np.bincount(who).cumsum()[:-1])
     sizes = tuple(np.bincount(home).tolist()) if table.edge else ()
-    return _Homes([rows[at] for at in order], tuple(devices[at] for at in order), edges, sizes)
+    return _Homes(
+        [rows[device] for device in order], tuple(devices[device] for device in order), edges, sizes
+    )
 
 
 def _numbered(names: Sequence[str]) -> tuple[tuple[str, ...], Numbers]:
     """The names in order of first appearance, and the number each row's name has among them."""
-    number = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     return tuple(number), np.array([number[name] for name in names], dtype=np.int64)
 
 
 def _check_homes(table: Table, first: Numbers, under: Numbers) -> None:
     """That every row names the edge of its device's first row."""
-    faults, device, edge = Faults(), table.device or [], table.edge or []
+    faults = Faults()
+    device = table.device or []
+    edge = table.edge or []
     for row in np.flatnonzero(under != under[first]).tolist():
         before = int(first[row])
-        why = f"device {device[row]!r} is under edge {edge[row]!r}, but under {edge[before]!r} in {table.where(before)}"
-        faults.add(table.source[row], table.place[row], why)
+        other = f"under {edge[before]!r} in {table.where(before)}"
+        why = f"device {device[row]!r} is under edge {edge[row]!r}, but {other}"
+        faults.add(table.source[row], table.position[row], why)
     faults.refuse("give each device one edge")
 
 
 def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Part, Part, Part]:
-    """Who trains, validates and tests on what, as the table says or by cutting each device's rows."""
+    """The rows that each device trains, validates and tests on.
+
+    The table says so, or each device's rows are cut.
+    """
     if table.part is None:
         return partition.split(homes.rows, split=split, seed=seed)
     part = np.array(table.part)
@@ -238,7 +254,8 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
     idle = [name for name, rows in zip(homes.devices, train, strict=True) if not len(rows)]
     if idle:
         raise DataError(
-            f"{len(idle)} of {len(train)} devices have no row to train on: {some(idle)}; add some or remove them."
+            f"{len(idle)} of {len(train)} devices have no row to train on: {some(idle)}; "
+            "add some or remove them."
         )
     return Part.of(train), Part.of(validation), Part.of(test)
 
@@ -247,11 +264,14 @@ def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> 
     """That every class occurs in training."""
     if goal.classes is None:
         return
-    faults, later = Faults(), torch.cat([part.index for part in parts[1:]])
+    faults = Faults()
+    later = torch.cat([part.index for part in parts[1:]])
     seen = goal.y[parts[0].index].bincount(minlength=goal.classes) > 0
     for row in later[~seen[goal.y[later]]].tolist():
         faults.add(
-            table.source[row], table.place[row], f"class {table.label[row]!r} is unseen in training"
+            table.source[row],
+            table.position[row],
+            f"class {table.label[row]!r} is unseen in training",
         )
     faults.refuse(
         "each class needs a row that somebody trains on: add some, remove these, or split otherwise"
@@ -266,15 +286,17 @@ def _check_options(columns: Columns, classes: Sequence[str] | None, *, regressio
         "part": columns.part,
     }
     if len(set(names.values())) < len(names):
-        given = ", ".join(f"{what} = {name!r}" for what, name in names.items())
-        raise DataError(f"{given}: name four different columns.")
+        settings = ", ".join(f"{role} = {name!r}" for role, name in names.items())
+        raise DataError(f"{settings}: name four different columns.")
     if columns.features is not None and (not columns.features or columns.label in columns.features):
         raise DataError(
-            f"features = {list(columns.features)}; list at least one column, and not the label {columns.label!r}."
+            f"features = {list(columns.features)}; "
+            f"list at least one column, and not the label {columns.label!r}."
         )
     if classes is not None and (regression or not classes or len(set(classes)) < len(classes)):
         raise DataError(
-            f"classes = {list(classes)} and regression = {regression}; list each class once, or leave classes out."
+            f"classes = {list(classes)} and regression = {regression}; "
+            "list each class once, or leave classes out."
         )
 
 
@@ -283,7 +305,8 @@ def _check_form(table: Table, features: Sequence[str], scale: Scaling | None, pa
     shape = table.x.shape[1:]
     if features and shape != (len(features),):
         raise DataError(
-            f"{path} has examples of shape {shape}, but the model was trained on {len(features)} features."
+            f"{path} has examples of shape {shape}, "
+            f"but the model was trained on {len(features)} features."
         )
     have = tuple(scale.shift.shape) if scale is not None else ()
     fits = len(have) <= len(shape) and all(
@@ -291,5 +314,6 @@ def _check_form(table: Table, features: Sequence[str], scale: Scaling | None, pa
     )
     if not fits:
         raise DataError(
-            f"{path} has examples of shape {shape}, but those trained on were scaled by values of shape {have}."
+            f"{path} has examples of shape {shape}, "
+            f"but those trained on were scaled by values of shape {have}."
         )

@@ -1,5 +1,6 @@
-"""A folder with one file per device, in subfolders named after edges if there are edges, as one
-table.
+"""A folder with one file per device, read as one table.
+
+Files lie in subfolders named after edges if there are edges.
 """
 
 from __future__ import annotations
@@ -30,40 +31,46 @@ def folder_table(folder: Path, columns: Columns, faults: Faults) -> Table:
     return joined(list(tables.values()))
 
 
+def _is_table(path: Path, folder: Path) -> bool:
+    """Whether a path below a folder is a file of rows, and not hidden."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in SUFFIXES and path.is_file() and not hidden
+
+
 def _paths(folder: Path) -> list[Path]:
     """The devices' files under a folder, all in it or all one level below it."""
-    found = [
-        path.relative_to(folder)
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in SUFFIXES and path.is_file()
+    paths = [
+        path.relative_to(folder) for path in sorted(folder.rglob("*")) if _is_table(path, folder)
     ]
-    found = [path for path in found if not any(part.startswith(".") for part in path.parts)]
-    if not found:
+    if not paths:
         raise DataError(
             f"there is no {ENDINGS} file in the folder {folder}; put one there for each device."
         )
-    first = found[0]
-    for path in found:
+    first = paths[0]
+    for path in paths:
         if len(path.parts) > 2:
             raise DataError(
-                f"{path} lies too deep in {folder}; a device's file lies in the folder or in its edge's subfolder."
+                f"{path} lies too deep in {folder}; "
+                "a device's file lies in the folder or in its edge's subfolder."
             )
         if len(path.parts) != len(first.parts):
             raise DataError(
-                f"{folder} has devices with an edge and without, such as {first} and {path}; give every device a subfolder."
+                f"{folder} has devices with an edge and without, such as {first} and {path}; "
+                "give every device a subfolder."
             )
-    _check_twice(found, folder)
-    return [folder / path for path in found]
+    _check_twice(paths, folder)
+    return [folder / path for path in paths]
 
 
 def _check_twice(paths: Sequence[Path], folder: Path) -> None:
-    known: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for path in paths:
-        if path.stem in known:
+        if path.stem in by_name:
             raise DataError(
-                f"{known[path.stem]} and {path} in {folder} are both called {path.stem!r}; rename one of the devices."
+                f"{by_name[path.stem]} and {path} in {folder} are both called {path.stem!r}; "
+                "rename one of the devices."
             )
-        known[path.stem] = path
+        by_name[path.stem] = path
 
 
 def check_alone(table: Table, columns: Columns, path: Path) -> None:
@@ -72,7 +79,8 @@ def check_alone(table: Table, columns: Columns, path: Path) -> None:
         values = sorted(set(cells or ()))
         if len(values) > 1:
             raise DataError(
-                f"{path} should hold one device, but its column {name!r} has {len(values)} values ({some(values)}); "
+                f"{path} should hold one device, "
+                f"but its column {name!r} has {len(values)} values ({some(values)}); "
                 "give a table of several devices as the path itself, or split it into files."
             )
 
@@ -90,11 +98,9 @@ def _aligned(table: Table, path: Path, first: Path, like: Table) -> Table:
         shapes = f"{like.x.shape[1:]} in {first} and {table.x.shape[1:]} in {path}"
         raise DataError(f"examples have shape {shapes}; give all files the same features.")
     order = [table.features.index(name) for name in like.features]
-    return (
-        replace(table, x=table.x[:, order], features=like.features)
-        if table.features != like.features
-        else table
-    )
+    if table.features != like.features:
+        return replace(table, x=table.x[:, order], features=like.features)
+    return table
 
 
 def _check_alike(tables: dict[Path, Table], columns: Columns) -> None:
@@ -103,5 +109,6 @@ def _check_alike(tables: dict[Path, Table], columns: Columns) -> None:
     lacking = [path for path, table in tables.items() if table.part is None]
     if having and lacking:
         raise DataError(
-            f"{having[0]} is split into parts (column {columns.part!r}) and {lacking[0]} is not; split all or none."
+            f"{having[0]} is split into parts (column {columns.part!r}) and {lacking[0]} is not; "
+            "split all or none."
         )

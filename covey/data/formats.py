@@ -1,8 +1,7 @@
-"""The formats in which data sets are published, read into arrays; a damaged file is refused by
-name.
+"""The formats in which data sets are published, read into arrays.
 
-Every reader of FORMATS takes the files of one form of a set and returns all its examples, the
-official training part first.
+An error names the damaged file. Every reader of FORMATS takes the files of one form of a set and
+returns all its examples, the official training part first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import numpy.typing as npt
 from covey.data import catalog, npz, pickles
 from covey.data.catalog import KnownSet
 from covey.data.extras import needed
-from covey.data.locations import Found
+from covey.data.locations import Located
 from covey.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -50,26 +49,29 @@ class Arrays(NamedTuple):
     writer_names: tuple[str, ...] = ()
 
 
-def read(one: KnownSet, found: Found) -> Arrays:
+def read(entry: KnownSet, located: Located) -> Arrays:
     """All examples of a set in the files that were found, which must be as this set's are."""
-    arrays = FORMATS[found.way.format](found.files)
-    if arrays.x.shape[1:] != one.shape:
+    arrays = FORMATS[located.way.format](located.files)
+    if arrays.x.shape[1:] != entry.shape:
         have = tuple(arrays.x.shape[1:])
         raise DataError(
-            f"{found.place} has images of shape {have}, but those of {one.name} have {one.shape}; get its own files."
+            f"{located.folder} has images of shape {have}, "
+            f"but those of {entry.name} have {entry.shape}; download its own files."
         )
-    wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(one.classes)))
+    wrong = np.flatnonzero((arrays.y < 0) | (arrays.y >= len(entry.classes)))
     if len(wrong):
         raise DataError(
-            f"{found.place}: image {wrong[0]} has the label {arrays.y[wrong[0]]}, but {one.name} has the classes "
-            f"0 to {len(one.classes) - 1}; get its own files."
+            f"{located.folder}: image {wrong[0]} has the label {arrays.y[wrong[0]]}, "
+            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}; "
+            "download its own files."
         )
     return arrays
 
 
 def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
-    """The array of bytes in an idx file: two zeros, 8 for bytes, the number of axes, their lengths,
-    the values.
+    """The array of bytes in an idx file.
+
+    The file has two zeros, 8 for bytes, the number of axes, their lengths, and the values.
 
     >>> import io
     >>> idx(io.BytesIO(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])), "labels", 1)
@@ -79,24 +81,27 @@ def idx(stream: IO[bytes], name: str, axes: int) -> Bytes:
         magic = stream.read(4)
         if magic != bytes([0, 0, 8, axes]):
             raise DataError(
-                f"{name} begins with {magic!r}, so it is not an idx file of bytes with {axes} axes; get it again."
+                f"{name} begins with {magic!r}, "
+                f"so it is not an idx file of bytes with {axes} axes; download it again."
             )
         shape = struct.unpack(f">{axes}I", stream.read(4 * axes))
         npz.check_memory(math.prod(shape), name)
         array = np.empty(shape, dtype=np.uint8)
-        room, filled = array.reshape(-1).data, 0
+        room = array.reshape(-1).data
+        filled = 0
         while filled < len(room) and (block := stream.read(min(len(room) - filled, _BLOCK))):
             room[filled : filled + len(block)] = block
             filled += len(block)
         if filled < len(room) or stream.read(1):
             raise DataError(
-                f"{name} does not have the {len(room)} values that its head speaks of; get it again."
+                f"{name} does not have the {len(room)} values that its header declares; "
+                "download it again."
             )
     return array
 
 
 @contextmanager
-def named(name: object, remedy: str = "get it again") -> Iterator[None]:
+def named(name: object, remedy: str = "download it again") -> Iterator[None]:
     """What goes wrong while reading, as a DataError that names the file."""
     try:
         yield
@@ -122,9 +127,9 @@ def _idx_zip(files: Files, *, members: Sequence[str]) -> Arrays:
     (path,) = files
     arrays = []
     with named(path), zipfile.ZipFile(path) as archive:
-        there = {Path(name).name: name for name in archive.namelist()}
+        paths = {Path(name).name: name for name in archive.namelist()}
         for member, axes in zip(members, (3, 1, 3, 1), strict=True):
-            with archive.open(there[member]) as stream:
+            with archive.open(paths[member]) as stream:
                 arrays.append(idx(_unpacked(stream), f"{path} ({member})", axes))
     return _idx_arrays(arrays, members, turned=True)
 
@@ -141,15 +146,18 @@ def _upright(x: Bytes) -> Bytes:
 
 
 def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Arrays:
-    """Records of one image each: its labels, a byte each and the finest last, then its red, green
-    and blue plane.
+    """Records of one image each.
+
+    A record has the labels, one byte each with the finest last, then the red, green and blue plane.
     """
-    pairs, names = [], []
+    pairs = []
+    names = []
     for name, data in _contents(files, members):
         size = labels + 3 * 32 * 32
         if not data or len(data) % size:
             raise DataError(
-                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; get it again."
+                f"{name} has {len(data)} bytes, not a multiple of the {size} of an image; "
+                "download it again."
             )
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, size)
         pairs.append((records[:, labels:].reshape(-1, 3, 32, 32), records[:, labels - 1]))
@@ -159,15 +167,17 @@ def _cifar_binary(files: Files, *, members: Sequence[str], labels: int) -> Array
 
 def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Arrays:
     """Pickled dictionaries with the images as rows of 3072 bytes."""
-    pairs, names = [], []
+    pairs = []
+    names = []
     for name, data in _contents(files, members):
-        found = pickles.batch(data, name)
-        if lacking := {"data", labels} - found.keys():
+        content = pickles.batch(data, name)
+        if lacking := {"data", labels} - content.keys():
             raise DataError(
-                f"{name} has no {lacking.pop()!r}, only {', '.join(found)}; get the official file again."
+                f"{name} has no {lacking.pop()!r}, only {', '.join(content)}; "
+                "download the official file again."
             )
         with named(name):
-            pairs.append((found["data"].reshape(-1, 3, 32, 32), _labels(found[labels])))
+            pairs.append((content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])))
         names.append(name)
     return _joined(pairs, names)
 
@@ -187,7 +197,9 @@ def _emnist_matlab(files: Files) -> Arrays:
         who = _labels(np.concatenate([part["writers"].reshape(-1) for part in parts]))
     arrays = _joined(list(zip(images, labels, strict=True)), [f"{path} (train)", f"{path} (test)"])
     if len(who) != len(arrays.y):
-        raise DataError(f"{path} has {len(who)} writers for {len(arrays.y)} images; get it again.")
+        raise DataError(
+            f"{path} has {len(who)} writers for {len(arrays.y)} images; download it again."
+        )
     numbers, writers = np.unique(who, return_inverse=True)
     return arrays._replace(
         writers=writers.astype(np.int64), writer_names=tuple(str(number) for number in numbers)
@@ -196,7 +208,8 @@ def _emnist_matlab(files: Files) -> Arrays:
 
 def _leaf(files: Files) -> Arrays:
     """LEAF's files: writer by writer, pixels as fractions of 255."""
-    pairs, writers = [], []
+    pairs = []
+    writers = []
     for path in files:
         with named(path):
             data = json.loads(path.read_bytes())["user_data"]
@@ -204,14 +217,14 @@ def _leaf(files: Files) -> Arrays:
                 pairs.append((_pixels(examples["x"]), _labels(examples["y"])))
                 writers.append((writer, str(path)))
     names = tuple(dict.fromkeys(writer for writer, _ in writers))
-    number = {name: at for at, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     arrays = _joined(pairs, [f"{path} ({writer})" for writer, path in writers])
     who = np.repeat([number[writer] for writer, _ in writers], [len(y) for _, y in pairs])
     return arrays._replace(train=len(arrays.y), writers=who, writer_names=names)
 
 
 def _labels(values: Any) -> Numbers:
-    """Labels as int64; a ValueError if they are not whole numbers on one axis."""
+    """Labels as int64; a ValueError if they are not integers on one axis."""
     if isinstance(values, list) and any(isinstance(value, list | dict) for value in values):
         # Lists of the same lists, a few bytes in a file, would be multiplied out by numpy.
         raise ValueError("its labels are lists, not numbers")
@@ -220,7 +233,7 @@ def _labels(values: Any) -> Numbers:
     if array.dtype.kind == "f":
         whole = bool((array == np.rint(array)).all())
     if array.ndim != 1 or not whole or not (np.abs(array) < 2**53).all():
-        raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not whole numbers")
+        raise ValueError(f"its labels are {array.dtype} of shape {array.shape}, not integers")
     return array.astype(np.int64)
 
 
@@ -236,12 +249,13 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
     for (x, y), name in zip(pairs, names, strict=True):
         if len(x) != len(y):
             raise DataError(
-                f"{name} has {len(y)} labels for {len(x)} images; get it again, or the images beside it."
+                f"{name} has {len(y)} labels for {len(x)} images; "
+                "download it again, or the images beside it."
             )
         if x.dtype != np.uint8:
-            raise DataError(f"{name} has images of {x.dtype}, not of bytes; get it again.")
+            raise DataError(f"{name} has images of {x.dtype}, not of bytes; download it again.")
     if not pairs:
-        raise DataError("there is no example in any of the files; get them again.")
+        raise DataError("there is no example in any of the files; download them again.")
     shape = pairs[0][0].shape[1:]
     x = np.empty((sum(len(x) for x, _ in pairs), *shape), dtype=np.uint8)
     with named(names[0]):
@@ -253,37 +267,46 @@ def _joined(pairs: Sequence[Pair], names: Sequence[object]) -> Arrays:
 
 
 def _contents(files: Files, members: Sequence[str]) -> Iterable[tuple[str, bytes]]:
-    """Every file's name and bytes, from the files themselves or from one archive that holds them."""
-    if len(files) == len(members):
-        for path in files:
-            with named(path):
-                data = path.read_bytes()
-            yield str(path), data
+    """Every file's name and bytes.
+
+    They come from the files themselves, or from one archive that holds them.
+    """
+    if len(files) != len(members):
+        (archive,) = files
+        yield from _members(archive, members)
         return
-    (path,) = files
-    there = {}
+    for path in files:
+        with named(path):
+            data = path.read_bytes()
+        yield str(path), data
+
+
+def _members(path: Path, members: Sequence[str]) -> Iterable[tuple[str, bytes]]:
+    """The name and the bytes of some members of an archive."""
+    contents = {}
     with named(path), tarfile.open(path) as archive:
-        for (
-            entry
-        ) in archive:  # in its own order: going back would mean unpacking again from the start
+        # In its own order: going back would mean unpacking again from the start.
+        for entry in archive:
             if (name := Path(entry.name).name) in members and (
                 stream := archive.extractfile(entry)
             ):
                 if entry.size > _LARGEST_MEMBER:
                     raise DataError(
-                        f"{path}: {name} would have {entry.size:,} bytes; get it again."
+                        f"{path}: {name} would have {entry.size:,} bytes; download it again."
                     )
-                there[name] = stream.read()
-    if lacking := [name for name in members if name not in there]:
-        raise DataError(f"{path} lacks {', '.join(lacking)}; get it again.")
-    yield from ((f"{path} ({name})", there[name]) for name in members)
+                contents[name] = stream.read()
+    if lacking := [name for name in members if name not in contents]:
+        raise DataError(f"{path} lacks {', '.join(lacking)}; download it again.")
+    yield from ((f"{path} ({name})", contents[name]) for name in members)
 
 
 def _unpacked(stream: IO[bytes]) -> IO[bytes]:
     """By what it holds, not by its name: some programs unpack a .gz file and leave it its name."""
     packed = stream.read(2) == b"\x1f\x8b"
     stream.seek(0)
-    return cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
+    if packed:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
+    return stream
 
 
 FORMATS: dict[str, Callable[[Files], Arrays]] = {

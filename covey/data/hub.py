@@ -26,7 +26,7 @@ _IMAGES = ("image", "img")
 _WRITER = "writer_id"
 
 
-def fetch(one: KnownSet, repository: str) -> Arrays:
+def fetch(entry: KnownSet, repository: str) -> Arrays:
     """All examples of a set in a repository's train and test splits, converted to arrays."""
     if not _local(repository):
         _check_within_reach()
@@ -41,16 +41,18 @@ def fetch(one: KnownSet, repository: str) -> Arrays:
         ) from error
     if "train" not in splits:
         raise DataError(
-            f"{repository} has the splits {', '.join(splits)}, but not train; name another one by hub."
+            f"{repository} has the splits {', '.join(splits)}, but not train; "
+            "choose another repository with hub."
         )
     return _converted(
-        one, repository, [splits[name] for name in ("train", "test") if name in splits]
+        entry, repository, [splits[name] for name in ("train", "test") if name in splits]
     )
 
 
 def origin(repository: str) -> str:
-    """What tells one source from another: the repository's name, and for a folder its files' sizes
-    and times too.
+    """A text that tells one source from another.
+
+    It is the repository's name, and for a folder also the sizes and times of its files.
     """
     if not _local(repository):
         return repository
@@ -64,7 +66,10 @@ def origin(repository: str) -> str:
 
 
 def unreachable(patience: float = PATIENCE) -> str | None:
-    """Why the hub cannot be reached, None if it can; known after `patience` seconds at the latest."""
+    """The reason why the hub cannot be reached, None if it can be.
+
+    It takes at most `patience` seconds.
+    """
     answers: list[str | None] = []
     # In a thread of its own, because looking up a name cannot be given a time limit.
     thread = threading.Thread(target=lambda: answers.append(_asked(patience)), daemon=True)
@@ -74,8 +79,9 @@ def unreachable(patience: float = PATIENCE) -> str | None:
 
 
 def _check_within_reach() -> None:
-    """Before the library is imported, which itself takes seconds and tries for minutes; without it,
-    nobody is asked.
+    """Raise a DataError unless the hub answers.
+
+    Checked before the library is imported, which takes seconds and retries for minutes.
     """
     if importlib.util.find_spec("datasets") and not _offline() and (trouble := unreachable()):
         raise DataError(f"The hub {_endpoint()} cannot be reached: {trouble}.")
@@ -108,17 +114,18 @@ def _local(repository: str) -> bool:
     return Path(repository).expanduser().is_dir()
 
 
-def _converted(one: KnownSet, repository: str, parts: list[Any]) -> Arrays:
+def _converted(entry: KnownSet, repository: str, parts: list[Any]) -> Arrays:
     columns = list(parts[0].column_names)
     image = _column(columns, _IMAGES, repository)
-    label = _column(columns, (one.label, "label"), repository)
+    label = _column(columns, (entry.label, "label"), repository)
     total = sum(len(part) for part in parts)
-    x, y = np.empty((total, *one.shape), dtype=np.uint8), np.empty(total, dtype=np.int64)
+    x = np.empty((total, *entry.shape), dtype=np.uint8)
+    y = np.empty(total, dtype=np.int64)
     who: list[str] = []
     wanted = [image, label, *([_WRITER] if _WRITER in columns else [])]
-    for at, row in enumerate(row for part in parts for row in part.select_columns(wanted)):
-        x[at] = _image(one, row[image], f"{repository}, example {at}")
-        y[at] = _label(one, row[label], f"{repository}, example {at}")
+    for index, row in enumerate(row for part in parts for row in part.select_columns(wanted)):
+        x[index] = _image(entry, row[image], f"{repository}, example {index}")
+        y[index] = _label(entry, row[label], f"{repository}, example {index}")
         who.append(str(row.get(_WRITER)))
     arrays = Arrays(x, y, train=len(parts[0]))
     return _signed(arrays, who) if _WRITER in columns else arrays
@@ -129,39 +136,41 @@ def _column(columns: list[str], wanted: Iterable[str], repository: str) -> str:
         if name in columns:
             return name
     raise DataError(
-        f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; name another one by hub."
+        f"{repository} has the columns {', '.join(columns)}, but not {' or '.join(wanted)}; "
+        "choose another repository with hub."
     )
 
 
-def _image(one: KnownSet, cell: Any, where: str) -> Bytes:
+def _image(entry: KnownSet, cell: Any, where: str) -> Bytes:
     """Grey [height, width] or colour [3, height, width]."""
     if not hasattr(cell, "convert"):
         raise DataError(
-            f"{where}: the image is a {type(cell).__name__}; name a repository whose column holds images by hub."
+            f"{where}: the image is a {type(cell).__name__}; "
+            "choose a repository with a column of images with hub."
         )
-    channels, height, width = one.shape
+    channels, height, width = entry.shape
     if cell.size != (width, height):
         raise DataError(
-            f"{where}: the image has {cell.size} pixels, but those of {one.name} have {(width, height)}."
+            f"{where}: the image has {cell.size} pixels, "
+            f"but those of {entry.name} have {(width, height)}."
         )
-    return (
-        np.asarray(cell.convert("L"))
-        if channels == 1
-        else np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
-    )
+    if channels == 1:
+        return np.asarray(cell.convert("L"))
+    return np.asarray(cell.convert("RGB")).transpose(2, 0, 1)
 
 
-def _label(one: KnownSet, cell: Any, where: str) -> int:
-    if not isinstance(cell, int) or not 0 <= cell < len(one.classes):
+def _label(entry: KnownSet, cell: Any, where: str) -> int:
+    if not isinstance(cell, int) or not 0 <= cell < len(entry.classes):
         raise DataError(
-            f"{where}: the label is {cell!r}, but {one.name} has the classes 0 to {len(one.classes) - 1}."
+            f"{where}: the label is {cell!r}, "
+            f"but {entry.name} has the classes 0 to {len(entry.classes) - 1}."
         )
     return cell
 
 
 def _signed(arrays: Arrays, who: list[str]) -> Arrays:
     names = tuple(dict.fromkeys(who))
-    number = {name: at for at, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     return arrays._replace(
         writers=np.array([number[name] for name in who], dtype=np.int64), writer_names=names
     )

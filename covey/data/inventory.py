@@ -44,7 +44,7 @@ def present(data_dir: str | Path | None = None) -> list[Status]:
     ['mnist', 'fashion_mnist', 'emnist-digits', 'emnist-byclass', 'femnist', 'cifar10', 'cifar100']
     """
     root = locations.folder(data_dir)
-    return [_status(one, root) for one in CATALOG.values()]
+    return [_status(entry, root) for entry in CATALOG.values()]
 
 
 def check(name: str, data_dir: str | Path | None = None) -> list[Verdict]:
@@ -53,52 +53,68 @@ def check(name: str, data_dir: str | Path | None = None) -> list[Verdict]:
     A file whose checksum is published is compared with that; if one has none, the set is read and
     its numbers must fit.
     """
-    one, root = known(name), locations.folder(data_dir)
-    found, copy = locations.find(one, root), locations.hub_copy(one, root)
-    if found.missing and copy.is_file():
-        return [Verdict(copy, *_counted(one, cache.read(copy)))]
-    lacking = [Verdict(found.place / file, "missing", False) for file in found.missing]
+    entry = known(name)
+    root = locations.folder(data_dir)
+    located = locations.find(entry, root)
+    copy = locations.hub_copy(entry, root)
+    if located.missing and copy.is_file():
+        return [Verdict(copy, *_counted(entry, cache.read(copy)))]
+    lacking = [Verdict(located.folder / file, "missing", False) for file in located.missing]
     compared = [
-        Verdict(path, *_compared(one, path)) for path in found.files if path.name in one.md5
+        Verdict(path, *_compared(entry, path)) for path in located.files if path.name in entry.md5
     ]
-    rest = [path for path in found.files if path.name not in one.md5]
-    if rest and not found.missing:
-        said = _counted(one, formats.read(one, found))
+    rest = [path for path in located.files if path.name not in entry.md5]
+    if rest and not located.missing:
+        said = _counted(entry, formats.read(entry, located))
         return compared + [Verdict(path, *said) for path in rest]
     return lacking + compared
 
 
-def _status(one: KnownSet, root: Path) -> Status:
-    found, copy = locations.find(one, root), locations.hub_copy(one, root)
-    source, files, missing = f"{found.way.format} in {found.place}", found.files, found.missing
+def _status(entry: KnownSet, root: Path) -> Status:
+    located = locations.find(entry, root)
+    copy = locations.hub_copy(entry, root)
+    source = f"{located.way.format} in {located.folder}"
+    files = located.files
+    missing = located.missing
     if missing and copy.is_file():
-        source, files, missing = f"hub copy {copy}", (copy,), ()
-    get = locations.advice(one, root)
-    if one.repository is not None:
-        get = f"covey fetches {one.repository} from the hub (pip install 'covey[hub]'), or {get}"
+        source = f"hub copy {copy}"
+        files = (copy,)
+        missing = ()
+    get = locations.advice(entry, root)
+    if entry.repository is not None:
+        get = f"covey fetches {entry.repository} from the hub (pip install 'covey[hub]'), or {get}"
     shown = source if not missing else ""
     return Status(
-        one.name, not missing, shown, files, missing, one.train, one.test, len(one.classes), get
+        entry.name,
+        not missing,
+        shown,
+        files,
+        missing,
+        entry.train,
+        entry.test,
+        len(entry.classes),
+        get,
     )
 
 
-def _compared(one: KnownSet, path: Path) -> tuple[str, bool]:
+def _compared(entry: KnownSet, path: Path) -> tuple[str, bool]:
     with formats.named(path), open(path, "rb") as stream:
         have = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    want = one.md5[path.name]
+    want = entry.md5[path.name]
     if have == want:
         return "md5 as published", True
-    if path.suffix == ".gz" and locations.unpacked_md5(path) == one.md5.get(path.stem):
-        return "packed anew, contents as published", True
-    return f"md5 is {have}, published is {want}; get it again from {one.page}", False
+    if path.suffix == ".gz" and locations.unpacked_md5(path) == entry.md5.get(path.stem):
+        return "recompressed, contents as published", True
+    return f"md5 is {have}, published is {want}; download it again from {entry.page}", False
 
 
-def _counted(one: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
+def _counted(entry: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:
     assert arrays is not None  # its file was there a moment ago
-    images, labels = len(arrays.x), len(np.unique(arrays.y))
+    images = len(arrays.x)
+    labels = len(np.unique(arrays.y))
     numbers = f"no published checksum known; {images} images, {labels} labels, shapes fit"
-    published = (one.train, one.test)
-    if one.test and (arrays.train, images - arrays.train) != published:
+    published = (entry.train, entry.test)
+    if entry.test and (arrays.train, images - arrays.train) != published:
         return (
             f"{numbers}, but {published[0]} to train and {published[1]} to test on are published",
             False,

@@ -32,7 +32,8 @@ class Targets:
 def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | None:
     """The classes among labels, in order, or None where labels are fractions and so not classes.
 
-    >>> classes_of(["10", "9", "10"], print), classes_of(["ok", "9", "hot"], print), classes_of(["1", "2.5"], print)
+    >>> labels = (["10", "9", "10"], ["ok", "9", "hot"], ["1", "2.5"])
+    >>> tuple(classes_of(texts, print) for texts in labels)
     (['9', '10'], ['9', 'hot', 'ok'], None)
 
     Text among fractions, or a fraction among text, is a mistake: the rarer kind is complained of.
@@ -46,7 +47,9 @@ def classes_of(labels: Sequence[str], complain: Complain) -> Sequence[str] | Non
     if have["text"]:
         return sorted(kinds)
     # As Decimal, because Python makes no int of thousands of digits.
-    return None if have["fraction"] else sorted(kinds, key=lambda label: (Decimal(label), label))
+    if have["fraction"]:
+        return None
+    return sorted(kinds, key=lambda label: (Decimal(label), label))
 
 
 def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Complain) -> Targets:
@@ -57,9 +60,9 @@ def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Comp
     """
     if classes is None:
         return _numbers(labels, complain)
-    code = {name: at for at, name in enumerate(classes)}
+    code = {name: index for index, name in enumerate(classes)}
     numbers = [code.get(label, -1) for label in labels]
-    for row in [row for row, at in enumerate(numbers) if at < 0]:
+    for row in [row for row, index in enumerate(numbers) if index < 0]:
         complain(row, f"label {labels[row]!r} is not among the classes {some(classes)}")
     return Targets(torch.tensor(numbers), len(classes), tuple(classes))
 

@@ -63,7 +63,8 @@ def overlaps(shards: Shards) -> Overlaps:
 
 def _leaks(judged: Numbers, used: Numbers, shards: Shards) -> tuple[int, int, int]:
     """The number of judged examples, of those that another device uses, and of such pairs."""
-    judges, users = _counts(judged, shards), _counts(used, shards)
+    judges = _counts(judged, shards)
+    users = _counts(used, shards)
     both = _counts(_common(judged, used), shards)
     leaks = judges * users > both  # some judge and some user of the example are two devices
     leaked = judged[leaks[judged // shards.devices]]
@@ -76,8 +77,8 @@ def _counts(entries: Numbers, shards: Shards) -> Numbers:
     return np.bincount(entries // shards.devices, minlength=len(shards.x))
 
 
-def _common(some: Numbers, others: Numbers) -> Numbers:
-    return np.intersect1d(some, others, assume_unique=True)
+def _common(tested: Numbers, others: Numbers) -> Numbers:
+    return np.intersect1d(tested, others, assume_unique=True)
 
 
 def _entries(shards: Shards, splits: tuple[str, ...]) -> Numbers:
@@ -89,19 +90,21 @@ def _entries(shards: Shards, splits: tuple[str, ...]) -> Numbers:
 
 
 def _pairs(test: Numbers, used: Numbers, users: Numbers, devices: int) -> int:
-    """How many pairs of a tested device and another that uses one of its examples, given who uses
-    what, sorted.
-    """
-    first, who = users.cumsum() - users, used % devices
-    example, tested = test // devices, test % devices
+    """The number of pairs of a tested device and another device that uses one of its examples."""
+    first = users.cumsum() - users
+    who = used % devices
+    example = test // devices
+    tested = test % devices
     example = example[np.argsort(tested, kind="stable")]
-    ends, start, pairs = np.bincount(tested, minlength=devices).cumsum(), 0, 0
+    ends = np.bincount(tested, minlength=devices).cumsum()
+    start = 0
+    pairs = 0
     # Device by device: all pairs at once could be many times as many as the entries.
     for device in np.unique(tested):
-        mine = example[start : ends[device]]
+        own = example[start : ends[device]]
         start = ends[device]
         meets = np.zeros(devices, dtype=bool)
-        meets[who[_ranges(first[mine], users[mine])]] = True
+        meets[who[_ranges(first[own], users[own])]] = True
         meets[device] = False
         pairs += int(np.count_nonzero(meets))
     return pairs

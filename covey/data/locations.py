@@ -1,5 +1,6 @@
-"""Where the data sets lie on this machine: one folder, and in it the places where each set's files
-may be.
+"""Where the data sets lie on this machine.
+
+One folder has them all; each set has a list of subfolders where its files may be.
 """
 
 from __future__ import annotations
@@ -16,54 +17,58 @@ from covey.data.catalog import CATALOG, KnownSet, Way
 
 
 @dataclass(frozen=True)
-class Found:
+class Located:
     """The files of one form of a set that lie in one place, and the names of those that do not."""
 
     way: Way
-    place: Path
+    folder: Path
     files: tuple[Path, ...]
     missing: tuple[str, ...]
 
 
 def folder(data_dir: str | Path | None = None) -> Path:
-    """The folder with the data sets: the argument, else COVEY_DATA, else a folder among the user's
-    own.
+    """The folder with the data sets.
+
+    It is the argument, else COVEY_DATA, else a folder among the user's own.
 
     >>> folder("some/where").parts
     ('some', 'where')
     """
-    named = data_dir if data_dir is not None else os.environ.get("COVEY_DATA")
+    named = data_dir
+    if data_dir is None:
+        named = os.environ.get("COVEY_DATA")
     return Path(named).expanduser() if named else _user_data() / "covey"
 
 
-def find(one: KnownSet, root: Path) -> Found:
-    """The first form of a set that is whole in one place below `root`; if none is, the one that
-    lacks fewest files.
+def find(entry: KnownSet, root: Path) -> Located:
+    """The first form of a set whose files are all in one place below `root`.
+
+    If there is none, the form that lacks the fewest files.
     """
-    tried = [_look(way, root / place) for way in one.ways for place in one.places]
-    own = [found for found in tried if not _foreign(one, found)]
+    tried = [_look(way, root / subfolder) for way in entry.ways for subfolder in entry.places]
+    own = [located for located in tried if not _foreign(entry, located)]
     return min(own, key=_lack, default=tried[0])
 
 
-def hub_copy(one: KnownSet, root: Path) -> Path:
+def hub_copy(entry: KnownSet, root: Path) -> Path:
     """The file in which a set is kept once it was fetched from the hub."""
-    return root / f"{one.name}-hub.npz"
+    return root / f"{entry.name}-hub.npz"
 
 
-def advice(one: KnownSet, root: Path) -> str:
+def advice(entry: KnownSet, root: Path) -> str:
     """What to do so that the set is found below `root`.
 
     >>> from covey.data.catalog import known
     >>> advice(known("mnist"), Path("here")).partition(" into ")[2]
-    'here/mnist, or name their folder by data_dir or COVEY_DATA'
+    'here/mnist, or set data_dir or COVEY_DATA to the folder that has them'
     """
-    return f"put {one.download} (from {one.page}) into {root / one.home}, or name their folder by data_dir or COVEY_DATA"
+    target = root / entry.home
+    other = "set data_dir or COVEY_DATA to the folder that has them"
+    return f"put {entry.download} (from {entry.page}) into {target}, or {other}"
 
 
 def unpacked_md5(path: Path) -> str:
-    """The md5 of what is packed in a .gz file, or of a plain file itself; "" where it cannot be
-    read.
-    """
+    """The md5 of the content of a .gz file, or of a plain file; "" where it cannot be read."""
     digest = hashlib.md5(usedforsecurity=False)
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as stream:
@@ -82,26 +87,31 @@ def _user_data() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
 
 
-def _lack(found: Found) -> tuple[bool, int]:
+def _lack(located: Located) -> tuple[bool, int]:
     """Orders what was found: the whole first, then what lacks fewest files, then what has none."""
-    return not found.files, len(found.missing) if found.files else 0
+    return not located.files, len(located.missing) if located.files else 0
 
 
-def _look(way: Way, place: Path) -> Found:
-    there = {name: _matches(place, name) for name in way.files}
-    files = tuple(path for paths in there.values() for path in paths)
-    return Found(way, place, files, tuple(name for name, paths in there.items() if not paths))
+def _look(way: Way, folder: Path) -> Located:
+    matches = {name: _matches(folder, name) for name in way.files}
+    files = tuple(path for paths in matches.values() for path in paths)
+    return Located(way, folder, files, tuple(name for name, paths in matches.items() if not paths))
 
 
-def _matches(place: Path, name: str) -> list[Path]:
+def _matches(folder: Path, name: str) -> list[Path]:
     if "*" in name:
         # By length first, so that 10 comes after 9.
-        return sorted(place.glob(name), key=lambda path: (len(path.name), path.name))
-    return [path for path in (place / name, place / name.removesuffix(".gz")) if path.is_file()][:1]
+        return sorted(folder.glob(name), key=lambda path: (len(path.name), path.name))
+    return [path for path in (folder / name, folder / name.removesuffix(".gz")) if path.is_file()][
+        :1
+    ]
 
 
-def _foreign(one: KnownSet, found: Found) -> bool:
-    """Whether these are another set's files: those of MNIST and Fashion-MNIST have the same names."""
-    others = {md5 for other in CATALOG.values() if other is not one for md5 in other.md5.values()}
-    labels = [path for path in found.files if "-labels-" in path.name]
+def _foreign(entry: KnownSet, located: Located) -> bool:
+    """Whether these are another set's files.
+
+    The files of MNIST and Fashion-MNIST have the same names.
+    """
+    others = {md5 for other in CATALOG.values() if other is not entry for md5 in other.md5.values()}
+    labels = [path for path in located.files if "-labels-" in path.name]
     return any(unpacked_md5(path) in others for path in labels)

@@ -55,7 +55,9 @@ def check_memory(size: int, name: object) -> None:
     """Refuse what would not fit into the machine's memory."""
     if size > memory():
         have = f"this machine has {memory():,}"
-        raise DataError(f"{name} would take {size:,} bytes of memory, but {have}; get it again.")
+        raise DataError(
+            f"{name} would take {size:,} bytes of memory, but {have}; download it again."
+        )
 
 
 def _check_members(

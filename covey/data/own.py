@@ -34,8 +34,9 @@ def own(
     classes: int | None = None,
     name: str = "own",
 ) -> Shards:
-    """Shards of one pair (x, y) per device, each device's examples shuffled and cut into train,
-    validation and test.
+    """Shards of one pair (x, y) per device.
+
+    Each device's examples are shuffled and cut into train, validation and test.
 
     >>> rng = np.random.default_rng(0)
     >>> shards = own([(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(4)])
@@ -61,8 +62,9 @@ def own_parts(
     classes: int | None = None,
     name: str = "own",
 ) -> Shards:
-    """Shards of a split made beforehand: one pair (x, y) per device in each part; a part left out
-    is empty.
+    """Shards of a split made beforehand: one pair (x, y) per device in each part.
+
+    A part left out is empty.
 
     >>> one = (np.zeros((3, 2)), np.array([0, 1, 2]))
     >>> own_parts(train=[one, one], test=[one, one]).test.counts().tolist()
@@ -83,83 +85,89 @@ def _ready(pairs: Pairs | None, split: str, *, devices: int) -> list[tuple[Tenso
         return [(torch.empty(0), torch.empty(0))] * devices
     if len(_listed(pairs, split)) != devices:
         raise DataError(
-            f"{split} has {len(pairs)} devices and train has {devices}; give a device without examples a pair of empty arrays."
+            f"{split} has {len(pairs)} devices and train has {devices}; "
+            "give a device without examples a pair of empty arrays."
         )
     return _converted(pairs, split)
 
 
-def _converted(pairs: Pairs, what: str) -> list[tuple[Tensor, Tensor]]:
+def _converted(pairs: Pairs, name: str) -> list[tuple[Tensor, Tensor]]:
     ready = []
-    for device, pair in enumerate(_listed(pairs, what)):
+    for device, pair in enumerate(_listed(pairs, name)):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise DataError(
-                f"{what}: device {device} is {shown(pair)}; give a pair of arrays (x, y)."
+                f"{name}: device {device} is {shown(pair)}; give a pair of arrays (x, y)."
             )
-        x = _tensor(pair[0], f"{what}: x of device {device}")
-        y = _tensor(pair[1], f"{what}: y of device {device}")
+        x = _tensor(pair[0], f"{name}: x of device {device}")
+        y = _tensor(pair[1], f"{name}: y of device {device}")
         if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
             raise DataError(
-                f"{what}: device {device} has x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}; "
+                f"{name}: device {device} has x of shape {tuple(x.shape)} and y of shape "
+                f"{tuple(y.shape)}; "
                 "give one row of x and one of y per example."
             )
         ready.append((x, y.to(x.dtype) if y.is_floating_point() else y.long()))
     return ready
 
 
-def _listed(pairs: Any, what: str) -> Sequence[Any]:
+def _listed(pairs: Any, name: str) -> Sequence[Any]:
     if not isinstance(pairs, list | tuple):
         raise DataError(
-            f"{what} is a {type(pairs).__name__}; give a list with one pair (x, y) per device."
+            f"{name} is a {type(pairs).__name__}; give a list with one pair (x, y) per device."
         )
     return pairs
 
 
-def _tensor(array: Any, what: str) -> Tensor:
+def _tensor(array: Any, name: str) -> Tensor:
     if isinstance(array, Tensor):
-        return _plain(array, what)
+        return _plain(array, name)
     if np.ma.is_masked(array):
         raise DataError(
-            f"{what} has masked values, which would be taken as they are; fill or drop them."
+            f"{name} has masked values, which would be taken as they are; fill or drop them."
         )
     try:
         array = np.asarray(array)
     except ValueError as error:  # of lists of different lengths
         raise DataError(
-            f"{what} is no array: {error}; give one row of as many numbers per example."
+            f"{name} is no array: {error}; give one row of as many numbers per example."
         ) from error
     if array.dtype.kind not in "fiub":
         raise DataError(
-            f"{what} is an array of {array.dtype}; give numbers, as in array.astype('float32')."
+            f"{name} is an array of {array.dtype}; give numbers, as in array.astype('float32')."
         )
     # Copied: torch wants its own byte order, positive strides and memory it may write to.
-    dtype = np.dtype(np.float32) if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    if array.dtype.kind == "f":
+        dtype = np.dtype(np.float32)
+    else:
+        dtype = array.dtype.newbyteorder("=")
     with np.errstate(over="ignore"):
         copy = array.astype(dtype, order="C")
     if array.dtype.kind == "f":
         lost = np.isfinite(array) & ~np.isfinite(copy)
         if lost.any():
-            raise DataError(f"{what} has {array[lost][0]:g}, too large for float32; scale it.")
+            raise DataError(f"{name} has {array[lost][0]:g}, too large for float32; scale it.")
     return torch.from_numpy(copy)
 
 
-def _plain(tensor: Tensor, what: str) -> Tensor:
+def _plain(tensor: Tensor, name: str) -> Tensor:
     odd = tensor.layout != torch.strided or tensor.device.type == "meta"
     if odd or tensor.is_complex() or tensor.is_quantized:
         have = f"{tensor.dtype}, {tensor.layout} on {tensor.device.type}"
-        raise DataError(f"{what} is a tensor of {have}; give a plain one of real numbers.")
+        raise DataError(f"{name} is a tensor of {have}; give a plain one of real numbers.")
     return tensor.detach().cpu()
 
 
 def _joined(pairs: list[tuple[Tensor, Tensor]], devices: int) -> tuple[Tensor, Tensor]:
     """All examples, of pairs that go through the devices once for each part."""
     # A pair without examples says nothing about shapes: an empty list of labels arrives as floats.
-    filled = [(place % devices, *pair) for place, pair in enumerate(pairs) if len(pair[0])]
+    filled = [(index % devices, *pair) for index, pair in enumerate(pairs) if len(pair[0])]
     first, first_x, first_y = filled[0]
     for device, x, y in filled:
-        for what, have, want in (("x", x, first_x), ("y", y, first_y)):
+        for name, have, want in (("x", x, first_x), ("y", y, first_y)):
             if have.dtype != want.dtype or have.shape[1:] != want.shape[1:]:
                 raise DataError(
-                    f"{what} of device {first} is {want.dtype} with examples of shape {tuple(want.shape[1:])}, "
+                    f"{name} of device {first} is {want.dtype} with examples of shape "
+                    f"{tuple(want.shape[1:])}, "
                     f"of device {device} {have.dtype} with {tuple(have.shape[1:])}; "
                     "give all devices the same type and shape."
                 )
@@ -172,8 +180,9 @@ def _pieces(pairs: list[tuple[Tensor, Tensor]]) -> list[npt.NDArray[np.int64]]:
 
 
 def _numbered(y: Tensor, classes: int | None) -> tuple[Tensor, int | None, Names]:
-    """Labels that count from 0, how many classes there are, and their names where labels counted
-    from 1.
+    """Labels that count from 0, the number of classes, and their names.
+
+    Classes have names only where the labels counted from 1.
     """
     if y.is_floating_point() or y.ndim != 1:
         return y, _classes(y, classes), Names()
@@ -203,6 +212,7 @@ def _check_filled(pairs: list[tuple[Tensor, Tensor]]) -> None:
     empty = [device for device, (x, _) in enumerate(pairs) if len(x) == 0]
     if empty:
         raise DataError(
-            f"{len(empty)} of {len(pairs)} devices have no training example (devices {some(empty)}); "
+            f"{len(empty)} of {len(pairs)} devices have no training example (devices "
+            f"{some(empty)}); "
             "give each of them examples or leave it out."
         )

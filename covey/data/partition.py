@@ -82,11 +82,10 @@ def by_labels(y: Labels, *, devices: int, labels: int, seed: int = 0) -> list[Nu
 def dirichlet(
     y: Labels, *, devices: int, alpha: float, seed: int = 0, minimum: int = 4
 ) -> list[Numbers]:
-    """Every example, each class dealt by proportions drawn from Dir(alpha) over the devices: small
-    alpha, few labels.
+    """Every example, each class dealt by proportions drawn from Dir(alpha) over the devices.
 
-    A device left with fewer than `minimum` examples gets the rest from the largest devices, so that
-    no draw has to be repeated, however small alpha is.
+    A small alpha gives a device few labels. A device left with fewer than `minimum` examples gets
+    the rest from the largest devices, so that no draw has to be repeated, however small alpha is.
 
     >>> y = np.repeat([0, 1], 50)
     >>> sum(len(pile) for pile in dirichlet(y, devices=5, alpha=0.01))
@@ -99,7 +98,8 @@ def dirichlet(
         raise DataError(f"alpha={shown(alpha)}, but {rule}; 0.1 is uneven, 100 nearly even.")
     if not 0 <= minimum * devices <= len(y):
         raise DataError(
-            f"minimum={minimum} examples for each of {devices} devices, but there are {len(y)} examples; "
+            f"minimum={minimum} examples for each of {devices} devices, "
+            f"but there are {len(y)} examples; "
             f"give a minimum of 0 to {len(y) // devices}, or fewer devices."
         )
     draws = generator(seed, Use.DIRICHLET)
@@ -112,11 +112,11 @@ def dirichlet(
 def split(
     pieces: Sequence[Numbers], *, split: Split = SPLIT, seed: int = 0
 ) -> tuple[Part, Part, Part]:
-    """Train, validation and test parts: each device's examples shuffled and cut by the fractions of
-    `split`.
+    """Train, validation and test parts of each device's examples.
 
-    Test and validation get their rounded share, train the rest and at least one example. A device's
-    cut depends on the seed and its number alone, not on the other devices.
+    The examples are shuffled, and cut by the fractions of `split`. Test and validation get their
+    rounded share, train the rest and at least one example. A device's cut depends on the seed and
+    its number alone, not on the other devices.
 
     >>> [part.counts().tolist() for part in split([np.arange(20), np.arange(20, 24)])]
     [[12, 2], [3, 1], [5, 1]]
@@ -150,8 +150,8 @@ def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:
     sizes = np.array([len(pile) for pile in piles])
     lacking = np.maximum(minimum - sizes, 0)
     kept = _lowered(sizes, int(lacking.sum()))
-    given = np.concatenate([pile[keep:] for pile, keep in zip(piles, kept, strict=True)])
-    gifts = np.split(given, lacking.cumsum()[:-1])
+    spare = np.concatenate([pile[keep:] for pile, keep in zip(piles, kept, strict=True)])
+    gifts = np.split(spare, lacking.cumsum()[:-1])
     return [
         np.concatenate([pile[:keep], gift])
         for pile, keep, gift in zip(piles, kept, gifts, strict=True)
@@ -159,10 +159,9 @@ def _topped_up(piles: list[Numbers], minimum: int) -> list[Numbers]:
 
 
 def _lowered(sizes: Numbers, by: int) -> Numbers:
-    """What is left of each size after `by` have gone, one at a time, from whichever was largest,
-    the first of equals.
+    """The sizes after `by` examples are taken away, one at a time, from the largest size.
 
-    So no giver falls below a minimum that there is enough for.
+    Of equal sizes the first is lowered. So no giver falls below a minimum that there is enough for.
     """
     larger = len(sizes) - np.bincount(sizes).cumsum()  # how many sizes exceed each level
     above = larger[::-1].cumsum()[::-1]  # how many have to go until none exceeds it
@@ -173,9 +172,12 @@ def _lowered(sizes: Numbers, by: int) -> Numbers:
 
 
 def generator(seed: int, *address: int) -> np.random.Generator:
-    """Draws that belong to a seed and an address, such as a use and a device, and to nothing else."""
+    """A generator for a seed and an address, such as a use and a device.
+
+    It depends on nothing else.
+    """
     if not whole_within(seed, 0, math.inf):
-        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
+        raise DataError(f"seed={shown(seed)}; give a non-negative integer.")
     return np.random.default_rng([seed, *address])
 
 
@@ -199,8 +201,9 @@ def checked(y: Labels) -> Numbers:
     array = np.asarray(y)
     if array.ndim != 1 or array.dtype.kind not in "iu" or len(array) == 0 or array.min() < 0:
         raise DataError(
-            f"y is {array.dtype} of shape {array.shape} (it begins {array.reshape(-1)[:5].tolist()}), but dealing by "
-            "label needs one axis of whole numbers from 0; give class labels, or use partition.iid."
+            f"y is {array.dtype} of shape {array.shape} (it begins "
+            f"{array.reshape(-1)[:5].tolist()}), but dealing by "
+            "label needs one axis of integers from 0; give class labels, or use partition.iid."
         )
     return array.astype(np.int64)
 
@@ -216,10 +219,11 @@ def check_labels(labels: int, classes: int) -> None:
 def check_devices(devices: int, examples: int) -> None:
     """An error if the examples cannot be dealt to so many devices."""
     if not whole_within(devices, 1, math.inf):
-        raise DataError(f"devices={shown(devices)}; give a whole number of at least 1.")
+        raise DataError(f"devices={shown(devices)}; give an integer of at least 1.")
     if devices > examples:
         raise DataError(
-            f"devices={shown(devices)}, but there are only {examples} examples; give at most {examples} devices."
+            f"devices={shown(devices)}, but there are only {examples} examples; "
+            f"give at most {examples} devices."
         )
 
 
@@ -229,5 +233,6 @@ def check_split(split: Split) -> None:
     shares = listed and all(within(share, 0, 1) for share in split)
     if not shares or not math.isclose(sum(split), 1, abs_tol=1e-6):
         raise DataError(
-            f"split={shown(split)}; give three fractions (train, validation, test), none negative, that sum to 1."
+            f"split={shown(split)}; "
+            "give three fractions (train, validation, test), none negative, that sum to 1."
         )

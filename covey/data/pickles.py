@@ -1,5 +1,4 @@
-"""Python's own format of the CIFAR batches, read without running anything that such a file asks to
-run.
+"""The CIFAR batches in Python's own format, read without running code from the file.
 
 A pickle is a program. This reader runs the few operations that the official files use: they make
 lists, dictionaries, text and numbers, and in place of numpy's functions there are stand-ins that
@@ -22,24 +21,25 @@ from covey.errors import DataError
 
 
 def batch(data: bytes, name: str) -> dict[str, Any]:
-    """The dictionary in a pickled batch, its arrays of bytes as numpy arrays; `name` is for the
-    message.
+    """The dictionary in a pickled batch, its bytes as numpy arrays.
+
+    `name` is for error messages.
 
     >>> batch(pickle.dumps({"labels": [3, 1]}, protocol=2), "data_batch_1")
     {'labels': [3, 1]}
     """
     try:
-        found = _loaded(data)
-        if not isinstance(found, dict):
-            raise TypeError(f"it holds a {type(found).__name__}, not a dictionary")
+        content = _loaded(data)
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds a {type(content).__name__}, not a dictionary")
         return {
             _text(key): value.array() if isinstance(value, _Array) else value
-            for key, value in found.items()
+            for key, value in content.items()
         }
     except Exception as error:  # a damaged pickle can fail in any way
         reason = str(error) or type(error).__name__
         raise DataError(
-            f"{name} is not a CIFAR batch: {reason}; get the official file again."
+            f"{name} is not a CIFAR batch: {reason}; download the official file again."
         ) from error
 
 
@@ -69,7 +69,8 @@ class _Reader(pickle._Unpickler):
         )  # the official files were written by Python 2
 
     def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
+        value = self.stack.pop()
+        key = self.stack.pop()
         self.put([key, value])
 
     def set_items(self) -> None:
@@ -120,8 +121,9 @@ def _loaded(data: bytes) -> Any:
 
 
 class _StandIns:
-    """What a pickle is given for numpy's functions; as bound methods, since it could set attributes
-    on plain ones.
+    """What a pickle gets in place of numpy's functions.
+
+    They are bound methods, because a pickle could set attributes on plain functions.
     """
 
     def array(self, *_: Any) -> _Array:

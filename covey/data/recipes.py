@@ -1,9 +1,9 @@
-"""Each paper's way of dealing examples to devices, as published: quirks kept where a name says so,
-and never hidden.
+"""Each paper's partition of examples to devices, as published.
 
-Labels y are those of all examples, the papers' training and test sets pooled. Where a paper's code
-fixes its seed, that seed is the default and gives the published draw: numpy's and Python's older
-generators are used to that end. "Labels of device u" are always (u + j) mod classes.
+A published quirk is kept only where a name says so. Labels y are those of all examples, the papers'
+training and test sets pooled. Where a paper's code fixes its seed, that seed is the default and
+gives the published draw: numpy's and Python's older generators are used to that end. "Labels of
+device u" are always (u + j) mod classes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from covey.data.partition import (
 from covey.data.shards import some
 from covey.errors import DataError, shown
 
-PFEDME_DEVICES, PFEDME_LABELS, PFEDME_CLASSES = 20, 2, 10
+PFEDME_DEVICES = 20
+PFEDME_LABELS = 2
+PFEDME_CLASSES = 10
 
 # Examples of each label that a device trains on and is tested on, by the setting of the paper's
 # tables.
@@ -35,11 +37,10 @@ SFEDHP = {1: (200, 800), 2: (900, 300)}
 
 @dataclass(frozen=True, eq=False)
 class Dealt:
-    """The example numbers of each device; `test` is None where all are in `train`, still to be
-    split.
+    """The example numbers of each device.
 
-    `validation` is None where it may be cut from each device's `train`, because no other device
-    trains on the same examples.
+    `test` is None where all examples are in `train`, still to be split. `validation` is None where
+    it may be cut from each device's `train`, because no other device trains on the same examples.
     """
 
     train: list[Numbers]
@@ -48,14 +49,14 @@ class Dealt:
 
 
 def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
-    """20 devices with 2 labels each, as pFedMe's code of 2020 dealt them: most images are held by
-    several devices.
+    """20 devices with 2 labels each, as pFedMe's code of 2020 dealt them.
 
-    That code counts positions in a mask of true and false, so that a device starts at the image 0
-    or 1 of its label, not where the last one stopped. Split per device, one device's test image is
-    another's training image. The sizes go to devices in an order that is not the one of the labels
-    they were drawn for. Labels stay true here; the code gives one image of most devices the label
-    of the image before. Use this to compare with that paper alone.
+    Most images are held by several devices. That code counts positions in a mask of true and false,
+    so that a device starts at the image 0 or 1 of its label, not where the last one stopped. Split
+    per device, one device's test image is another's training image. The sizes go to devices in an
+    order that is not the one of the labels they were drawn for. Labels stay true here; the code
+    gives one image of most devices the label of the image before. Use this to compare with that
+    paper alone.
 
     >>> held = legacy2020(np.repeat(np.arange(10), 100)).train
     >>> sum(map(len, held)), len(np.unique(np.concatenate(held)))
@@ -76,11 +77,10 @@ def legacy2020(y: Labels, *, seed: int = 1) -> Dealt:
 
 
 def disjoint(y: Labels, *, seed: int = 1) -> Dealt:
-    """20 devices with 2 labels each, sizes drawn as for `legacy2020`, but every image is held by
-    one device.
+    """20 devices with 2 labels each; every image is held by one device.
 
-    A size goes to a device that owns the label it was drawn for, and each device starts where the
-    last one stopped.
+    Sizes are drawn as for `legacy2020`. A size goes to a device that owns the label it was drawn
+    for, and each device starts where the last one stopped.
 
     >>> held = disjoint(np.repeat(np.arange(10), 100)).train
     >>> sum(map(len, held)), len(np.unique(np.concatenate(held)))
@@ -97,9 +97,9 @@ def disjoint(y: Labels, *, seed: int = 1) -> Dealt:
 
 
 def power_law(y: Labels, *, devices: int = 1000, seed: int = 0) -> Dealt:
-    """FedProx's MNIST: 2 labels per device, 5 images of each, then shares of the rest in
-    log-normal(0, 2) proportions.
+    """FedProx's MNIST: 2 labels per device with sizes that follow a power law.
 
+    A device has 5 images of each label, then shares of the rest in log-normal(0, 2) proportions.
     The published code is not seeded, so no seed gives its devices.
 
     >>> held = power_law(np.repeat(np.arange(10), 100), devices=40).train
@@ -158,7 +158,8 @@ def sfedhp(
         _check_enough(label, len(pool), len(owners), asked, test)
         order = draws.permutation(pool)
         cut = _pool_size(len(pool), len(owners), test, rest=asked)
-        test_pool, others = order[:cut], order[cut:]
+        test_pool = order[:cut]
+        others = order[cut:]
         cut = _pool_size(len(others), len(owners), validation, rest=train)
         _hand_out(others[cut:], owners, train, trained)
         _hand_out(others[:cut], owners, validation, validated)
@@ -169,11 +170,11 @@ def sfedhp(
 def permfl(
     y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)
 ) -> Dealt:
-    """PerMFL's MNIST and Fashion-MNIST: 10 images per label, then a log-normal share and 300 to 600
-    more; 25 % for testing.
+    """PerMFL's MNIST and Fashion-MNIST, 25 % for testing.
 
-    A device gets its share only if the label has that many left, and double if there are at most 20
-    devices. The seeds are Python's and numpy's; the paper's code has 1 and 1 for CIFAR-10.
+    A device has 10 images per label, then a log-normal share and 300 to 600 more. A device gets its
+    share only if the label has that many left, and double if there are at most 20 devices. The
+    seeds are Python's and numpy's; the paper's code has 1 and 1 for CIFAR-10.
 
     >>> dealt = permfl(np.repeat(np.arange(10), 700), devices=10)
     >>> [len(pile) for pile in dealt.train[:3]], [len(pile) for pile in dealt.test[:3]]
@@ -196,13 +197,13 @@ def permfl(
 
 
 def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int = 1) -> Dealt:
-    """PerMFL's CIFAR-100: 10 images per label, then 300 to 600 more if the label has them left; 25
-    % for testing.
+    """PerMFL's CIFAR-100, 25 % for testing.
 
-    A class has 600 images, which is enough for one such draw or none, so that most devices keep 30
-    images.
+    A device has 10 images per label, then 300 to 600 more if the label has them left. A class has
+    600 images, which is enough for one such draw or none, so that most devices keep 30 images.
 
-    >>> held = [len(pile) for pile in permfl_cifar100(np.repeat(np.arange(5), 600), devices=30).train]
+    >>> dealt = permfl_cifar100(np.repeat(np.arange(5), 600), devices=30)
+    >>> held = [len(pile) for pile in dealt.train]
     >>> held.count(22), max(held)
     (27, 588)
     """
@@ -215,15 +216,16 @@ def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int
 def permfl_femnist(
     y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True
 ) -> Dealt:
-    """PerMFL's FEMNIST (EMNIST by class): 10 images per label, then 100 to 3,000 more if there are;
-    25 % for testing.
+    """PerMFL's FEMNIST (EMNIST by class), 25 % for testing.
 
+    A device has 10 images per label, then 100 to 3,000 more if the label has them left.
     `shuffle=False` is the paper's code, which cuts a device's images in the order they were dealt:
     a device of 30 is tested on 8 images of its first label and trained on all three. Accuracies
     with and without cannot be compared.
 
     >>> y = np.repeat(np.arange(5), 100)
-    >>> [np.unique(y[permfl_femnist(y, devices=10, shuffle=s).test[0]]).tolist() for s in (True, False)]
+    >>> tests = [permfl_femnist(y, devices=10, shuffle=s).test[0] for s in (True, False)]
+    >>> [np.unique(y[test]).tolist() for test in tests]
     [[0, 1, 2], [0]]
     """
     pools, owned = _pools_and_owned(y, devices, labels)
@@ -271,17 +273,20 @@ def _ten_pools(y: Labels) -> tuple[Numbers, list[Numbers]]:
     counts = [len(pool) for pool in pools]
     if len(pools) != PFEDME_CLASSES or min(counts) < PFEDME_DEVICES:
         raise DataError(
-            f"y has {len(pools)} classes of {some(counts)} examples, but pFedMe's partition needs {PFEDME_CLASSES}, each of "
+            f"y has {len(pools)} classes of {some(counts)} examples, "
+            f"but pFedMe's partition needs {PFEDME_CLASSES}, each of "
             f"{PFEDME_DEVICES} or more; use partition.by_labels instead."
         )
     return y, pools
 
 
 def _pfedme_sizes(pools: list[Numbers], seed: int) -> Numbers:
-    """For each label four sizes that sum to what there is, [10, 4]: between a fifth and a half of
-    what is left, then the rest.
+    """Four sizes for each label that sum to the number of its images, [10, 4].
+
+    Each is between a fifth and a half of the images left; the last has the rest.
     """
-    draws, owners = _older(seed), PFEDME_DEVICES * PFEDME_LABELS // PFEDME_CLASSES
+    draws = _older(seed)
+    owners = PFEDME_DEVICES * PFEDME_LABELS // PFEDME_CLASSES
     sizes = np.zeros((len(pools), owners), dtype=np.int64)
     for label, pool in enumerate(pools):
         left = len(pool)
@@ -293,24 +298,25 @@ def _pfedme_sizes(pools: list[Numbers], seed: int) -> Numbers:
 
 
 def _in_turn(pools: list[Numbers], owned: Numbers, *, first: int, more: Numbers) -> list[Numbers]:
-    """Each device's images: `first` of every label it owns, then `more` [devices, labels] where a
-    label has them left.
+    """Each device's images: `first` of every label it owns, then `more` [devices, labels].
 
-    Each device starts where the last one stopped. As in the published codes, the last image of a
-    label goes to nobody.
+    A label gives more only while it has images left. Each device starts where the last one stopped.
+    As in the published codes, the last image of a label goes to nobody.
     """
     asked = first * np.bincount(owned.reshape(-1), minlength=len(pools))
     short = [label for label, pool in enumerate(pools) if asked[label] > len(pool)]
     if short:
         raise DataError(
-            f"label {short[0]} has {len(pools[short[0]])} examples, but its owners among the {len(owned)} devices take {first} "
+            f"label {short[0]} has {len(pools[short[0]])} examples, "
+            f"but its owners among the {len(owned)} devices take {first} "
             f"each, {asked[short[0]]} in all; give fewer devices."
         )
     taken = np.zeros(len(pools), dtype=np.int64)
     piles: list[list[Numbers]] = [[] for _ in owned]
     for count, last in ((np.full_like(more, first), 0), (more, 1)):
         for u, j in np.ndindex(owned.shape):
-            label, n = owned[u, j], count[u, j]
+            label = owned[u, j]
+            n = count[u, j]
             if taken[label] + n + last <= len(pools[label]):
                 piles[u].append(pools[label][taken[label] : taken[label] + n])
                 taken[label] += n
@@ -318,8 +324,9 @@ def _in_turn(pools: list[Numbers], owned: Numbers, *, first: int, more: Numbers)
 
 
 def _quarter_tested(piles: list[Numbers], draws: random.Random | None) -> Dealt:
-    """The first quarter of each pile, rounded up, for testing; shuffled before, unless there is
-    nothing to draw with.
+    """The first quarter of each pile, rounded up, for testing.
+
+    A pile is shuffled before, unless there is no generator.
     """
     if draws is not None:
         piles = [_shuffled(pile, draws) for pile in piles]
@@ -361,13 +368,17 @@ def _per_label(
 def _check_enough(label: int, images: int, owners: int, train: int, test: int) -> None:
     if train + test > images and owners:
         raise DataError(
-            f"label {label} has {images} examples, but sFedHP's partition gives every owner {train} for training and {test} "
+            f"label {label} has {images} examples, "
+            f"but sFedHP's partition gives every owner {train} for training and {test} "
             "for testing; give recipes.sfedhp a smaller train_per_label and test_per_label."
         )
 
 
 def _pool_size(images: int, owners: int, each: int, *, rest: int) -> int:
-    """How many of `images` are for a use of `each` per owner beside `rest`; their part of too few."""
+    """The number of `images` for a use that takes `each` per owner, beside `rest`.
+
+    Where there are too few images, the use gets its share of them.
+    """
     if owners * (each + rest) <= images:
         return owners * each
     proportion = round(images * each / (each + rest))
@@ -383,7 +394,7 @@ def _hand_out(images: Numbers, owners: Numbers, each: int, piles: list[list[Numb
 def _older(seed: int) -> np.random.RandomState:
     """The generator that the published codes used."""
     if not 0 <= seed < 2**32:
-        raise DataError(f"seed={shown(seed)}; give a whole number from 0 to {2**32 - 1}.")
+        raise DataError(f"seed={shown(seed)}; give an integer from 0 to {2**32 - 1}.")
     return np.random.RandomState(seed)
 
 

@@ -1,8 +1,7 @@
-"""How measured values become a model's inputs: (value - shift) * factor, the same for every device,
-known to new ones too.
+"""The scaling of measured values to a model's inputs: (value - shift) * factor.
 
-Statistics come from the devices' training parts alone; "paper" is labelled, because it looks at
-test examples as well.
+It is the same for every device, and new devices use it too. Statistics come from the devices'
+training parts alone; "paper" is labelled, because it looks at test examples as well.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ _EPS = 1e-3  # of pFedMe's public code
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """x = (value - shift) * factor; both broadcast against one example, and are float64 where they
-    were measured.
+    """x = (value - shift) * factor.
+
+    Both broadcast against one example. Measured ones are float64.
     """
 
     kind: str
@@ -38,15 +38,19 @@ class Scaling:
 
     def __call__(self, values: Tensor) -> Tensor:
         """The inputs of a model, float32 where values are whole numbers."""
-        x = values if values.is_floating_point() else values.to(torch.float32)
+        if values.is_floating_point():
+            x = values
+        else:
+            x = values.to(torch.float32)
         if self.kind == "none":
             return x
         return (x - self.shift.to(x.dtype)).mul_(self.factor.to(x.dtype))
 
 
 def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
-    """The scaling of this kind for `values` [n, ...], given the numbers of the examples that
-    somebody trains on.
+    """The scaling of this kind for `values` [n, ...].
+
+    `train` numbers the examples that devices train on.
 
     >>> pixels = torch.tensor([[0, 255], [255, 255]], dtype=torch.uint8)
     >>> scaling("unit", pixels, torch.tensor([0]))(pixels)
@@ -57,18 +61,18 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
         raise DataError(
             f"normalise = {kind!r}: choose one of {', '.join(map(repr, get_args(Normalise)))}."
         )
-    one, zero = torch.ones(()), torch.zeros(())
+    one = torch.ones(())
+    zero = torch.zeros(())
     if kind == "none":
         return Scaling(kind, zero, one)
     if kind == "unit":
         return Scaling(kind, zero, one / 255)
     if kind == "half":
         return Scaling(kind, one * 127.5, one / 127.5)
-    used = torch.unique(train) if kind != "paper" else torch.arange(len(values))
-    over = (0, *range(2, values.ndim)) if kind == "channel" and values.ndim == 4 else (0,)
-    if kind == "channel" and values.ndim != 4:
-        over = tuple(range(values.ndim))  # one channel
-    mean, deviation = _moments(values, used, over)
+    used = torch.unique(train)
+    if kind == "paper":
+        used = torch.arange(len(values))
+    mean, deviation = _moments(values, used, _axes(kind, values.ndim))
     if kind in ("pixel", "paper"):
         return Scaling(kind, mean, 1 / (deviation + _EPS))
     return Scaling(
@@ -76,17 +80,30 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
     )
 
 
+def _axes(kind: Normalise, ndim: int) -> tuple[int, ...]:
+    """The axes over which the moments are taken."""
+    if kind != "channel":
+        return (0,)
+    if ndim == 4:
+        return (0, 2, 3)
+    return tuple(range(ndim))  # one channel
+
+
 def _moments(values: Tensor, used: Tensor, over: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation in float64, in pieces: a whole data set in float64 might not fit."""
-    array, where = values.numpy(), used.numpy()
+    """Mean and standard deviation in float64, computed in pieces.
+
+    A whole data set in float64 might not fit into memory.
+    """
+    array = values.numpy()
+    where = used.numpy()
     shape = tuple(1 if axis in over else size for axis, size in enumerate(array.shape))
-    total, count = np.zeros(shape), 0
+    total = np.zeros(shape)
+    count = 0
     square = np.zeros(shape)
-    centre = (
-        array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)
-        if len(where)
-        else np.zeros(shape)
-    )
+    if len(where):
+        centre = array[where[:1]].astype(np.float64).mean(axis=tuple(over), keepdims=True)
+    else:
+        centre = np.zeros(shape)
     for start in range(0, len(where), 4096):
         piece = array[where[start : start + 4096]].astype(np.float64) - centre
         total += piece.sum(axis=tuple(over), keepdims=True)

@@ -1,5 +1,6 @@
-"""The data sets of the papers, dealt to devices: read from official files, or from the Hugging Face
-hub if there are none.
+"""The data sets of the papers, dealt to devices.
+
+They are read from official files, or from the Hugging Face hub if there are none.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,9 +17,9 @@ from torch import Tensor
 from covey.data import cache, formats, locations
 from covey.data import hub as hubs
 from covey.data.catalog import CATALOG, KnownSet, known
-from covey.data.deal import deal
 from covey.data.formats import Arrays
-from covey.data.locations import Found
+from covey.data.locations import Located
+from covey.data.named_partitions import deal
 from covey.data.partition import SPLIT, Split
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import Names, Part, Shards
@@ -52,51 +53,80 @@ def load(
     hub: str | None = None,
     split: str | None = None,
 ) -> Raw:
-    """The data set of that name; a second call in the same process returns the same tensors, which
-    nobody may change.
+    """The data set of that name.
 
-    It is read from official files below `data_dir` (else COVEY_DATA, else the user's data folder).
-    If they are not there, or `hub` names a repository or a folder laid out like one, it comes from
-    the Hugging Face hub and is kept in the data folder. `split` is "digits" or "byclass" for
-    EMNIST.
+    A second call in the same process returns the same tensors, which must not be changed. It is
+    read from official files below `data_dir` (else COVEY_DATA, else the user's data folder). If
+    they are not there, or `hub` names a repository or a folder laid out like one, it comes from the
+    Hugging Face hub and is kept in the data folder. `split` is "digits" or "byclass" for EMNIST.
     """
     return _load(known(name, split).name, locations.folder(data_dir).absolute(), hub)
 
 
-def mnist(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """MNIST: 70,000 handwritten digits of 28 x 28 grey pixels."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("mnist", data_dir=data_dir, hub=hub), "mnist", dealing, normalise)
+class PublishedSet(Protocol):
+    """A function that deals a published data set to devices."""
+
+    def __call__(
+        self,
+        *,
+        partition: str = ...,
+        devices: int | None = None,
+        labels: int | None = None,
+        alpha: float | None = None,
+        normalise: Normalise = "unit",
+        split: Split = SPLIT,
+        data_dir: str | None = None,
+        hub: str | None = None,
+        seed: int = 0,
+    ) -> Shards:
+        """The shards: `partition` by name, with its options; `split` cuts each device's examples.
+
+        `data_dir` and `hub` are those of `load`. `seed` counts repeats of the partition.
+        """
+        ...
 
 
-def fashion_mnist(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(
-        load("fashion_mnist", data_dir=data_dir, hub=hub), "fashion_mnist", dealing, normalise
-    )
+def _published(name: str, about: str, *, usual: str = "labels") -> PublishedSet:
+    """The function of one set; `usual` is its default partition."""
+
+    def shards(
+        *,
+        partition: str = usual,
+        devices: int | None = None,
+        labels: int | None = None,
+        alpha: float | None = None,
+        normalise: Normalise = "unit",
+        split: Split = SPLIT,
+        data_dir: str | None = None,
+        hub: str | None = None,
+        seed: int = 0,
+    ) -> Shards:
+        dealing = _Dealing(partition, devices, labels, alpha, split, seed)
+        return _shards(load(name, data_dir=data_dir, hub=hub), name, dealing, normalise)
+
+    shards.__name__ = name
+    shards.__qualname__ = name
+    shards.__doc__ = about
+    return shards
+
+
+mnist = _published("mnist", "MNIST: 70,000 handwritten digits of 28 x 28 grey pixels.")
+fashion_mnist = _published(
+    "fashion_mnist",
+    "Fashion-MNIST: 70,000 pieces of clothing of 10 kinds, 28 x 28 grey pixels.",
+)
+femnist = _published(
+    "femnist",
+    "FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, one device each.\n\n"
+    "The images have 28 x 28 grey pixels, dark on light.",
+    usual="writer",
+)
+cifar10 = _published(
+    "cifar10", "CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour."
+)
+cifar100 = _published(
+    "cifar100", "CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour."
+)
 
 
 def emnist(
@@ -112,66 +142,13 @@ def emnist(
     hub: str | None = None,
     seed: int = 0,
 ) -> Shards:
-    """EMNIST: 280,000 handwritten digits, or by class 814,255 digits and letters of 62 classes, 28
-    x 28 grey pixels.
+    """EMNIST: 280,000 handwritten digits of 28 x 28 grey pixels.
+
+    The kind "byclass" has 814,255 digits and letters of 62 classes.
     """
     dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(
-        load("emnist", data_dir=data_dir, hub=hub, split=kind), f"emnist-{kind}", dealing, normalise
-    )
-
-
-def femnist(
-    *,
-    partition: str = "writer",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """FEMNIST: 800,000 digits and letters of 62 classes by 3,500 writers, each a device; 28 x 28
-    grey pixels, dark on light.
-    """
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("femnist", data_dir=data_dir, hub=hub), "femnist", dealing, normalise)
-
-
-def cifar10(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("cifar10", data_dir=data_dir, hub=hub), "cifar10", dealing, normalise)
-
-
-def cifar100(
-    *,
-    partition: str = "labels",
-    devices: int | None = None,
-    labels: int | None = None,
-    alpha: float | None = None,
-    normalise: Normalise = "unit",
-    split: Split = SPLIT,
-    data_dir: str | None = None,
-    hub: str | None = None,
-    seed: int = 0,
-) -> Shards:
-    """CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour."""
-    dealing = _Dealing(partition, devices, labels, alpha, split, seed)
-    return _shards(load("cifar100", data_dir=data_dir, hub=hub), "cifar100", dealing, normalise)
+    raw = load("emnist", data_dir=data_dir, hub=hub, split=kind)
+    return _shards(raw, f"emnist-{kind}", dealing, normalise)
 
 
 @dataclass(frozen=True)
@@ -187,28 +164,23 @@ class _Dealing:
 
     def parts(self, raw: Raw) -> tuple[Part, Part, Part]:
         """Train, validation and test."""
-        return deal(
-            raw.y,
-            partition=self.partition,
-            devices=self.devices,
-            labels=self.labels,
-            alpha=self.alpha,
-            split=self.split,
-            seed=self.seed,
-            writers=raw.writers if self.partition == "writer" else None,
-        )
+        writers = None
+        if self.partition == "writer":
+            writers = raw.writers
+        return deal(raw.y, **vars(self), writers=writers)
 
 
 def _shards(raw: Raw, name: str, dealing: _Dealing, normalise: Normalise) -> Shards:
     train, validation, test = dealing.parts(raw)
     how = scaling(normalise, raw.x, train.index)
     # What no device's examples have a say in is the same for every seed, and held once.
-    x = (
-        _scaled_once(raw, normalise)
-        if normalise in ("none", "unit", "half", "paper")
-        else _scaled(raw.x, how)
-    )
-    writers = _signatures(raw, train) if dealing.partition == "writer" else ()
+    if normalise in ("none", "unit", "half", "paper"):
+        x = _scaled_once(raw, normalise)
+    else:
+        x = _scaled(raw.x, how)
+    writers: tuple[str, ...] = ()
+    if dealing.partition == "writer":
+        writers = _signatures(raw, train)
     return Shards(
         x,
         raw.y,
@@ -243,58 +215,61 @@ def _scaled(images: Tensor, how: Scaling) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _load(name: str, root: Path, hub: str | None) -> Raw:
-    one = CATALOG[name]
-    found = locations.find(one, root)
-    if hub is None and not found.missing:
-        arrays, source = _from_files(one, root, found), str(found.place)
+    entry = CATALOG[name]
+    located = locations.find(entry, root)
+    if hub is None and not located.missing:
+        arrays = _from_files(entry, root, located)
+        source = str(located.folder)
     else:
-        arrays, source = _from_hub(one, root, found, hub)
-    writers = torch.from_numpy(arrays.writers) if arrays.writers is not None else None
-    x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
-    return Raw(x, y, one.classes, arrays.train, source, writers, arrays.writer_names)
+        arrays, source = _from_hub(entry, root, located, hub)
+    writers = None
+    if arrays.writers is not None:
+        writers = torch.from_numpy(arrays.writers)
+    x = torch.from_numpy(arrays.x)
+    y = torch.from_numpy(arrays.y)
+    return Raw(x, y, entry.classes, arrays.train, source, writers, arrays.writer_names)
 
 
-def _from_files(one: KnownSet, root: Path, found: Found) -> Arrays:
-    if found.way.format != "leaf":
-        return formats.read(one, found)
+def _from_files(entry: KnownSet, root: Path, located: Located) -> Arrays:
+    if located.way.format != "leaf":
+        return formats.read(entry, located)
     # Minutes of reading text: kept as arrays, where the folder may be written to.
-    copy = root / f"{one.name}-leaf.npz"
+    copy = root / f"{entry.name}-leaf.npz"
     source = repr(
-        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in found.files]
+        [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in located.files]
     )
     arrays = cache.read(copy, source)
     if arrays is None:
-        arrays = formats.read(one, found)
+        arrays = formats.read(entry, located)
         with suppress(DataError):
             cache.write(copy, arrays, source)
     return arrays
 
 
-def _from_hub(one: KnownSet, root: Path, found: Found, hub: str | None) -> tuple[Arrays, str]:
-    repository = hub or one.repository
+def _from_hub(entry: KnownSet, root: Path, located: Located, hub: str | None) -> tuple[Arrays, str]:
+    repository = hub or entry.repository
     if repository is None:
-        trouble = (
-            "No repository on the hub is known to hold it as published; you may name one by hub."
+        trouble = "No repository on the hub is known to hold it as published; choose one with hub."
+        raise DataError(
+            f"{_absence(entry, root, located)} {trouble} Or {locations.advice(entry, root)}."
         )
-        raise DataError(f"{_absence(one, root, found)} {trouble} Or {locations.advice(one, root)}.")
-    copy, source = locations.hub_copy(one, root), hubs.origin(repository)
+    copy = locations.hub_copy(entry, root)
+    source = hubs.origin(repository)
     arrays = cache.read(copy, source)
     if arrays is None:
         try:
-            arrays = hubs.fetch(one, repository)
+            arrays = hubs.fetch(entry, repository)
         except DataError as error:
             raise DataError(
-                f"{_absence(one, root, found)} {error!s} Or {locations.advice(one, root)}."
+                f"{_absence(entry, root, located)} {error!s} Or {locations.advice(entry, root)}."
             ) from error
         cache.write(copy, arrays, source)
     return arrays, f"{repository} (hub)"
 
 
-def _absence(one: KnownSet, root: Path, found: Found) -> str:
-    if found.missing and found.files:
-        return f"{one.name}: {found.place} lacks {', '.join(found.missing)}."
-    return (
-        f"{one.name} is not in {root}."
-        if found.missing
-        else f"{one.name} is asked for from the hub."
-    )
+def _absence(entry: KnownSet, root: Path, located: Located) -> str:
+    if located.missing and located.files:
+        return f"{entry.name}: {located.folder} lacks {', '.join(located.missing)}."
+    if located.missing:
+        return f"{entry.name} is not in {root}."
+    return f"{entry.name} is requested from the hub."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,9 @@ class Part:
         return self.index[self.offset[device] : self.offset[device + 1]]
 
     def _only(self, present: Tensor, number: Tensor) -> Part:
-        """The pieces of some devices, [devices] bool; `number` says which number each example has
-        now.
+        """The pieces of the chosen devices, [devices] bool.
+
+        `number` maps an example's old number to its new one.
         """
         counts = torch.where(present, self.counts(), 0)
         owned = present.repeat_interleave(self.counts())
@@ -99,8 +101,9 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """All examples, and which device holds which; what is wrong with them is said at once, as a
-    `DataError`.
+    """All examples, and which device holds which.
+
+    Invalid examples raise a `DataError` at once.
 
     >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 1, 0])
     >>> train, nothing, test = Part.of([[0], [2]]), Part.of([[], []]), Part.of([[1], [3]])
@@ -116,9 +119,7 @@ class Shards:
     test: Part
     classes: int | None = None  # None for regression
     name: str = "own"
-    edges: tuple[
-        int, ...
-    ] = ()  # devices of each edge, which are consecutive, where the data says who stands under which
+    edges: tuple[int, ...] = ()  # devices per edge, where the data has edges; they are consecutive
     names: Names = Names()
     scaling: Scaling | None = (
         None  # how x came from what was measured; None where x is as it was given
@@ -131,7 +132,8 @@ class Shards:
         _check_finite("x", self.x, self)
         if self.edges and (min(self.edges) < 1 or sum(self.edges) != self.devices):
             raise DataError(
-                f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, the data {self.devices}; "
+                f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, "
+                f"the data {self.devices}; "
                 "give each edge at least one."
             )
         _check_names(self)
@@ -193,8 +195,9 @@ class Shards:
 
     @staticmethod
     def none(like: Shards) -> Shards:
-        """No examples at all, for a node that trains on none; devices, shapes, classes and names
-        are those of `like`.
+        """No examples at all, for a node that trains on none.
+
+        Devices, shapes, classes and names are those of `like`.
         """
         return like.only([])
 
@@ -208,16 +211,18 @@ class Shards:
 
     @staticmethod
     def stack(shards: Sequence[Shards]) -> Shards:
-        """The devices of several shards side by side, in this order; examples they have in common
-        are held once.
+        """The devices of several shards side by side, in this order.
+
+        Examples that they have in common are held once.
         """
         first = shards[0]
         if len(shards) == 1:
             return first
         same = all(torch.equal(s.x, first.x) and torch.equal(s.y, first.y) for s in shards[1:])
-        shift = [
-            0 if same else sum(len(other.x) for other in shards[:at]) for at in range(len(shards))
-        ]
+        shift = [0] * len(shards)
+        if not same:
+            sizes = [len(other.x) for other in shards[:-1]]
+            shift = [0, *accumulate(sizes)]
 
         def part(split: str) -> Part:
             index = torch.cat(
@@ -229,11 +234,11 @@ class Shards:
                 return Part(index, offset)
             return Part(index, offset, torch.cat([s.present for s in shards]))
 
-        x, y = (
-            (first.x, first.y)
-            if same
-            else (torch.cat([s.x for s in shards]), torch.cat([s.y for s in shards]))
-        )
+        x = first.x
+        y = first.y
+        if not same:
+            x = torch.cat([s.x for s in shards])
+            y = torch.cat([s.y for s in shards])
         train, validation, test = (part(split) for split in SPLITS)
         names = Names(classes=first.names.classes)
         return replace(
@@ -241,50 +246,45 @@ class Shards:
         )
 
     def chosen(self, devices: Sequence[int]) -> Shards:
-        """The shards of some devices, in this order; edges stay known where that order keeps theirs
-        together.
+        """The shards of some devices, in this order.
+
+        Edges are kept where that order keeps the devices of an edge together.
         """
         train, validation, test = (
             Part.of([self.part(split).held(d).numpy() for d in devices]) for split in SPLITS
         )
-        edge = (
-            np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
-            if self.edges
-            else np.empty(0, dtype=np.int64)
-        )
+        edge = np.empty(0, dtype=np.int64)
+        if self.edges:
+            edge = np.repeat(np.arange(len(self.edges)), self.edges)[list(devices)]
         order = list(dict.fromkeys(edge.tolist()))
-        together = np.array_equal(np.sort(edge), edge) or len(order) == 1 + int(
-            (np.diff(edge) != 0).sum()
-        )
-        sizes = tuple(int((edge == e).sum()) for e in order) if together else ()
-        names = replace(
-            self.names,
-            devices=tuple(self.names.devices[d] for d in devices) if self.names.devices else (),
-            edges=tuple(self.names.edges[e] for e in order)
-            if self.names.edges and together
-            else (),
-        )
+        changes = int((np.diff(edge) != 0).sum())
+        if len(order) > 0 and len(order) != 1 + changes:
+            order = []  # an edge's devices are apart
+        sizes = tuple(int((edge == e).sum()) for e in order)
+        device_names = self.names.devices and tuple(self.names.devices[d] for d in devices)
+        edge_names = self.names.edges and tuple(self.names.edges[e] for e in order)
+        names = replace(self.names, devices=device_names, edges=edge_names)
         return replace(
             self, edges=sizes, names=names, train=train, validation=validation, test=test
         )
 
     def labels(self) -> npt.NDArray[np.int64]:
-        """How many training examples of each label each device has, [devices, classes]; of one
-        column for regression.
+        """The number of training examples per device and label, [devices, classes].
+
+        For regression it has one column.
         """
         owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
         held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
-        label = (
-            self.y[self.train.index].numpy()
-            if self.classes
-            else np.zeros(len(owner), dtype=np.int64)
-        )
+        label = np.zeros(len(owner), dtype=np.int64)
+        if self.classes:
+            label = self.y[self.train.index].numpy()
         np.add.at(held, (owner, label), 1)
         return held
 
     def numbers(self) -> Shards:
-        """The same examples with labels as numbers to predict, by a squared error; as they are
-        where they are numbers.
+        """The same examples with labels as numbers to predict, by a squared error.
+
+        Shards whose targets are numbers already stay as they are.
 
         >>> x, part = torch.zeros(2, 3), Part.of([[0, 1]])
         >>> names = Names(classes=("3", "7"))
@@ -293,21 +293,23 @@ class Shards:
         """
         if self.classes is None:
             return self
-        values = [float(at) for at in range(self.classes)]
+        values = list(map(float, range(self.classes)))
         if self.names.classes:
             try:
                 values = [float(name) for name in self.names.classes]
             except ValueError as error:
                 raise ConfigError(
                     f"loss = 'squared_error' predicts numbers, but the labels of {self.name} are "
-                    f"{some(self.names.classes)}; leave loss out for cross_entropy, or choose a column of numbers as label."
+                    f"{some(self.names.classes)}; "
+                    "leave loss out for cross_entropy, or choose a column of numbers as label."
                 ) from error
         y = torch.tensor(values, dtype=self.x.dtype)[self.y]
         return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
 
     def paper(self) -> Shards:
-        """The same examples by the papers' protocol: what was for validation is trained on, nothing
-        validates.
+        """The same examples by the papers' protocol.
+
+        Validation examples are trained on, and no example validates.
         """
         both = [
             torch.cat([self.train.held(d), self.validation.held(d)]).numpy()
@@ -316,8 +318,9 @@ class Shards:
         return replace(self, train=Part.of(both), validation=Part.of([[]] * self.devices))
 
     def fingerprint(self) -> str:
-        """A sha256 in hex that changes when a byte, a type or a shape of the examples or the parts
-        does.
+        """A sha256 in hex of the examples and the parts.
+
+        It changes when a byte, a type or a shape of them changes.
         """
         digest = hashlib.sha256()
         for name, tensor in _tensors(self):
@@ -331,7 +334,8 @@ class Shards:
 
 def _absent(device: int) -> str:
     """Why a device's examples cannot be read."""
-    return f"the examples of device {device} are not on this node; only a node that holds them can read them."
+    rule = "only a node that holds them can read them"
+    return f"the examples of device {device} are not on this node; {rule}."
 
 
 def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
@@ -340,7 +344,7 @@ def _example_numbers(piece: Any, device: int) -> npt.NDArray[np.int64]:
     if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
         have = f"{array.dtype} of shape {array.shape}"
         raise DataError(
-            f"the examples of device {device} are {have}; give their numbers, a list of whole numbers."
+            f"the examples of device {device} are {have}; give their numbers, a list of integers."
         )
     return array.astype(np.int64)
 
@@ -357,14 +361,16 @@ def _check_parts(shards: Shards) -> None:
     devices = {split: shards.part(split).devices for split in SPLITS}
     if len(set(devices.values())) > 1:
         raise DataError(
-            f"the parts have different numbers of devices, {devices}; give a device without examples an empty piece."
+            f"the parts have different numbers of devices, {devices}; "
+            "give a device without examples an empty piece."
         )
     if shards.devices == 0:
         raise DataError("the parts have 0 devices; give at least one device with examples.")
     empty = ((shards.train.counts() == 0) & shards.present).nonzero().flatten().tolist()
     if empty:
         raise DataError(
-            f"{len(empty)} of {shards.devices} devices have no training example (devices {some(empty)}); "
+            f"{len(empty)} of {shards.devices} devices have no training example (devices "
+            f"{some(empty)}); "
             "give each of them examples or leave it out."
         )
 
@@ -378,27 +384,34 @@ def _check_names(shards: Shards) -> None:
     ):
         if have and len(have) != want:
             raise DataError(
-                f"there are {len(have)} names of {name} ({some(have)}) for {want}; give each one, or none."
+                f"there are {len(have)} names of {name} ({some(have)}) for {want}; "
+                "give each one, or none."
             )
 
 
+def _check_plain(tensor: object, name: str) -> None:
+    """Refuse what is no dense tensor with values."""
+    have = ""
+    if not isinstance(tensor, Tensor):
+        have = type(tensor).__name__
+    elif tensor.layout != torch.strided or tensor.device.type == "meta":
+        have = f"{tensor.layout} on {tensor.device}"
+    if have:
+        raise DataError(f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array).")
+
+
 def _check_features(x: Tensor, y: Tensor) -> None:
-    for name, tensor in (("x", x), ("y", y)):
-        have = ""
-        if not isinstance(tensor, Tensor):
-            have = type(tensor).__name__
-        elif tensor.layout != torch.strided or tensor.device.type == "meta":
-            have = f"{tensor.layout} on {tensor.device}"
-        if have:
-            rule = "give a plain tensor, as in torch.from_numpy(array)"
-            raise DataError(f"{name} is {have}; {rule}.")
+    _check_plain(x, "x")
+    _check_plain(y, "y")
     if not x.is_floating_point():
         raise DataError(
-            f"x is {x.dtype}, but features must be floats; convert them, as in x.float() / 255 for images."
+            f"x is {x.dtype}, but features must be floats; "
+            "convert them, as in x.float() / 255 for images."
         )
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(
-            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; give one row of x and one of y per example."
+            f"x has shape {tuple(x.shape)} and y {tuple(y.shape)}; "
+            "give one row of x and one of y per example."
         )
     if 0 in x.shape[1:]:
         raise DataError(
@@ -412,7 +425,8 @@ def _check_indices(shards: Shards) -> None:
         wrong = index[(index < 0) | (index >= len(shards.x))].tolist()
         if wrong:
             raise DataError(
-                f"{split}.index names examples {some(wrong)}, but the examples are 0 to {len(shards.x) - 1}; use positions in x."
+                f"{split}.index names examples {some(wrong)}, "
+                f"but the examples are 0 to {len(shards.x) - 1}; use positions in x."
             )
 
 
@@ -456,15 +470,18 @@ def _check_targets(shards: Shards) -> None:
 
 
 def _check_labels(shards: Shards) -> None:
-    y, classes = shards.y, shards.classes
+    y = shards.y
+    classes = shards.classes
     if y.dtype != torch.int64 or y.ndim != 1:
         have = f"{y.dtype} of shape {tuple(y.shape)}"
         raise DataError(
-            f"y is {have}, but labels are one axis of int64; convert them, as in y.long().reshape(-1)."
+            f"y is {have}, but labels are one axis of int64; "
+            "convert them, as in y.long().reshape(-1)."
         )
     if classes is None:
         raise DataError(
-            f"y holds labels but classes is None; give classes={int(y.max()) + 1}, or float targets."
+            "y holds labels but classes is None; "
+            f"give classes={int(y.max()) + 1}, or float targets."
         )
     if (
         isinstance(classes, bool)
@@ -477,9 +494,11 @@ def _check_labels(shards: Shards) -> None:
     if wrong:
         advice = "number the labels from 0, or give classes= their true number"
         if int(y.min()) >= 1 and int(y.max()) == classes:
-            advice = f"they seem to count from 1: give y - 1, or classes={classes + 1} if no example has the label 0"
+            remedy = f"give y - 1, or classes={classes + 1} if no example has the label 0"
+            advice = f"they seem to count from 1: {remedy}"
         raise DataError(
-            f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, the first is "
+            f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, "
+            "the first is "
             f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; {advice}."
         )
 

@@ -1,9 +1,9 @@
-"""Synthetic(alpha, beta): classification with 60 features and 10 classes, every device with a law
-of its own.
+"""Synthetic(alpha, beta): classification with 60 features and 10 classes.
 
-The data of FedProx (Li et al., 2020), drawn in the order of its code and pFedMe's (Dinh et al.,
-2020), so that the same seed gives the same devices. As in that code, alpha and beta are standard
-deviations, and a device's W and b share one mean; the papers' text differs.
+Every device has a distribution of its own. The data of FedProx (Li et al., 2020), drawn in the
+order of its code and pFedMe's (Dinh et al., 2020), so that the same seed gives the same devices. As
+in that code, alpha and beta are standard deviations, and a device's W and b share one mean; the
+papers' text differs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from covey.data.partition import SPLIT, Split
 from covey.data.shards import Shards
 from covey.errors import DataError, shown
 
-FEATURES, CLASSES = 60, 10
-_MOST_DEVICES, _MOST_EXAMPLES = 1_000_000, 100_000_000  # of which the latter take 24 GB
+FEATURES = 60
+CLASSES = 10
+_MOST_DEVICES = 1_000_000
+_MOST_EXAMPLES = 100_000_000  # of which the latter take 24 GB
 _LARGEST = 1e9
 
 Floats = npt.NDArray[np.float64]
@@ -64,24 +66,30 @@ def synthetic(
     )
 
 
+def _are_counts(sizes: object) -> bool:
+    """Whether these are integers that may be numbers of examples."""
+    if not isinstance(sizes, Sequence):
+        return False
+    return all(partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes)
+
+
 def _sizes(sizes: str | Sequence[int], devices: int, draws: np.random.RandomState) -> list[int]:
     if isinstance(sizes, str):
         if sizes not in ("pfedme", "fedprox"):
             raise DataError(
-                f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a number of examples per device."
+                f"sizes={shown(sizes)}; "
+                "give 'pfedme', 'fedprox', or a number of examples per device."
             )
         counts = draws.lognormal(4, 2, devices).astype(int) + 50
-        return [int(count) * (5 if sizes == "pfedme" else 1) for count in counts]
-    whole = isinstance(sizes, Sequence) and all(
-        partition.whole_within(n, 0, _MOST_EXAMPLES) for n in sizes
-    )
-    if not whole:
-        raise DataError(
-            f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of whole numbers."
-        )
+        if sizes == "pfedme":
+            counts *= 5
+        return [int(count) for count in counts]
+    if not _are_counts(sizes):
+        raise DataError(f"sizes={shown(sizes)}; give 'pfedme', 'fedprox', or a list of integers.")
     if len(sizes) != devices or min(sizes) < 1 or sum(sizes) > _MOST_EXAMPLES:
         raise DataError(
-            f"sizes has {len(sizes)} numbers, the least is {min(sizes, default=None)}, for {devices} devices; "
+            f"sizes has {len(sizes)} numbers, the min is {min(sizes, default=None)}, "
+            f"for {devices} devices; "
             f"give one per device, each at least 1, {_MOST_EXAMPLES:,} in all at most."
         )
     return [int(count) for count in sizes]

@@ -30,7 +30,10 @@ Array = npt.NDArray[Any]
 Record = tuple[int, list[str]]  # the line it starts at, its cells
 
 _CHUNK = 256  # rows of a .csv that are converted together: more of them leave the processor's cache
-_ARRAYS = "give x and y (and in a table of several devices, device), or train_x, train_y, test_x and test_y"
+_ARRAYS = (
+    "give x and y (and in a table of several devices, device), "
+    "or train_x, train_y, test_x and test_y"
+)
 
 
 def read(path: Path, columns: Columns, faults: Faults) -> Table:
@@ -39,12 +42,12 @@ def read(path: Path, columns: Columns, faults: Faults) -> Table:
     suffix = path.suffix.lower()
     if suffix not in readers:
         raise DataError(f"{path} is no {ENDINGS} file; give one, or a folder of them.")
-    before = len(faults.found)
+    before = len(faults.reasons)
     try:
         table = readers[suffix](path, columns, faults)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not len(table) and len(faults.found) == before:
+    if not len(table) and len(faults.reasons) == before:
         raise DataError(f"{path} has no rows; add some or leave it out.")
     return table
 
@@ -77,7 +80,8 @@ def _sheet(path: Path, records: Iterator[Record], columns: Columns, faults: Faul
     _, first = next(records, (0, []))
     if not first:
         raise DataError(f"{path} is empty; its first line must name the columns.")
-    header, source = [name.strip() for name in first], f"{path}, line"
+    header = [name.strip() for name in first]
+    source = f"{path}, line"
     check_header(header, columns, path)
     tables = [_piece(source, [], header, columns, faults)]
     while chunk := list(islice(records, _CHUNK)):
@@ -94,36 +98,39 @@ def _fitting(
     misfits = [(line, len(cells)) for line, cells in records if len(cells) != len(header)]
     for line, count in misfits:
         faults.add(source, line, f"has {count} cells where the header has {len(header)}")
-    return [record for record in records if len(record[1]) == len(header)] if misfits else records
+    if misfits:
+        return [record for record in records if len(record[1]) == len(header)]
+    return records
 
 
 def _piece(
     source: str, records: Sequence[Record], header: Sequence[str], columns: Columns, faults: Faults
 ) -> Table:
     """The table of a few records."""
-    lines, rows = [line for line, _ in records], [cells for _, cells in records]
+    lines = [line for line, _ in records]
+    rows = [cells for _, cells in records]
     features = columns.chosen(header)
-    at = [header.index(name) for name in features]
-    x = _numbers(list(map(itemgetter(*at), rows))).reshape(len(rows), len(at))
+    positions = [header.index(name) for name in features]
+    x = _numbers(list(map(itemgetter(*positions), rows))).reshape(len(rows), len(positions))
     texts = {role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()}
     table = Table([source] * len(rows), lines, x, features=features, **{"label": [], **texts})
-    look(table, columns, lambda row, feature: rows[row][at[feature]].strip(), faults)
+    look(table, columns, lambda row, feature: rows[row][positions[feature]].strip(), faults)
     return table
 
 
-def _cells(rows: Sequence[Sequence[str]], at: int) -> list[str]:
-    return list(map(str.strip, map(itemgetter(at), rows)))
+def _cells(rows: Sequence[Sequence[str]], column: int) -> list[str]:
+    return list(map(str.strip, map(itemgetter(column), rows)))
 
 
 def _numbers(cells: Sequence[Any]) -> npt.NDArray[np.float64]:
     """The numbers in cells, or in tuples of cells; NaN where there is none."""
     try:
-        if any("_" in "".join(some) for some in cells):
+        if any("_" in "".join(row) for row in cells):
             raise ValueError  # numpy would read 1_000 as a thousand
         return np.array(cells, dtype=np.float64)
     except ValueError:
         return np.array(
-            [number(some) if isinstance(some, str) else list(map(number, some)) for some in cells]
+            [number(row) if isinstance(row, str) else list(map(number, row)) for row in cells]
         )
 
 
@@ -166,12 +173,10 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
 
 
 def _column(column: Any) -> npt.NDArray[np.float64]:
-    array = column.to_numpy()
-    return (
-        array.astype(np.float64)
-        if array.dtype.kind in "fiub"
-        else _numbers(_texts(column.to_pylist()))
-    )
+    array: Array = column.to_numpy()
+    if array.dtype.kind in "fiub":
+        return array.astype(np.float64)
+    return _numbers(_texts(column.to_pylist()))
 
 
 def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
@@ -181,14 +186,14 @@ def _npz(path: Path, columns: Columns, faults: Faults) -> Table:
         return _examples(path, f"{path}, row", arrays, columns, faults)
     tables = []
     for split in SPLITS:
-        mine = {
+        own = {
             name.removeprefix(f"{split}_"): array
             for name, array in arrays.items()
             if name.startswith(f"{split}_")
         }
-        if mine:
-            mine[columns.part] = np.full(len(mine.get("x", ())), split)
-            tables.append(_examples(path, f"{path}, {split} row", mine, columns, faults))
+        if own:
+            own[columns.part] = np.full(len(own.get("x", ())), split)
+            tables.append(_examples(path, f"{path}, {split} row", own, columns, faults))
     return _side_by_side(path, tables)
 
 
@@ -219,31 +224,33 @@ def _examples(
     """The table of an array x of features, an array y of labels, and columns of text."""
     _check_arrays(path, arrays, columns)
     # Pixels stay bytes and float32 stays itself, for the sake of memory.
-    x = (
-        arrays["x"]
-        if arrays["x"].dtype in (np.uint8, np.float32)
-        else arrays["x"].astype(np.float64)
-    )
+    if arrays["x"].dtype in (np.uint8, np.float32):
+        x = arrays["x"]
+    else:
+        x = arrays["x"].astype(np.float64)
     texts = {
         role: _texts(_decoded(arrays[name]).tolist())
         for role, name in columns.roles(list(arrays)).items()
     }
     table = Table([source] * len(x), list(range(len(x))), x, features=(), **{"label": [], **texts})
-    look(table, columns, lambda row, at: str(x[row].flat[at]), faults)
+    look(table, columns, lambda row, position: str(x[row].flat[position]), faults)
     return table
 
 
 def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> None:
-    label = ("y",) if columns.labelled else ()
-    remedy = (
-        _ARRAYS if columns.labelled else "give x (and where rows are of several devices, device)"
-    )
-    for name in ("x", *label, *columns.needed):
+    needed = ["x", *columns.needed]
+    remedy = "give x (and where rows are of several devices, device)"
+    if columns.labelled:
+        needed.insert(1, "y")
+        remedy = _ARRAYS
+    for name in needed:
         if name not in arrays:
             raise DataError(
-                f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; {remedy}."
+                f"{path} has no array {name!r} among {', '.join(arrays) or 'none at all'}; "
+                f"{remedy}."
             )
-    x, names = arrays["x"], columns.roles(list(arrays)).values()
+    x = arrays["x"]
+    names = columns.roles(list(arrays)).values()
     if x.dtype.kind not in "fiub":
         raise DataError(
             f"x in {path} is an array of {x.dtype}; give numbers, as in x.astype('float32')."
@@ -251,12 +258,15 @@ def _check_arrays(path: Path, arrays: Mapping[str, Array], columns: Columns) -> 
     if x.ndim < 2 or any(arrays[name].shape != x.shape[:1] for name in names):
         shapes = ", ".join(f"{name} {arrays[name].shape}" for name in ("x", *names))
         raise DataError(
-            f"the arrays in {path} have shapes {shapes}; give x one row for each example, the others one value."
+            f"the arrays in {path} have shapes {shapes}; "
+            "give x one row for each example, the others one value."
         )
 
 
 def _decoded(array: Array) -> Array:
-    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+    if array.dtype.kind == "S":
+        return np.char.decode(array, "utf-8", "replace")
+    return array
 
 
 def _texts(values: Sequence[object]) -> list[str]:

@@ -1,5 +1,6 @@
-"""Rows read from files: features as numbers, the rest as text, and where each row stands, so that a
-bad one can be named.
+"""Rows read from files: features as numbers, the other columns as text.
+
+Each row knows its place in its file, so that an error can name it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _ROLES = ("label", "device", "edge", "part")
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a file are called; `needed` are those it cannot do without, besides the
-    label and the features.
+    """The names of a file's columns.
+
+    `needed` are required columns besides the label and the features.
     """
 
     label: str = "label"
@@ -59,8 +61,8 @@ class Columns:
 class Table:
     """Rows of one file or of several; a column of text that is not there is None."""
 
-    source: list[str]  # such as "pumps.csv, line", which the place completes
-    place: list[int]
+    source: list[str]  # such as "pumps.csv, line", which the position completes
+    position: list[int]
     x: npt.NDArray[Any]  # [rows, ...] uint8, float32 or float64
     label: list[str]  # empty where examples have none
     device: list[str] | None = None
@@ -69,11 +71,11 @@ class Table:
     features: tuple[str, ...] = ()  # empty where columns have no names
 
     def __len__(self) -> int:
-        return len(self.place)
+        return len(self.position)
 
     def where(self, row: int) -> str:
         """Where a row stands, as in "pumps.csv, line 7"."""
-        return f"{self.source[row]} {self.place[row]}"
+        return f"{self.source[row]} {self.position[row]}"
 
     def under(self, *, device: str, edge: str | None) -> Table:
         """The same rows, all of one device."""
@@ -84,15 +86,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Faults:
-    """Rows that cannot be used and why, gathered so that one message names several; a row counts
-    once.
+    """Rows that cannot be used, and why.
+
+    They are gathered so that one message names several. A row counts once.
     """
 
-    found: dict[tuple[str, int], str] = field(default_factory=dict)
+    reasons: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    def add(self, source: str, place: int, why: str) -> None:
+    def add(self, source: str, position: int, why: str) -> None:
         """One more, unless something is known of that row already."""
-        self.found.setdefault((source, place), why)
+        self.reasons.setdefault((source, position), why)
+
+    def add_rows(self, table: Table, rows: Sequence[int], why: str) -> None:
+        """The same reason for some rows of a table."""
+        for row in rows:
+            self.add(table.source[row], table.position[row], why)
 
     def refuse(self, advice: str) -> None:
         """A DataError that names the first five, if there are any.
@@ -104,10 +112,11 @@ class Faults:
         covey.errors.DataError: 1 row cannot be used; correct or remove it:
           pumps.csv, line 7: column 'heat' is empty
         """
-        if not self.found:
+        if not self.reasons:
             return
         lines = [
-            f"  {source} {place}: {why}" for (source, place), why in sorted(self.found.items())
+            f"  {source} {position}: {why}"
+            for (source, position), why in sorted(self.reasons.items())
         ]
         more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
         count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
@@ -115,15 +124,18 @@ class Faults:
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """The rows of all tables, one after the other; a column of text that one of them lacks is None."""
+    """The rows of all tables, one after the other.
+
+    A column of text that one of the tables lacks is None.
+    """
 
     def column(name: str) -> Any:
         columns = [getattr(table, name) for table in tables]
-        return (
-            None if any(cells is None for cells in columns) else list(chain.from_iterable(columns))
-        )
+        if any(cells is None for cells in columns):
+            return None
+        return list(chain.from_iterable(columns))
 
-    texts = {name: column(name) for name in ("source", "place", *_ROLES)}
+    texts = {name: column(name) for name in ("source", "position", *_ROLES)}
     return Table(
         x=np.concatenate([table.x for table in tables]), features=tables[0].features, **texts
     )
@@ -162,13 +174,11 @@ def complaint(cell: str) -> str:
     if not is_number(cell):
         return f"is {cell!r}, which is not a number"
     value = number(cell)
-    return (
-        "is NaN"
-        if math.isnan(value)
-        else "is infinite"
-        if math.isinf(value)
-        else f"is {cell}, too large for float32"
-    )
+    if math.isnan(value):
+        return "is NaN"
+    if math.isinf(value):
+        return "is infinite"
+    return f"is {cell}, too large for float32"
 
 
 def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -178,29 +188,31 @@ def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults: Faults) -> None:
-    """What is wrong with each row goes to the faults; cell(row, feature) is what the file has
-    there.
+    """Add what is wrong with each row to `faults`.
+
+    cell(row, feature) is the file's text of a value.
     """
     for role in _ROLES:
         texts = getattr(table, role) or []
-        for row in [row for row, text in enumerate(texts) if not text] if "" in texts else []:
-            faults.add(
-                table.source[row], table.place[row], f"column {getattr(columns, role)!r} is empty"
-            )
+        if "" in texts:
+            empty = [row for row, text in enumerate(texts) if not text]
+            faults.add_rows(table, empty, f"column {getattr(columns, role)!r} is empty")
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
-            faults.add(
-                table.source[row],
-                table.place[row],
-                f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}",
-            )
-    if table.x.dtype.kind == "f" and len(table):
-        flat = table.x.reshape(len(table), -1)
-        for row, feature in np.argwhere(unusable(flat)).tolist():
-            name = f"column {table.features[feature]!r}" if table.features else "a value of x"
-            faults.add(
-                table.source[row], table.place[row], f"{name} {complaint(cell(row, feature))}"
-            )
+            why = f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}"
+            faults.add_rows(table, [row], why)
+    _look_at_features(table, cell, faults)
+
+
+def _look_at_features(table: Table, cell: Callable[[int, int], str], faults: Faults) -> None:
+    if table.x.dtype.kind != "f" or not len(table):
+        return
+    flat = table.x.reshape(len(table), -1)
+    for row, feature in np.argwhere(unusable(flat)).tolist():
+        name = "a value of x"
+        if table.features:
+            name = f"column {table.features[feature]!r}"
+        faults.add_rows(table, [row], f"{name} {complaint(cell(row, feature))}")
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
@@ -209,14 +221,16 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     for name in (*label, *(columns.features or ()), *columns.needed):
         if name not in header:
             raise DataError(
-                f"{path} has no column {name!r}{_hint(name, header)}; its columns are {_some(header)}."
+                f"{path} has no column {name!r}{_hint(name, header)}; "
+                f"its columns are {_some(header)}."
             )
     features = columns.chosen(header)
     if not features:
         raise DataError(f"{path} has no column of features beside {_some(header)}; add one.")
     if "" in features:
         raise DataError(
-            f"column {header.index('') + 1} of {path} has no name; name it, or list the columns to use as features."
+            f"column {header.index('') + 1} of {path} has no name; "
+            "name it, or list the columns to use as features."
         )
     for name in (*features, *columns.roles(header).values()):
         if header.count(name) > 1:
@@ -229,7 +243,8 @@ def check_named(table: Table, columns: Columns, path: Path) -> None:
     """That features the user lists can be found by name."""
     if columns.features and not table.features:
         raise DataError(
-            f"features = {list(columns.features)}, but the columns of x in {path} have no names; leave features out."
+            f"features = {list(columns.features)}, but the columns of x in {path} have no names; "
+            "leave features out."
         )
 
 

@@ -1,5 +1,6 @@
-"""Examples without labels, as a finished run is to predict them: the run's features, and whose they
-are.
+"""Examples without labels, for a finished run to predict.
+
+They have the run's features, and may name their devices.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from covey.errors import DataError
 def unlabelled(
     path: Path, columns: Columns, *, features: Sequence[str], shape: tuple[int, ...], faults: Faults
 ) -> Table:
-    """The rows of a file in the form of the training data; columns of labels, edges and parts are
-    left unread.
+    """The rows of a file in the form of the training data.
 
-    `features` are the columns that were trained on, in order; empty where they have no names. Then
-    all columns are features that are not called as `columns` says.
+    Columns of labels, edges and parts are not read. `features` are the columns that were trained
+    on, in order; empty where they have no names. Then all columns are features that are not called
+    as `columns` says.
     """
     if not path.exists():
         raise DataError(f"there is no file {path}; paths start at the current folder.")

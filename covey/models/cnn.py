@@ -1,5 +1,6 @@
-"""A convolutional network: convolutions with ReLU and pooling, then linear layers (the papers'
-CNN).
+"""A convolutional network: convolutions with ReLU and pooling (the papers' CNN).
+
+Linear layers follow.
 """
 
 from collections.abc import Sequence
@@ -23,12 +24,12 @@ def cnn(
     padding: Literal["same", "valid"] = "same",
     stride: int = 2,
 ) -> nn.Sequential:
-    """A module for images of this shape, flat or not: each convolution is followed by ReLU and a
-    pooling of 2 x 2 points.
+    """A convolutional network for images of this shape, flat or not.
 
-    A convolution keeps the size of an image with padding "same" and cuts off the border with
-    "valid". A pooling halves it with `stride` 2 and takes off one point with 1. `hidden` is the
-    width of the linear layer before the scores, or lists several.
+    Each convolution is followed by ReLU and a pooling of 2 x 2 points. A convolution keeps the size
+    of an image with padding "same" and cuts off the border with "valid". A pooling halves it with
+    `stride` 2 and takes off one point with 1. `hidden` is the width of the linear layer before the
+    scores, or lists several.
 
     >>> sum(p.numel() for p in cnn().parameters())
     1663370
@@ -39,10 +40,12 @@ def cnn(
         raise ModelError(f"cnn(..., padding={padding!r}): give 'same' or 'valid'.")
     if min(*channels, *widths, classes, kernel, stride) < 1:
         raise ModelError(
-            f"cnn({tuple(shape)}, ...): channels, hidden, classes, kernel and stride must each be 1 or more."
+            f"cnn({tuple(shape)}, ...): channels, hidden, classes, "
+            "kernel and stride must each be 1 or more."
         )
     layers: list[nn.Module] = [nn.Flatten(), nn.Unflatten(1, image)]
-    sides, border = image[1:], kernel - 1 if padding == "valid" else 0
+    sides = image[1:]
+    border = kernel - 1 if padding == "valid" else 0
     for before, after in pairwise((image[0], *channels)):
         layers += [
             nn.Conv2d(before, after, kernel, padding=padding),
@@ -52,28 +55,30 @@ def cnn(
         sides = tuple((side - border - 2) // stride + 1 for side in sides)
     if min(sides) < 1:
         raise ModelError(
-            f"cnn({tuple(shape)}, ...): {len(channels)} poolings leave nothing of {image}; give fewer or larger images."
+            f"cnn({tuple(shape)}, ...): {len(channels)} poolings leave nothing of {image}; "
+            "give fewer or larger images."
         )
     return nn.Sequential(*layers, *mlp((image[0], *channels)[-1] * prod(sides), *widths, classes))
 
 
 def image_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """The (channels, height, width) of examples of this shape: without channels they are grey, and
-    if flat they are square.
+    """The (channels, height, width) of examples of this shape.
+
+    Examples without channels are grey, and flat ones are square.
 
     >>> image_shape((28, 28)), image_shape((64,))
     ((1, 28, 28), (1, 8, 8))
     """
-    side = isqrt(max(shape[0], 0)) if len(shape) == 1 else 0
-    image = (
-        (1, side, side)
-        if side and side**2 == shape[0]
-        else (1, *shape)
-        if len(shape) == 2
-        else tuple(shape)
-    )
+    image = tuple(shape)
+    if len(shape) == 2:
+        image = (1, *shape)
+    if len(shape) == 1:
+        side = isqrt(max(shape[0], 0))
+        if side**2 == shape[0]:
+            image = (1, side, side)
     if len(image) != 3 or min(image) < 1:
         raise ModelError(
-            f"examples of shape {tuple(shape)} are no images; give (channels, height, width), each 1 or more."
+            f"examples of shape {tuple(shape)} are no images; "
+            "give (channels, height, width), each 1 or more."
         )
     return image

@@ -1,5 +1,6 @@
-"""LeNet: two convolutions of 5 x 5 points without padding, then three linear layers, as pFedMe's
-code has it for CIFAR-10.
+"""LeNet: two convolutions of 5 x 5 points without padding, then three linear layers.
+
+The widths are those of pFedMe's code for CIFAR-10.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""A linear model: regression, or with cross-entropy multinomial logistic regression (the papers'
-MLR).
-"""
+"""A linear model: regression or, with cross-entropy, logistic regression (the papers' MLR)."""
 
 from torch import nn
 

@@ -8,8 +8,9 @@ from covey.errors import ModelError
 
 
 def mlp(inputs: int, *sizes: int) -> nn.Sequential:
-    """A module that flattens an example and passes it through layers of these sizes, the last being
-    the outputs.
+    """A module that flattens an example and passes it through linear layers of these sizes.
+
+    The last size is the number of outputs.
 
     >>> sum(p.numel() for p in mlp(784, 100, 10).parameters())
     79510

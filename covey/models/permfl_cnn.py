@@ -1,8 +1,7 @@
-"""PerMFL's convolutional networks, one per data set of its experiments (the MNIST one serves EMNIST
-too).
+"""PerMFL's convolutional networks, one per data set of its experiments.
 
-Where its code has a log-softmax and the negative log-likelihood, these give scores for
-cross-entropy, which is the same.
+The MNIST network serves EMNIST too. Where its code has a log-softmax and the negative
+log-likelihood, these give scores for cross-entropy, which is the same.
 """
 
 from collections.abc import Sequence
@@ -26,8 +25,7 @@ def permfl_cnn(
     net: Literal["mnist", "fmnist", "cifar100"] = "mnist",
     classes: int = 10,
 ) -> nn.Sequential:
-    """A module for images of this shape, flat or not, with the layers of PerMFL's network for that
-    data.
+    """PerMFL's network for one of its data sets, for images of this shape, flat or not.
 
     >>> sum(p.numel() for p in permfl_cnn((3, 32, 32), net="cifar100", classes=100).parameters())
     2519780

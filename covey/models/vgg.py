@@ -1,8 +1,7 @@
-"""A VGG: convolutions of 3 x 3 points with GroupNorm and ReLU, pooling between them, then linear
-layers.
+"""A VGG: convolutions of 3 x 3 points with GroupNorm and ReLU, then linear layers.
 
-GroupNorm stands where the papers have BatchNorm, whose running statistics would leak between
-devices; it has as many parameters.
+Poolings stand between the convolutions. GroupNorm stands where the papers have BatchNorm, whose
+running statistics would leak between devices. Both have the same number of parameters.
 """
 
 from collections.abc import Sequence
@@ -18,18 +17,9 @@ from covey.models.mlp import mlp
 Layer = int | Literal["M"]
 """A convolution to so many channels, or a pooling."""
 
-_SMALL: tuple[Layer, ...] = (
-    16,
-    "M",
-    32,
-    "M",
-    64,
-    "M",
-    128,
-    "M",
-    128,
-    "M",
-)  # the papers' VGG for CIFAR
+_WIDTHS = (16, 32, 64, 128, 128)
+_SMALL: tuple[Layer, ...] = tuple(layer for width in _WIDTHS for layer in (width, "M"))
+"""The papers' VGG for CIFAR: a pooling after each convolution."""
 
 
 def vgg(
@@ -40,18 +30,18 @@ def vgg(
     classes: int = 10,
     groups: int | None = 8,
 ) -> nn.Sequential:
-    """A module for images of this shape, flat or not; `head` lists the widths of hidden linear
-    layers.
+    """A VGG for images of this shape, flat or not.
 
-    A number in `layers` is a convolution to so many channels, "M" a pooling that halves an image.
-    `groups` are GroupNorm's; None leaves it out.
+    `head` lists the widths of hidden linear layers. A number in `layers` is a convolution to so
+    many channels, "M" a pooling that halves an image. `groups` are GroupNorm's; None leaves it out.
 
     >>> sum(p.numel() for p in vgg(head=(128, 128)).parameters())
     280074
     """
     image = image_shape(shape)
     _check(layers, head, classes, groups)
-    inside, modules = image[0], [nn.Flatten(), nn.Unflatten(1, image)]
+    inside = image[0]
+    modules = [nn.Flatten(), nn.Unflatten(1, image)]
     for layer in layers:
         if layer == "M":
             modules.append(nn.MaxPool2d(2))
@@ -62,7 +52,8 @@ def vgg(
     points = prod(side // 2**poolings for side in image[1:])
     if not points:
         raise ModelError(
-            f"vgg({tuple(shape)}, ...): {poolings} poolings leave nothing of {image}; give fewer or larger images."
+            f"vgg({tuple(shape)}, ...): {poolings} poolings leave nothing of {image}; "
+            "give fewer or larger images."
         )
     return nn.Sequential(*modules, *mlp(inside * points, *head, classes))
 
@@ -74,13 +65,17 @@ def _convolution(before: int, after: int, groups: int | None) -> list[nn.Module]
 
 def _check(layers: Sequence[Layer], head: Sequence[int], classes: int, groups: int | None) -> None:
     channels = [layer for layer in layers if layer != "M"]
-    if not all(isinstance(size, int) and size >= 1 for size in (*channels, *head, classes)):
-        given = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
+    sizes = (*channels, *head, classes)
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        arguments = f"layers={tuple(layers)}, head={tuple(head)}, classes={classes}"
         raise ModelError(
-            f"vgg({given}): give numbers of 1 or more, and 'M' in layers for a pooling."
+            f"vgg({arguments}): give numbers of 1 or more, and 'M' in layers for a pooling."
         )
-    uneven = [size for size in channels if groups is not None and (groups < 1 or size % groups)]
+    if groups is None:
+        return
+    uneven = [size for size in channels if groups < 1 or size % groups]
     if uneven:
         raise ModelError(
-            f"vgg(groups={groups}, ...): {uneven[0]} channels do not fall into so many groups; give a divisor, or None."
+            f"vgg(groups={groups}, ...): {uneven[0]} channels do not fall into so many groups; "
+            "give a divisor, or None."
         )

@@ -127,3 +127,19 @@ def test_what_does_not_fit_is_said_before_a_folder_is_made(tmp_path: Path) -> No
     assert ended.code == 2
     assert "sample" in ended.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_long_run_prints_few_lines_and_every_note_once(tmp_path: Path) -> None:
+    more = ("rounds=24", "score_every=1", "holdout_devices=2")
+    ended = command("run", *SMALL, BESIDE, *more, "--out", tmp_path / "run")
+    assert ended.code == 0, ended.err
+    lines = ended.out.splitlines()
+    first, local, finetune = (
+        [line.split()[1] for line in part.splitlines() if line.startswith("round ")]
+        for part in ended.out.split("compared with: ")
+    )
+    assert first == [f"{round}/24" for round in (1, 3, 6, 9, 12, 15, 18, 21, 24)]
+    assert local == finetune == ["1/24", "24/24"]
+    notes = [line for line in lines if line.startswith(("note: ", "engine: "))]
+    assert sum("held out from training" in note for note in notes) == 1
+    assert len(set(notes)) == len(notes)

@@ -48,10 +48,10 @@ def problem(path: Path | None, *changes: str) -> str:
                 "known are edges, form, children, tiers",
             ],
         ),
-        ("tree.edges=worst", ['tree.edges = "worst"', 'is tree.form = "worst".']),
+        ("tree.edges=worst", ['tree.edges = "worst"', 'give tree.form = "worst".']),
         (
             "tree.edges=similar",
-            ['is tree.form = "similar" together with their number', "tree.edges = 4"],
+            ['give tree.form = "similar" together with the number of edges', "tree.edges = 4"],
         ),
         (
             "tree.edges=wrost",
@@ -63,7 +63,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("rounds=true", ["rounds = true", "must be a valid integer"]),
         ("rounds=0", ["rounds = 0", "must be greater than or equal to 1", "the default is 60"]),
         ("seeds=0", ["seeds = 0", "must be greater than or equal to 1", "the default is 1"]),
-        ("seed=-1", ["seed=-1", "give 0 or a positive whole number"]),
+        ("seed=-1", ["seed=-1", "give a non-negative integer"]),
         ("l2=-0.5", ["l2 = -0.5", "must be greater than or equal to 0", "the default is 0.0"]),
         ("l2=nan", ["l2 = nan", "must be a finite number"]),
         ("l2=inf", ["l2 = inf", "must be a finite number"]),
@@ -220,7 +220,7 @@ def test_a_new_algorithm_drops_the_fields_that_only_the_old_has() -> None:
     assert config.data["devices"] == 20
     assert len(notes) == 1
     assert notes[0].startswith("algorithm.name = pfedme: dropped lam1 = 2.0, lam2 = 2.0, lr1 = 0.4")
-    assert notes[0].endswith("which mean something to sfedhp alone")
+    assert notes[0].endswith("fields of sfedhp alone")
 
 
 def test_a_new_algorithm_keeps_the_fields_that_both_have(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_the_list_says_what_is_there_and_how_to_get_the_rest(root: Path) -> None
         assert name in result.stdout
         assert name == "mnist" or one.page in result.stdout
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("mnist"))
-    assert " here " in line
-    assert result.stdout.count("not here") == 6
+    assert " present " in line
+    assert result.stdout.count("missing") == 6
 
 
 def test_the_list_names_what_a_set_lacks(root: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(
     assert process.returncode == 4
     assert f"cannot write {saved}: " in err
     assert "older checkpoint there is untouched" in err
-    assert f"go on with: covey run --resume {folder}" in err
+    assert f"resume with: covey run --resume {folder}" in err
     assert saved.read_bytes() == before
     assert not list(folder.rglob("*.part"))
     assert checkpoint.read(saved).facts["round"] == 2
@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_written_at_the_end(
     ended = covey("run", "--resume", folder, "rounds=4")
     assert ended.code == 4
     assert f"cannot write {folder / name}" in ended.err
-    assert f"go on with: covey run --resume {folder}" in ended.err
+    assert f"resume with: covey run --resume {folder}" in ended.err
     (folder / name).unlink() if name == "models" else shutil.rmtree(folder / name)
     assert covey("run", "--resume", folder).code == 0
     assert difference(finished, folder) is None
@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_is_made_up_for_by_the_one_before(
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
     assert f"note: {saved} is damaged" in ended.out
-    assert "It goes on from there, after round 2" in ended.out
+    assert "The run continues after round 2" in ended.out
     assert difference(finished, folder) is None
     assert (folder / "checkpoint.damaged.safetensors").exists()
 

@@ -30,8 +30,8 @@ def test_a_run_has_seconds_and_joules_everywhere(tmp_path: Path) -> None:
     ended = command("run", EXAMPLE, "rounds=3", "seeds=2", "--out", tmp_path / "run")
     assert ended.code == 0, ended.err
     assert "over the air, all rounds of one seed:" in ended.out
-    assert "devices left out" in ended.out
-    assert "every plan is optimal to" in ended.out
+    assert "devices excluded" in ended.out
+    assert "optimality gap of every plan" in ended.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["radio"]
     for seed in range(2):
         folder = tmp_path / "run" / f"seed-{seed}"

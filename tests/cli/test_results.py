@@ -96,7 +96,7 @@ def test_show_of_an_unfinished_run_and_of_several_seeds(tmp_path: Path) -> None:
     assert len(lines) == 33
     file = folder / "config.toml"
     file.write_text(file.read_text().replace("\nrounds = 1\n", "\nrounds = 7\n"))
-    assert f"1 of 7 rounds; go on with: covey run --resume {folder}" in said(
+    assert f"1 of 7 rounds; resume with: covey run --resume {folder}" in said(
         command("show", folder)
     )
     assert json.loads(said(command("show", folder, "--json")))["finished"] is False
@@ -169,7 +169,8 @@ def test_what_cannot_be_predicted_is_named_by_file_and_line(
     refused("has no column 'noise'", _changed(lines, 0, 7, "loudness"))
     bare = "\n".join(",".join(line.split(",")[2:]) for line in lines)
     refused(
-        "has no column of devices; say whose, as in --device pump-01, or take --model global", bare
+        "has no column of devices; name a device, as in --device pump-01, or take --model global",
+        bare,
     )
     refused("no device 'pump-0' in this run", bare, "--device", "pump-0")
     refused("no model 'best'", bare, "--model", "best")

@@ -112,19 +112,20 @@ def test_a_signal_stops_saves_and_says_how_to_go_on(
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
-    seen = [process.stdout.readline() for _ in range(4)]
+    seen = [process.stdout.readline() for _ in range(3)]
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == 130, err
     assert seen[0].startswith("engine: ")
-    assert seen[3].startswith("round 3/60 ")
+    assert seen[1].startswith("round 1/60 ")
+    assert seen[2].startswith("round 8/60 ")
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
     assert (
         err
-        == f"stopped: the state after round {rounds} is saved; go on with: covey run --resume {folder}\n"
+        == f"stopped: the state after round {rounds} is saved; resume with: covey run --resume {folder}\n"
     )
     assert "\x1b" not in out
-    assert 3 <= rounds < 60
+    assert 8 <= rounds < 60
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
@@ -137,7 +138,7 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
-    for _ in range(4):  # the engine and three rounds
+    for _ in range(3):  # the engine, round 1 and round 8
         process.stdout.readline()
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
@@ -147,9 +148,9 @@ def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> 
     if (
         process.returncode == 130
     ):  # else a signal came when covey had ended and Python was on its way out
-        assert "is saved; go on with" in err
+        assert "is saved; resume with" in err
     rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
-    assert 3 <= rounds < 60
+    assert 8 <= rounds < 60
     assert covey("run", "--resume", folder).code == 0
     assert difference(long, folder) is None
 
@@ -231,7 +232,7 @@ def test_wherever_it_is_stopped_it_ends_the_same(
         _interrupt(patch, method, call)
         ended = covey("run", *SMALL, "--out", folder)
     assert ended.code == 130
-    assert f"go on with: covey run --resume {folder}" in ended.err
+    assert f"resume with: covey run --resume {folder}" in ended.err
     assert covey("run", "--resume", folder).code == 0
     assert difference(undisturbed, folder) is None
     assert (folder / "plot.png").exists()
@@ -510,7 +511,7 @@ def test_a_run_folder_in_place_of_a_file_suggests_how_to_go_on(undisturbed: Path
         ended = covey(command, undisturbed)
         assert ended.code == 2
         assert (
-            f"{undisturbed} is the folder of a run; go on with it by covey run --resume {undisturbed}"
+            f"{undisturbed} is the folder of a run; resume it with covey run --resume {undisturbed}"
             in ended.err
         )
 

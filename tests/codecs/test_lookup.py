@@ -35,9 +35,9 @@ def test_codecs_take_options() -> None:
         (
             "bitmpa",
             {},
-            r"'bitmpa' \(did you mean 'bitmap'\?\); the known ones are dense, bitmap, coo, auto, int8",
+            r"'bitmpa' \(did you mean 'bitmap'\?\); known codecs are dense, bitmap, coo, auto, int8",
         ),
-        ("zzz", {}, "'zzz'; the known ones"),
+        ("zzz", {}, "'zzz'; known codecs"),
         (
             "int8",
             {"blocks": 3},

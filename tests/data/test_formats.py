@@ -186,7 +186,7 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
 def test_a_pickle_cannot_change_the_reader() -> None:
     """BUILD with a pair sets attributes, here on what stands in for numpy.dtype."""
     program = b"\x80\x02cnumpy\ndtype\nN}U\x08__code__K\x01s\x86b."
-    with refused("b", "get the official file again"):
+    with refused("b", "download the official file again"):
         pickles.batch(program, "b")
 
 
@@ -282,7 +282,7 @@ def test_a_cut_gz_file_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:-3], b"", whole[:-8] + bytes(8)):
         path.write_bytes(damaged)
-        with refused(str(path), "get it again"):
+        with refused(str(path), "download it again"):
             read("mnist", tmp_path)
 
 

@@ -304,7 +304,7 @@ PICKLES = {
 
 @pytest.mark.parametrize("what", PICKLES)
 def test_pickles_that_are_no_batch_are_refused(what: str) -> None:
-    with cheaply(), refused("batch", "get the official file again"):
+    with cheaply(), refused("batch", "download the official file again"):
         pickles.batch(PICKLES[what], "batch")
 
 

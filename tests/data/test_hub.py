@@ -212,7 +212,7 @@ def test_offline_asks_nobody_but_the_library(
 
 
 def test_emnist_needs_files_or_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused("emnist-digits", "name one by hub", "gzip.zip", str(tmp_path / "emnist")):
+    with refused("emnist-digits", "choose one with hub", "gzip.zip", str(tmp_path / "emnist")):
         sets.load("emnist", data_dir=tmp_path)
     serve(monkeypatch, {"train": rows(*tiny.examples(7)[0])})
     assert len(sets.load("emnist", data_dir=tmp_path, hub="me/emnist").x) == 7

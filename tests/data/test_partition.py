@@ -188,7 +188,7 @@ def test_refuses_impossible_numbers_of_devices(deal: Callable[..., list[Numbers]
         deal(y, 0, 0)
     with refused("devices=6", "only 5 examples", "at most 5"):
         deal(y, 6, 0)
-    with refused("seed=-1", "0 or a positive"):
+    with refused("seed=-1", "a non-negative integer"):
         deal(labels_of([20, 20]), 2, -1)
 
 

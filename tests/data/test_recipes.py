@@ -357,7 +357,7 @@ def test_refuses_more_devices_than_the_first_images_reach_for() -> None:
             {"train_per_label": 7000},
             ["label 0 has 6903 examples", "7000 for training", "smaller train_per_label"],
         ),
-        ({"seed": -1}, ["seed=-1", "0 or a positive"]),
+        ({"seed": -1}, ["seed=-1", "a non-negative integer"]),
     ],
 )
 def test_sfedhp_refuses(options: dict[str, Any], words: list[str]) -> None:

@@ -16,8 +16,8 @@ import torch
 
 from covey.data import cache, formats, inventory, locations, sets
 from covey.data.catalog import CATALOG, known
-from covey.data.deal import deal
 from covey.data.formats import Arrays
+from covey.data.named_partitions import deal
 from covey.data.partition import SPLIT
 from covey.data.scaling import scaling
 from covey.data.shards import Shards
@@ -329,7 +329,7 @@ def test_check_knows_contents_that_were_packed_anew(
     }
     published(monkeypatch, "mnist", md5=sums)
     assert {(v.text, v.good) for v in inventory.check("mnist", root)} == {
-        ("packed anew, contents as published", True)
+        ("recompressed, contents as published", True)
     }
     data = (folder / tiny.MNIST[0]).read_bytes()
     (folder / tiny.MNIST[0]).unlink()

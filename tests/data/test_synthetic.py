@@ -89,7 +89,7 @@ def test_the_seed_decides() -> None:
         ({"seed": -4}, ["seed=-4", "0 or more"]),
         ({"sizes": "lognormal"}, ["sizes='lognormal'", "'pfedme', 'fedprox'"]),
         ({"devices": 3, "sizes": [5, 5]}, ["2 numbers", "3 devices", "one per device"]),
-        ({"devices": 2, "sizes": [5, 0]}, ["the least is 0", "each at least 1"]),
+        ({"devices": 2, "sizes": [5, 0]}, ["the min is 0", "each at least 1"]),
         ({"devices": 2, "sizes": []}, ["0 numbers", "one per device"]),
     ],
 )

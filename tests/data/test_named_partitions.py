@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from covey.data import Shards, partition, recipes
-from covey.data.deal import _DEALS, PARTITIONS, _takes, deal
 from covey.data.leaks import overlaps
+from covey.data.named_partitions import _DEALS, PARTITIONS, _takes, deal
 from covey.data.partition import SPLIT, Numbers, Split
 from covey.data.shards import Part
 from covey.errors import DataError
@@ -206,7 +206,10 @@ def test_refuses_what_a_partition_does_not_take(name: str) -> None:
         shown = parameter if parameter == "writers" else f"{parameter}={GIVEN[parameter]}"
         users = ", ".join(other for other in PARTITIONS if parameter in _takes(other))
         with refused(
-            shown, f"partition {name!r}", "leave it out", f"choose one that takes it: {users}."
+            shown,
+            f"partition {name!r}",
+            "leave it out",
+            f"choose a partition that has it: {users}.",
         ):
             deal(Y, partition=name, **{parameter: GIVEN[parameter]})
 
@@ -220,8 +223,8 @@ def test_refuses_what_a_partition_does_not_take(name: str) -> None:
             ["writers of 0 of 12000", "writers=, one for each", "another partition"],
         ),
         ({"partition": "writer", "writers": np.arange(5)}, ["writers of 5 of 12000"]),
-        ({"partition": "iid", "seed": -1}, ["seed=-1", "0 or a positive"]),
-        ({"partition": "legacy2020", "seed": -1}, ["seed=-1", "0 or a positive"]),
+        ({"partition": "iid", "seed": -1}, ["seed=-1", "a non-negative integer"]),
+        ({"partition": "legacy2020", "seed": -1}, ["seed=-1", "a non-negative integer"]),
         ({"partition": "permfl", "split": (0.5, 0.1, 0.1)}, ["split=(0.5, 0.1, 0.1)", "sum to 1"]),
         ({"partition": "iid", "devices": 0}, ["devices=0", "at least 1"]),
     ],

@@ -1,5 +1,4 @@
-"""Partitions by name: what a configuration file calls them, what each takes, and the parts they
-give.
+"""Partitions by name, as a configuration file names them.
 
 A partition's function takes the labels, a seed, the share of a device's training examples that
 validates and, by keyword, what the user may choose; its defaults are the paper's. Only a partition
@@ -23,18 +22,25 @@ from covey.data.shards import Part
 from covey.errors import DataError, shown
 
 PARTITIONS: dict[str, str] = {
-    "iid": "all devices alike: everything shuffled and dealt in near equal piles",
+    "iid": "i.i.d. devices: all examples shuffled and dealt in near equal piles",
     "labels": "a few labels per device, in near equal piles",
-    "dirichlet": "each class dealt by proportions drawn from Dir(alpha): small alpha, few labels per device",
-    "legacy2020": "pFedMe's 20 devices as its code of 2020 dealt them: devices share images, so that test images leak",
-    "disjoint": "pFedMe's 20 devices with sizes drawn as in its code, every image held by one device",
+    "dirichlet": "each class dealt by proportions drawn from Dir(alpha): small alpha, "
+    "few labels per device",
+    "legacy2020": "pFedMe's 20 devices as its code of 2020 dealt them: devices share images, "
+    "so that test images leak",
+    "disjoint": "pFedMe's 20 devices with sizes drawn as in its code, "
+    "every image held by one device",
     "power_law": "FedProx's devices: two labels each, sizes by a power law",
-    "sfedhp1": "sFedHP's setting 1: five labels per device, few images to train on, many to test on",
-    "sfedhp2": "sFedHP's setting 2: five labels per device, many images to train on, few to test on",
-    "permfl": "PerMFL's MNIST and Fashion-MNIST: two labels per device, log-normal sizes, a quarter to test on",
+    "sfedhp1": "sFedHP's setting 1: five labels per device, few images to train on, "
+    "many to test on",
+    "sfedhp2": "sFedHP's setting 2: five labels per device, many images to train on, "
+    "few to test on",
+    "permfl": "PerMFL's MNIST and Fashion-MNIST: two labels per device, log-normal sizes, "
+    "a quarter to test on",
     "permfl_cifar100": "PerMFL's CIFAR-100: 350 devices with three labels, most with 30 images",
-    "permfl_femnist": "PerMFL's FEMNIST: 3,500 devices with three labels, most with 30 images; shuffled before the split",
-    "writer": "one device per person who wrote, where the data says who did",
+    "permfl_femnist": "PerMFL's FEMNIST: 3,500 devices with three labels, most with 30 images; "
+    "shuffled before the split",
+    "writer": "one device per writer, where the data names the writers",
 }
 
 
@@ -49,8 +55,7 @@ def deal(
     seed: int = 0,
     writers: Labels | None = None,
 ) -> tuple[Part, Part, Part]:
-    """Train, validation and test parts of the examples with labels y, dealt by the partition of
-    that name.
+    """Train, validation and test parts of examples with labels y, by a named partition.
 
     What is None takes the partition's default. Where a partition has test examples of its own,
     `split` only says which share of the others validates. The parts of "legacy2020" leak by
@@ -63,9 +68,9 @@ def deal(
     """
     ways.check_split(split)
     if not ways.whole_within(seed, 0, math.inf):
-        raise DataError(f"seed={shown(seed)}; give 0 or a positive whole number.")
-    given = {"devices": devices, "labels": labels, "alpha": alpha, "writers": writers}
-    chosen = {name: value for name, value in given.items() if value is not None}
+        raise DataError(f"seed={shown(seed)}; give a non-negative integer.")
+    options = {"devices": devices, "labels": labels, "alpha": alpha, "writers": writers}
+    chosen = {name: value for name, value in options.items() if value is not None}
     _check(partition, chosen, len(y))
     share = split[1] / (split[0] + split[1]) if split[1] else 0.0
     dealt = _DEALS[partition](y, seed, share, **chosen)
@@ -74,7 +79,8 @@ def deal(
     if dealt.validation is None:
         train, validation = _validated(dealt.train, share, seed)
     else:
-        train, validation = _shuffled(dealt.train, seed), _shuffled(dealt.validation, seed)
+        train = _shuffled(dealt.train, seed)
+        validation = _shuffled(dealt.validation, seed)
     return Part.of(train), Part.of(validation), Part.of(dealt.test)
 
 
@@ -177,13 +183,18 @@ def _check(partition: str, chosen: dict[str, Any], examples: int) -> None:
         raise DataError(f"partition={partition!r}; choose one of {', '.join(_DEALS)}.")
     for name, value in chosen.items():
         if name not in _takes(partition):
-            what = f"{name}={shown(value)}" if isinstance(value, int | float) else name
+            option = name
+            if isinstance(value, int | float):
+                option = f"{name}={shown(value)}"
             users = ", ".join(other for other in _DEALS if name in _takes(other))
             raise DataError(
-                f"{what} means nothing to partition {partition!r}; leave it out, or choose one that takes it: {users}."
+                f"{option} is not an option of partition {partition!r}; "
+                f"leave it out, or choose a partition that has it: {users}."
             )
     if partition == "writer" and len(chosen.get("writers", ())) != examples:
         raise DataError(
-            f"partition 'writer' has the writers of {len(chosen.get('writers', ()))} of {examples} examples; "
-            "give writers=, one for each, or choose another partition if the data does not say who wrote what."
+            f"partition 'writer' has the writers of {len(chosen.get('writers', ()))} of "
+            f"{examples} examples; "
+            "give writers=, one for each, "
+            "or choose another partition if the data does not say who wrote what."
         )

@@ -1,0 +1,71 @@
+"""What the sparse codecs share: only some values of a row are sent, or all if that is shorter."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from covey.codecs import blocks, numbers
+from covey.codecs.blocks import Layout, Reader, Sent
+from covey.codecs.dense import Dense
+from covey.codecs.header import Tag
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A layout of the values that are not zero, beside the dense layout.
+
+    "Zero" is the bit pattern of +0.0, so that -0.0 is sent. With a mask the values inside the mask
+    are sent, whatever they are: the receiver averages over the senders that kept a weight, and a
+    kept weight may be 0. A row is sent dense where that is not longer. Lossless with its own
+    `values`.
+    """
+
+    values: str = "own"
+    layout: ClassVar[str]
+    tag: ClassVar[Tag]
+    draws: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        numbers.check(self.values)
+
+    @property
+    def name(self) -> str:
+        """The layout, and the number format of the values if it is not the row's own."""
+        return self.layout if self.lossless else f"{self.layout}_{self.values}"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the values are sent as they are."""
+        return self.values == "own"
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        """The dense layout, which wins a tie, and this one."""
+        return Dense(self.values), self
+
+    def encode(self, row: Tensor, mask: Tensor | None = None, key: int | None = None) -> bytes:
+        """The shorter of the two messages, the dense one if they are equally long."""
+        return blocks.shortest(self.layouts, blocks.sent(row, mask, self.values))
+
+    def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
+        """The row, and its mask if one was sent."""
+        return blocks.decode(self.layouts, message, values=self.values, limit=limit)
+
+    def roundtrip(
+        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+    ) -> Tensor:
+        """Each value as it arrives."""
+        return blocks.arriving(rows, mask, self.values)
+
+    def length(self, sent: Sent) -> int:
+        """The length of a message in this layout."""
+        raise NotImplementedError
+
+    def write(self, sent: Sent) -> bytes:
+        """The message in this layout."""
+        raise NotImplementedError
+
+    def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
+        """The row of a message in this layout, and its mask if one was sent."""
+        raise NotImplementedError
