@@ -1,5 +1,4 @@
-"""Randomness by address: a draw is a function of where and when it is made, never of what was drawn
-before.
+"""Randomness by address: a draw depends on its address alone, never on earlier draws.
 
 An address is (seed, round, path, tier, stream, k) as one integer key, then a node id and a slot.
 The hash is splitmix64's finaliser in wrapping int64 arithmetic, so that CPU and GPU, one process or
@@ -23,7 +22,11 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 Address = int | Tensor
 """The key of a draw: one for all ids, or one for each, int64 [n]."""
-_SHUFFLE_ROUNDS = 64  # of swap-or-not: every subset of a small group comes out equally often (a chi-square test checks it)
+_SHUFFLE_ROUNDS = 64
+"""Rounds of swap-or-not.
+
+With these, every subset of a small group has the same probability; a chi-square test checks it.
+"""
 
 
 def key(*words: int | str) -> int:
@@ -39,123 +42,179 @@ def key(*words: int | str) -> int:
 
 
 def path(parent: int, ask: int) -> int:
-    """The path of a program started by its parent's ask number `ask`; the first of the first stays
-    0 at any depth.
+    """The path of a program that its parent starts by its ask number `ask`.
 
-    So one more tier that asks once, or one loop that runs once, changes no draw below it.
+    The first ask of path 0 has path 0 again, at any depth: one more tier that asks once, or a loop
+    that runs once, changes no draw below it.
     """
-    return 0 if parent == 0 and ask == 0 else key(parent, ask)
+    if parent == 0 and ask == 0:
+        return 0
+    return key(parent, ask)
 
 
-def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
+def bits(
+    address: Address,
+    ids: Tensor,
+    width: int,
+    start: int = 0,
+) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
-    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device) * _signed(
-        _GOLDEN
-    )
-    place = ids + (address if isinstance(address, Tensor) else _signed(address))
-    return _finalise_rows(_finalise_rows(place[:, None]) + slots)
+    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device)
+    offsets = slots * _signed(_GOLDEN)
+    if not isinstance(address, Tensor):
+        address = _signed(address)
+    states = _finalise_rows((ids + address)[:, None])
+    return _finalise_rows(states + offsets)
 
 
-def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
-    """Integers in [0, below) for each id and slot; `below` is [n]. The bias of the modulo is under
-    below / 2**63.
+def integers(
+    address: Address,
+    ids: Tensor,
+    width: int,
+    *,
+    below: Tensor,
+    start: int = 0,
+) -> Tensor:
+    """Integers in [0, below) for each id and slot; `below` is [n].
+
+    The bias of the modulo is under below / 2**63.
     """
-    return (bits(address, ids, width, start) & (_MASK >> 1)) % below[:, None].clamp(min=1)
+    nonnegative = bits(address, ids, width, start) & (_MASK >> 1)
+    divisor = below[:, None].clamp(min=1)
+    return nonnegative % divisor
 
 
 def uniform(address: Address, ids: Tensor, width: int) -> Tensor:
     """Numbers in [0, 1), float64 [n, width]."""
-    return _shift(bits(address, ids, width), 11).double() * 2.0**-53
+    mantissas = _shift(bits(address, ids, width), 11)
+    return mantissas.double() * 2.0**-53
 
 
 def normal(address: Address, ids: Tensor, width: int) -> Tensor:
     """Standard normal numbers, float64 [n, width] (Box-Muller)."""
     u, v = uniform(address, ids, 2 * width).chunk(2, dim=1)
-    return torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)
+    radius = torch.sqrt(-2 * torch.log1p(-u))
+    angle = 2 * math.pi * v
+    return radius * torch.cos(angle)
 
 
-def failures(uniform: Tensor, chance: float | Tensor) -> Tensor:
-    """How often a coin of this chance fails before it first succeeds, from numbers in [0, 1): whole
-    numbers of their type.
+def failures(uniform: Tensor, probability: float | Tensor) -> Tensor:
+    """The number of failures before the first success: a geometric draw for each number in [0, 1).
+
+    `probability` is that of success. The numbers of failures are of the type of `uniform`.
 
     >>> failures(torch.tensor([0.1, 0.6, 0.8]), 0.5).tolist()
     [0.0, 1.0, 2.0]
     """
     below_one = uniform.double().clamp(max=1 - 2.0**-53)  # a float32 may have been rounded up to 1
-    return torch.floor(
-        torch.log1p(-below_one) / torch.log1p(-torch.as_tensor(chance, dtype=torch.float64))
-    ).to(uniform)
+    success = torch.as_tensor(probability, dtype=torch.float64)
+    ratio = torch.log1p(-below_one) / torch.log1p(-success)
+    return torch.floor(ratio).to(uniform)
 
 
 def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
     """The keys of one address under several seeds, int64 [seeds]."""
-    return torch.tensor([_signed(key(seed, *words)) for seed in seeds], dtype=torch.int64)
+    signed = [_signed(key(seed, *words)) for seed in seeds]
+    return torch.tensor(signed, dtype=torch.int64)
 
 
 def choose(
-    address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor
+    address: Address,
+    groups: Tensor,
+    *,
+    sizes: Tensor,
+    picks: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`picks[g]` different numbers below `sizes[g]` for each group: (the group's position, the
-    number), sorted.
+    """`picks[g]` different numbers below `sizes[g]` for each group g.
 
-    A keyed permutation (swap-or-not, Hoang, Morris and Rogaway 2012) is evaluated at 0, 1, ...,
-    picks - 1, so that the cost is that of the sample and not of the population.
+    Returns (the group's position, the number), sorted. A keyed permutation (swap-or-not, Hoang,
+    Morris and Rogaway 2012) is evaluated at 0, 1, ..., picks - 1, so that the cost is that of the
+    sample and not of the population.
     """
-    position = np.repeat(np.arange(len(groups)), picks.numpy())
-    first = np.cumsum(picks.numpy()) - picks.numpy()
-    number = (np.arange(len(position)) - first[position]).astype(np.uint64)
+    counts = picks.numpy()
+    position = np.repeat(np.arange(len(groups)), counts)
+    first = np.cumsum(counts) - counts
+    number = np.arange(len(position)) - first[position]
+    number = number.astype(np.uint64)
     size = sizes.numpy().astype(np.uint64)
-    start = (
-        address.numpy().astype(np.uint64)
-        if isinstance(address, Tensor)
-        else np.uint64(address & _MASK)
-    )
-    keys = _finalise(groups.numpy().astype(np.uint64) + start)
+    keys = _finalise(groups.numpy().astype(np.uint64) + _unsigned(address))
     if native.loaded():
         native.choose(position, keys, size, _SHUFFLE_ROUNDS, number)
     else:
         number = _permuted(number, keys, size, position)
     order = np.lexsort((number, position))
-    return torch.from_numpy(position[order]), torch.from_numpy(number[order].astype(np.int64))
+    position = position[order]
+    number = number[order].astype(np.int64)
+    return torch.from_numpy(position), torch.from_numpy(number)
 
 
-def _permuted(number: Any, keys: Any, size: Any, position: Any) -> Any:
-    """Swap-or-not, turn by turn, on all numbers at once."""
+def _unsigned(address: Address) -> Any:
+    if isinstance(address, Tensor):
+        return address.numpy().astype(np.uint64)
+    return np.uint64(address & _MASK)
+
+
+def _permuted(
+    number: Any,
+    keys: Any,
+    size: Any,
+    position: Any,
+) -> Any:
+    """Swap-or-not, round by round, on all numbers at once."""
+    sizes = size[position]
     for turn in range(_SHUFFLE_ROUNDS):
-        pivot = _finalise(keys + np.uint64(_GOLDEN * (2 * turn + 1) & _MASK))
-        partner = ((pivot % size)[position] + size[position] - number) % size[position]
-        coin = _finalise(pivot[position] ^ _finalise(np.maximum(number, partner))) & np.uint64(1)
+        step = np.uint64(_GOLDEN * (2 * turn + 1) & _MASK)
+        pivot = _finalise(keys + step)
+        offset = (pivot % size)[position]
+        partner = (offset + sizes - number) % sizes
+        larger = _finalise(np.maximum(number, partner))
+        coin = _finalise(pivot[position] ^ larger) & np.uint64(1)
         number = np.where(coin == 1, partner, number)
     return number
 
 
 def _number(word: int | str) -> int:
-    return word & _MASK if isinstance(word, int) else _hash(word)
+    if isinstance(word, int):
+        return word & _MASK
+    return _hash(word)
 
 
 @lru_cache
 def _hash(word: str) -> int:
-    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _signed(word: int) -> int:
+    """A 64-bit word as a signed integer, two's complement."""
     word &= _MASK
-    return word - (1 << 64) if word >> 63 else word
+    if word >> 63:
+        return word - (1 << 64)
+    return word
 
 
 def _finalise(z: Any) -> Any:
-    """On a Python integer, which needs the masks, or on numpy's uint64, which wraps by itself."""
+    """splitmix64's finaliser.
+
+    `z` is a Python integer, which needs the masks, or numpy's uint64, which wraps by itself.
+    """
     z = z & _MASK
-    z = ((z ^ (z >> 30)) * _MULTIPLY[0]) & _MASK
-    z = ((z ^ (z >> 27)) * _MULTIPLY[1]) & _MASK
+    z = z ^ (z >> 30)
+    z = z * _MULTIPLY[0] & _MASK
+    z = z ^ (z >> 27)
+    z = z * _MULTIPLY[1] & _MASK
     return z ^ (z >> 31)
 
 
 def _shift(z: Tensor, by: int) -> Tensor:
-    return (z >> by) & (_MASK >> by)  # torch shifts int64 with the sign; the mask makes it logical
+    """A logical shift to the right; torch shifts int64 with the sign, which the mask removes."""
+    return (z >> by) & (_MASK >> by)
 
 
 def _finalise_rows(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _signed(_MULTIPLY[0])
-    z = (z ^ _shift(z, 27)) * _signed(_MULTIPLY[1])
+    """splitmix64's finaliser on int64, which wraps by itself."""
+    z = z ^ _shift(z, 30)
+    z = z * _signed(_MULTIPLY[0])
+    z = z ^ _shift(z, 27)
+    z = z * _signed(_MULTIPLY[1])
     return z ^ _shift(z, 31)

@@ -1,5 +1,4 @@
-"""What can go wrong, as a tree of exceptions; every message names the thing, shows the value and
-says what to do.
+"""The exceptions of covey; every message names the thing, shows the value and says what to do.
 
 CoveyError
 ├── ConfigError      an experiment that cannot run as described (also a ValueError)
@@ -61,4 +60,6 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a whole number of thousands of digits"
-    return text if len(text) <= 100 else f"{text[:100]}..."
+    if len(text) > 100:
+        return f"{text[:100]}..."
+    return text

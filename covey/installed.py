@@ -32,7 +32,9 @@ class Declared:
     def package(self) -> str:
         """The package by name and version."""
         dist = self.point.dist
-        return "a package without a name" if dist is None else f"{dist.name} {dist.version}"
+        if dist is None:
+            return "a package without a name"
+        return f"{dist.name} {dist.version}"
 
     def load(self) -> Any:
         """What was declared; an error that names the package if it cannot be loaded."""
@@ -43,9 +45,9 @@ class Declared:
 
     def wrong(self, why: str) -> ConfigError:
         """An error about it."""
-        name, value = self.point.name, self.point.value
-        what = f"{name!r} among the {self.kind}, {value} of the package {self.package}"
-        return ConfigError(f"{what}: {why}")
+        name = repr(self.point.name)
+        source = f"{self.point.value} of the package {self.package}"
+        return ConfigError(f"{name} among the {self.kind}, {source}: {why}")
 
 
 def declared(kind: str) -> dict[str, tuple[Declared, ...]]:
@@ -54,7 +56,10 @@ def declared(kind: str) -> dict[str, tuple[Declared, ...]]:
 
 
 @cache
-def _declared(kind: str, path: tuple[str, ...]) -> dict[str, tuple[Declared, ...]]:
+def _declared(
+    kind: str,
+    path: tuple[str, ...],
+) -> dict[str, tuple[Declared, ...]]:
     """The same, kept for as long as the folders are the same in which packages are looked for."""
     out: dict[str, tuple[Declared, ...]] = {}
     if kind not in KINDS:
@@ -63,8 +68,8 @@ def _declared(kind: str, path: tuple[str, ...]) -> dict[str, tuple[Declared, ...
     for point in sorted(points, key=lambda point: (point.name, point.value)):
         others = out.get(point.name, ())
         new = Declared(kind, point)
-        known = [(other.point.value, other.package) for other in others]
-        if (point.value, new.package) not in known:  # a folder may be in the path twice
+        earlier = [(other.point.value, other.package) for other in others]
+        if (point.value, new.package) not in earlier:  # a folder may be in the path twice
             out[point.name] = (*others, new)
     return out
 

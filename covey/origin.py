@@ -21,9 +21,11 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def _libraries() -> tuple[str, ...]:
     """The folders of Python, torch, numpy and covey."""
     paths = sysconfig.get_paths()
-    python = [paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
-    packages = [os.path.dirname(file) for file in (torch.__file__, numpy.__file__, __file__)]
-    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in python + packages))
+    files = [os.__file__, torch.__file__, numpy.__file__, __file__]
+    folders = [paths["stdlib"], paths["platstdlib"]]
+    folders += [os.path.dirname(file) for file in files]
+    real = [os.path.realpath(folder) for folder in folders]
+    return tuple(dict.fromkeys(real))
 
 
 def below(path: str, folder: str) -> bool:
@@ -44,16 +46,21 @@ def own_file(file: str | None) -> bool:
     if not file or file.startswith("<"):
         return False
     real = os.path.realpath(file)
-    if _INSTALLED & {*Path(os.path.abspath(file)).parts, *Path(real).parts}:
+    parts = {*Path(os.path.abspath(file)).parts, *Path(real).parts}
+    if _INSTALLED & parts:
         return False
     return not any(below(real, folder) for folder in _libraries())
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, with the last place in the user's own files."""
+    """An error in one line, with the last line of the user's own files that it passed."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if own_file(frame.filename)]
-    place = f" ({os.path.relpath(own[-1].filename)}, line {own[-1].lineno})" if own else ""
-    first = next(iter(str(error).splitlines()), "").rstrip(".")
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return f"{text}{place}."
+    text = type(error).__name__
+    first_line = next(iter(str(error).splitlines()), "").rstrip(".")
+    if first_line:
+        text = f"{text}: {first_line}"
+    if own:
+        last = own[-1]
+        text = f"{text} ({os.path.relpath(last.filename)}, line {last.lineno})"
+    return f"{text}."

@@ -42,7 +42,7 @@ class Topology(ABC):
 
     @abstractmethod
     def widest(self, tier: str) -> int:
-        """The most children that any node of a tier has; 0 for devices."""
+        """The max number of children of a node of a tier; 0 for devices."""
 
     @abstractmethod
     def span(self, tier: str, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,8 +50,9 @@ class Topology(ABC):
 
     @abstractmethod
     def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many children every node of a tier asks under `sample`; an error where there are not
-        so many.
+        """How many children every node of a tier asks under `sample`, [nodes].
+
+        It is an error if a node has fewer children than that.
         """
 
     @property
@@ -76,44 +77,56 @@ class Topology(ABC):
     def index(self, tier: str) -> int:
         """The position of a tier, the server being 0."""
         if tier not in self.tiers:
-            raise TreeError(
-                f"this tree has the tiers {', '.join(self.tiers)}; there is no tier {tier!r}."
-            )
+            tiers = ", ".join(self.tiers)
+            raise TreeError(f"this tree has the tiers {tiers}; there is no tier {tier!r}.")
         return self.tiers.index(tier)
 
     def below(self, tier: str) -> str | None:
         """The name of the next tier down, None under the devices."""
-        at = self.index(tier) + 1
-        return self.tiers[at] if at < self.depth else None
+        index = self.index(tier) + 1
+        if index == self.depth:
+            return None
+        return self.tiers[index]
 
     def copy(self, tier: str, ids: Tensor) -> Tensor:
         """In which copy of the tree each node stands, [n]."""
-        return ids // (self.size(tier) // self.copies)
+        size = self.size(tier) // self.copies
+        return ids // size
 
     def local(self, tier: str, ids: Tensor) -> Tensor:
         """Each node's id within its own copy of the tree, [n]."""
-        return ids if self.copies == 1 else ids % (self.size(tier) // self.copies)
+        if self.copies == 1:
+            return ids
+        size = self.size(tier) // self.copies
+        return ids % size
 
     def cohort(
-        self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address
+        self,
+        tier: str,
+        ids: Tensor,
+        *,
+        sample: Sample,
+        address: draws.Address,
     ) -> tuple[Tensor, Tensor]:
-        """Who is asked by these nodes: (position of the asker in `ids`, child id), sorted by child."""
+        """The cohort of these nodes: (position of the asker in `ids`, child id), by child."""
         counts = self.counts(tier, ids)
         if sample is None:
             position = torch.repeat_interleave(torch.arange(len(ids)), counts)
-            number = torch.arange(len(position)) - (torch.cumsum(counts, 0) - counts)[position]
+            starts = torch.cumsum(counts, 0) - counts
+            number = torch.arange(len(position)) - starts[position]
         else:
+            groups = self.local(tier, ids)
             picks = self.picks(tier, sample)[ids]
-            position, number = draws.choose(
-                address, self.local(tier, ids), sizes=counts, picks=picks
-            )
-        return position, self.first(tier, ids)[position] + number
+            position, number = draws.choose(address, groups, sizes=counts, picks=picks)
+        first = self.first(tier, ids)
+        return position, first[position] + number
 
 
 @dataclass(frozen=True)
 class Tree(Topology):
-    """A tree as child counts: `children[t][i]` is the number of children of node i of tier t. Ids
-    count within a tier.
+    """A tree as child counts: `children[t][i]` is the number of children of node i of tier t.
+
+    Ids count within a tier.
 
     >>> Tree.grouped([2, 3])
     Tree: 1 server, 2 edges, 5 devices
@@ -126,8 +139,10 @@ class Tree(Topology):
     copies: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "children", tuple(tuple(counts) for counts in self.children))
-        object.__setattr__(self, "tiers", tuple(self.tiers) or _names(len(self.children) + 1))
+        children = tuple(tuple(counts) for counts in self.children)
+        tiers = tuple(self.tiers) or _names(len(children) + 1)
+        object.__setattr__(self, "children", children)
+        object.__setattr__(self, "tiers", tiers)
         self._check()
 
     @classmethod
@@ -141,32 +156,37 @@ class Tree(Topology):
         return cls(((len(sizes),), tuple(sizes)))
 
     @classmethod
-    def uniform(cls, *fan: int, tiers: Sequence[str] = ()) -> Tree:
-        """Every node of tier t has fan[t] children."""
-        counts, size = [], 1
-        for width in fan:
-            counts.append((width,) * size)
-            size *= width
+    def uniform(cls, *children: int, tiers: Sequence[str] = ()) -> Tree:
+        """Every node of tier t has children[t] children."""
+        counts = []
+        size = 1
+        for number in children:
+            counts.append((number,) * size)
+            size *= number
         return cls(tuple(counts), tuple(tiers))
 
     def times(self, copies: int) -> Tree:
         """This tree several times over, side by side: one for each seed of a run of many."""
-        return Tree(tuple(counts * copies for counts in self.children), self.tiers, copies)
+        children = tuple(counts * copies for counts in self.children)
+        return Tree(children, self.tiers, copies)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The number of nodes of each tier, from the server down."""
-        return (self.copies, *(sum(counts) for counts in self.children))
+        below = [sum(counts) for counts in self.children]
+        return (self.copies, *below)
 
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children each of these nodes has, [n]."""
-        at = self.index(tier)
-        return self._counts[at][ids] if at < self.depth - 1 else torch.zeros_like(ids)
+        if self.below(tier) is None:
+            return torch.zeros_like(ids)
+        return self._counts[self.index(tier)][ids]
 
     def widest(self, tier: str) -> int:
-        """The most children that any node of a tier has; 0 for devices."""
-        at = self.index(tier)
-        return max(self.children[at]) if at < self.depth - 1 else 0
+        """The max number of children of a node of a tier; 0 for devices."""
+        if self.below(tier) is None:
+            return 0
+        return max(self.children[self.index(tier)])
 
     def first(self, tier: str, ids: Tensor) -> Tensor:
         """The id of each node's first child, [n]; children of one node have consecutive ids."""
@@ -178,10 +198,14 @@ class Tree(Topology):
         >>> Tree.grouped([2, 3]).span("edge", torch.tensor([0, 1]))
         (tensor([0, 2]), tensor([2, 5]))
         """
-        first, stop = ids, ids + 1
+        first = ids
+        stop = ids + 1
+        zero = torch.zeros(1, dtype=torch.int64)
         for counts in self._counts[self.index(tier) :]:
-            starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(counts, 0)])
-            first, stop = starts[first], starts[stop]
+            ends = torch.cumsum(counts, 0)
+            starts = torch.cat([zero, ends])
+            first = starts[first]
+            stop = starts[stop]
         return first, stop
 
     def flattened(self) -> Tree:
@@ -189,8 +213,7 @@ class Tree(Topology):
         return Tree.flat(self.devices)
 
     def without(self, devices: Sequence[int]) -> Tree:
-        """The tree without some of its leaves, and without the nodes that have none left under
-        them.
+        """The tree without some of its devices, and without the nodes that have none left.
 
         >>> Tree.grouped([2, 3]).without([0, 1, 4])
         Tree: 1 server, 1 edge, 2 devices
@@ -199,33 +222,31 @@ class Tree(Topology):
         stays[list(devices)] = 0
         children: list[tuple[int, ...]] = []
         for counts in reversed(self._counts):
-            left = torch.zeros_like(counts).index_add_(
-                0, torch.repeat_interleave(torch.arange(len(counts)), counts), stays
-            )
-            stays = (left > 0).long()
-            children.insert(0, tuple(left[left > 0].tolist()))
+            parent = torch.repeat_interleave(torch.arange(len(counts)), counts)
+            left = torch.zeros_like(counts).index_add_(0, parent, stays)
+            nonempty = left > 0
+            stays = nonempty.long()
+            children.insert(0, tuple(left[nonempty].tolist()))
         return Tree(tuple(children), self.tiers, self.copies)
 
     def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many children every node of a tier asks under `sample`; an error where there are not
-        so many.
+        """How many children every node of a tier asks under `sample`, [nodes].
+
+        It is an error if a node has fewer children than that.
         """
         counts = self._counts[self.index(tier)]
-        if (
-            isinstance(sample, bool)
-            or not isinstance(sample, int | float)
-            or not sample > 0
-            or (isinstance(sample, float) and sample > 1)
-        ):
+        if not _is_sample(sample):
             rule = "give a number >= 1, a fraction in (0, 1], or None for all ('none' in a file)"
             raise TreeError(f"sample = {sample!r} at the {tier}: {rule}.")
         if isinstance(sample, float):
-            return (counts.double() * sample + 0.5).long().clamp(min=1)
-        if int(counts.min()) < sample:
-            short = int(counts.argmin())
+            share = counts.double() * sample
+            return (share + 0.5).long().clamp(min=1)
+        smallest = int(counts.min())
+        if smallest < sample:
+            node = f"{tier} {int(counts.argmin())}"
             raise TreeError(
-                f"sample = {sample} at the {tier}, but {tier} {short} has only {int(counts[short])} children; "
-                f"ask for at most {int(counts.min())}, or give a fraction such as 0.5."
+                f"sample = {sample} at the {tier}, but {node} has only {smallest} children; "
+                f"ask for at most {smallest}, or give a fraction such as 0.5."
             )
         return torch.full_like(counts, sample)
 
@@ -242,32 +263,51 @@ class Tree(Topology):
             raise TreeError(
                 "a tree needs at least one tier below the server; Tree.flat(20) has 20 devices."
             )
-        if len(self.tiers) != len(self.children) + 1 or len(set(self.tiers)) != len(self.tiers):
-            raise TreeError(
-                f"tiers = {self.tiers}: give {len(self.children) + 1} different names, the server's first."
-            )
+        depth = len(self.children) + 1
+        if len(self.tiers) != depth or len(set(self.tiers)) != depth:
+            rule = f"give {depth} different names, the server's first"
+            raise TreeError(f"tiers = {self.tiers}: {rule}.")
         for counts in self.children:
-            if wrong := [c for c in counts if not isinstance(c, int) or isinstance(c, bool)]:
-                raise TreeError(f"{wrong[0]!r} children: counts must be whole numbers.")
-        for above, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
-            if len(counts) != size:
-                raise TreeError(
-                    f"there are {size} nodes of tier {above} but {len(counts)} counts of children."
-                )
-            if min(counts) < 1:
-                raise TreeError(
-                    f"{above} {counts.index(min(counts))} has {min(counts)} children; every one needs 1 or more."
-                )
+            _check_whole(counts)
+        for tier, counts, size in zip(self.tiers, self.children, self.sizes, strict=False):
+            _check_counts(tier, counts, size)
 
     def __repr__(self) -> str:
-        parts = (
-            f"{n} {tier}{'s' if n > 1 else ''}"
-            for n, tier in zip(self.sizes, self.tiers, strict=True)
-        )
+        parts = []
+        for size, tier in zip(self.sizes, self.tiers, strict=True):
+            plural = "s" if size > 1 else ""
+            parts.append(f"{size} {tier}{plural}")
         return "Tree: " + ", ".join(parts)
+
+
+def _is_sample(sample: object) -> bool:
+    """Whether this is a whole number of 1 or more, or a fraction in (0, 1]."""
+    if isinstance(sample, float):
+        return 0 < sample <= 1
+    return isinstance(sample, int) and not isinstance(sample, bool) and sample > 0
+
+
+def _check_whole(counts: tuple[int, ...]) -> None:
+    """Raise unless all counts are whole numbers."""
+    for count in counts:
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TreeError(f"{count!r} children: counts must be whole numbers.")
+
+
+def _check_counts(tier: str, counts: tuple[int, ...], size: int) -> None:
+    """Raise unless each of the `size` nodes of a tier has 1 child or more."""
+    if len(counts) != size:
+        have = f"{len(counts)} counts of children"
+        raise TreeError(f"there are {size} nodes of tier {tier} but {have}.")
+    smallest = min(counts)
+    if smallest < 1:
+        node = f"{tier} {counts.index(smallest)}"
+        raise TreeError(f"{node} has {smallest} children; every one needs 1 or more.")
 
 
 def _names(depth: int) -> tuple[str, ...]:
     """server, device; server, edge, device; server, edge1, edge2, device; ..."""
-    between = ("edge",) if depth == 3 else tuple(f"edge{i + 1}" for i in range(depth - 2))
-    return ("server", *between, "device")
+    if depth == 3:
+        return ("server", "edge", "device")
+    edges = [f"edge{i + 1}" for i in range(depth - 2)]
+    return ("server", *edges, "device")

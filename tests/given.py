@@ -20,7 +20,7 @@ class Given(DataLoss):
     ) -> None:
         self.task = task
         self.all_examples = False
-        self.one = one
+        self.fixed = one
         self._batch_of = batch_of
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ class Given(DataLoss):
         """Nothing is counted."""
 
     def batch_of(self, step: int) -> Batch:
-        if self.one is not None:
-            return self.one
+        if self.fixed is not None:
+            return self.fixed
         assert self._batch_of is not None
         return self._batch_of(step)
 

@@ -95,5 +95,5 @@ def test_numbers_have_no_calibration() -> None:
             rounds=1,
         )
     )
-    with pytest.raises(ConfigError, match="chances of classes"):
+    with pytest.raises(ConfigError, match="probabilities of classes"):
         run.calibration()

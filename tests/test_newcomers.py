@@ -13,7 +13,7 @@ import covey
 from covey.algorithms import FedAvg, FedProx, Local, PerMFL
 from covey.data import Shards, own_parts
 from covey.errors import ConfigError, DivergedError, ProgramError
-from covey.runs.experiment import unlike
+from covey.runs.experiment import difference
 from covey.runs.newcomers import Newcomers, held_out
 from tests import peek
 from tests.laws.cases import Case, every_case, experiment
@@ -153,7 +153,7 @@ def test_newcomers_do_not_depend_on_their_number() -> None:
 
 def test_seeds_side_by_side_have_their_own_newcomers() -> None:
     every = [make(seed=seed, data=covey.data.digits(seed=seed)) for seed in range(3)]
-    assert unlike(every) is None
+    assert difference(every) is None
     together = list(covey.runs(every))[-1]
     for seed, here in enumerate(every):
         assert list(covey.run(here))[-1].models == together[seed].models

@@ -76,6 +76,14 @@ def test_who_they_are() -> None:
     assert (me.shared, me.private) == (slice(0, 4), slice(4, 10))
 
 
+def test_names_of_earlier_versions() -> None:
+    edges = nodes([0, 1], tier="edge")
+    assert edges.max_children == 3
+    assert edges.fan == edges.max_children
+    assert torch.equal(edges.device_ids, edges.there)
+    assert edges.device_ids.tolist() == [0, 1]
+
+
 def test_draws_belong_to_the_address() -> None:
     def draw(me: Nodes) -> list[Tensor]:
         return [me.uniform("a", 2), me.uniform("a", 2), me.normal("b", 3), me.batch(4).x]

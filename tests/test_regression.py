@@ -264,7 +264,7 @@ def test_a_file_that_names_the_loss_predicts_whole_numbers(folder: Path) -> None
     assert "round 1/3  global RMSE " in out
     assert "errors in the units of the target" in out
     heads = next(line for line in out.splitlines() if line.startswith("model")).split()
-    assert heads[:7] == ["model", "kept", "by", "test", "RMSE", "MAE", "R2"]
+    assert heads[:8] == ["model", "kept", "by", "test", "RMSE", "(all)", "MAE", "R2"]
     assert " - " not in out
     assert "(RMSE: median -" in out
     summary = json.loads((folder / "run" / "summary.json").read_text())

@@ -1,7 +1,7 @@
-"""What a measured curvature L asks of the fields that an algorithm names as steps and penalties.
+"""What a measured curvature L implies for an algorithm's steps and penalties.
 
 A step on a loss of curvature L plus lam/2 |x - anchor|^2 goes lr (lam + L) of the way to the
-minimum along the steepest direction: above 2 it diverges there, far below 1 it hardly moves. The
+minimum along the steepest direction. Above 2 it diverges there; far below 1 it hardly moves. The
 model above sees the loss below through an envelope of curvature lam L/(lam + L), and its step is
 measured against that. The personal model itself goes L/(lam + L) of the way to the device's own
 minimum: a lam much larger than L keeps all personal models at the model above.
@@ -31,7 +31,8 @@ def stated(algorithm: Algorithm, L: float = 0.0) -> Levers:
 
 def steps(algorithm: Algorithm) -> tuple[Step, ...]:
     """The step sizes on the data loss; fields with a list, one value per node, are left alone."""
-    return tuple(step for step in stated(algorithm).steps if _is_number(algorithm, step.field))
+    steps = stated(algorithm).steps
+    return tuple(step for step in steps if _is_number(algorithm, step.field))
 
 
 def without(algorithm: Algorithm) -> str:
@@ -53,24 +54,28 @@ def safe(step: Step, L: Curvature) -> float:
     return min(typical, steep) / step.times
 
 
-def moves(algorithm: Algorithm, given: Algorithm, L: Curvature) -> Iterator[Proposal]:
-    """Changes of upper models' steps that the curvature suggests; reasons compare with `given`."""
+def moves(algorithm: Algorithm, original: Algorithm, L: Curvature) -> Iterator[Proposal]:
+    """Changes of upper models' steps that the curvature suggests.
+
+    Their reasons compare with `original`, the setting of the file.
+    """
     for upper in _uppers(algorithm, L):
+        old = float(getattr(algorithm, upper.field))
         new = neat(upper.best)
-        if far(float(getattr(algorithm, upper.field)), new):
-            yield _moved(upper, new, given, L)
+        if far(old, new):
+            yield _moved(upper, new, original, L)
 
 
-def ties(algorithm: Algorithm, given: Algorithm, L: Curvature) -> Iterator[Proposal]:
+def ties(algorithm: Algorithm, original: Algorithm, L: Curvature) -> Iterator[Proposal]:
     """Changes of the penalties, with the upper models' steps that must follow them."""
     for penalty in stated(algorithm, L.typical).penalties:
         changes: list[Proposal] = []
         if isinstance(penalty, Proposal):
             changes.append(penalty)
         else:
-            changes.extend(_loosened(penalty, algorithm, given, L.typical))
+            changes.extend(_loosened(penalty, algorithm, original, L.typical))
         for change in changes:
-            yield _with_uppers(change, algorithm, given, L)
+            yield _with_uppers(change, algorithm, original, L)
 
 
 def neat(value: float) -> float:
@@ -82,24 +87,24 @@ def neat(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def reason(step: Step, given: Algorithm, new: float, L: Curvature) -> str:
-    """Why a step of the given setting changes, by the curvature along the rounds tried."""
-    share = product(step, given, L)
+def reason(step: Step, original: Algorithm, new: float, L: Curvature) -> str:
+    """Why a step of the original setting changes, by the curvature along the rounds tried."""
+    share = product(step, original, L)
     if not math.isfinite(share):
         return "the given step is no number"
     formula = f"{step.formula} = {share:.2g}"
-    where = f"with L = {L.typical:.2g} along the rounds tried"
-    old = float(getattr(given, step.field))
+    curvature = f"with L = {L.typical:.2g} along the rounds tried"
+    old = float(getattr(original, step.field))
     if new < old and share >= 2:
-        return f"{formula} is above 2 {where}: steps overshoot"
+        return f"{formula} is above 2 {curvature}: steps overshoot"
     if new < old and share >= 1:
-        return f"{formula} {where}, and it grows in training: steps are about to overshoot"
+        return f"{formula} {curvature}, and it grows in training: steps are about to overshoot"
     if new < old:
-        return f"{formula} {where}; shorter steps did better"
+        return f"{formula} {curvature}; shorter steps did better"
     if share < 0.5:
         down = f"a step goes only {per_cent(share)} of the way down the steepest direction"
-        return f"{formula} {where}: {down}"
-    return f"{formula} {where}; longer steps did better"
+        return f"{formula} {curvature}: {down}"
+    return f"{formula} {curvature}; longer steps did better"
 
 
 def _is_number(algorithm: Algorithm, field: str) -> bool:
@@ -111,40 +116,45 @@ def _uppers(algorithm: Algorithm, L: Curvature) -> list[Upper]:
     return [upper for upper in uppers if _is_number(algorithm, upper.field)]
 
 
-def _moved(upper: Upper, new: float, given: Algorithm, L: Curvature) -> Proposal:
+def _moved(upper: Upper, new: float, original: Algorithm, L: Curvature) -> Proposal:
     """A new step of an upper model, and how much of its way the model goes by it."""
-    (old,) = [item for item in stated(given, L.typical).uppers if item.field == upper.field]
+    uppers = stated(original, L.typical).uppers
+    (old,) = [item for item in uppers if item.field == upper.field]
+    old_step = largest(getattr(original, old.field))
     share = per_cent(new * upper.per_unit)
-    before = per_cent(largest(getattr(given, old.field)) * old.per_unit)
+    before = per_cent(old_step * old.per_unit)
     text = f"{upper.moves} = {share} of the way to {upper.goal} at a time, was {before}"
     return Proposal({upper.field: new}, {upper.field: text})
 
 
-def _loosened(tie: Tie, algorithm: Algorithm, given: Algorithm, L: float) -> Iterator[Proposal]:
-    """Smaller values of a penalty, and of those that are to be like it."""
+def _loosened(tie: Tie, algorithm: Algorithm, original: Algorithm, L: float) -> Iterator[Proposal]:
+    """Smaller values of a penalty, and of the penalties that are to equal it."""
     names = [tie.field, *tie.alike]
     for ratio in _RATIOS:
         value = neat(ratio * max(L, FLAT) * tie.scale)
-        if min(getattr(algorithm, name) for name in names) <= _LOOSER * value:
+        smallest = min(getattr(algorithm, name) for name in names)
+        if smallest <= _LOOSER * value:
             continue
-        old = float(getattr(given, tie.field)) / tie.scale
-        reasons = {tie.field: _held(old, value / tie.scale, L, tie.field), **tie.alike}
-        yield Proposal(dict.fromkeys(names, value), reasons)
+        old = float(getattr(original, tie.field)) / tie.scale
+        why = _why_smaller(old, value / tie.scale, L, tie.field)
+        values = dict.fromkeys(names, value)
+        yield Proposal(values, {tie.field: why, **tie.alike})
 
 
-def _held(old: float, new: float, L: float, name: str) -> str:
-    """Why a smaller penalty."""
+def _why_smaller(old: float, new: float, L: float, name: str) -> str:
+    """Why a penalty becomes smaller."""
     share = f"L/({name} + L) = {per_cent(L / (new + L))}"
     way = f"personal models go {share} of the way to their own minimum"
     return f"with L = {L:.2g} {way}, was {per_cent(L / (old + L))}"
 
 
-def _with_uppers(change: Proposal, algorithm: Any, given: Algorithm, L: Curvature) -> Proposal:
+def _with_uppers(change: Proposal, algorithm: Any, original: Algorithm, L: Curvature) -> Proposal:
     """The change of a penalty with the upper steps that are best under it."""
     changed: Algorithm = replace(algorithm, **change.values)
-    values, reasons = dict(change.values), dict(change.reasons)
+    values = dict(change.values)
+    reasons = dict(change.reasons)
     for upper in _uppers(changed, L):
-        moved = _moved(upper, neat(upper.best), given, L)
+        moved = _moved(upper, neat(upper.best), original, L)
         values |= moved.values
         reasons |= moved.reasons
     return Proposal(values, reasons)

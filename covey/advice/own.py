@@ -1,4 +1,4 @@
-"""Whose statements count for an algorithm."""
+"""Which class states the theory of an algorithm."""
 
 from covey.kernel.algorithm import Algorithm
 
@@ -9,4 +9,6 @@ def stated_by(algorithm: Algorithm, hook: str = "advice") -> type[Algorithm]:
     A subclass may do something else than its parent, so that it does not inherit these statements.
     """
     own = type(algorithm)
-    return own if hook in vars(own) else Algorithm
+    if hook in vars(own):
+        return own
+    return Algorithm

@@ -1,15 +1,16 @@
-"""An algorithm's steps and penalties held against the theorems it states, before a run starts.
+"""An algorithm's steps and penalties checked by the theorems it states, before a run starts.
 
-An error is given only where divergence is certain. One round is worked out along a direction in
-which all losses have curvature h: it multiplies the distance to the optimum by a factor, and
-divergence is certain only if that factor exceeds 1 in size at every h > 0, or at every h in (0, L]
-where L is known exactly. Anything less is a warning.
+An error is raised only where divergence is certain. One round is worked out along a direction in
+which all losses have curvature h: it multiplies the distance to the optimum by a factor. Divergence
+is certain only if that factor exceeds 1 in size at every h > 0, or at every h in (0, L] where L is
+exact. Anything less is a warning.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from covey.kernel.algorithm import Algorithm
 _FLATTEST = 1e-100  # stands for the limit of no curvature
 _CURVATURES = np.concatenate([[_FLATTEST], np.logspace(-9, 9, 1801)])
 _ZOOMS = 4  # how often the grid is refined where a round comes closest to converging
-_VALLEYS = 8  # places where it is refined
+_VALLEYS = 8  # local minima around which it is refined
 
 
 def advise(
@@ -32,11 +33,11 @@ def advise(
     exact: bool = False,
     examples: int | None = None,
 ) -> list[Advice]:
-    """Everything there is to say about an algorithm's steps and penalties, the most serious first.
+    """All findings on an algorithm's steps and penalties, the most serious first.
 
-    `smoothness` is the L of every device's loss and `strong` its mu, l2 included; `exact` says that
-    L is known, as on quadratics, and not estimated: then only curvatures up to L count. `examples`
-    is the size of the smallest training set.
+    `smoothness` is the L of every device's loss and `strong` its mu, l2 included. `exact` says that
+    L is exact, as on quadratics, and not an estimate: then only curvatures up to L count.
+    `examples` is the size of the smallest training set.
 
     >>> from covey.algorithms import PFedMe
     >>> print(advise(PFedMe(lam=30, personal_lr=0.05, lr=0.05))[-3])
@@ -48,13 +49,15 @@ def advise(
     if smoothness is not None and strong is not None and strong > smoothness:
         rule = f"strong = {strong!r} exceeds smoothness = {smoothness!r}"
         raise ConfigError(f"{rule}; no curvature can be both.")
+    loss = Loss(smoothness, strong, exact, examples)
     try:
-        items = list(_findings(algorithm, Loss(smoothness, strong, exact, examples)))
+        items = list(_findings(algorithm, loss))
     except (OverflowError, ZeroDivisionError) as error:
         name = type(algorithm).__name__
         rule = "its fields are so large or so small that a round's factor is no number"
         raise ConfigError(f"{name}: {rule}; choose others.") from error
-    return sorted(items, key=lambda item: ("error", "warning", "note").index(item.level))
+    order = ("error", "warning", "note")
+    return sorted(items, key=lambda item: order.index(item.level))
 
 
 def _findings(algorithm: Algorithm, loss: Loss) -> Iterator[Advice]:
@@ -86,31 +89,45 @@ def _checked(stated: RoundFactor, loss: Loss) -> Iterator[Advice]:
         text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}."
         yield Advice("note", "one round", text, numbers)
         return
-    text = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}{loss.guess}; it converges at {where}."
+    error = f"at curvature L = {loss.L:g} a round multiplies the error by {factor:.3g}"
+    text = f"{error}{loss.guess}; it converges at {where}."
     yield Advice("warning", "one round", text, numbers)
 
 
 def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
-    """Of a round that diverges at every curvature up to one, the error."""
+    """The error where a round diverges at every curvature up to `up_to`."""
     highest = min(up_to, 1e3)
     usual = np.geomspace(1e-6 * highest, highest, 601)
-    median = float(np.median(np.abs(1 + _evaluate(excess, usual))))
-    every = "every curvature" if up_to == math.inf else f"every curvature up to L = {up_to:g}"
-    start = "one round" if certain else "with the largest entry of every list, one round"
+    factors = np.abs(1 + _evaluate(excess, usual))
+    median = float(np.median(factors))
+    numbers = {"median factor": median}
+    every = "every curvature"
+    if up_to < math.inf:
+        every = f"every curvature up to L = {up_to:g}"
+        change = _evaluate(excess, np.array([up_to]))
+        numbers["factor at L"] = 1 + float(change[0])
+    level: Literal["error", "warning"] = "error"
+    start = "one round"
+    if not certain:
+        level = "warning"
+        start = "with the largest entry of every list, one round"
     text = (
         f"{start} multiplies the distance to the optimum by more than 1 at {every} "
-        f"(median {median:.3g}): this diverges whatever the loss; lower the step sizes or the penalties."
+        f"(median {median:.3g}): this diverges whatever the loss; "
+        "lower the step sizes or the penalties."
     )
-    numbers = {"median factor": median}
-    if up_to < math.inf:
-        numbers["factor at L"] = 1 + float(_evaluate(excess, np.array([up_to]))[0])
-    return Advice("error" if certain else "warning", "one round", text, numbers)
+    return Advice(level, "one round", text, numbers)
 
 
 def _evaluate(excess: Excess, curvatures: Vector) -> Vector:
-    """Factors too large for a float are infinite, as are differences of two such."""
+    """The excess at each curvature; infinite where it is too large for a float or not a number."""
     with np.errstate(all="ignore"):
-        return np.nan_to_num(excess(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+        return np.nan_to_num(
+            excess(curvatures),
+            nan=np.inf,
+            posinf=np.inf,
+            neginf=-np.inf,
+        )
 
 
 def _margin(change: Vector) -> Vector:
@@ -140,7 +157,8 @@ def _around_valleys(grid: Vector, margin: Vector) -> Vector:
     before = np.concatenate([[math.inf], margin[:-1]])
     after = np.concatenate([margin[1:], [math.inf]])
     (valleys,) = np.nonzero((margin <= before) & (margin <= after))
-    lowest = valleys[np.argsort(margin[valleys], kind="stable")[:_VALLEYS]]
+    order = np.argsort(margin[valleys], kind="stable")
+    lowest = valleys[order[:_VALLEYS]]
     left = grid[np.maximum(lowest - 1, 0)]
     right = grid[np.minimum(lowest + 1, len(grid) - 1)]
     return np.unique(np.geomspace(left, right, 65))
@@ -155,14 +173,14 @@ def _stretch(excess: Excess) -> tuple[float, float]:
     if not bool(stable.any()):  # only between the points of the grid
         return math.nan, math.nan
     first = int(stable.argmax())
-    end = first + int(
-        (~stable[first:]).argmax()
-    )  # the next unstable one, or `first` if there is none
-    low, high = 0.0, math.inf
+    end = first + int((~stable[first:]).argmax())  # the next unstable one; `first` if none is
+    low = 0.0
+    high = math.inf
+    grid = _CURVATURES.tolist()
     if first > 0:
-        low = _edge(excess, float(_CURVATURES[first]), float(_CURVATURES[first - 1]))
+        low = _edge(excess, grid[first], grid[first - 1])
     if end > first:
-        high = _edge(excess, float(_CURVATURES[end - 1]), float(_CURVATURES[end]))
+        high = _edge(excess, grid[end - 1], grid[end])
     return low, high
 
 
@@ -170,7 +188,8 @@ def _edge(excess: Excess, stable: float, unstable: float) -> float:
     """The curvature between these two at which a round begins to diverge."""
     for _ in range(60):
         middle = math.sqrt(stable) * math.sqrt(unstable)
-        if bool(_margin(_evaluate(excess, np.array([middle])))[0] > 0):
+        change = _evaluate(excess, np.array([middle]))
+        if bool(_margin(change)[0] > 0):
             unstable = middle
         else:
             stable = middle
@@ -180,9 +199,10 @@ def _edge(excess: Excess, stable: float, unstable: float) -> float:
 def _words(low: float, high: float) -> str:
     if math.isnan(low):
         return "few curvatures"
-    below = f"curvatures up to {high:.4g}" if high < math.inf else "any curvature"
-    return (
-        below
-        if low == 0
-        else f"curvatures from {low:.4g}" + (f" to {high:.4g}" if high < math.inf else "")
-    )
+    if low == 0 and high == math.inf:
+        return "any curvature"
+    if low == 0:
+        return f"curvatures up to {high:.4g}"
+    if high == math.inf:
+        return f"curvatures from {low:.4g}"
+    return f"curvatures from {low:.4g} to {high:.4g}"

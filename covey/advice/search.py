@@ -1,12 +1,11 @@
-"""Better steps and penalties for an experiment: proposed by the curvature, tried, kept if
-validation data confirm.
+"""Better steps and penalties: proposed by the curvature, tried, kept if validation data confirm.
 
-Every trial is a few rounds of the experiment itself with other values, scored on validation data,
-never on test data, and the curvature is measured at the models it ends with: the curvature of a
+Every trial is a few rounds of the experiment itself with other values. It is scored on validation
+data, never on test data. The curvature is measured at the models it ends with: the curvature of a
 model that trains is many times that of the initial one, so that a setting can look stable before a
-run and be unstable in it. What is best after a few rounds need not be best later: the advised
-setting is held against the given one once more, over three times as many rounds. Nothing depends on
-the time that a trial takes.
+run and be unstable in it. The best setting after a few rounds need not be the best later: the
+advised setting is compared with the file's once more, over three times as many rounds. Nothing
+depends on the time that a trial takes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from covey.runs.run import Round, Run
 
 GAIN = 1.0  # points of the score, below which a change is not worth making
 _TIE = 0.5  # points within which the smaller step is taken, as the curvature grows later
-_WORK = 5e7  # gradients of all devices times parameters in one trial: about half a second for small models
-_FEWEST, _MOST = 8, 20  # rounds of a trial
+_WORK = 5e7  # gradients of all devices times parameters in one trial: half a second if small
+_MIN_ROUNDS = 8  # of a trial
+_MAX_ROUNDS = 20
 _HALVINGS = 4  # steps tried
 _LONGER = 3  # the rounds of the last comparison, in trials
 
@@ -47,11 +47,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a setting comes to after a few rounds.
+    """The result of a setting after a few rounds.
 
-    `figures` has every judged model's accuracy in per cent, or its loss for regression; `score` is
-    their mean, higher is better: of accuracies, or of minus the losses in per cent of the given
-    setting's. It is -inf where training diverged.
+    `figures` has every judged model's accuracy in per cent, or its loss for regression. `score` is
+    their mean, higher is better: of accuracies, or of minus the losses in per cent of those of the
+    file's setting. It is -inf where training diverged.
     """
 
     algorithm: Algorithm
@@ -67,7 +67,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Findings:
-    """The advised changes and what they come to over `rounds` rounds, scored on `part` of the data.
+    """The advised changes and their result over `rounds` rounds, scored on `part` of the data.
 
     `trials` are the short ones, of `trial_rounds` rounds. `nothing` says why nothing is advised.
     """
@@ -86,11 +86,13 @@ class Findings:
     @property
     def curvature(self) -> Curvature | None:
         """The largest curvature along the rounds of the advised setting."""
-        return None if self.advised is None else self.advised.curvature
+        if self.advised is None:
+            return None
+        return self.advised.curvature
 
 
 def improve(experiment: Experiment, *, told: Callable[[str], None] = lambda text: None) -> Findings:
-    """Advice on an experiment's steps and penalties; `told` hears what is tried next."""
+    """Advice on an experiment's steps and penalties; `told` receives what is tried next."""
     if not levers.steps(experiment.algorithm):
         return Findings(nothing=levers.without(experiment.algorithm))
     return _Search(experiment, told).findings()
@@ -106,36 +108,21 @@ class _Search:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def findings(self) -> Findings:
-        """The whole search: steps, then the upper models' steps, then penalties, then steps again."""
+        """The whole search: steps, the upper models' steps, penalties, and steps again."""
         self._prepare()
         if self.start.typical == 0:
-            return Findings(
-                start=self.start,
-                nothing="the loss has no curvature, or its model no second derivative",
-            )
-        given, given_later = self._given()
-        ways = [given]
-        ways.append(self._steps(ways[-1]))
-        ways.append(
-            self._best_of(
-                levers.moves(ways[-1].algorithm, given.algorithm, ways[-1].curvature), ways[-1]
-            )
-        )
-        ways.append(
-            self._best_of(
-                levers.ties(ways[-1].algorithm, given.algorithm, ways[-1].curvature), ways[-1]
-            )
-        )
-        if ways[-1] is not ways[1]:
-            ways.append(self._steps(ways[-1]))
-        advised = self._confirmed(ways, given_later)
-        changes = self._changes(given_later, advised)
+            nothing = "the loss has no curvature, or its model no second derivative"
+            return Findings(start=self.start, nothing=nothing)
+        original, original_later = self._original()
+        path = self._path(original)
+        advised = self._confirmed(path, original_later)
+        changes = self._changes(original_later, advised)
         nothing = ""
-        if not changes and ways[-1] is not given:
+        if not changes and path[-1] is not original:
             nothing = f"what was better after {self.rounds} rounds was not after {self.longer}"
         return Findings(
             changes,
-            given_later,
+            original_later,
             advised,
             start=self.start,
             rounds=self.longer,
@@ -146,62 +133,72 @@ class _Search:
             classifies=self._classifies,
         )
 
-    def _given(self) -> tuple[Trial, Trial]:
-        """The file's own setting after a trial's rounds, and after those of the last comparison."""
-        run = Run(
-            replace(self._short(self.longer, self.experiment.algorithm), score_every=self.rounds)
-        )
-        trials: list[Trial] = []
-        for end in (self.rounds, self.longer):
-            trial = self._after(run, end)
-            if not trials:
-                self.trials.append(trial)
-            trials.append(trial)
-        return trials[0], trials[1]
+    def _path(self, original: Trial) -> list[Trial]:
+        """The best trials so far after each stage of the search, the original first."""
+        first = original.algorithm
+        stepped = self._steps(original)
+        proposals = levers.moves(stepped.algorithm, first, stepped.curvature)
+        moved = self._best_of(proposals, stepped)
+        proposals = levers.ties(moved.algorithm, first, moved.curvature)
+        loosened = self._best_of(proposals, moved)
+        path = [original, stepped, moved, loosened]
+        if loosened is not stepped:
+            path.append(self._steps(loosened))
+        return path
 
-    def _confirmed(self, ways: list[Trial], given: Trial) -> Trial:
-        """The last setting on the way that is better than the given one, or as good and stable,
-        over more rounds too.
+    def _original(self) -> tuple[Trial, Trial]:
+        """The file's own setting after a trial's rounds, and after those of the last comparison."""
+        longer = self._short(self.longer, self.experiment.algorithm)
+        run = Run(replace(longer, score_every=self.rounds))
+        trial = self._after(run, self.rounds)
+        self.trials.append(trial)
+        return trial, self._after(run, self.longer)
+
+    def _confirmed(self, path: list[Trial], original: Trial) -> Trial:
+        """The last setting of the path that is better than the original over more rounds too.
+
+        Where the original is not stable, one that is as good suffices.
         """
-        settings = dict.fromkeys(describe(way.algorithm) for way in reversed(ways))
-        by_name = {describe(way.algorithm): way.algorithm for way in ways}
-        wanted = GAIN
-        if not _stable(given):
-            wanted = -_TIE
-        for name in settings:
-            algorithm = by_name[name]
-            if algorithm == given.algorithm:
+        settings = {describe(trial.algorithm): trial.algorithm for trial in reversed(path)}
+        gain = GAIN
+        if not _stable(original):
+            gain = -_TIE
+        for algorithm in settings.values():
+            if algorithm == original.algorithm:
                 break
             self.told(f"the best for {self.longer} rounds")
-            trial = self._after(Run(self._short(self.longer, algorithm)), self.longer)
-            if not trial.diverged and trial.score >= given.score + wanted:
+            run = Run(self._short(self.longer, algorithm))
+            trial = self._after(run, self.longer)
+            if not trial.diverged and trial.score >= original.score + gain:
                 return trial
-        return given
+        return original
 
     def _prepare(self) -> None:
         """How many rounds a trial has, what it is scored on, and the curvature at the start."""
-        e = self.experiment
-        has_validation = bool(e.data.validation.counts().sum())
-        self.part = "validation" if has_validation else "train"
+        experiment = self.experiment
+        protocol = experiment.protocol
+        self.part = "train"
+        if bool(experiment.data.validation.counts().sum()):
+            protocol = "honest"
+            self.part = "validation"
         self.experiment = replace(
-            e,
-            protocol="honest" if has_validation else e.protocol,
+            experiment,
+            protocol=protocol,
             parts=(self.part,),
             score_train_every=None,
         )
-        first = Run(self._short(1, e.algorithm))
+        first = Run(self._short(1, experiment.algorithm))
         self.probe = Probe(self.experiment, first.trained)
         start = self.probe.measure(first.w)
         if start is None:
-            raise ConfigError(
-                "the curvature of the loss is not finite at the initial model; `--fast` does not measure it."
-            )
+            problem = "the curvature of the loss is not finite at the initial model"
+            raise ConfigError(f"{problem}; `--fast` does not measure it.")
         self.start = start
         gradients = _first_round(first)
         work = max(gradients * first.w.shape[1], 1)
-        rounds = min(max(int(_WORK / work), _FEWEST), _MOST)
-        self.rounds = min(rounds, e.rounds)
-        self.longer = min(_LONGER * self.rounds, e.rounds)
+        rounds = min(max(int(_WORK / work), _MIN_ROUNDS), _MAX_ROUNDS)
+        self.rounds = min(rounds, experiment.rounds)
+        self.longer = min(_LONGER * self.rounds, experiment.rounds)
 
     def _short(self, rounds: int, algorithm: Algorithm) -> Experiment:
         return replace(self.experiment, algorithm=algorithm, rounds=rounds, score_every=rounds)
@@ -211,12 +208,13 @@ class _Search:
         for trial in self.trials:
             if describe(trial.algorithm) == describe(algorithm):
                 return trial
-        trial = self._after(Run(self._short(self.rounds, algorithm)), self.rounds)
+        run = Run(self._short(self.rounds, algorithm))
+        trial = self._after(run, self.rounds)
         self.trials.append(trial)
         return trial
 
     def _after(self, run: Run, rounds: int) -> Trial:
-        """What a run comes to when it has had so many rounds."""
+        """The result of a run after `rounds` rounds."""
         algorithm = run.experiment.algorithm
         try:
             while run.round < rounds:
@@ -225,14 +223,23 @@ class _Search:
             return Trial(algorithm, {}, -math.inf, self.start, 0)
         figures = self._figures(run.history[-1])
         sent = sum(past.bytes() for past in run.history)
-        return Trial(algorithm, figures, self._score(figures), self._along(run), sent)
+        return Trial(
+            algorithm,
+            figures,
+            score=self._score(figures),
+            curvature=self._along(run),
+            bytes=sent,
+        )
 
     def _figures(self, record: Round) -> dict[str, float]:
         """Accuracy in per cent, or the loss, of every model that is judged."""
         out = {}
         for name in judged(self.experiment.algorithm, list(record.models)):
             quality = record.models[name].quality(self.part)
-            out[name] = 100 * quality if self._classifies else -quality
+            if self._classifies:
+                out[name] = 100 * quality
+            else:
+                out[name] = -quality
         return out
 
     @property
@@ -245,13 +252,15 @@ class _Search:
             return -math.inf
         if self._classifies:
             return sum(values) / len(values)
-        reference = self.trials[0].figures if self.trials and self.trials[0].figures else figures
+        reference = figures
+        if self.trials and self.trials[0].figures:
+            reference = self.trials[0].figures
         shares = [value / max(reference[name], 1e-12) for name, value in figures.items()]
         return -100 * sum(shares) / len(shares)
 
     def _along(self, run: Run) -> Curvature:
         """The larger of the curvatures at the start and at the models after the trial."""
-        most = self.start
+        largest = self.start
         for name in judged(self.experiment.algorithm, run.models()):
             ids, rows = run.rows(name)
             per_device = run.snapshot(name).tier == "device"
@@ -259,18 +268,19 @@ class _Search:
                 continue
             measured = self.probe.measure(rows, ids if per_device else None)
             if measured is not None:
-                most = most.joined(measured)
-        return most
+                largest = largest.joined(measured)
+        return largest
 
     def _steps(self, best: Trial) -> Trial:
-        """Steps of the size that the curvature allows, then smaller ones as long as that is better."""
+        """Steps of the size that the curvature allows, then smaller ones while that is better."""
         steps = levers.steps(best.algorithm)
         sizes = {step.field: levers.safe(step, best.curvature) for step in steps}
         tried = [best]
         for _ in range(_HALVINGS):
             trial = self._propose(best.algorithm, Proposal(sizes, {}))
             tried.append(trial)
-            if trial.score < max(t.score for t in tried) - GAIN and _stable(trial):
+            top = max(past.score for past in tried)
+            if trial.score < top - GAIN and _stable(trial):
                 break
             sizes = {
                 step.field: _shorter(step, sizes[step.field], trial.curvature) for step in steps
@@ -278,12 +288,11 @@ class _Search:
         return _chosen(tried, steps[0])
 
     def _best_of(self, proposals: Any, best: Trial) -> Trial:
-        """The best of some changes, each made to the same setting, if it is better by the gain
-        asked for.
-        """
+        """The best of these changes, each made to the same setting, if it is better by GAIN."""
         start = best
         for proposal in proposals:
-            trial = self._propose(start.algorithm, self._with_safe_steps(start, proposal))
+            safe = self._with_safe_steps(start, proposal)
+            trial = self._propose(start.algorithm, safe)
             if trial.score >= best.score + GAIN:
                 best = trial
                 self.reasons.update(proposal.reasons)
@@ -291,7 +300,7 @@ class _Search:
 
     def _with_safe_steps(self, start: Trial, proposal: Proposal) -> Proposal:
         """The proposal with steps that are stable under its penalties."""
-        values = {name: levers.neat(value) for name, value in proposal.values.items()}
+        values = _neat(proposal)
         changed = _with(start.algorithm, values)
         for step in levers.steps(changed):
             safe = levers.neat(levers.safe(step, start.curvature))
@@ -300,27 +309,33 @@ class _Search:
         return Proposal(values, proposal.reasons)
 
     def _propose(self, algorithm: Algorithm, proposal: Proposal) -> Trial:
-        values = {name: levers.neat(value) for name, value in proposal.values.items()}
-        self.told(", ".join(f"{name} = {value:g}" for name, value in values.items()))
+        values = _neat(proposal)
+        shown = [f"{name} = {value:g}" for name, value in values.items()]
+        self.told(", ".join(shown))
         return self._try(_with(algorithm, values))
 
-    def _changes(self, given: Trial, best: Trial) -> tuple[Change, ...]:
-        by_field: dict[str, Step] = {step.field: step for step in levers.steps(given.algorithm)}
+    def _changes(self, original: Trial, best: Trial) -> tuple[Change, ...]:
+        algorithm = original.algorithm
+        by_field: dict[str, Step] = {step.field: step for step in levers.steps(algorithm)}
         out = []
-        for name in vars(given.algorithm):
-            old = getattr(given.algorithm, name)
+        for name, old in vars(algorithm).items():
             new = getattr(best.algorithm, name)
             if new == old:
                 continue
             text = self.reasons.get(name, "")
             if name in by_field:
-                text = levers.reason(by_field[name], given.algorithm, new, best.curvature)
+                text = levers.reason(by_field[name], algorithm, new, best.curvature)
             out.append(Change(name, old, new, text))
         return tuple(out)
 
 
+def _neat(proposal: Proposal) -> dict[str, float]:
+    """The proposed values with two digits."""
+    return {name: levers.neat(value) for name, value in proposal.values.items()}
+
+
 def _with(algorithm: Any, values: dict[str, float]) -> Algorithm:
-    """The algorithm with other values; steps are found in dataclasses alone."""
+    """The algorithm with other values; only dataclasses have steps."""
     changed: Algorithm = replace(algorithm, **values)
     return changed
 
@@ -328,7 +343,7 @@ def _with(algorithm: Any, values: dict[str, float]) -> Algorithm:
 def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
     """The models a setting is judged by: the personal ones, else the edges', and the global one.
 
-    The global model of an algorithm with private layers stands under heads that nobody trained.
+    The global model of an algorithm with private layers has heads that were not trained.
     """
     own = "personal" if "personal" in models else "edge"
     names = [name for name in (own, "global") if name in models]
@@ -338,8 +353,9 @@ def judged(algorithm: Algorithm, models: list[str]) -> list[str]:
 
 
 def _shorter(step: Step, size: float, L: Curvature) -> float:
-    """The next size to try: what is safe now, but between a quarter and a half of the last."""
-    return min(size / 2, max(size / 4, levers.safe(step, L)))
+    """The next size to try: the safe one now, but between a quarter and a half of the last."""
+    safe = max(size / 4, levers.safe(step, L))
+    return min(size / 2, safe)
 
 
 def _first_round(run: Run) -> int:
@@ -362,17 +378,25 @@ def _stable(trial: Trial) -> bool:
 
 
 def _chosen(tried: list[Trial], step: Step) -> Trial:
-    """The first trial if it is stable and nothing is better by the gain asked for, else the best,
-    by preference a stable one.
+    """The first trial if it is stable and none is better by GAIN, else the best, preferably stable.
 
-    Of several as good, the one with the smallest steps.
+    Of several that are as good, it is the one with the smallest steps.
     """
-    top = max(trial.score for trial in tried)
-    if top == -math.inf or (tried[0].score >= top - GAIN and _stable(tried[0])):
+    best = max(tried, key=lambda trial: trial.score)
+    if best.diverged:
         return tried[0]
-    good = [trial for trial in tried if trial.score >= top - GAIN and _stable(trial)]
+    good = [trial for trial in _within(tried, GAIN) if _stable(trial)]
     if not good:
-        return max(tried, key=lambda trial: trial.score)
-    best = max(trial.score for trial in good)
-    equal = [trial for trial in good if trial.score >= best - _TIE]
-    return min(equal, key=lambda trial: float(getattr(trial.algorithm, step.field)))
+        return best
+    if tried[0] in good:
+        return tried[0]
+    return min(
+        _within(good, _TIE),
+        key=lambda trial: float(getattr(trial.algorithm, step.field)),
+    )
+
+
+def _within(trials: list[Trial], points: float) -> list[Trial]:
+    """The trials whose score is within so many points of the best."""
+    top = max(trial.score for trial in trials)
+    return [trial for trial in trials if trial.score >= top - points]

@@ -1,7 +1,7 @@
 """One file per algorithm; each is its paper's Algorithm 1.
 
-Every module of this folder is found by itself: its classes are exported under their names, and
-its one algorithm is in `ALGORITHMS` under the name of the file.
+Every module of this folder is imported. Its classes are exported under their names, and its one
+algorithm is in `ALGORITHMS` under the name of the file.
 """
 
 import importlib
@@ -65,13 +65,15 @@ def _algorithm(module: ModuleType) -> type[Algorithm]:
     return own[0]
 
 
-def _place(name: str) -> tuple[int, str]:
-    """What the others are measured against comes first in a list, then all by name."""
-    first = ("local", "centralised", "fedavg")
-    return first.index(name) if name in first else len(first), name
+def _sort_key(name: str) -> tuple[int, str]:
+    """Baselines come first in a list, then all algorithms by name."""
+    baselines = ("local", "centralised", "fedavg")
+    if name in baselines:
+        return baselines.index(name), name
+    return len(baselines), name
 
 
-_NAMES = sorted((info.name for info in pkgutil.iter_modules(__path__)), key=_place)
+_NAMES = sorted((info.name for info in pkgutil.iter_modules(__path__)), key=_sort_key)
 _MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -82,7 +84,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 for _module in _MODULES.values():
     globals().update(_classes(_module))
 
-__all__ = ["ALGORITHMS", *sorted(name for module in _MODULES.values() for name in _classes(module))]
+__all__ = [
+    "ALGORITHMS",
+    *sorted(name for module in _MODULES.values() for name in _classes(module)),
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,12 @@
-"""APFL: a device's model is a mixture of its own and the global one, and it learns in which shares
-(Deng, Kamani, Mahdavi, 2020).
+"""APFL: devices learn how to mix an own model with the global one (Deng, Kamani, Mahdavi, 2020).
 
 The paper's w_i, v_i, v-bar_i, alpha_i, eta, tau are `x`, `v`, "personal", `alpha`, `lr`, `steps`.
-alpha_i moves once a round, by a step of size `alpha_lr` along <v - w, grad f(v-bar)>; with
-`alpha_lr` 0 it stays where it begins.
+alpha_i moves once a round, by a step of size `alpha_lr` along <v - w, grad f(v-bar)>. With
+`alpha_lr` 0 it keeps its initial value.
 
-This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from it, so from this file:
+This is the paper's Algorithm 1. Its authors' code (FedTorch) differs from the paper:
 - It mixes the outputs of the two models, not their weights. For linear models that is the same.
-- Its v steps after w, at the mixture with the new w. Here it steps at that with the old w.
+- Its v steps after w, at the mixture with the new w. Here v steps at the mixture with the old w.
 - Its alpha moves after the first local step of a round. Here it moves before that step, at the w
   that was sent, so that alpha is the same in all steps of a round.
 - Its slope of alpha is <v - w, alpha grad_v + (1 - alpha) grad_w> + 0.02 alpha, with the gradients
@@ -28,15 +27,16 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, NonNegative, Positive, Share
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """The global model is FedAvg's; v takes `steps` on f(alpha v + (1 - alpha) x), x being the
-    device's model on FedAvg's way.
+    """FedAvg's global model; v takes `steps` steps on f(alpha v + (1 - alpha) x).
+
+    x is the device's model during FedAvg's local steps.
     """
 
     alpha: Share = 0.5  # share of a device's own model in the mixture, at the beginning
@@ -53,27 +53,45 @@ class APFL(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
-        x, v = w, me.recall("_own", default=w)
+    def device(self, me: Nodes, w: Rows) -> Weighted:
+        x = w
+        v = me.recall("_own", default=w)
         alpha = self.share(me, w, v)
-        of_x, of_mix = me.grad(self.batch), me.grad(self.batch, "personal")
+        gradient = me.grad(self.batch)
+        gradient_of_mixture = me.grad(self.batch, "personal")
         for _ in range(self.steps):
-            v = v - self.lr * alpha * of_mix(torch.lerp(x, v, alpha))
-            x = descend(x, of_x, steps=1, lr=self.lr)
+            mixture = torch.lerp(x, v, alpha)  # alpha v + (1 - alpha) x
+            v = v - self.lr * alpha * gradient_of_mixture(mixture)
+            x = descend(
+                x,
+                gradient,
+                steps=1,
+                lr=self.lr,
+            )
+        mixture = torch.lerp(x, v, alpha)
         me.keep("_own", v)
-        me.keep("personal", torch.lerp(x, v, alpha))  # alpha v + (1 - alpha) x
+        me.keep("personal", mixture)
         return x, me.weight(self.weight)
 
     def share(self, me: Nodes, w: Rows, v: Rows) -> Rows:
         """alpha of each device in this round, [n, 1]."""
-        alpha = me.recall("_alpha", default=w.new_full((len(w), 1), self.alpha))
+        initial = w.new_full((len(w), 1), self.alpha)
+        alpha = me.recall("_alpha", default=initial)
         if self.alpha_lr:
-            slope = (v - w) * me.grad(self.batch, "alpha")(torch.lerp(w, v, alpha))
-            alpha = (alpha - self.alpha_lr * slope.sum(1, keepdim=True)).clamp(0, 1)
+            gradient = me.grad(self.batch, "alpha")
+            mixture = torch.lerp(w, v, alpha)
+            slope = (v - w) * gradient(mixture)
+            step = self.alpha_lr * slope.sum(1, keepdim=True)
+            alpha = (alpha - step).clamp(0, 1)
         return me.keep("_alpha", alpha)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
 
     def levers(self, L: float) -> Levers:
         return Levers(steps=(Step("lr"),))

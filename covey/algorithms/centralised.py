@@ -1,10 +1,9 @@
-"""Centralised training: one model on everybody's data as on one node; the yardstick of every global
-model.
+"""Centralised training: one model on all data as on one node; the baseline of global models.
 
-It is no federated method and not meant to be one. The data stays where it is, but every single step
-asks all devices for a gradient and takes their mean by numbers of examples, which is the gradient
-of the pooled data. So a round sends `steps` times what one of FedAvg does, and a gradient tells
-more of a device's examples than a model after many steps.
+It is not a federated method. The data stays on the devices, but every single step asks all devices
+for a gradient. Their mean, weighted by numbers of examples, is the gradient of the pooled data. A
+round sends `steps` times as much as a round of FedAvg, and a gradient tells more of a device's
+examples than a model after many steps.
 """
 
 from collections.abc import Iterator
@@ -17,18 +16,17 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class Centralised(Algorithm):
-    """Each round, the server takes `steps` steps of size `lr` along the gradient of all examples of
-    all devices.
+    """Each round, the server takes `steps` steps of size `lr` on the loss of all examples.
 
-    With `batch` a device draws as many of its own examples for a step and its gradient weighs as
-    much as all of them: the mean is unbiased, of a batch that is stratified by device. With None
-    every step is one of plain gradient descent.
+    With `batch` a device draws that many of its examples per step. Its gradient is weighted by its
+    number of examples: the mean is an unbiased estimate from a batch stratified by device. With
+    None every step is one of plain gradient descent.
     """
 
     steps: Count = 20
@@ -43,14 +41,23 @@ class Centralised(Algorithm):
             w = w - self.lr * gradients.mean(weight=samples)
         return w
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         gradient = me.grad(self.batch)
         return gradient(w), me.weight("samples")
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
+        gradient = me.grad(self.batch)  # as of FedAvg, on its own data
         return descend(
-            w, me.grad(self.batch), steps=self.steps, lr=self.lr
-        )  # as of FedAvg, on its own data
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -1,13 +1,12 @@
-"""Clustered training (IFCA): k models, each device trains the one that fits it best (Ghosh, Chung,
-Yin, Ramchandran, 2020).
+"""Clustered training (IFCA): k models; each device trains its best fit (Ghosh et al., 2020).
 
-The paper's theta_j, k, gamma, tau are `models`, `clusters`, `lr`, `steps`; of its two ways to
-average, that of models. A cluster's model is the mean of the devices that picked it, and stays as
-it was where nobody did.
+The paper's theta_j, k, gamma, tau are `models`, `clusters`, `lr`, `steps`. Of its two variants this
+is model averaging. A cluster's model is the mean of the devices that picked it. It does not change
+where no device picked it.
 
 A device picks by the loss of its data alone, the paper's F_i, also where the experiment has an
-`l2`. Then it trains F_i + l2/2 |x|^2, and the pick is not the smallest value of that. l2/2
-|theta_j|^2 is the same for every device: it would draw all of them to the cluster with the
+`l2`. Then it trains F_i + l2/2 |x|^2, and the pick is not the smallest value of that. The term
+l2/2 |theta_j|^2 is the same for every device: it would draw all of them to the cluster with the
 smallest weights.
 """
 
@@ -32,16 +31,15 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Clustered(Algorithm):
-    """Each device picks the model of least loss on `pick` of its training examples (None: all) and
-    trains it for `steps` steps.
+    """Each device picks the model of lowest loss and trains it for `steps` steps.
 
-    The first cluster begins at the initial model, the others `spread` times a standard normal row
-    away from it. The global model is the mean of all answers; a device keeps the model it picked as
-    "cluster" and what it made of it as "personal".
+    The loss is that of `pick` of its training examples (None: all). The first cluster starts at the
+    initial model, the others `spread` times a standard normal row away from it. The global model is
+    the mean of all answers. A device keeps the model it picked as "cluster" and the trained one as
+    "personal".
     """
 
-    clusters: Annotated[int, Range(1, 10_000, whole=True)] = 2  # number of models among which
-    # devices pick
+    clusters: Annotated[int, Range(1, 10_000, whole=True)] = 2  # number of models to pick from
     spread: NonNegative = 0.1  # standard deviation of the clusters' models around the initial one
     pick: Count | None = None  # training examples by which a device picks; "none" takes all
     sample: Sample = None
@@ -56,34 +54,63 @@ class Clustered(Algorithm):
         return "clusters"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        models = self.begin(me, w) if (last := me.recall("clusters")) is None else last
+        models = me.recall("clusters")
+        if models is None:
+            models = self.begin(me, w)
         answers, *picked = me.ask(self.device, *models.unbind(1), sample=self.sample)
-        means = [
-            answers.mean(weight=picks, default=old)
-            for picks, old in zip(picked, models.unbind(1), strict=True)
-        ]
+        means = []
+        totals = []
+        counts = []
+        for weight, old in zip(picked, models.unbind(1), strict=True):
+            means.append(answers.mean(weight=weight, default=old))
+            cluster_total, cluster_count = answers.sums(weight)
+            totals.append(cluster_total)
+            counts.append(cluster_count)
         me.keep("clusters", torch.stack(means, dim=1))
-        totals, counts = zip(*(answers.sums(picks) for picks in picked), strict=True)
-        return torch.stack(totals).sum(0) / torch.stack(counts).sum(0)
+        total = torch.stack(totals).sum(0)
+        count = torch.stack(counts).sum(0)
+        return total / count
 
     def begin(self, me: Nodes, w: Rows) -> Tensor:
         """The models of all clusters, [n, k, P]."""
-        away = me.normal("clusters", (self.clusters - 1) * w.shape[1]).view(
-            len(w), self.clusters - 1, w.shape[1]
-        )
-        return torch.cat([w[:, None], w[:, None] + self.spread * away], dim=1)
+        others = self.clusters - 1
+        width = w.shape[1]
+        noise = me.normal("clusters", others * width)
+        noise = noise.view(len(w), others, width)
+        first = w[:, None]
+        return torch.cat([first, first + self.spread * noise], dim=1)
 
     def device(self, me: Nodes, *models: Rows) -> tuple[Message, ...]:
-        examples = me.batch(self.pick, "pick")
-        losses = torch.cat([me.loss(model, examples) for model in models], dim=1)
-        picked = one_hot(losses.argmin(1), len(models)).to(losses)
-        start = torch.where(picked[:, :, None] == 1, torch.stack(models, dim=1), 0).sum(1)
+        picked = self.picked(me, *models)
+        is_picked = picked[:, :, None] == 1
+        rows = torch.stack(models, dim=1)
+        start = torch.where(is_picked, rows, 0).sum(1)
+        me.keep("cluster", start)
+        gradient = me.grad(self.batch)
         theta = descend(
-            me.keep("cluster", start), me.grad(self.batch), steps=self.steps, lr=self.lr
+            start,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
         )
+        me.keep("personal", theta)
         weight = me.weight(self.weight)
-        weights = picked if weight is None else picked * weight.rows
-        return me.keep("personal", theta), *(exact(column) for column in weights.t()[:, :, None])
+        if weight is not None:
+            picked = picked * weight.rows
+        columns = picked.t()[:, :, None]
+        return theta, *(exact(column) for column in columns)
+
+    def picked(self, me: Nodes, *models: Rows) -> Tensor:
+        """1 in the column of the model of lowest loss, else 0, [n, k]."""
+        examples = me.batch(self.pick, "pick")
+        losses = [me.loss(model, examples) for model in models]
+        table = torch.cat(losses, dim=1)
+        return one_hot(table.argmin(1), len(models)).to(table)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

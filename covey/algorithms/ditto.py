@@ -1,9 +1,8 @@
-"""Ditto: FedAvg's global model, and beside it a personal one that is held near it (Li, Hu, Beirami,
-Smith, 2021).
+"""Ditto: FedAvg's global model, and a personal one that is held near it (Li et al., 2021).
 
-The paper's w, v_k, lambda, eta_g, eta_l are `w`, `v`, `lam`, `lr`, `personal_lr`; v_k lasts, and is
-pulled to the w that a round begins with. Its public code draws one batch for both models; here each
-has its own.
+The paper's w, v_k, lambda, eta_g, eta_l are `w`, `v`, `lam`, `lr`, `personal_lr`. A device keeps
+v_k from round to round, and pulls it to the w that a round begins with. The public code draws one
+batch for both models; here each model has its own.
 """
 
 from collections.abc import Iterator
@@ -18,15 +17,16 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, power
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """The global model is FedAvg's to the bit; a device's own v descends f + lam/2 |v - w|^2 from
-    where it stood.
+    """The global model is FedAvg's to the bit; a device's v descends f + lam/2 |v - w|^2.
+
+    v starts each round at its last value.
     """
 
     lam: NonNegative = 1.0
@@ -44,9 +44,16 @@ class Ditto(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         self.adapt(me, w)
-        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+        gradient = me.grad(self.batch)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
+        return x, me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         v = me.recall("personal", default=w)
@@ -60,15 +67,26 @@ class Ditto(Algorithm):
         return me.keep("personal", v)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        """v goes on from where it stood, so that one step a round adds up as two would."""
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        """v continues from its last value, so that one step a round adds up as two would."""
+        yield from inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
         lasting = max(self.personal_steps, 2)
         personal = ("personal_lr", "lam")
-        yield from inner_step(self.personal_lr, self.lam, loss, steps=lasting, names=personal)
+        yield from inner_step(
+            self.personal_lr,
+            self.lam,
+            loss,
+            steps=lasting,
+            names=personal,
+        )
         yield RoundFactor(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
-        """That of the slower of the two models; v stands where the last round left it, w ignores v.
+        """The excess of the slower of the two models, which do not depend on each other.
 
         Only the sizes of the two factors matter: the root of those of twice as many steps.
         """
@@ -80,4 +98,7 @@ class Ditto(Algorithm):
 
     def levers(self, L: float) -> Levers:
         steps = (Step("lr"), Step("personal_lr", self.lam, "lam"))
-        return Levers(steps, penalties=(Tie("lam"),))
+        return Levers(
+            steps,
+            penalties=(Tie("lam"),),
+        )

@@ -1,10 +1,9 @@
-"""FedAMP: the server sends each device a mean of all models in which those like its own weigh most
-(Huang et al., 2021).
+"""FedAMP: each device is sent a mean of all models, weighted by similarity (Huang et al., 2021).
 
 The paper's w_i, u_i, xi_ij, A, sigma, lambda are `theta`, `u`, `weights`, 1 - exp(-x/sigma),
-`sigma`, `lam`; its alpha_k is `alpha`, or less in a round k in which `alpha` is too large. It
-descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) by turns: a step of size alpha_k on A at the
-server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
+`sigma`, `lam`. Its alpha_k is `alpha`, or less in a round k in which `alpha` is too large. FedAMP
+descends sum_i f_i + lam/2 sum_{i<j} A(|w_i - w_j|^2) in two turns: a step of size alpha_k on A at
+the server, then steps on each f_i, tied by lam/alpha_k to the result of the first.
 """
 
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie
+from covey.kernel.advice import Levers, Loss, Statement, Step, Tie
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step, prox_round
+from covey.kernel.conditions import prox_steps
 from covey.kernel.fields import Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes
 from covey.maths import attention
@@ -31,8 +30,8 @@ class FedAMP(Algorithm):
 
     Where `alpha` would make a self weight xi_ii negative, alpha_k is the largest step that does
     not: at the default sigma, from 12 devices on. The server sends lam/alpha_k beside u_i, as one
-    number. It holds the last model of every device, the initial one where a device has sent none;
-    the global model, which nobody uses, is their mean.
+    number. It holds the last model of every device, the initial one where a device has sent none.
+    The global model, which no device uses, is their mean.
     """
 
     lam: NonNegative = 1.0  # weight of the attraction between models (lambda)
@@ -47,34 +46,57 @@ class FedAMP(Algorithm):
     sends: ClassVar[str] = "its personal model; the server holds everybody's"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        models: Tensor = me.recall("_models", default=w[:, None].repeat(1, me.fan, 1))
+        initial = w[:, None].repeat(1, me.max_children, 1)
+        models: Tensor = me.recall("_models", default=initial)
         weights, tie = self.weights(models)
-        u = attention.mixed(weights, models)
-        each = (u.flatten(0, 1), tie.repeat_interleave(me.fan, dim=0))
-        theta = me.ask(self.device, each=each, sample=self.sample)
+        u = attention.mixed(weights, models).flatten(0, 1)
+        ties = tie.repeat_interleave(me.max_children, dim=0)
+        theta = me.ask(self.device, each=(u, ties), sample=self.sample)
         models = theta.gather().into(models)
-        return me.keep("_models", models).mean(1)
+        me.keep("_models", models)
+        return models.mean(1)
 
     def weights(self, models: Tensor) -> tuple[Tensor, Rows]:
         """xi, [n, N, N]: rows that sum to 1, none of them negative; and lam/alpha_k, [n, 1]."""
         distances = attention.squared_distances(models)
-        slope = attention.only_others(attention.exp(-distances / self.sigma) / self.sigma)  # A'
-        max_slope = slope.sum(2, keepdim=True).amax(1, keepdim=True)
+        slope = attention.exp(-distances / self.sigma) / self.sigma  # A'
+        slope = attention.only_others(slope)
+        sums = slope.sum(2, keepdim=True)
+        max_slope = sums.amax(1, keepdim=True)
         inverse_step = max_slope.clamp(min=1 / self.alpha)  # 1/alpha_k
-        return attention.with_itself(slope / inverse_step), self.lam * inverse_step[:, 0]
+        weights = attention.with_itself(slope / inverse_step)
+        tie = self.lam * inverse_step[:, 0]
+        return weights, tie
 
     def device(self, me: Nodes, u: Rows, tie: Rows) -> Rows:
-        theta = descend(u, me.grad(self.batch), prox=(tie, u), steps=self.steps, lr=self.lr)
+        theta = descend(
+            u,
+            me.grad(self.batch),
+            prox=(tie, u),
+            steps=self.steps,
+            lr=self.lr,
+        )
         return me.keep("personal", theta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return self.device(me, w, torch.full_like(w[:, :1], self.lam / self.alpha))
+        tie = torch.full_like(w[:, :1], self.lam / self.alpha)
+        return self.device(me, w, tie)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         tie = self.lam / self.alpha
-        yield from inner_step(self.lr, tie, loss, steps=self.steps, names=("lr", "lam/alpha"))
-        yield RoundFactor(prox_round(self.lr, tie, self.steps))
+        names = ("lr", "lam/alpha")
+        return prox_steps(
+            self.lr,
+            tie,
+            loss,
+            steps=self.steps,
+            names=names,
+        )
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.lam / self.alpha, "lam/alpha")
-        return Levers(steps=(step,), penalties=(Tie("lam", scale=self.alpha),))
+        lam = Tie("lam", scale=self.alpha)
+        return Levers(
+            steps=(step,),
+            penalties=(lam,),
+        )

@@ -15,15 +15,16 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class FedAvg(Algorithm):
-    """`sample` devices (S) take `steps` (R) mini-batch steps of size `lr` (eta) from the global
-    model w; w becomes their mean.
+    """`sample` devices take `steps` mini-batch steps of size `lr` from w; w becomes their mean.
+
+    The paper's S, R, eta are `sample`, `steps`, `lr`.
     """
 
     sample: Sample = None
@@ -38,8 +39,20 @@ class FedAvg(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
-        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+    def device(self, me: Nodes, w: Rows) -> Weighted:
+        gradient = me.grad(self.batch)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
+        return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -2,8 +2,8 @@
 
 The paper's w, theta, S, R, |D| are `w`, `theta`, `sample`, `local_rounds`, `batch`. Its lambda,
 gamma, gamma_w, rho, eta, eta_p, beta are `lam`, `gamma`, `gamma_w`, `rho`, `lr`, `personal_lr`,
-`beta`. Its nu is `tol` squared. `steps` is 1, as in its experiments; theta is carried from one
-local round to the next, without which it would never be more than one step from w.
+`beta`. Its nu is `tol` squared. `steps` is 1, as in its experiments. theta is carried from one
+local round to the next; else it would never be more than one step from w.
 Defaults are for newcomers; the paper's settings are in covey/papers/fedmac.toml.
 """
 
@@ -42,7 +42,7 @@ from covey.kernel.conditions import (
 )
 from covey.kernel.fields import Count, NonNegative, Positive, Share, Whole
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.maths.penalty import L1
 from covey.tree import Sample
 from covey.types import Rows
@@ -52,11 +52,11 @@ from covey.types import Rows
 class FedMac(Algorithm):
     """theta descends f + gamma phi_rho - lam <theta, w_i>; w_i steps by (6); w follows their mean.
 
-    `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. `floor`: a device whose
-    share of non-zeros is below it trains with `gamma_low`. `gamma_w` is off from round
-    `gamma_w_until` on, and `cut_after` says whether its larger cut stays ("keep") or goes with it
-    ("off"). theta takes `steps` steps by `method`, or fewer once the norm of its gradient is at
-    most `tol`; 0 takes them all.
+    `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. A device whose share of
+    non-zeros is below `floor` trains with `gamma_low`. `gamma_w` is off from round `gamma_w_until`
+    on. `cut_after` says whether its larger cut stays then ("keep") or ends with it ("off"). theta
+    takes `steps` steps by `method`, or fewer once the norm of its gradient is at most `tol`. With
+    `tol` 0 it takes all steps.
     """
 
     lam: Positive = 1e-4  # weight of the correlation between personal and local model (lambda)
@@ -85,72 +85,140 @@ class FedMac(Algorithm):
         w_i, samples = me.ask(self.device, w, sample=self.sample)
         return torch.lerp(w, w_i.mean(weight=samples), self.beta)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         theta = w
         l1_of_theta = self.l1_of_theta.term_of(me, w)
         l1_of_w = self.l1_of_w.term(me.round)
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
-            theta = descend(theta, gradient, linear=-self.lam * w, l1=l1_of_theta,
-                            steps=self.steps, lr=self.personal_lr,
-                            tol=self.tol or None, method=self.method)  # (9)  # fmt: skip
-            w = descend(w, NO_DATA, prox=(self.lam, theta), l1=l1_of_w,
-                        steps=1, lr=self.lr)  # (6)  # fmt: skip
+            theta = descend(  # (9)
+                theta,
+                gradient,
+                linear=-self.lam * w,
+                l1=l1_of_theta,
+                steps=self.steps,
+                lr=self.personal_lr,
+                tol=self.tol or None,
+                method=self.method,
+            )
+            w = descend(  # (6)
+                w,
+                NO_DATA,
+                prox=(self.lam, theta),
+                l1=l1_of_w,
+                steps=1,
+                lr=self.lr,
+            )
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
 
     @property
     def l1_of_theta(self) -> L1:
         """The penalty of a device's personal model; correlation adds no curvature."""
-        return L1(self.gamma, self.rho, lr=self.personal_lr, kind=self.l1,
-                  floor=self.floor, low=self.gamma_low)  # fmt: skip
+        return L1(
+            self.gamma,
+            self.rho,
+            lr=self.personal_lr,
+            kind=self.l1,
+            floor=self.floor,
+            low=self.gamma_low,
+        )
 
     @property
     def l1_of_w(self) -> L1:
         """The penalty of a device's copy of the global model."""
-        return L1(self.gamma_w, self.rho, lr=self.lr, lam=self.lam, kind=self.l1,
-                  until=self.gamma_w_until, cut_after=self.cut_after)  # fmt: skip
+        return L1(
+            self.gamma_w,
+            self.rho,
+            lr=self.lr,
+            lam=self.lam,
+            kind=self.l1,
+            until=self.gamma_w_until,
+            cut_after=self.cut_after,
+        )
 
     def cut(self, tier: str, round: int = 0) -> float | None:
-        """What travels is w_i: its own cut, or that of the thetas it averages where it has none."""
+        """w_i travels: its own cut, or that of the thetas it averages where it has none."""
         cut = self.l1_of_w.cut(round)
-        return self.l1_of_theta.cut() if cut is None else cut
+        if cut is None:
+            return self.l1_of_theta.cut()
+        return cut
 
     def zero(self, tier: str, model: str) -> float | None:
-        return self.l1_of_theta.cut() if model == "personal" else self.cut(tier)
+        if model == "personal":
+            return self.l1_of_theta.cut()
+        return self.cut(tier)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        lr, lam, smooth = self.lr, self.lam, self.l1 == "smooth"
-        curve = self.gamma / self.rho if smooth else 0.0
-        total = self.steps * self.local_rounds
-        names = ("personal_lr", "lam")
-        yield from inner_step(self.personal_lr, 0.0, loss, steps=total, curve=curve, names=names)
-        if self.method == "nesterov":
-            yield from momentum_step(self.personal_lr, 0.0, loss, names=names)
-        if smooth:
+        yield from self._personal_steps(loss)
+        if self.l1 == "smooth":
             yield from smooth_l1_cycle(
-                self.personal_lr, 0.0, self.gamma, self.rho, L=loss.L, names=(*names, "gamma")
-            )
-            yield from smooth_l1_cycle(
-                lr, lam, self.gamma_w, self.rho, names=("lr", "lam", "gamma_w")
+                self.lr,
+                self.lam,
+                self.gamma_w,
+                self.rho,
+                names=("lr", "lam", "gamma_w"),
             )
         yield from self._penalty_step()
-        largest = lr * lam**2 / (lr * lam - 2) if lr * lam > 2 else math.inf
-        why = "lam < L < lr lam^2/(lr lam - 2)"
-        yield from outer_step(lr, lam, names=("lr", "lam"), largest=largest, why=why)
-        moved = 1 - (1 - lr * lam) ** self.local_rounds
-        yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
-        if (
-            self.method == "gradient" and not self.tol
-        ):  # else the number of steps or their law is another
+        yield from self._outer_steps()
+        if self.method == "gradient" and not self.tol:  # else steps differ in number or in law
             yield RoundFactor(self._excess)
         yield from self._correlation(loss)
+
+    def _personal_steps(self, loss: Loss) -> Iterator[Advice]:
+        """The steps of theta."""
+        smooth = self.l1 == "smooth"
+        curve = 0.0
+        if smooth:
+            curve = self.gamma / self.rho
+        names = ("personal_lr", "lam")
+        yield from inner_step(
+            self.personal_lr,
+            0.0,
+            loss,
+            steps=self.steps * self.local_rounds,
+            curve=curve,
+            names=names,
+        )
+        if self.method == "nesterov":
+            yield from momentum_step(
+                self.personal_lr,
+                0.0,
+                loss,
+                names=names,
+            )
+        if smooth:
+            yield from smooth_l1_cycle(
+                self.personal_lr,
+                0.0,
+                self.gamma,
+                self.rho,
+                L=loss.L,
+                names=(*names, "gamma"),
+            )
+
+    def _outer_steps(self) -> Iterator[Advice]:
+        """The steps of w_i towards theta, and of the server towards their mean."""
+        moved = self.lr * self.lam
+        largest = math.inf
+        if moved > 2:
+            largest = self.lr * self.lam**2 / (moved - 2)
+        yield from outer_step(
+            self.lr,
+            self.lam,
+            names=("lr", "lam"),
+            largest=largest,
+            why="lam < L < lr lam^2/(lr lam - 2)",
+        )
+        moved_in_all = 1 - (1 - moved) ** self.local_rounds
+        yield from server_step(self.beta, moved_in_all, "1 - beta (1 - (1 - lr lam)^R)")
 
     def _penalty_step(self) -> Iterator[Advice]:
         if not self.gamma_w:
             return
         moved = self.lr * self.gamma_w
-        text = f"lr*gamma_w = {self.lr:g}*{self.gamma_w:g} = {moved:g}: how far the penalty moves a weight of w_i in one step"
+        product = f"lr*gamma_w = {self.lr:g}*{self.gamma_w:g} = {moved:g}"
+        text = f"{product}: how far the penalty moves a weight of w_i in one step"
         numbers = {"lr*gamma_w": moved}
         if moved > 0.1:  # weights of trained models are of this size
             far = "more than most weights of a model are large; lower gamma_w or lr"
@@ -162,7 +230,8 @@ class FedMac(Algorithm):
         w = theta = np.zeros_like(h)
         steps = power(self.personal_lr, 0.0, h, self.steps)
         for _ in range(self.local_rounds):
-            theta = descended(theta, steps, (self.lam * (1 + w) - h) / h)
+            minimiser = (self.lam * (1 + w) - h) / h
+            theta = descended(theta, steps, minimiser)
             w = w - self.lr * self.lam * (w - theta)
         return self.beta * w
 
@@ -175,7 +244,10 @@ class FedMac(Algorithm):
                 f"nearly local SGD and what acts is lr*lam = {self.lr * self.lam:g}, an average of "
                 "its path; raise lam, and lower lr, to tie theta to w."
             )
-            numbers = {"personal_lr*lam": pull, "lr*lam": self.lr * self.lam}
+            numbers = {
+                "personal_lr*lam": pull,
+                "lr*lam": self.lr * self.lam,
+            }
             yield Advice("note", "correlation", text, numbers)
         if loss.mu is not None:
             yield self._theorem(loss.mu)
@@ -186,14 +258,30 @@ class FedMac(Algorithm):
         convex: Condition = (needed, lam < mu)
         if lam >= mu:
             return theorem("Theorem 1 of FedMac", [convex], {"lam": lam, "mu": mu})
-        curve = self.gamma_w / self.rho if self.l1 == "smooth" else 0.0
-        smooth, strong = lam + curve, lam - lam**2 / mu
-        bound = 1 / ((18 + 256 * smooth / strong) * smooth) / (self.beta * self.local_rounds)
+        smooth = lam
+        if self.l1 == "smooth":
+            smooth = lam + self.gamma_w / self.rho
+        strong = lam - lam**2 / mu
+        scale = self.beta * self.local_rounds
+        bound = 1 / ((18 + 256 * smooth / strong) * smooth) / scale
         beta: Condition = (f"beta = {self.beta:g} >= 1", self.beta >= 1)
-        numbers = {"largest lr": bound, "L_F": smooth, "mu_F": strong}
+        numbers = {
+            "largest lr": bound,
+            "L_F": smooth,
+            "mu_F": strong,
+        }
         conditions = [convex, at_most("lr", self.lr, bound), beta]
         return theorem("Theorem 1 of FedMac", conditions, numbers)
 
     def levers(self, L: float) -> Levers:
-        w_i = Upper("lr", HALFWAY / self.lam, self.lam, "w_i moves lr*lam", "theta")
-        return Levers(steps=(Step("personal_lr"),), uppers=(w_i,))
+        w_i = Upper(
+            "lr",
+            HALFWAY / self.lam,
+            self.lam,
+            "w_i moves lr*lam",
+            "theta",
+        )
+        return Levers(
+            steps=(Step("personal_lr"),),
+            uppers=(w_i,),
+        )

@@ -1,4 +1,4 @@
-"""FedPer: everybody shares the base layers and keeps a head of its own (Arivazhagan et al., 2019).
+"""FedPer: devices share the base layers; each keeps its own head (Arivazhagan et al., 2019).
 
 The paper's W_B, W_P are the columns `me.shared` and `me.private`: `private=` of the experiment
 names the head's layers, by default the last one. Its mean weighs by samples: `weight="samples"`.
@@ -16,17 +16,16 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class FedPer(Algorithm):
-    """Devices take `steps` steps on base and head together; the base becomes the mean of theirs, a
-    head never leaves its device.
+    """Devices take `steps` steps on base and head together; the base becomes the mean of theirs.
 
-    The global model is the shared base under the initial head.
+    A head never leaves its device. The global model is the shared base under the initial head.
     """
 
     sample: Sample = None
@@ -39,19 +38,31 @@ class FedPer(Algorithm):
     splits: ClassVar[bool] = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
-        return torch.cat([base.mean(weight=samples), w[:, me.private]], dim=1)
+        replies, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
+        base = replies.mean(weight=samples)
+        return torch.cat([base, w[:, me.private]], dim=1)
 
-    def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, base: Rows) -> Weighted:
         head = me.recall("personal", default=me.initial())[:, me.private]
+        x = torch.cat([base, head], dim=1)
+        gradient = me.grad(self.batch)
         x = descend(
-            torch.cat([base, head], dim=1), me.grad(self.batch), steps=self.steps, lr=self.lr
+            x,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
         )
-        return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+        me.keep("personal", x)
+        return x[:, me.shared], me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me, w[:, me.shared])
         return me.kept["personal"]
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

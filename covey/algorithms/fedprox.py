@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step
+from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step, prox_round
+from covey.kernel.conditions import prox_steps
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
@@ -32,13 +32,25 @@ class FedProx(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
-        x = descend(w, me.grad(self.batch), prox=(self.mu, w), steps=self.steps, lr=self.lr)
+    def device(self, me: Nodes, w: Rows) -> Weighted:
+        x = descend(
+            w,
+            me.grad(self.batch),
+            prox=(self.mu, w),
+            steps=self.steps,
+            lr=self.lr,
+        )
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
-        yield RoundFactor(prox_round(self.lr, self.mu, self.steps))
+        return prox_steps(
+            self.lr,
+            self.mu,
+            loss,
+            steps=self.steps,
+            names=("lr", "mu"),
+        )
 
     def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr", self.mu, "mu"),))
+        step = Step("lr", self.mu, "mu")
+        return Levers(steps=(step,))

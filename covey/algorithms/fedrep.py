@@ -1,9 +1,8 @@
-"""FedRep: devices fit their own heads to a shared representation, then the representation to their
-heads (Collins et al., 2021).
+"""FedRep: devices fit heads to a shared representation, then train that (Collins et al., 2021).
 
-The paper's phi, h_i are the columns `me.shared` and `me.private` (`private=` of the experiment
-names the head's layers, by default the last one); its tau_h, tau, alpha are `head_steps`, `steps`,
-`head_lr` and `lr`.
+The paper's phi, h_i are the columns `me.shared` and `me.private`. `private=` of the experiment
+names the head's layers, by default the last one. The paper's tau_h, tau, alpha are `head_steps`,
+`steps`, `head_lr` and `lr`.
 """
 
 from collections.abc import Iterator
@@ -18,18 +17,17 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class FedRep(Algorithm):
-    """`head_steps` steps on the head under a fixed base, then `steps` on the base under that head;
-    the base becomes the mean.
+    """`head_steps` steps on the head, then `steps` on the base, which becomes the mean of theirs.
 
-    The global model is the shared base under the initial head. A new device fits a head and leaves
-    the base as it is.
+    The base is fixed while the head learns, and the head while the base learns. The global model is
+    the shared base under the initial head. A new device fits a head and does not change the base.
     """
 
     sample: Sample = None
@@ -44,21 +42,28 @@ class FedRep(Algorithm):
     splits: ClassVar[bool] = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        base, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
-        return torch.cat([base.mean(weight=samples), w[:, me.private]], dim=1)
+        replies, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
+        base = replies.mean(weight=samples)
+        return torch.cat([base, w[:, me.private]], dim=1)
 
-    def device(self, me: Nodes, base: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, base: Rows) -> Weighted:
+        x = self.fitted(me, base)
         x = descend(
-            self.fitted(me, base), me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr
+            x,
+            me.grad(self.batch),
+            part=me.shared,
+            steps=self.steps,
+            lr=self.lr,
         )
-        return me.keep("personal", x)[:, me.shared], me.weight(self.weight)
+        me.keep("personal", x)
+        return x[:, me.shared], me.weight(self.weight)
 
     def fitted(self, me: Nodes, base: Rows) -> Rows:
         """The base with each device's head after its steps."""
         head = me.recall("personal", default=me.initial())[:, me.private]
-        start = torch.cat([base, head], dim=1)
+        x = torch.cat([base, head], dim=1)
         return descend(
-            start,
+            x,
             me.grad(self.batch, "head"),
             part=me.private,
             steps=self.head_steps,
@@ -69,6 +74,17 @@ class FedRep(Algorithm):
         return self.fitted(me, w[:, me.shared])
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        yield from inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
         head = ("head_lr", "lam")
-        yield from inner_step(self.head_lr, 0.0, loss, steps=self.head_steps, names=head)
+        yield from inner_step(
+            self.head_lr,
+            0.0,
+            loss,
+            steps=self.head_steps,
+            names=head,
+        )

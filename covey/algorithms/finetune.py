@@ -1,4 +1,4 @@
-"""FedAvg, then a few local steps: the simplest personal model that uses everybody's data."""
+"""FedAvg, then a few local steps: the simplest personal model that uses all devices' data."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,15 +10,16 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class FineTune(Algorithm):
-    """The global model is FedAvg's to the bit; a device's own is the broadcast w after `tune_steps`
-    steps of size `tune_lr`.
+    """The global model is FedAvg's to the bit; a device tunes the w that it receives.
+
+    Its personal model is w after `tune_steps` steps of size `tune_lr`.
     """
 
     sample: Sample = None
@@ -35,15 +36,36 @@ class FineTune(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
-        x = descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr)
-        me.keep(
-            "personal",
-            descend(w, me.grad(self.batch, "tune"), steps=self.tune_steps, lr=self.tune_lr),
+    def device(self, me: Nodes, w: Rows) -> Weighted:
+        gradient = me.grad(self.batch)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
         )
+        gradient = me.grad(self.batch, "tune")
+        theta = descend(
+            w,
+            gradient,
+            steps=self.tune_steps,
+            lr=self.tune_lr,
+        )
+        me.keep("personal", theta)
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
+        yield from inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )
         tune = ("tune_lr", "lam")
-        yield from inner_step(self.tune_lr, 0.0, loss, steps=self.tune_steps, names=tune)
+        yield from inner_step(
+            self.tune_lr,
+            0.0,
+            loss,
+            steps=self.tune_steps,
+            names=tune,
+        )

@@ -1,9 +1,8 @@
-"""HierFAVG: edges average their devices several times before the server averages the edges (Liu et
-al., 2020; h-SGD).
+"""HierFAVG: edges average their devices, then the server the edges (Liu et al., 2020; h-SGD).
 
 The paper's tau1, tau2 are `steps`, `edge_rounds`; PerMFL's h-SGD writes L, K. The paper weighs by
-samples (`weight="samples"`): a device by its own, an edge by those of all devices under it, asked
-or not. h-SGD weighs uniformly.
+samples (`weight="samples"`): a device by its own samples, an edge by those of all devices below it,
+asked or not. h-SGD weighs uniformly.
 """
 
 from collections.abc import Iterator
@@ -16,15 +15,16 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
 from covey.kernel.fields import Count, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class HierFAVG(Algorithm):
-    """`edge_rounds` times, devices take `steps` steps from their edge's model, which becomes their
-    mean; then w, theirs.
+    """`edge_rounds` times, devices take `steps` steps from their edge's model; it becomes the mean.
+
+    Then w becomes the mean of the edges' models.
     """
 
     sample: Sample = None
@@ -44,14 +44,26 @@ class HierFAVG(Algorithm):
         edges, samples = me.ask(self.edge, w, sample=self.sample)
         return edges.mean(weight=samples)
 
-    def edge(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def edge(self, me: Nodes, w: Rows) -> Weighted:
         for _ in range(self.edge_rounds):
             devices, samples = me.ask(self.device, w, sample=self.device_sample)
             w = devices.mean(weight=samples)
         return me.keep("edge", w), me.weight(self.weight)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
-        return descend(w, me.grad(self.batch), steps=self.steps, lr=self.lr), me.weight(self.weight)
+    def device(self, me: Nodes, w: Rows) -> Weighted:
+        gradient = me.grad(self.batch)
+        x = descend(
+            w,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
+        return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

@@ -1,9 +1,9 @@
-"""L2GD: local models held near their mean, by random turns of local steps and averaging (Hanzely,
-Richtarik, 2020).
+"""L2GD: local models near their mean, by random steps and averages (Hanzely, Richtarik, 2020).
 
 The paper's x_i, lambda, p are `x`, `lam`, `p`; its alpha/n is `lr`. Every iteration flips one coin
-for all: with chance 1 - p devices step on their losses, with chance p they move towards their mean.
-A round is all flips up to and including the first that averages, so that it talks once.
+for all devices. With probability 1 - p they step on their losses; with probability p they move
+towards their mean. A round is all flips up to and including the first that averages, so that
+devices send once per round.
 """
 
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class L2GD(Algorithm):
-    """Descends sum_i f_i(x_i) + lam/2 |x_i - mean|^2 by steps x - lr/(1-p) grad f or x - lr lam/p
-    (x - mean).
+    """Descends sum_i f_i(x_i) + lam/2 |x_i - mean|^2; the mean is the global model.
 
-    The mean is the global model. At the minimum x_i = mean - grad f_i(x_i)/lam; a constant lr stays
-    in a ball around it. New devices take 1/p steps on f + lam/2 |x - mean|^2.
+    A step is x - lr/(1-p) grad f or x - lr lam/p (x - mean). At the minimum
+    x_i = mean - grad f_i(x_i)/lam. With a constant lr the iterates stay in a ball around it. New
+    devices take 1/p steps on f + lam/2 |x - mean|^2.
     """
 
     lam: NonNegative = 1.0  # pull of a device towards the mean of all (lambda)
@@ -41,33 +41,54 @@ class L2GD(Algorithm):
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         steps = draws.failures(me.uniform("coin"), self.p)
-        mean = me.ask(self.device, exact(steps)).mean()
+        devices = me.ask(self.device, exact(steps))
+        mean = devices.mean()
         me.ask(self.pull, mean)
         return mean
 
     def device(self, me: Nodes, steps: Rows) -> Rows:
         x = me.recall("personal", default=me.initial())
-        x = descend(x, me.grad(self.batch), steps=steps[:, 0].long(), lr=self.lr / (1 - self.p))
+        x = descend(
+            x,
+            me.grad(self.batch),
+            steps=steps[:, 0].long(),
+            lr=self.lr / (1 - self.p),
+        )
         return me.keep("personal", x)
 
     def pull(self, me: Nodes, mean: Rows) -> None:
         x = me.recall("personal", default=mean)
-        me.keep("personal", torch.lerp(x, mean, self.lr * self.lam / self.p))
+        x = torch.lerp(x, mean, self.lr * self.lam / self.p)
+        me.keep("personal", x)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         return descend(
-            w, me.grad(self.batch), prox=(self.lam, w), steps=round(1 / self.p), lr=self.lr
+            w,
+            me.grad(self.batch),
+            prox=(self.lam, w),
+            steps=round(1 / self.p),
+            lr=self.lr,
         )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        """Flips add up whatever a round holds, so that several local steps follow each other."""
+        """Flips add up over rounds, so that several local steps follow each other."""
         local = self.lr / (1 - self.p)
-        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/(1-p)", "lam"))
+        yield from inner_step(
+            local,
+            0.0,
+            loss,
+            steps=2,
+            names=("lr/(1-p)", "lam"),
+        )
         yield from averaging_step(self.lr * self.lam / self.p, "lr*lam/p")
         if loss.L is not None:
-            smooth = max(loss.L / (1 - self.p), self.lam / self.p, 1e-30)  # in expectation
-            condition = at_most("lr", self.lr, 0.5 / smooth)
-            yield theorem("the rate of L2GD", [condition], {"largest lr": 0.5 / smooth})
+            local_curvature = loss.L / (1 - self.p)
+            pull_curvature = self.lam / self.p
+            expected_smoothness = max(local_curvature, pull_curvature, 1e-30)
+            bound = 0.5 / expected_smoothness
+            condition = at_most("lr", self.lr, bound)
+            yield theorem("the rate of L2GD", [condition], {"largest lr": bound})
 
     def levers(self, L: float) -> Levers:
-        return Levers(steps=(Step("lr", times=1 / (1 - self.p)),))
+        step = Step("lr", times=1 / (1 - self.p))
+        return Levers(steps=(step,))

@@ -1,4 +1,4 @@
-"""Local training: every device learns alone; the yardstick of every personal model."""
+"""Local training: every device learns alone; the baseline of personal models."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Local(Algorithm):
-    """Each round, `steps` mini-batch steps of size `lr` from the device's own last model; nothing
-    is ever sent.
+    """Each round, `steps` mini-batch steps of size `lr` from the device's own last model.
+
+    Nothing is sent.
     """
 
     steps: Count = 20
@@ -32,11 +33,23 @@ class Local(Algorithm):
 
     def device(self, me: Nodes) -> None:
         theta = me.recall("personal", default=me.initial())
-        me.keep("personal", descend(theta, me.grad(self.batch), steps=self.steps, lr=self.lr))
+        gradient = me.grad(self.batch)
+        theta = descend(
+            theta,
+            gradient,
+            steps=self.steps,
+            lr=self.lr,
+        )
+        me.keep("personal", theta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         self.device(me)
         return me.kept["personal"]
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

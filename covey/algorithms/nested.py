@@ -1,10 +1,9 @@
-"""Nested envelopes on a tree of any depth: the idea behind all the tree algorithms, as data; their
-mathematical oracle.
+"""Nested envelopes on a tree of any depth: the idea behind all tree algorithms, as data.
 
-Every level holds a model x, and given the model a of the level above it descends (what is below it)
-+ lam/2 |x - a|^2 or -lam <x, a> + gamma phi_rho(x) + ridge/2 |x|^2. Below the last level are the
-data. Below the others are the envelopes of the next level, whose gradient needs only its answer:
-pull (x - answer), or -pull answer for correlation.
+It is their mathematical oracle. Every level holds a model x. Given the model a of the level above,
+it descends (the loss below it) + lam/2 |x - a|^2 or -lam <x, a> + gamma phi_rho(x)
++ ridge/2 |x|^2. Below the last level are the data. Below the others are the envelopes of the next
+level, whose gradient needs only its answer: pull (x - answer), or -pull answer for correlation.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ _ASKS = 10_000  # asks of a round up to which its factor is worked out
 
 @dataclass(frozen=True)
 class Level:
-    """One level of models: the tier that computes it, how it is tied to the level above, and how it
-    descends.
+    """One level of models: its tier, its tie to the level above, and how it descends.
 
-    `warm`: within a round it goes on from its own last model, else it starts from the model above.
-    `pull` is the weight of the next level's answer in the gradient; None takes that level's `lam`,
-    which makes it the gradient of the envelope. `sample`: how many children are asked, where the
-    next level is on another tier. On the last level, `fresh` draws a mini-batch per step, else one
-    batch serves them all.
+    A `warm` level continues from its own last model of the round; others start from the model
+    above. `pull` is the weight of the next level's answer in the gradient. None takes that level's
+    `lam`, which makes it the gradient of the envelope. `sample` is the number of children asked,
+    where the next level is on another tier. On the last level, `fresh` draws a mini-batch per step;
+    else all steps use one batch.
     """
 
     tier: str
@@ -62,22 +60,42 @@ class Level:
     def __post_init__(self) -> None:
         check(self)
         if self.warm and not self.name:
-            raise ConfigError(
-                f"a warm level of tier {self.tier} goes on from what it kept, so it needs a name."
-            )
+            level = f"a warm level of tier {self.tier}"
+            raise ConfigError(f"{level} goes on from what it kept, so it needs a name.")
+
+    @property
+    def prox(self) -> float:
+        """The weight of lam/2 |x - a|^2."""
+        if self.coupling == "prox":
+            return self.lam
+        return 0.0
 
     def advice(self, loss: Loss) -> Iterator[Advice]:
         """What theory says of this level alone, whose loss is that of the levels below it."""
-        lam = self.ridge + (self.lam if self.coupling == "prox" else 0.0)
-        yield from inner_step(self.lr, lam, loss, steps=self.steps, curve=self.gamma / self.rho)
+        lam = self.ridge + self.prox
+        yield from inner_step(
+            self.lr,
+            lam,
+            loss,
+            steps=self.steps,
+            curve=self.gamma / self.rho,
+        )
         names = ("lr", "lam", "gamma")
-        yield from smooth_l1_cycle(self.lr, lam, self.gamma, self.rho, L=loss.L, names=names)
+        yield from smooth_l1_cycle(
+            self.lr,
+            lam,
+            self.gamma,
+            self.rho,
+            L=loss.L,
+            names=names,
+        )
 
 
 @dataclass(frozen=True)
 class Nested(Algorithm):
-    """Levels from the server's to the devices' last; several may share a tier, and only a link
-    between tiers costs bytes.
+    """Levels of models, from the server's down to the devices' last.
+
+    Several levels may share a tier. Only a link between tiers costs bytes.
     """
 
     levels: tuple[Level, ...]  # one table per level of models, from the server down: tier, lam,
@@ -88,51 +106,64 @@ class Nested(Algorithm):
     def __post_init__(self) -> None:
         listed = isinstance(self.levels, list | tuple)
         if not listed or not all(isinstance(level, Level) for level in self.levels):
-            raise ConfigError(
-                f"Nested: levels = {shown(self.levels)} must be a list of Level(...)."
-            )
+            value = shown(self.levels)
+            raise ConfigError(f"Nested: levels = {value} must be a list of Level(...).")
         object.__setattr__(self, "levels", tuple(self.levels))
         if len(self.tiers()) < 2:
-            raise ConfigError(
-                "Nested needs levels on two tiers or more, the server's first and the devices' last."
-            )
+            order = "the server's first and the devices' last"
+            raise ConfigError(f"Nested needs levels on two tiers or more, {order}.")
 
     def tiers(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(level.tier for level in self.levels))
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         if tree.tiers != self.tiers():
+            own = ", ".join(self.tiers())
             raise TreeError(
-                f"Nested has levels for {', '.join(self.tiers())}, but this tree has {', '.join(tree.tiers)}; "
+                f"Nested has levels for {own}, but this tree has {', '.join(tree.tiers)}; "
                 "give each tier a level."
             )
         return tree, None
 
     def cut(self, tier: str, round: int = 0) -> float | None:
         """The largest threshold of the levels of a tier."""
-        found = [self.threshold(at) for at, level in enumerate(self.levels) if level.tier == tier]
-        return max((cut for cut in found if cut is not None), default=None)
+        thresholds = []
+        for index, level in enumerate(self.levels):
+            threshold = self.threshold(index)
+            if level.tier == tier and threshold is not None:
+                thresholds.append(threshold)
+        return max(thresholds, default=None)
 
-    def threshold(self, at: int) -> float | None:
-        level = self.levels[at]
-        pull = 0.0 if at + 1 == len(self.levels) else self.pull(at)
+    def threshold(self, index: int) -> float | None:
+        level = self.levels[index]
+        pull = 0.0
+        if index + 1 < len(self.levels):
+            pull = self.pull(index)
         return smooth_l1.threshold(
-            rho=level.rho, lr=level.lr, gamma=level.gamma, lam=level.lam + level.ridge + pull
+            rho=level.rho,
+            lr=level.lr,
+            gamma=level.gamma,
+            lam=level.lam + level.ridge + pull,
         )
 
-    def pull(self, at: int) -> float:
+    def pull(self, index: int) -> float:
         """The weight of the next level's answer."""
-        pull = self.levels[at].pull
-        return self.levels[at + 1].lam if pull is None else pull
+        pull = self.levels[index].pull
+        if pull is None:
+            return self.levels[index + 1].lam
+        return pull
+
+    def first_of(self, tier: str) -> int:
+        """The index of a tier's first level."""
+        return next(index for index, level in enumerate(self.levels) if level.tier == tier)
 
     def above(self) -> str:
         """The level above the devices' first, unless it is the server's."""
-        at = next(i for i, level in enumerate(self.levels) if level.tier == self.tiers()[-1]) - 1
-        return (
-            self.levels[at].name
-            if self.levels[at].tier != self.tiers()[0] and self.levels[at].name
-            else "global"
-        )
+        tiers = self.tiers()
+        level = self.levels[self.first_of(tiers[-1]) - 1]
+        if level.tier == tiers[0]:
+            return "global"
+        return level.name or "global"
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         answer = self.below(me, w)
@@ -142,73 +173,105 @@ class Nested(Algorithm):
         return self.solve(me, 0, x)
 
     def below(self, me: Nodes, anchor: Rows) -> Rows:
-        return self.solve(
-            me, next(i for i, level in enumerate(self.levels) if level.tier == me.tier), anchor
-        )
+        return self.solve(me, self.first_of(me.tier), anchor)
 
-    def solve(self, me: Nodes, at: int, anchor: Rows) -> Rows:
-        """The model of a level after its steps, given the one above."""
-        level = self.levels[at]
-        x = me.recall(level.name, default=anchor, since=me.round) if level.warm else anchor
-        if at + 1 == len(self.levels):
+    def solve(self, me: Nodes, index: int, anchor: Rows) -> Rows:
+        """The model of a level after its steps, given the model above."""
+        level = self.levels[index]
+        x = anchor
+        if level.warm:
+            x = me.recall(
+                level.name,
+                default=anchor,
+                since=me.round,
+            )
+        if index + 1 == len(self.levels):
             x = self.descend_data(me, level, x, anchor)
         else:
             for _ in range(level.steps):
-                x = x - level.lr * (self.pulled(me, at, x) + _own_terms(level, x, anchor))
-        return me.keep(level.name, x) if level.name else x
+                gradient = self.pulled(me, index, x) + _own_terms(level, x, anchor)
+                x = x - level.lr * gradient
+        if level.name:
+            me.keep(level.name, x)
+        return x
 
-    def pulled(self, me: Nodes, at: int, x: Rows) -> Rows:
+    def pulled(self, me: Nodes, index: int, x: Rows) -> Rows:
         """The gradient of the envelopes below, from their answer."""
-        level, child = self.levels[at], self.levels[at + 1]
-        near = child.tier == level.tier
-        answer = (
-            self.solve(me, at + 1, x) if near else me.ask(self.below, x, sample=level.sample).mean()
-        )
-        pull = self.pull(at)
-        return pull * (x - answer) if child.coupling == "prox" else -pull * answer
+        level = self.levels[index]
+        child = self.levels[index + 1]
+        if child.tier == level.tier:
+            answer = self.solve(me, index + 1, x)
+        else:
+            replies = me.ask(self.below, x, sample=level.sample)
+            answer = replies.mean()
+        pull = self.pull(index)
+        if child.coupling == "prox":
+            return pull * (x - answer)
+        return -pull * answer
 
     def descend_data(self, me: Nodes, level: Level, x: Rows, anchor: Rows) -> Rows:
-        """The last level, whose next is the data."""
+        """The last level, below which are the data."""
         gradient = me.grad(level.batch if level.fresh else me.batch(level.batch))
-        prox = (level.lam, anchor) if level.coupling == "prox" and level.lam else None
-        linear = -level.lam * anchor if level.coupling == "correlation" else None
-        return descend(x, gradient, prox=prox, linear=linear, decay=level.ridge, l1=(level.gamma, level.rho),
-                       steps=level.steps, lr=level.lr, tol=level.tol, method=level.method)  # fmt: skip
+        prox = None
+        linear = None
+        if level.coupling == "correlation":
+            linear = -level.lam * anchor
+        elif level.lam:
+            prox = (level.lam, anchor)
+        return descend(
+            x,
+            gradient,
+            prox=prox,
+            linear=linear,
+            decay=level.ridge,
+            l1=(level.gamma, level.rho),
+            steps=level.steps,
+            lr=level.lr,
+            tol=level.tol,
+            method=level.method,
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Every level by itself, then a round of all levels."""
-        for level, below in zip(self.levels, [*self.levels[1:], None], strict=True):
-            under = loss if below is None else _under(below.lam, loss)
-            for item in level.advice(under):
+        last = self.levels[-1]
+        for index, level in enumerate(self.levels):
+            loss_below = loss
+            if index + 1 < len(self.levels):
+                loss_below = _loss_above(self.levels[index + 1].lam, loss)
+            for item in level.advice(loss_below):
                 about = f"{level.name or level.tier}: {item.about}"
                 yield Advice(item.level, about, item.text, item.numbers)
-        last = self.levels[-1]
         asks = math.prod(level.steps for level in self.levels[:-1])
         if last.tol is None and last.method == "gradient" and asks <= _ASKS:
             yield RoundFactor(lambda h: self._answer(0, np.zeros_like(h), h, {}))
 
-    def _answer(self, at: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
-        """What `solve` makes of an anchor, both relative to the start of the round.
+    def _answer(self, index: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
+        """The result of `solve` for an anchor, both relative to the start of the round.
 
         `ends` has the rows that levels ended with.
         """
-        level = self.levels[at]
-        x = ends.get(at, anchor) if level.warm else anchor
-        prox = level.lam if level.coupling == "prox" else 0.0
+        level = self.levels[index]
+        x = anchor
+        if level.warm:
+            x = ends.get(index, anchor)
+        prox = level.prox
         linear = level.lam - prox
-        if at + 1 == len(self.levels):
-            end = (level.lam * anchor + linear - h - level.ridge) / (h + level.ridge + prox)
-            x = descended(x, power(level.lr, level.ridge + prox, h, level.steps), end)
+        if index + 1 == len(self.levels):
+            slope = level.lam * anchor + linear - h - level.ridge
+            minimiser = slope / (h + level.ridge + prox)
+            steps = power(level.lr, level.ridge + prox, h, level.steps)
+            x = descended(x, steps, minimiser)
         else:
-            pull, below = self.pull(at), self.levels[at + 1]
+            pull = self.pull(index)
+            below = self.levels[index + 1]
             for _ in range(level.steps):
-                answer = self._answer(at + 1, x, h, ends)
+                answer = self._answer(index + 1, x, h, ends)
                 pulled = -pull * (1 + answer)
                 if below.coupling == "prox":
                     pulled = pull * (x - answer)
                 own = prox * (x - anchor) - linear * (1 + anchor) + level.ridge * (1 + x)
                 x = x - level.lr * (pulled + own)
-        ends[at] = x
+        ends[index] = x
         return x
 
     def levers(self, L: float) -> Levers:
@@ -217,15 +280,18 @@ class Nested(Algorithm):
 
 
 def _own_terms(level: Level, x: Rows, anchor: Rows) -> Rows:
-    tie = level.lam * (x - anchor) if level.coupling == "prox" else -level.lam * anchor
-    return (
-        tie + level.ridge * x + (level.gamma * smooth_l1.grad(x, level.rho) if level.gamma else 0.0)
-    )
+    terms = -level.lam * anchor
+    if level.coupling == "prox":
+        terms = level.lam * (x - anchor)
+    terms = terms + level.ridge * x
+    if level.gamma:
+        terms = terms + level.gamma * smooth_l1.grad(x, level.rho)
+    return terms
 
 
-def _under(lam: float, loss: Loss) -> Loss:
+def _loss_above(lam: float, loss: Loss) -> Loss:
     """An upper level's loss: an envelope of curvature lam L/(lam+L), at most lam, never exact."""
     L = lam
-    if loss.L is not None:
-        L = lam * loss.L / (lam + loss.L) if lam + loss.L else 0.0
+    if loss.L is not None and lam + loss.L:
+        L = lam * loss.L / (lam + loss.L)
     return Loss(L, None, exact=False)

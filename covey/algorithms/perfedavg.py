@@ -1,9 +1,8 @@
-"""Per-FedAvg: a global model from which one gradient step makes a good personal one (Fallah,
-Mokhtari, Ozdaglar, 2020).
+"""Per-FedAvg: a global model that one gradient step personalizes (Fallah et al., 2020).
 
-The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`; its D, D', D'' are three
-batches of a device's training examples, drawn anew at every step. A device's own model is w after
-one step of size alpha on another training batch.
+The paper's alpha, beta, tau, delta are `alpha`, `lr`, `steps`, `delta`. Its D, D', D'' are three
+batches of a device's training examples, drawn anew at every step. A device's personal model is w
+after one step of size alpha on another training batch.
 """
 
 from collections.abc import Iterator
@@ -26,21 +25,21 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import power
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.tree import Sample
 from covey.types import Rows
 
 
 @dataclass(frozen=True)
 class PerFedAvg(Algorithm):
-    """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g with g = grad f(x -
-    alpha grad f(x)).
+    """FedAvg on f(x - alpha grad f(x)), whose gradient is (I - alpha H(x)) g.
 
-    `order="first"` leaves out H; "hessian-free" needs the product H g, not H. `hessian="exact"`
-    takes it by autograd, at the cost of two gradients. `hessian="difference"` is the paper's: the
-    difference of the gradients at x + delta g and x - delta g; with ReLUs it is far off unless
-    delta is tiny, because units switch between the two points. A model that autograd cannot
-    differentiate twice gets the difference, and the run's notes and engine say so.
+    g is grad f(x - alpha grad f(x)). `order="first"` leaves out H; "hessian-free" needs the product
+    H g, not H. `hessian="exact"` computes it by autograd, at the cost of two gradients.
+    `hessian="difference"` is the paper's: the difference of the gradients at x + delta g and
+    x - delta g. With ReLUs it is far off unless delta is tiny, because units switch between the two
+    points. A model that autograd cannot differentiate twice gets the difference, and the run's
+    notes and engine say so.
     """
 
     alpha: NonNegative = 0.03  # size of the one step that makes a personal model
@@ -63,14 +62,17 @@ class PerFedAvg(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         self.adapt(me, w)
-        x, inner, outer = w, me.grad(self.batch, "inner"), me.grad(self.batch)
+        x = w
+        inner = me.grad(self.batch, "inner")
+        outer = me.grad(self.batch)
         for _ in range(self.steps):
-            g = outer(x - self.alpha * inner(x))
-            x = x - self.lr * (
-                g if self.order == "first" else g - self.alpha * self.curved(me, x, g)
-            )
+            adapted = x - self.alpha * inner(x)
+            g = outer(adapted)
+            if self.order == "hessian-free":
+                g = g - self.alpha * self.curved(me, x, g)
+            x = x - self.lr * g
         return x, me.weight(self.weight)
 
     def curved(self, me: Nodes, x: Rows, g: Rows) -> Rows:
@@ -78,22 +80,43 @@ class PerFedAvg(Algorithm):
         gradient = me.grad(me.batch(self.batch, "curvature"))
         if self.hessian == "exact" and me.has_hessian:
             return gradient.hessian_product(x, g)
-        return (gradient(x + self.delta * g) - gradient(x - self.delta * g)) / (2 * self.delta)
+        ahead = gradient(x + self.delta * g)
+        behind = gradient(x - self.delta * g)
+        return (ahead - behind) / (2 * self.delta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return me.keep(
-            "personal", descend(w, me.grad(self.batch, "personal"), steps=1, lr=self.alpha)
+        gradient = me.grad(self.batch, "personal")
+        theta = descend(
+            w,
+            gradient,
+            steps=1,
+            lr=self.alpha,
         )
+        return me.keep("personal", theta)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         yield RoundFactor(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
-        """f(x - alpha f'(x)) has curvature h (1 - alpha h)^2; without the Hessian h (1 - alpha h)."""
+        """The excess of plain steps on the meta loss.
+
+        f(x - alpha f'(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) without the Hessian.
+        """
         exponent = 1 if self.order == "first" else 2
-        return power(self.lr, 0.0, h * (1 - self.alpha * h) ** exponent, self.steps)
+        curvature = h * (1 - self.alpha * h) ** exponent
+        return power(self.lr, 0.0, curvature, self.steps)
 
     def levers(self, L: float) -> Levers:
         best = HALFWAY / max(L, FLAT)
-        alpha = Upper("alpha", best, L, "the personal step goes alpha*L", "the minimum")
-        return Levers(steps=(Step("lr"),), uppers=(alpha,))
+        alpha = Upper(
+            "alpha",
+            best,
+            L,
+            "the personal step goes alpha*L",
+            "the minimum",
+        )
+        meta = Step("lr")
+        return Levers(
+            steps=(meta,),
+            uppers=(alpha,),
+        )

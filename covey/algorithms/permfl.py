@@ -55,8 +55,8 @@ class PerMFL(Algorithm):
 
     `lr` (alpha) and `steps` (L) may be lists with one entry per device, `edge_lr` (eta) and
     `edge_rounds` (K) with one per edge. `sample` edges take part in a round and `device_sample`
-    devices in each edge round. `stale="include"`: the server averages the last model of every edge,
-    as the authors' code does, not only of those asked.
+    devices in each edge round. With `stale="include"` the server averages the last model of every
+    edge, as the authors' code does, not only of the edges asked.
     """
 
     lam: Positive = 1.5  # pull of a device towards its edge (lambda)
@@ -64,10 +64,10 @@ class PerMFL(Algorithm):
     beta: Positive = 0.6  # step of the server towards the mean of the edges
     lr: PositivePerNode = 0.03  # step size of the devices, one for all or one per device (alpha)
     edge_lr: PositivePerNode = 0.3  # step size of the edges, one for all or one per edge (eta)
-    edge_rounds: CountPerNode = 10  # rounds between an edge and its devices in one round, one for
-    # all or one per edge
-    steps: CountPerNode = 20  # gradient steps of a device in each edge round, one for all or one
-    # per device
+    edge_rounds: CountPerNode = 10  # rounds between an edge and its devices in one round,
+    # one for all or one per edge
+    steps: CountPerNode = 20  # gradient steps of a device in each edge round,
+    # one for all or one per device
     sample: Sample = None
     device_sample: Sample = None
     batch: Count | None = 20
@@ -87,30 +87,46 @@ class PerMFL(Algorithm):
         for _, going in me.rounds(self.edge_rounds):
             devices = me.ask(self.device, w, sample=self.device_sample, where=going)
             theta = devices.mean(default=w)
-            step = eta * (self.lam * (w - theta) + self.gamma * (w - x))  # (9)
-            w = torch.where(going, w - step, w)
+            gradient = self.lam * (w - theta) + self.gamma * (w - x)
+            w = torch.where(going, w - eta * gradient, w)  # (9)
         return me.keep("edge", w)
 
     def device(self, me: Nodes, w: Rows) -> Rows:
         alpha = me.own(self.lr)
         steps = me.own(self.steps)
-        theta = descend(w, me.grad(self.batch), prox=(self.lam, w), steps=steps, lr=alpha)  # (4)
+        theta = descend(  # (4)
+            w,
+            me.grad(self.batch),
+            prox=(self.lam, w),
+            steps=steps,
+            lr=alpha,
+        )
         return me.keep("personal", theta)
 
     def mean_of_edges(self, me: Nodes, x: Rows, edges: Replies) -> Rows:
         """The mean of the edges asked or, with `stale`, of what each edge sent last, at first x."""
         if self.stale == "exclude":
             return edges.mean()
-        last = me.recall("_edges", default=x[:, None].repeat(1, me.fan, 1))
-        return me.keep("_edges", edges.gather().into(last)).mean(1)
+        initial = x[:, None].repeat(1, me.max_children, 1)
+        last = me.recall("_edges", default=initial)
+        last = edges.gather().into(last)
+        me.keep("_edges", last)
+        return last.mean(1)
 
     def above(self) -> str:
         return "edge"
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Of lists with one entry per node, by the largest entries."""
-        lr, eta = largest(self.lr), largest(self.edge_lr)
-        yield from inner_step(lr, self.lam, loss, steps=int(largest(self.steps)))
+        lr = largest(self.lr)
+        eta = largest(self.edge_lr)
+        steps = int(largest(self.steps))
+        yield from inner_step(
+            lr,
+            self.lam,
+            loss,
+            steps=steps,
+        )
         yield from self._edge_step(eta)
         yield from self._server_step()
         alike = same_for_all(self.lr, self.edge_lr, self.steps, self.edge_rounds)
@@ -121,9 +137,14 @@ class PerMFL(Algorithm):
         yield from self._nonconvex_loops(loss, lr, eta)
 
     def _edge_step(self, eta: float) -> Iterator[Advice]:
-        lam, gamma = self.lam, self.gamma
-        tied, both = eta * gamma, eta * (lam + gamma)
-        numbers = {"edge_lr*gamma": tied, "edge_lr*(lam+gamma)": both}
+        lam = self.lam
+        gamma = self.gamma
+        tied = eta * gamma
+        both = eta * (lam + gamma)
+        numbers = {
+            "edge_lr*gamma": tied,
+            "edge_lr*(lam+gamma)": both,
+        }
         if tied >= 2 and largest(self.edge_rounds) > 1:
             text = (
                 f"edge_lr*gamma = {eta:g}*{gamma:g} = {tied:g} is 2 or more: every edge round "
@@ -135,53 +156,73 @@ class PerMFL(Algorithm):
             losses = "for every convex loss"
             if both >= 2:
                 losses = f"only where lam L/(lam+L) < 2/edge_lr - gamma = {2 / eta - gamma:.3g}"
-            text = f"edge_lr*(lam+gamma) = {both:g}; below 1 is sufficient, not necessary: the step is stable {losses}."
+            product = f"edge_lr*(lam+gamma) = {both:g}"
+            rule = "below 1 is sufficient, not necessary"
+            text = f"{product}; {rule}: the step is stable {losses}."
             yield Advice("warning", "edge step", text, numbers)
 
     def _server_step(self) -> Iterator[Advice]:
         """x <- (1 - beta gamma) x + beta gamma mean w_i(x), and w_i(x) follows x."""
-        beta, gamma, lam = self.beta, self.gamma, self.lam
+        beta = self.beta
+        gamma = self.gamma
+        lam = self.lam
         product = beta * gamma
         if product <= 1:
             return
         worst = product * lam / (lam + gamma)
-        through = math.inf  # the curvature s at which product s/(gamma+s) is 2
-        if product > 2:
-            through = 2 * gamma / (product - 2)
-        largest_L = through * lam / (lam - through) if through < lam else math.inf
+        largest_L = self._largest_stable_curvature()
         verdict = f"here L < {largest_L:.3g}; beta <= {1 / gamma:.3g} makes it safe for every loss."
         if largest_L == math.inf:
             bound = f"beta gamma lam/(lam+gamma) = {worst:.3g} is at most 2"
             verdict = f"which every convex loss meets, as {bound}."
         text = (
             f"beta*gamma = {beta:g}*{gamma:g} = {product:g}, so x is multiplied by "
-            f"1 - beta*gamma = {1 - product:g}, which the mean of w_i makes up for as it follows x. "
+            f"1 - beta*gamma = {1 - product:g}, "
+            "which the mean of w_i makes up for as it follows x. "
             "At most 1 is sufficient, not necessary: with inner loops run to the end it converges "
             f"while beta gamma s/(gamma+s) < 2, s = lam L/(lam+L), {verdict}"
         )
-        numbers = {"beta*gamma": product, "server factor": 1 - product}
-        numbers |= {"beta*gamma*lam/(lam+gamma)": worst, "largest L": largest_L}
+        numbers = {
+            "beta*gamma": product,
+            "server factor": 1 - product,
+            "beta*gamma*lam/(lam+gamma)": worst,
+            "largest L": largest_L,
+        }
         yield Advice("warning", "server step", text, numbers)
 
+    def _largest_stable_curvature(self) -> float:
+        """The L of devices' losses up to which the server's step is stable, inf for any L."""
+        product = self.beta * self.gamma
+        if product <= 2:
+            return math.inf
+        envelope = 2 * self.gamma / (product - 2)  # where product s/(gamma + s) is 2
+        if envelope >= self.lam:
+            return math.inf
+        return envelope * self.lam / (self.lam - envelope)
+
     def _excess(self, h: Vector) -> Vector:
-        w = np.zeros_like(h)  # the distance from x, which stays where it is
+        w = np.zeros_like(h)  # the distance from x, which does not move
         eta = largest(self.edge_lr)
-        steps = power(largest(self.lr), self.lam, h, int(largest(self.steps)))
+        count = int(largest(self.steps))
+        steps = power(largest(self.lr), self.lam, h, count)
         for _ in range(int(largest(self.edge_rounds))):
-            theta = descended(w, steps, (self.lam * w - h) / (h + self.lam))
+            minimiser = (self.lam * w - h) / (h + self.lam)
+            theta = descended(w, steps, minimiser)
             w = w - eta * (self.lam * (w - theta) + self.gamma * w)
         return self.beta * self.gamma * w
 
     def _theorem_1(self, loss: Loss, lr: float, eta: float) -> Advice:
         """With the rate of (59), the algorithm's own; the printed (1 - beta)^T renames beta."""
-        lam, gamma = self.lam, self.gamma
-        smooth = None if loss.L is None else 1 / (loss.L + lam)
+        max_lr = None
+        if loss.L is not None:
+            max_lr = 1 / (loss.L + self.lam)
+        max_beta = 1 / (2 * self.gamma)
         conditions = [
-            at_most("beta", self.beta, 1 / (2 * gamma)),
-            at_most("edge_lr", eta, 0.5 / (lam + gamma)),
-            at_most_of(f"lr = {lr:g}", lr, "1/(L+lam)", smooth),
+            at_most("beta", self.beta, max_beta),
+            at_most("edge_lr", eta, 0.5 / (self.lam + self.gamma)),
+            at_most_of(f"lr = {lr:g}", lr, "1/(L+lam)", max_lr),
         ]
-        numbers = {"largest beta": 1 / (2 * gamma)}
+        numbers = {"largest beta": max_beta}
         end = "needs mu > 0"
         if loss.mu:
             strong = self._strong(loss.mu)
@@ -195,27 +236,39 @@ class PerMFL(Algorithm):
         return 1 / (1 / mu + 1 / self.lam + 1 / self.gamma)
 
     def _theorem_2(self, loss: Loss, lr: float, eta: float) -> Advice:
-        lam, gamma = self.lam, self.gamma
-        double = None if loss.L is None else 2 * loss.L
+        lam = self.lam
+        gamma = self.gamma
+        double_L = None
+        if loss.L is not None:
+            double_L = 2 * loss.L
+        max_beta = 1 / (4 * gamma)
+        wide = f"gamma = {gamma:g} > 2 lam = {2 * lam:g}"
         conditions = [
-            at_most("beta", self.beta, 1 / (4 * gamma)),
+            at_most("beta", self.beta, max_beta),
             at_most("edge_lr", eta, 1 / (lam + gamma)),
             at_most("lr", lr, 1 / lam),
-            (f"gamma = {gamma:g} > 2 lam = {2 * lam:g}", gamma > 2 * lam),
-            exceeds(f"lam = {lam:g}", lam, "2 L", double),
+            (wide, gamma > 2 * lam),
+            exceeds(f"lam = {lam:g}", lam, "2 L", double_L),
         ]
-        numbers = {"largest beta": 1 / (4 * gamma)}
+        numbers = {"largest beta": max_beta}
         return theorem("Theorem 2 of PerMFL (nonconvex)", conditions, numbers)
 
     def _loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
         """The K and L of (58) and (61), starting errors taken as equal: only their ratios enter."""
-        lam, mu = self.lam, loss.mu or 0.0
-        edge, device = eta * (lam * mu / (lam + mu) + self.gamma) / 2, lr * (mu + lam)
+        lam = self.lam
+        mu = loss.mu or 0.0
+        edge = eta * (lam * mu / (lam + mu) + self.gamma) / 2
+        device = lr * (mu + lam)
         if edge >= 1 or device >= 1:
             return
-        K = math.ceil(math.log(_NU) / math.log1p(-edge))
-        slope = math.log1p(-edge) / math.log1p(-device)
-        numbers = {"K": K, "L": math.ceil(slope * K), "L per K": slope}
+        edge_rate = math.log1p(-edge)
+        K = math.ceil(math.log(_NU) / edge_rate)
+        slope = edge_rate / math.log1p(-device)
+        numbers = {
+            "K": K,
+            "L": math.ceil(slope * K),
+            "L per K": slope,
+        }
         text = (
             f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for "
             f"edge_rounds K >= {K} (now {largest(self.edge_rounds):g}) and (58) for steps "
@@ -223,17 +276,21 @@ class PerMFL(Algorithm):
         )
         if mu:
             rate = min(self.beta * self._strong(mu) / 2, 0.999)
-            numbers["K per T"] = math.log1p(-rate) / math.log1p(-edge)
-            asked = f"(61) asks for K >= {numbers['K per T']:.3g} T, up to a constant"
+            per_round = math.log1p(-rate) / edge_rate
+            numbers["K per T"] = per_round
+            asked = f"(61) asks for K >= {per_round:.3g} T, up to a constant"
             text += f"; for Theorem 1's rate over T rounds {asked}"
         yield Advice("note", "K and L of PerMFL (convex)", f"{text}.", numbers)
 
     def _nonconvex_loops(self, loss: Loss, lr: float, eta: float) -> Iterator[Advice]:
         """The K and L of (85) and (88)."""
-        lam, gamma, L = self.lam, self.gamma, loss.L
+        lam = self.lam
+        gamma = self.gamma
+        L = loss.L
         if L is None or not gamma > lam > L or lr * (L + lam) >= 2:
             return
-        per_k = lam**2 * eta / (2 * lr * (1 - lr * (L + lam) / 2) * (lam - L) ** 2)
+        decrease = 1 - lr * (L + lam) / 2
+        per_k = lam**2 * eta / (2 * lr * decrease * (lam - L) ** 2)
         per_t = 2 * self.beta * gamma**2 / (eta * (gamma - lam) ** 2)
         text = (
             f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, "
@@ -245,10 +302,22 @@ class PerMFL(Algorithm):
     def levers(self, L: float) -> Levers:
         both = self.lam + self.gamma
         moves = "an edge moves edge_lr*(lam + gamma)"
-        edge = Upper("edge_lr", HALFWAY / both, both, moves, "its minimum")
+        edge = Upper(
+            "edge_lr",
+            HALFWAY / both,
+            both,
+            moves,
+            "its minimum",
+        )
         penalties: tuple[Proposal, ...] = ()
         if isinstance(self.edge_lr, int | float) and far(self.lam, self.gamma):
             share = f"lam/(lam + gamma) = {per_cent(self.lam / both)}"
             why = f"an edge goes {share} of the way to its devices; lam = gamma: halfway"
-            penalties = (Proposal({"lam": self.gamma}, {"lam": why}),)
-        return Levers((Step("lr", self.lam, "lam"),), (edge,), penalties)
+            equal = Proposal({"lam": self.gamma}, {"lam": why})
+            penalties = (equal,)
+        device = Step("lr", self.lam, "lam")
+        return Levers(
+            (device,),
+            (edge,),
+            penalties,
+        )

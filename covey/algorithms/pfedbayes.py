@@ -1,12 +1,11 @@
-"""pFedBayes: every device holds a Gaussian over models, kept near the one it was sent by a
-divergence (Zhang et al., 2022).
+"""pFedBayes: each device holds a Gaussian over models, near the global one (Zhang et al., 2022).
 
-The paper's q_i = N(mu, sigma^2) with sigma = log(1 + e^rho), the local w_i, S, R, b, zeta, beta are
-`mu` and `rho`, `local_mu` and `local_rho`, `sample`, `local_rounds`, `batch`, `zeta`, `beta`;
-`steps` is the 5 of a public code, `lr` and `personal_lr` its two rates. A mean is a row like any
-model: the global, "local" and "personal" rows that are kept and scored are means, and their rhos
-travel and are kept beside them. Predictions are the mean's; with `draws`, those of devices average
-so many draws of q.
+A divergence holds it there. The paper's q_i = N(mu, sigma^2) with sigma = log(1 + e^rho), the local
+w_i, S, R, b, zeta, beta are `mu` and `rho`, `local_mu` and `local_rho`, `sample`, `local_rounds`,
+`batch`, `zeta`, `beta`. `steps` is the 5 of a public code, `lr` and `personal_lr` its two rates. A
+mean is a row like any model: the global, "local" and "personal" rows that are kept and scored are
+means. Their rhos travel and are kept beside them. Predictions use the mean; with `draws`, a
+device's prediction averages that many draws of q.
 """
 
 import math
@@ -28,17 +27,17 @@ from covey.kernel.nodes import Nodes
 from covey.tree import Sample
 from covey.types import Rows
 
-softplus, sigmoid = rowwise.elementwise(F.softplus), rowwise.elementwise(torch.sigmoid)
+softplus = rowwise.elementwise(F.softplus)
+sigmoid = rowwise.elementwise(torch.sigmoid)
 
 
 @dataclass(frozen=True)
 class PFedBayes(Algorithm):
-    """R times, on one batch: K steps of q on E_q f + zeta/n KL(q | local), then one step of local
-    on zeta/n KL(q | local).
+    """R times: K steps of q on E_q f + zeta/n KL(q | local), one of local on zeta/n KL(q | local).
 
-    f is the mean loss over n examples, so this is the evidence bound divided by n. q goes on from
-    its last round, as in the public code; with `restart` from what was sent. Both optimisers start
-    anew in each round.
+    These steps share one batch. f is the mean loss over n examples, so that the first objective is
+    the evidence bound divided by n. q continues from its last round, as in the public code; with
+    `restart` it starts from the distribution received. Both optimisers start anew in each round.
     """
 
     zeta: NonNegative = 1.0  # weight of the divergence between personal and local distribution
@@ -49,42 +48,47 @@ class PFedBayes(Algorithm):
     personal_lr: Positive = 0.003  # step size of the personal distribution
     beta: Positive = 1.0
     batch: Count | None = 100
-    rho: Annotated[float, Range(-700, 700)] = -3.0  # initial rho; the standard deviation is log(1 +
-    # e^rho)
+    rho: Annotated[float, Range(-700, 700)] = -3.0  # initial rho;
+    # the standard deviation is log(1 + e^rho)
     method: Literal["adam", "gradient"] = "adam"  # the optimiser of both distributions
-    restart: bool = False  # whether the personal distribution starts from what was sent, every
-    # round
+    restart: bool = False  # whether the personal distribution starts every round
+    # from the one received
     draws: Whole = 0  # draws of a model that a prediction averages; 0 predicts by the mean
 
     sends: ClassVar[str] = "mean and rho of its local distribution, never the personal one"
 
     def server(self, me: Nodes, mu: Rows) -> Rows:
-        rho = me.recall("_rho", default=torch.full_like(mu, self.rho))
+        initial = torch.full_like(mu, self.rho)
+        rho = me.recall("_rho", default=initial)
         mus, rhos = me.ask(self.device, mu, rho, sample=self.sample)
-        me.keep("_rho", torch.lerp(rho, rhos.mean(), self.beta))
+        rho = torch.lerp(rho, rhos.mean(), self.beta)
+        me.keep("_rho", rho)
         return torch.lerp(mu, mus.mean(), self.beta)
 
     def device(self, me: Nodes, local_mu: Rows, local_rho: Rows) -> tuple[Rows, Rows]:
         since = me.round if self.restart else 0
-        mu, rho = (
-            me.recall("personal", local_mu, since),
-            me.recall("_personal_rho", local_rho, since),
-        )
+        mu = me.recall("personal", local_mu, since)
+        rho = me.recall("_personal_rho", local_rho, since)
         tie = self.zeta / me.count.clamp(min=1)
-        personal, local = Stepper(self.method, self.personal_lr), Stepper(self.method, self.lr)
+        personal = Stepper(self.method, self.personal_lr)
+        local = Stepper(self.method, self.lr)
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
             for _ in range(self.steps):
                 noise = me.normal("epsilon", mu.shape[1])
                 g = gradient(mu + softplus(rho) * noise)
                 by_mu, by_rho, *_ = divergence_gradients(mu, rho, local_mu, local_rho)
-                mu, rho = personal.step(
-                    (mu, rho), (g + tie * by_mu, g * noise * sigmoid(rho) + tie * by_rho)
-                )
+                by_mu = g + tie * by_mu
+                by_rho = g * noise * sigmoid(rho) + tie * by_rho
+                mu, rho = personal.step((mu, rho), (by_mu, by_rho))
             *_, by_mu, by_rho = divergence_gradients(mu, rho, local_mu, local_rho)
-            local_mu, local_rho = local.step((local_mu, local_rho), (tie * by_mu, tie * by_rho))
-        me.keep("personal", mu), me.keep("_personal_rho", rho)
-        return me.keep("local", local_mu), me.keep("_local_rho", local_rho)
+            gradients = (tie * by_mu, tie * by_rho)
+            local_mu, local_rho = local.step((local_mu, local_rho), gradients)
+        me.keep("personal", mu)
+        me.keep("_personal_rho", rho)
+        me.keep("local", local_mu)
+        me.keep("_local_rho", local_rho)
+        return local_mu, local_rho
 
     def adapt(self, me: Nodes, mu: Rows) -> Rows:
         self.device(me, mu, torch.full_like(mu, self.rho))
@@ -93,14 +97,20 @@ class PFedBayes(Algorithm):
     def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
         if not self.draws or model == "global":
             return None
-        sigma = softplus(me.recall(f"_{model}_rho", default=torch.full_like(rows, self.rho)))
-        drawn = [
-            rows + sigma * me.normal(f"{model} predicts", rows.shape[1]) for _ in range(self.draws)
-        ]
+        initial = torch.full_like(rows, self.rho)
+        sigma = softplus(me.recall(f"_{model}_rho", default=initial))
+        drawn = []
+        for _ in range(self.draws):
+            noise = me.normal(f"{model} predicts", rows.shape[1])
+            drawn.append(rows + sigma * noise)
 
         def predict(batch: Batch, which: Tensor) -> Tensor:
-            logs = [torch.log_softmax(me.outputs(one[which], batch), dim=-1) for one in drawn]
-            return torch.logsumexp(torch.stack(logs), dim=0) - math.log(self.draws)
+            logs = []
+            for models in drawn:
+                outputs = me.outputs(models[which], batch)
+                logs.append(torch.log_softmax(outputs, dim=-1))
+            total = torch.logsumexp(torch.stack(logs), dim=0)
+            return total - math.log(self.draws)
 
         return predict
 
@@ -123,7 +133,8 @@ class PFedBayes(Algorithm):
         """
         s = max(math.log1p(math.exp(self.rho)), 1e-150)
         g = 1 / (1 + math.exp(-self.rho))
-        curve = max(1.0, g * (g + s * (1 - g))) * (loss.L or 0.0)
+        along_rho = g * (g + s * (1 - g))
+        curve = max(1.0, along_rho) * (loss.L or 0.0)
         tie = self.zeta * max(1.0, 2 * g * g) / s**2
         room = 2 / self.personal_lr - curve
         numbers = {"s": s, "zeta/s^2": tie}
@@ -136,12 +147,12 @@ class PFedBayes(Algorithm):
             alone = f"L = {loss.L:g} alone is too much for personal_lr = {self.personal_lr:g}"
             text = f"{rule}; {alone}{loss.guess}; lower it."
             return Advice("warning", "inner step", text, numbers)
-        least = max(tie / room, tie * self.lr / 2)
-        numbers["least n"] = least
-        text = f"{rule}: zeta = {self.zeta:g} takes n > {least:.3g}"
+        min_n = max(tie / room, tie * self.lr / 2)
+        numbers["least n"] = min_n
+        text = f"{rule}: zeta = {self.zeta:g} takes n > {min_n:.3g}"
         if loss.L is not None:
             text = f"{text} with L = {loss.L:g}"
-        if loss.examples is not None and loss.examples <= least:
+        if loss.examples is not None and loss.examples <= min_n:
             fix = "lower personal_lr, lr or zeta"
             text = f"{text}, but a device has {loss.examples}; {fix}."
             return Advice("warning", "inner step", text, numbers)
@@ -153,21 +164,30 @@ class PFedBayes(Algorithm):
 
 
 def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:
-    """KL(N(mu, sigma^2) | N(m, s^2)) = sum of log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) -
-    1/2, [n, 1].
+    """KL(N(mu, sigma^2) | N(m, s^2)), [n, 1].
+
+    It is the sum of log(s / sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2.
     """
-    sigma, s = softplus(rho), softplus(local_rho)
-    each = torch.log(s / sigma) + (sigma * sigma + (mu - local_mu) ** 2) / (2 * s * s) - 0.5
-    return each.sum(1, keepdim=True)
+    sigma = softplus(rho)
+    s = softplus(local_rho)
+    square = sigma * sigma + (mu - local_mu) ** 2
+    terms = torch.log(s / sigma) + square / (2 * s * s) - 0.5
+    return terms.sum(1, keepdim=True)
 
 
 def divergence_gradients(
     mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows
 ) -> tuple[Rows, Rows, Rows, Rows]:
-    """The derivatives of `divergence` by mu, rho, m and the rho of s; that of sigma by rho is
-    sigmoid(rho).
+    """The derivatives of `divergence` by mu, rho, m and the rho of s.
+
+    The derivative of sigma by rho is sigmoid(rho).
     """
-    sigma, s, gap = softplus(rho), softplus(local_rho), mu - local_mu
-    by_mu, by_sigma = gap / (s * s), sigma / (s * s) - 1 / sigma
+    sigma = softplus(rho)
+    s = softplus(local_rho)
+    gap = mu - local_mu
+    by_mu = gap / (s * s)
+    by_sigma = sigma / (s * s) - 1 / sigma
     by_s = 1 / s - (sigma * sigma + gap * gap) / (s * s * s)
-    return by_mu, by_sigma * sigmoid(rho), -by_mu, by_s * sigmoid(local_rho)
+    by_rho = by_sigma * sigmoid(rho)
+    by_local_rho = by_s * sigmoid(local_rho)
+    return by_mu, by_rho, -by_mu, by_local_rho

@@ -1,15 +1,18 @@
-"""pFedGP: one network of features for all, and every device's own tree of Gaussian processes on
-them (Achituve et al., 2021).
+"""pFedGP: a shared feature network, and Gaussian processes per device (Achituve et al., 2021).
 
 The features are the module's outputs; there may be more of them than classes. A device orders the
-classes it has by label and halves them until each is alone; where it has both halves, a Gaussian
-process on the features of their examples says which one, with the kernel `scale` exp(-|x - z|^2 /
-(2 `length`^2)). Only the network is learned and sent. The public code's inner steps, Gibbs steps
-and draws in training and prediction are `steps`, `gibbs_steps`, `draws`, `predict_draws`. That code
-splits classes by 2-means of their features, takes exp E log sigmoid(f) for E sigmoid(f), and all of
-a device's examples; here the chances are expectations, and `batch` examples are drawn for a step
-and up to `support` taken for a prediction. Its momentum is left out: the optimiser starts anew in
-every round, and there is one step.
+classes it has by label and halves them until each is alone. Where it has both halves, a Gaussian
+process on the features of their examples says which one. Its kernel is
+`scale` exp(-|x - z|^2 / (2 `length`^2)). Only the network is learned and sent. The public code's
+inner steps, Gibbs steps and draws in training and prediction are `steps`, `gibbs_steps`, `draws`,
+`predict_draws`.
+
+The public code differs in four points:
+- It splits classes by 2-means of their features.
+- It takes exp E log sigmoid(f) for E sigmoid(f). Here probabilities are expectations.
+- It uses all of a device's examples. Here `batch` examples are drawn for a step and up to `support`
+  for a prediction.
+- It has momentum. Here the optimiser starts anew in every round, and there is one step.
 """
 
 from collections.abc import Iterator
@@ -25,22 +28,21 @@ from covey.kernel.advice import Advice, Levers, Loss, Statement
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.fields import LARGEST_COUNT, Count, NonNegative, Positive, Range
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.maths import gp
 from covey.tree import Sample
 from covey.types import Rows
 
-_ELSE = 1e-6  # the chance of classes that a device has never seen, all of them together
+_UNSEEN = 1e-6  # the probability of all classes together that a device has never seen
 
 
 @dataclass(frozen=True)
 class PFedGP(Algorithm):
-    """`steps` steps on the log-loss of one half of a batch, predicted from the other half; w is the
-    mean network.
+    """`steps` steps on the log loss of one half of a batch, predicted from the other half.
 
-    A model predicts with a device's own Gaussian processes on up to `support` of its training
-    examples: scores of "global" are of the common network with everybody's own classifier (the
-    paper's figure), of "personal" of the device's network.
+    w is the mean network. A model predicts with a device's own Gaussian processes on up to
+    `support` of its training examples. Scores of "global" are of the common network with each
+    device's own classifier (the paper's figure), those of "personal" of the device's network.
     """
 
     sample: Sample = None
@@ -50,7 +52,7 @@ class PFedGP(Algorithm):
     clip: Positive = 50.0  # largest norm of a gradient
     batch: Annotated[int, Range(2, LARGEST_COUNT, whole=True)] = 64  # training examples per step;
     # half of them predict the other half
-    support: Count = 200  # training examples that a prediction rests on, at most
+    support: Count = 200  # training examples used for a prediction, at most
     scale: Positive = 8.0  # scale of the kernel
     length: Positive = 1.0  # length scale of the kernel
     gibbs_steps: Count = 5  # Gibbs steps of each draw
@@ -65,25 +67,30 @@ class PFedGP(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         return devices.mean(weight=samples)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         def gradient(x: Rows) -> Rows:
             batch = me.grad(self.batch).batch(0)
             g = me.gradient(x, batch, lambda features: self.loss(me, features, batch))
-            size: Tensor = g.norm(dim=1, keepdim=True)
-            return g / (size / self.clip).clamp(min=1)
+            norm: Tensor = g.norm(dim=1, keepdim=True)
+            return g / (norm / self.clip).clamp(min=1)
 
-        w = descend(w, gradient, decay=self.weight_decay, steps=self.steps, lr=self.lr)
-        return me.keep("personal", w), me.weight(self.weight)
+        w = descend(
+            w,
+            gradient,
+            decay=self.weight_decay,
+            steps=self.steps,
+            lr=self.lr,
+        )
+        me.keep("personal", w)
+        return w, me.weight(self.weight)
 
     def loss(self, me: Nodes, features: Tensor, batch: Batch) -> Tensor:
-        """Minus the mean logarithm of the chance that the second half's labels have, given the
-        first half, [n].
-        """
-        half, weight = (
-            self.batch // 2,
-            torch.ones_like(features[:, :, 0]) if batch.weight is None else batch.weight,
-        )
-        known = self.classifier(
+        """The log loss of the second half's labels, predicted from the first half, [n]."""
+        half = self.batch // 2
+        weight = batch.weight
+        if weight is None:
+            weight = torch.ones_like(features[:, :, 0])
+        fitted = self.classifier(
             me,
             features[:, :half],
             batch.y[:, :half],
@@ -91,36 +98,40 @@ class PFedGP(Algorithm):
             draws=self.draws,
             stream="train",
         )
-        logs = known.log_chances(features[:, half:]).gather(2, batch.y[:, half:, None])[:, :, 0]
-        return -(weight[:, half:] * logs).sum(1) / weight[:, half:].sum(1).clamp(min=1)
+        labels = batch.y[:, half:, None]
+        weight = weight[:, half:]
+        logs = fitted.log_chances(features[:, half:])
+        logs = logs.gather(2, labels)[:, :, 0]
+        count = weight.sum(1).clamp(min=1)
+        return -(weight * logs).sum(1) / count
 
     def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
-        batch, has = me.examples(self.support), me.labels
-        known = self.classifier(
+        support = me.examples(self.support)
+        has_label = me.labels
+        fitted = self.classifier(
             me,
-            me.outputs(rows, batch),
-            batch.y,
-            batch.weight,
+            me.outputs(rows, support),
+            support.y,
+            support.weight,
             draws=self.predict_draws,
             stream=model,
         )
 
         def predict(batch: Batch, which: Tensor) -> Tensor:
-            chances = (
-                has[which][:, None] * known.log_chances(me.outputs(rows[which], batch), which).exp()
-            )
-            return torch.log((1 - _ELSE) * chances + _ELSE / has.shape[1])
+            features = me.outputs(rows[which], batch)
+            probability = fitted.log_chances(features, which).exp()
+            probability = has_label[which][:, None] * probability
+            unseen = _UNSEEN / has_label.shape[1]
+            return torch.log((1 - _UNSEEN) * probability + unseen)
 
         return predict
 
     def memory(self) -> int:
-        train, predict = (
-            8 * self.draws * (self.batch // 2) ** 2,
-            self.predict_draws * self.support * (3 * self.support + 512),
-        )
-        return 8 * max(
-            train, predict
-        )  # matrices that a gradient goes back through, and those of one block of examples
+        half = self.batch // 2
+        train = 8 * self.draws * half**2  # matrices that a gradient goes back through
+        columns = 3 * self.support + 512  # 512: one block of examples
+        predict = self.predict_draws * self.support * columns
+        return 8 * max(train, predict)
 
     def classifier(
         self,
@@ -152,7 +163,8 @@ class PFedGP(Algorithm):
             f"lr = {self.lr:g}: the loss is a Gaussian process's, "
             f"its gradients are clipped at {self.clip:g}; no condition is known."
         )
-        yield Advice("note", "inner step", text, {"lr": self.lr, "clip": self.clip})
+        numbers = {"lr": self.lr, "clip": self.clip}
+        yield Advice("note", "inner step", text, numbers)
 
     def levers(self, L: float) -> Levers:
         return Levers(without="its loss is a Gaussian process's, and its gradients are clipped")

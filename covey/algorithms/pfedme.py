@@ -44,7 +44,7 @@ from covey.kernel.conditions import (
 )
 from covey.kernel.fields import Count, NonNegative, Positive
 from covey.kernel.nodes import Nodes, Weight
-from covey.kernel.replies import Exact
+from covey.kernel.replies import Weighted
 from covey.maths.penalty import L1
 from covey.tree import Sample
 from covey.types import Rows
@@ -54,8 +54,8 @@ from covey.types import Rows
 class PFedMe(Algorithm):
     """R times: K steps of theta on f + lam/2 |theta - w_i|^2, w_i steps towards theta; w follows.
 
-    theta takes its steps by `method`, or fewer once the norm of its gradient is at most `tol`; 0
-    takes them all.
+    theta takes its steps by `method`, or fewer once the norm of its gradient is at most `tol`. With
+    `tol` 0 it takes all steps.
     """
 
     lam: Positive = 5.0
@@ -67,8 +67,8 @@ class PFedMe(Algorithm):
     beta: Positive = 1.0
     batch: Count | None = 20
     weight: Weight = "uniform"
-    weight_decay: NonNegative = 0.0  # factor of the weights themselves in the personal model's
-    # gradient
+    weight_decay: NonNegative = 0.0  # factor of the weights themselves
+    # in the personal model's gradient
     gamma: NonNegative = 0.0  # weight of an l1 penalty on the personal model; 0 is pFedMe itself
     rho: Positive = 6e-5
     tol: NonNegative = 0.0
@@ -80,13 +80,21 @@ class PFedMe(Algorithm):
         w_i, samples = me.ask(self.device, w, sample=self.sample)
         return torch.lerp(w, w_i.mean(weight=samples), self.beta)
 
-    def device(self, me: Nodes, w: Rows) -> tuple[Rows, Exact | None]:
+    def device(self, me: Nodes, w: Rows) -> Weighted:
         theta = w
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
-            theta = descend(theta, gradient, prox=(self.lam, w), l1=self.l1.term(),
-                            decay=self.weight_decay, steps=self.steps, lr=self.personal_lr,
-                            tol=self.tol or None, method=self.method)  # (7)  # fmt: skip
+            theta = descend(  # (7)
+                theta,
+                gradient,
+                prox=(self.lam, w),
+                l1=self.l1.term(),
+                decay=self.weight_decay,
+                steps=self.steps,
+                lr=self.personal_lr,
+                tol=self.tol or None,
+                method=self.method,
+            )
             w = torch.lerp(w, theta, self.lr * self.lam)  # w - eta lambda (w - theta), by (6)
         me.keep("personal", theta)
         return me.keep("local", w), me.weight(self.weight)
@@ -94,7 +102,12 @@ class PFedMe(Algorithm):
     @property
     def l1(self) -> L1:
         """The penalty of the modified pFedMe."""
-        return L1(self.gamma, self.rho, lr=self.personal_lr, lam=self.lam)
+        return L1(
+            self.gamma,
+            self.rho,
+            lr=self.personal_lr,
+            lam=self.lam,
+        )
 
     def cut(self, tier: str, round: int = 0) -> float | None:
         return self.l1.cut()
@@ -105,22 +118,41 @@ class PFedMe(Algorithm):
         total = self.steps * self.local_rounds
         curve = self.gamma / self.rho
         yield from inner_step(
-            self.personal_lr, lam, loss, steps=self.steps, total=total, curve=curve, names=personal
+            self.personal_lr,
+            lam,
+            loss,
+            steps=self.steps,
+            total=total,
+            curve=curve,
+            names=personal,
         )
         if self.method == "nesterov":
-            yield from momentum_step(self.personal_lr, lam, loss, names=personal)
+            yield from momentum_step(
+                self.personal_lr,
+                lam,
+                loss,
+                names=personal,
+            )
         names = (*personal, "gamma")
         yield from smooth_l1_cycle(
-            self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names
+            self.personal_lr,
+            lam,
+            self.gamma,
+            self.rho,
+            L=loss.L,
+            names=names,
         )
         largest = envelope_bound(self.lr * self.lam, self.lam)
-        why = "L < 2 lam/(lr lam - 2)"
-        yield from outer_step(self.lr, self.lam, names=("lr", "lam"), largest=largest, why=why)
+        yield from outer_step(
+            self.lr,
+            self.lam,
+            names=("lr", "lam"),
+            largest=largest,
+            why="L < 2 lam/(lr lam - 2)",
+        )
         moved = 1 - (1 - self.lr * self.lam) ** self.local_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr lam)^R)")
-        if (
-            self.method == "gradient" and not self.tol
-        ):  # else the number of steps or their law is another
+        if self.method == "gradient" and not self.tol:  # else steps differ in number or in law
             yield RoundFactor(self._excess)
         yield from self._theorems(loss)
 
@@ -129,12 +161,14 @@ class PFedMe(Algorithm):
         w = theta = np.zeros_like(h)
         steps = power(self.personal_lr, self.lam + decay, h, self.steps)
         for _ in range(self.local_rounds):
-            theta = descended(theta, steps, (self.lam * w - h - decay) / (h + self.lam + decay))
+            minimiser = (self.lam * w - h - decay) / (h + self.lam + decay)
+            theta = descended(theta, steps, minimiser)
             w = w - self.lr * self.lam * (w - theta)
         return self.beta * w
 
     def _theorems(self, loss: Loss) -> Iterator[Statement]:
-        lam, scale = self.lam, self.beta * self.local_rounds
+        lam = self.lam
+        scale = self.beta * self.local_rounds
         beta = (f"beta = {self.beta:g} >= 1", self.beta >= 1)
         if loss.mu:
             kappa = (lam + loss.mu) / loss.mu  # L_F = lam over mu_F = lam mu / (lam + mu)
@@ -144,17 +178,27 @@ class PFedMe(Algorithm):
             yield theorem("Theorem 1 of pFedMe", conditions, numbers)
         bound = 1 / (75 * lam**3) / scale
         numbers = {"largest lr": bound}
-        least = None
+        min_lam = None
         if loss.L is not None:
-            least = math.sqrt(8 * (loss.L + self.gamma / self.rho) ** 2 + 1)
-            numbers["least lam"] = least
-        wide = at_least_of(f"lam = {lam:g}", lam, "sqrt(8 L^2 + 1)", least)
-        yield theorem("Theorem 2 of pFedMe", [at_most("lr", self.lr, bound), wide, beta], numbers)
+            smooth = loss.L + self.gamma / self.rho
+            min_lam = math.sqrt(8 * smooth**2 + 1)
+            numbers["least lam"] = min_lam
+        wide = at_least_of(f"lam = {lam:g}", lam, "sqrt(8 L^2 + 1)", min_lam)
+        conditions = [at_most("lr", self.lr, bound), wide, beta]
+        yield theorem("Theorem 2 of pFedMe", conditions, numbers)
 
     def levers(self, L: float) -> Levers:
         best = HALFWAY * min(1 / envelope(self.lam, L), 1 / self.lam)
+        theta = Step("personal_lr", self.lam + self.weight_decay, "lam")
+        w_i = Upper(
+            "lr",
+            best,
+            self.lam,
+            "w_i moves lr*lam",
+            "theta",
+        )
         return Levers(
-            steps=(Step("personal_lr", self.lam + self.weight_decay, "lam"),),
-            uppers=(Upper("lr", best, self.lam, "w_i moves lr*lam", "theta"),),
+            steps=(theta,),
+            uppers=(w_i,),
             penalties=(Tie("lam"),),
         )

@@ -1,11 +1,11 @@
 """Partial pruning and personalization: devices keep some layers to themselves and prune the others.
 
-Liu and Ratnarajah, 2023, Algorithm 1. The paper's u, v_k, m_k, rho_k are `u`, `v`, `mask`, `ratio`;
-its tau_u, tau-hat_u, tau_v, eta_u, eta_v are `steps`, `probe_steps`, `personal_steps`, `lr`,
-`personal_lr`; K_j, the devices that kept weight j, is a reply's `cover`. Which layers are v is the
-experiment's `private`: by default "conv*" as in the paper, and where no layer convolves the last
-one; "" for pruning alone (its reference 14). A weight that nobody kept stays as it was, where (15)
-would divide by zero. Masks save bytes with the codec "bitmap".
+Liu and Ratnarajah, 2023, Algorithm 1. The paper's u, v_k, m_k, rho_k are `u`, `v`, `mask`, `ratio`.
+Its tau_u, tau-hat_u, tau_v, eta_u, eta_v are `steps`, `probe_steps`, `personal_steps`, `lr`,
+`personal_lr`. K_j, the devices that kept weight j, is a reply's `cover`. The experiment's `private`
+says which layers are v: by default "conv*" as in the paper, the last layer where no layer
+convolves, and "" for pruning alone (its reference 14). A weight that no device kept does not
+change, where (15) would divide by zero. Masks save bytes with the codec "bitmap".
 Defaults are for newcomers; the paper's settings are in covey/papers/wireless.toml.
 """
 
@@ -20,7 +20,7 @@ from covey.engine.descend import descend
 from covey.errors import ConfigError
 from covey.kernel.advice import Loss, Statement
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import inner_step
+from covey.kernel.conditions import steps_by_part
 from covey.kernel.fields import Count, Positive, SharePerNode
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Exact, Masked, Replies
@@ -35,19 +35,21 @@ class Pruned(Algorithm):
     """v learns; a probe shows which weights of u move; u restarts with those, learns, is averaged.
 
     One ranking goes over all shared weights, biases too. `ratio` may be a list with one entry per
-    device, or "plan": what the experiment's radio allows each device in each round. With
-    `order="together"` u and v learn at once after the probe, `steps` long (FedSim), else v before
-    it (FedAlt). Every edge averages its devices per weight, `edge_rounds` times, and passes on the
-    weights that any of them kept. `sample` says how many the server asks, `device_sample` how many
-    an edge does. A round's notes are the share of u that each device has "kept" and its "error"
-    |u - u m|^2 / rho (Assumption 2); and, of whoever averages, how many kept its least "cover"ed
-    weight (kappa*) and the share of weights "uncovered".
+    device, or "plan": the ratio that the experiment's radio plans for each device and round. With
+    `order="together"` u and v learn at once after the probe, for `steps` steps (FedSim). Else v
+    learns before it (FedAlt). Every edge averages its devices per weight, `edge_rounds` times, and
+    passes on the weights that any of them kept. The server asks `sample` nodes, an edge
+    `device_sample`.
+
+    A round's notes of a device are the share of u that it "kept" and its "error" |u - u m|^2 / rho
+    (Assumption 2). Those of a node that averages are "cover", the min over weights of the devices
+    that kept it (kappa*), and "uncovered", the share of weights that no device kept.
     """
 
-    ratio: SharePerNode | Literal["plan"] = 0.5  # share of shared weights that a device prunes, one
-    # for all or one per device; "plan": what the radio allows
-    order: Literal["alternate", "together"] = "alternate"  # whether private and shared layers learn
-    # in turn or at once
+    ratio: SharePerNode | Literal["plan"] = 0.5  # share of shared weights that a device prunes,
+    # one for all or one per device; "plan": what the radio allows
+    order: Literal["alternate", "together"] = "alternate"  # whether private and shared layers
+    # learn in turn or at once
     sample: Sample = None
     device_sample: Sample = None
     edge_rounds: Count = 1
@@ -76,35 +78,58 @@ class Pruned(Algorithm):
             replies, samples = me.ask(self.below, u, sample=self.device_sample)
             u = self.merged(me, u, replies, samples)  # (15)
             covered = covered | (replies.cover > 0)
-        me.keep(me.tier, torch.cat([u, me.initial()[:, me.private]], dim=1))
+        v = me.initial()[:, me.private]
+        me.keep(me.tier, torch.cat([u, v], dim=1))
         return Masked(u, covered), me.weight(self.weight)
 
     def device(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
         v = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([u, v], dim=1)
-        x = descend(x, me.grad(self.batch, "personal"), part=me.private,
-                    steps=self.personal_steps, lr=self.personal_lr)  # (8)  # fmt: skip
+        x = descend(  # (8)
+            x,
+            me.grad(self.batch, "personal"),
+            part=me.private,
+            steps=self.personal_steps,
+            lr=self.personal_lr,
+        )
         mask = self.mask(me, x)  # line 7, by (6)
         x = torch.cat([u * mask, x[:, me.private]], dim=1)  # (9)
-        moving = torch.cat([mask, torch.zeros_like(v, dtype=torch.bool)], dim=1)
-        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps, lr=self.lr)  # (10)
+        fixed = torch.zeros_like(v, dtype=torch.bool)
+        moving = torch.cat([mask, fixed], dim=1)
+        x = descend(  # (10)
+            x,
+            me.grad(self.batch),
+            mask=moving,
+            steps=self.steps,
+            lr=self.lr,
+        )
         return self.answer(me, u, x, mask)
 
     def together(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        """FedSim's order, in the place of `device`: u and v learn at once after the probe."""
+        """FedSim's order instead of `device`: u and v learn at once after the probe."""
         v = me.recall("personal", default=me.initial())[:, me.private]
-        mask = self.mask(me, torch.cat([u, v], dim=1))
+        x = torch.cat([u, v], dim=1)
+        mask = self.mask(me, x)
         x = torch.cat([u * mask, v], dim=1)
-        moving = torch.cat([mask, torch.ones_like(v, dtype=torch.bool)], dim=1)
+        private = torch.ones_like(v, dtype=torch.bool)
+        moving = torch.cat([mask, private], dim=1)
         lr = me.by_part(self.lr, self.personal_lr)
-        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps, lr=lr)
+        x = descend(
+            x,
+            me.grad(self.batch),
+            mask=moving,
+            steps=self.steps,
+            lr=lr,
+        )
         return self.answer(me, u, x, mask)
 
     def below(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        """The program of whoever is asked: an edge, or a device in its order."""
+        """The program of the nodes asked: of edges, or of devices in their order."""
         if not me.leaf:
             return self.edge(me, u)
-        return self.together(me, u) if self.order == "together" else self.device(me, u)
+        if self.order == "together":
+            return self.together(me, u)
+        return self.device(me, u)
 
     def shared_part(self, me: Nodes, w: Rows) -> Rows:
         """The columns of w that are shared; an error where there are none to prune."""
@@ -115,33 +140,49 @@ class Pruned(Algorithm):
 
     def mask(self, me: Nodes, x: Rows) -> Tensor:
         """The shared weights to keep: all but the `ratio` that the probe moves least."""
-        probe = descend(x, me.grad(self.batch, "probe"), part=me.shared,
-                        steps=self.probe_steps, lr=self.lr)  # fmt: skip
+        probe = descend(
+            x,
+            me.grad(self.batch, "probe"),
+            part=me.shared,
+            steps=self.probe_steps,
+            lr=self.lr,
+        )
         importance = prune.change(probe, x)[:, me.shared]
         return prune.mask(importance, self.ratio_of(me))
 
     def ratio_of(self, me: Nodes) -> float | Tensor:
-        """Each device's ratio, as the radio plans it or as it is given."""
-        return me.planned if self.ratio == "plan" else me.own(self.ratio)
+        """Each device's ratio: the radio's plan, or the field's value."""
+        if self.ratio == "plan":
+            return me.planned
+        return me.own(self.ratio)
 
     def merged(self, me: Nodes, u: Rows, replies: Replies, samples: Replies) -> Rows:
-        """The mean of each weight over those who kept it, the last value where nobody did."""
+        """The mean of each weight over the devices that kept it, its last value where none did."""
         mean = replies.mean(weight=samples, default=u)
+        uncovered = (replies.cover == 0).to(u)
         me.note("cover", replies.cover.amin(dim=1))
-        me.note("uncovered", (replies.cover == 0).to(u).mean(dim=1))
+        me.note("uncovered", uncovered.mean(dim=1))
         return mean
 
     def answer(self, me: Nodes, u: Rows, x: Rows, mask: Tensor) -> tuple[Masked, Exact | None]:
-        """What a device sends of its model x, which it keeps; u is what it was sent."""
-        error = (u * ~mask).square().sum(dim=1, keepdim=True)
-        me.note("kept", mask.to(u).mean(dim=1))
+        """The message of a device: the part of its model x that it did not prune.
+
+        The device keeps x. u is the shared part that it received.
+        """
+        pruned = u * ~mask
+        error = pruned.square().sum(dim=1, keepdim=True)
+        kept = mask.to(u)
+        me.note("kept", kept.mean(dim=1))
         lossless = (error == 0).to(u)  # so that the error is 0 there, also at a ratio of 0
         me.note("error", error / (self.ratio_of(me) + lossless))
-        return Masked(me.keep("personal", x)[:, me.shared], mask), me.weight(self.weight)
+        me.keep("personal", x)
+        return Masked(x[:, me.shared], mask), me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        alone = replace(self, ratio=0.0) if self.planned else self  # nobody plans for a newcomer
-        alone.below(me, w[:, me.shared])
+        algorithm = self
+        if self.planned:  # no plan has a ratio for a new device
+            algorithm = replace(self, ratio=0.0)
+        algorithm.below(me, w[:, me.shared])
         return me.kept["personal"]
 
     def above(self) -> str:
@@ -154,16 +195,23 @@ class Pruned(Algorithm):
     def work(self, shared: int, private: int) -> Work | None:
         if not self.planned:
             return None
-        personal = self.steps if self.order == "together" else self.personal_steps
-        numbers = int(self.weight == "samples")
-        return Work(shared, private, steps=self.steps, personal_steps=personal,
-                    probe_steps=self.probe_steps, numbers=numbers)  # fmt: skip
+        personal_steps = self.personal_steps
+        if self.order == "together":
+            personal_steps = self.steps
+        return Work(
+            shared,
+            private,
+            steps=self.steps,
+            personal_steps=personal_steps,
+            probe_steps=self.probe_steps,
+            numbers=int(self.weight == "samples"),
+        )
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        """Only some columns move at a time, and their curvature is at most that of all columns."""
-        above = replace(loss, exact=False)
-        yield from inner_step(self.lr, 0.0, above, steps=self.steps)
-        personal = ("personal_lr", "lam")
-        yield from inner_step(
-            self.personal_lr, 0.0, above, steps=self.personal_steps, names=personal
+        return steps_by_part(
+            loss,
+            lr=self.lr,
+            steps=self.steps,
+            personal_lr=self.personal_lr,
+            personal_steps=self.personal_steps,
         )

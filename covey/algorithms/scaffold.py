@@ -1,9 +1,8 @@
-"""SCAFFOLD: FedAvg whose devices correct their drift by what everybody's gradients have been
-(Karimireddy et al., 2020).
+"""SCAFFOLD: FedAvg with control variates that correct client drift (Karimireddy et al., 2020).
 
 The paper's x, y_i, c, c_i, K, S, eta_l, eta_g are `x`, `y`, `c`, `c_i`, `steps`, `sample`, `lr`,
-`server_lr`; c_i follows its option II. Models and controls both travel, so that every message is
-twice as long.
+`server_lr`. c_i follows its option II. Models and control variates both travel, so that every
+message is twice as long.
 """
 
 from collections.abc import Iterator
@@ -24,8 +23,9 @@ from covey.types import Rows
 
 @dataclass(frozen=True)
 class Scaffold(Algorithm):
-    """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient on the way, and c
-    the mean of all c_i.
+    """y descends f + <c - c_i, y> from x; c_i becomes the device's mean gradient along its steps.
+
+    c is the mean of all c_i.
     """
 
     sample: Sample = None
@@ -47,13 +47,26 @@ class Scaffold(Algorithm):
 
     def device(self, me: Nodes, x: Rows, c: Rows) -> tuple[Rows, Rows]:
         c_i = me.recall("_control", default=torch.zeros_like(x))
-        y = descend(x, me.grad(self.batch), linear=c - c_i, steps=self.steps, lr=self.lr)
+        y = descend(
+            x,
+            me.grad(self.batch),
+            linear=c - c_i,
+            steps=self.steps,
+            lr=self.lr,
+        )
         change = (x - y) / (self.steps * self.lr) - c
         me.keep("_control", c_i + change)
         return y, change
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        return self.device(me, w, torch.zeros_like(w))[0]
+        no_control = torch.zeros_like(w)
+        y, _ = self.device(me, w, no_control)
+        return y
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(self.lr, 0.0, loss, steps=self.steps)
+        return inner_step(
+            self.lr,
+            0.0,
+            loss,
+            steps=self.steps,
+        )

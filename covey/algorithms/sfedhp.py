@@ -53,11 +53,11 @@ from covey.types import Rows
 class SFedHP(Algorithm):
     """theta descends f + gamma1 phi_rho + lam1/2 |theta - phi|^2; phi is (10); w_i follows (11).
 
-    `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. `floor`: a device whose
-    share of non-zeros is below it trains with `gamma_low`. `gamma2` is off from round
-    `gamma2_until` on, and `cut_after` says whether w and phi are still cut when they travel then:
-    "keep" holds the sparsity that gamma2 has made, "off" lets it go. theta takes `steps` steps by
-    `method`, or fewer once the norm of its gradient is at most `tol`; 0 takes them all.
+    `l1="prox"` replaces the smooth l1 by soft thresholds, which reach zero. A device whose share of
+    non-zeros is below `floor` trains with `gamma_low`. `gamma2` is off from round `gamma2_until`
+    on. `cut_after` says whether w and phi are still cut then when they travel: "keep" holds the
+    sparsity that gamma2 has made, "off" lets it go. theta takes `steps` steps by `method`, or fewer
+    once the norm of its gradient is at most `tol`. With `tol` 0 it takes all steps.
     """
 
     lam1: Positive = 1.0  # pull of a device's model towards its edge's (lambda1)
@@ -89,12 +89,19 @@ class SFedHP(Algorithm):
 
     def edge(self, me: Nodes, w: Rows) -> Rows:
         phi = w
+        share = self.lam1 / (self.lam1 + self.lam2)
         l1 = self.l1_of_w.term(me.round)
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample)
-            phi = torch.lerp(w, theta.mean(), self.lam1 / (self.lam1 + self.lam2))  # (10)
-            w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=l1,
-                        steps=1, lr=self.lr1)  # (11)  # fmt: skip
+            phi = torch.lerp(w, theta.mean(), share)  # (10)
+            w = descend(  # (11)
+                w,
+                NO_DATA,
+                prox=(self.lam2, phi),
+                l1=l1,
+                steps=1,
+                lr=self.lr1,
+            )
         me.keep("edge", phi)
         return me.keep("edge_global", w)
 
@@ -102,26 +109,49 @@ class SFedHP(Algorithm):
         theta = me.recall("personal", default=phi, since=me.round)  # warm within a round
         gradient = me.grad(me.batch(self.batch))  # (7)
         l1 = self.l1_of_theta.term_of(me, phi, kept="_gamma1")
-        theta = descend(theta, gradient, prox=(self.lam1, phi), l1=l1, steps=self.steps,
-                        lr=self.lr2, tol=self.tol or None, method=self.method)  # (8)  # fmt: skip
+        theta = descend(  # (8)
+            theta,
+            gradient,
+            prox=(self.lam1, phi),
+            l1=l1,
+            steps=self.steps,
+            lr=self.lr2,
+            tol=self.tol or None,
+            method=self.method,
+        )
         return me.keep("personal", theta)
 
     @property
     def l1_of_theta(self) -> L1:
         """The penalty of a device's personal model."""
-        return L1(self.gamma1, self.rho, lr=self.lr2, lam=self.lam1, kind=self.l1,
-                  floor=self.floor, low=self.gamma_low)  # fmt: skip
+        return L1(
+            self.gamma1,
+            self.rho,
+            lr=self.lr2,
+            lam=self.lam1,
+            kind=self.l1,
+            floor=self.floor,
+            low=self.gamma_low,
+        )
 
     @property
     def l1_of_w(self) -> L1:
         """The penalty of an edge's w_i, whose ties have the curvature lam by (10) and (11)."""
         lam = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
-        return L1(self.gamma2, self.rho, lr=self.lr1, lam=lam, kind=self.l1,
-                  until=self.gamma2_until, cut_after=self.cut_after)  # fmt: skip
+        return L1(
+            self.gamma2,
+            self.rho,
+            lr=self.lr1,
+            lam=lam,
+            kind=self.l1,
+            until=self.gamma2_until,
+            cut_after=self.cut_after,
+        )
 
     def cut(self, tier: str, round: int = 0) -> float | None:
-        l1 = self.l1_of_theta if tier == "device" else self.l1_of_w
-        return l1.cut(round)
+        if tier == "device":
+            return self.l1_of_theta.cut(round)
+        return self.l1_of_w.cut(round)
 
     def above(self) -> str:
         return "edge"
@@ -136,26 +166,50 @@ class SFedHP(Algorithm):
         curve1, curve2 = self._curves()
         total = self.steps * self.edge_rounds
         yield from inner_step(
-            self.lr2, self.lam1, loss,
-            steps=self.steps, total=total, curve=curve1, names=("lr2", "lam1"),
-        )  # fmt: skip
+            self.lr2,
+            self.lam1,
+            loss,
+            steps=self.steps,
+            total=total,
+            curve=curve1,
+            names=("lr2", "lam1"),
+        )
         if self.method == "nesterov":
-            yield from momentum_step(self.lr2, self.lam1, loss, names=("lr2", "lam1"))
+            yield from momentum_step(
+                self.lr2,
+                self.lam1,
+                loss,
+                names=("lr2", "lam1"),
+            )
         if self.l1 == "smooth":
             names = ("lr2", "lam1", "gamma1")
             yield from smooth_l1_cycle(
-                self.lr2, self.lam1, self.gamma1, self.rho, L=loss.L, names=names
+                self.lr2,
+                self.lam1,
+                self.gamma1,
+                self.rho,
+                L=loss.L,
+                names=names,
             )
             names = ("lr1", "lam_bar", "gamma2")
-            yield from smooth_l1_cycle(self.lr1, both, self.gamma2, self.rho, names=names)
+            yield from smooth_l1_cycle(
+                self.lr1,
+                both,
+                self.gamma2,
+                self.rho,
+                names=names,
+            )
         largest = envelope_bound(self.lr1 * both, both)
-        why = "L < 2 lam_bar/(lr1 lam_bar - 2)"
-        yield from outer_step(self.lr1, both, names=("lr1", "lam_bar"), largest=largest, why=why)
+        yield from outer_step(
+            self.lr1,
+            both,
+            names=("lr1", "lam_bar"),
+            largest=largest,
+            why="L < 2 lam_bar/(lr1 lam_bar - 2)",
+        )
         moved = 1 - (1 - self.lr1 * both) ** self.edge_rounds
         yield from server_step(self.beta, moved, "1 - beta (1 - (1 - lr1 lam_bar)^R)")
-        if (
-            self.method == "gradient" and not self.tol
-        ):  # else the number of steps or their law is another
+        if self.method == "gradient" and not self.tol:  # else steps differ in number or in law
             yield RoundFactor(self._excess)
         yield from self._theorems(loss, curve1, self.lam2 + curve2)
 
@@ -169,35 +223,44 @@ class SFedHP(Algorithm):
         w = phi = theta = np.zeros_like(h)
         steps = power(self.lr2, self.lam1, h, self.steps)
         for _ in range(self.edge_rounds):
-            theta = descended(theta, steps, (self.lam1 * phi - h) / (h + self.lam1))
+            minimiser = (self.lam1 * phi - h) / (h + self.lam1)
+            theta = descended(theta, steps, minimiser)
             phi = (self.lam1 * theta + self.lam2 * w) / (self.lam1 + self.lam2)
             w = w - self.lr1 * self.lam2 * (w - phi)
         return self.beta * w
 
     def _theorems(self, loss: Loss, curve1: float, smooth: float) -> Iterator[Statement]:
         """Theorem 1 with both links of its chain; Theorem 3 with lam at least the root."""
-        lam1, lam2 = self.lam1, self.lam2
-        double = least = None
+        lam1 = self.lam1
+        lam2 = self.lam2
+        double = None
+        min_lam = None
         if loss.L is not None:
             double = 2 * (loss.L + curve1)
-            least = math.sqrt(16 * (loss.L + curve1) ** 2 + 1)
+            min_lam = math.sqrt(16 * (loss.L + curve1) ** 2 + 1)
         first = exceeds(f"lam1 = {lam1:g}", lam1, "2 (L + gamma1/rho)", double)
         second = (f"lam2 = {lam2:g} > 2 lam1 = {2 * lam1:g}", lam2 > 2 * lam1)
+        conditions = [first, second]
         numbers = {"gamma1/rho": curve1, "L_F": smooth}
-        yield theorem(
-            "Theorem 1 of sFedHP", [first, second], numbers, "a convex loss needs neither"
-        )
-        lam, scale = lam1 * lam2 / math.hypot(lam1, lam2), self.beta * self.edge_rounds
-        bound = min(1 / (588 * smooth * lam**2), self.beta / (2 * smooth)) / scale
-        wide = at_least_of(f"lam = {lam:.4g}", lam, "sqrt(16 (L + gamma1/rho)^2 + 1)", least)
+        yield theorem("Theorem 1 of sFedHP", conditions, numbers, "a convex loss needs neither")
+        lam = lam1 * lam2 / math.hypot(lam1, lam2)
+        scale = self.beta * self.edge_rounds
+        wide_step = 1 / (588 * smooth * lam**2)
+        smooth_step = self.beta / (2 * smooth)
+        bound = min(wide_step, smooth_step) / scale
+        root = "sqrt(16 (L + gamma1/rho)^2 + 1)"
+        wide = at_least_of(f"lam = {lam:.4g}", lam, root, min_lam)
+        conditions = [wide, at_most("lr1", self.lr1, bound)]
         numbers = {"lam": lam, "largest lr1": bound}
-        yield theorem("Theorem 3 of sFedHP", [wide, at_most("lr1", self.lr1, bound)], numbers)
+        yield theorem("Theorem 3 of sFedHP", conditions, numbers)
         if loss.mu:
             strong = 1 / (1 / loss.mu + 1 / lam1 + 1 / lam2)
             ratio = smooth / (strong * self.beta)
-            bound = min(1 / strong, 1 / (3 * smooth * (3 + 128 * ratio))) / scale
+            smooth_step = 1 / (3 * smooth * (3 + 128 * ratio))
+            bound = min(1 / strong, smooth_step) / scale
+            conditions = [at_most("lr1", self.lr1, bound)]
             numbers = {"largest lr1": bound, "mu_F": strong}
-            yield theorem("Theorem 2 of sFedHP", [at_most("lr1", self.lr1, bound)], numbers)
+            yield theorem("Theorem 2 of sFedHP", conditions, numbers)
 
     def levers(self, L: float) -> Levers:
         both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
@@ -205,8 +268,17 @@ class SFedHP(Algorithm):
         best = HALFWAY * min(1 / through, 1 / envelope(self.lam1, self.lam2))
         moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
         halfway = "as lam1: an edge stands halfway between its devices and the server"
+        theta = Step("lr2", self.lam1, "lam1")
+        w_i = Upper(
+            "lr1",
+            best,
+            both,
+            moves,
+            "its devices",
+        )
+        lam = Tie("lam1", alike={"lam2": halfway})
         return Levers(
-            steps=(Step("lr2", self.lam1, "lam1"),),
-            uppers=(Upper("lr1", best, both, moves, "its devices"),),
-            penalties=(Tie("lam1", alike={"lam2": halfway}),),
+            steps=(theta,),
+            uppers=(w_i,),
+            penalties=(lam,),
         )

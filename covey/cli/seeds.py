@@ -23,7 +23,7 @@ from covey.cli.show import progress
 from covey.cli.stop import Stop
 from covey.errors import CheckpointError, CoveyError, DivergedError
 from covey.runs.devices import to_csv
-from covey.runs.experiment import Experiment, unlike
+from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs
 
 _ROWS = 8  # that a device holds at most: what it keeps, twice for a round that fails, and what it works with
@@ -194,13 +194,13 @@ class Seeds:
 def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -> list[list[int]]:
     """The seeds in groups that run side by side.
 
-    A group is as large as memory allows, or one seed if the seeds are too unlike, or in loopback.
+    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
     """
     first = experiments[0]
     parameters = sum(parameter.numel() for parameter in first.model.parameters())
     row = parameters * torch.finfo(first.dtype).bits // 8
     size = 1
-    if runtime == "simulator" and len(experiments) > 1 and unlike(experiments) is None:
+    if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
         size = max(1, first.memory // (_ROWS * row * first.tree.devices))
     return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 

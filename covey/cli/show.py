@@ -157,8 +157,8 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
     names += [f"{y.method} {m.model}" for y in summary.yardsticks for m in y.models]
     if _classifies(summary):
         columns = {
-            "test %": [_percent(m.accuracy) for m in models],
-            "holders only": [_percent(m.accuracy_holders) for m in models],
+            "test % (all)": [_percent(m.accuracy) for m in models],
+            "holders": [_percent(m.accuracy_holders) for m in models],
             "mean of devices": [_percent(m.accuracy_uniform) for m in models],
             "worst 10 %": [_percent(m.worst_decile) for m in models],
             "last round": [_percent(m.last) for m in models],
@@ -166,17 +166,17 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
         }
     elif _predicts_numbers(summary):
         columns = {
-            "test RMSE": [_plain(m.rmse) for m in models],
+            "test RMSE (all)": [_plain(m.rmse) for m in models],
             "MAE": [_plain(m.mae) for m in models],
             "R2": [_plain(m.r2) for m in models],
-            "RMSE of holders": [_plain(m.rmse_holders) for m in models],
+            "RMSE (holders)": [_plain(m.rmse_holders) for m in models],
             "last round": [_plain(m.rmse_last) for m in models],
             "best on test (optimistic)": [_plain(m.rmse_best_on_test) for m in models],
         }
     else:
         columns = {
-            "test loss": [_plain(m.loss) for m in models],
-            "holders only": [_plain(m.loss_holders) for m in models],
+            "test loss (all)": [_plain(m.loss) for m in models],
+            "holders": [_plain(m.loss_holders) for m in models],
             "last round": [_plain(m.loss_last) for m in models],
         }
     first = next(iter(columns.values()))

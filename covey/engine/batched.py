@@ -22,13 +22,8 @@ Step = Callable[[list[Tensor], Tensor], Tensor]
 Own = dict[str, int]
 """Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}."""
 
-_STEADY = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.Hardtanh,
-    nn.Tanh,
-)  # the same bits in a vector's tail
+_STEADY = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Tanh)
+"""Activations that have the same bits in a vector's tail."""
 _ELEMENTWISE = (
     *_STEADY,
     nn.ELU,
@@ -40,70 +35,95 @@ _ELEMENTWISE = (
     nn.Softplus,
     nn.Hardswish,
 )
-_NOTHING = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-)  # a space has no dropout but of p = 0
+_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""Layers that pass values on; a layout allows dropout with p = 0 only."""
+
+
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @dataclass(frozen=True)
 class BatchedLayer:
-    """What a layer does to many models' values, the axes of an example after it, and the layout it
-    needs (None: either).
-    """
+    """A layer of many models."""
 
     apply: Step
-    axes: int
-    folded: bool | None = None
+    axes: int  # of an example after the layer
+    folded: bool | None = None  # the layout that the layer needs; None: either
 
 
-def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
-    """The pass through nested Sequentials of known layers for examples of so many axes.
+def chain(
+    space: ParameterLayout,
+    axes: int,
+    *,
+    alone: bool,
+) -> Step | str:
+    """The pass through nested Sequentials of known layers, for examples of so many axes.
 
-    For any other module, the reason why there is no such pass.
-
-    With `alone`, rows will come one at a time, so that nothing need be done to keep their bits
-    apart.
+    For any other module, the reason why there is no such pass. With `alone`, rows come one at a
+    time, so that nothing need be done to keep their bits apart.
     """
     slots = {slot.name: i for i, slot in enumerate(space.slots)}
     steps: list[Step] = []
-    folded, before = False, type(space.module)
+    folded = False
+    before = type(space.module)
     for name, layer in layers(space.module):
-        own = {
-            key: slots.get(f"{name}{key}", -1) for key, _ in layer.named_parameters(recurse=False)
-        }
-        known = None if -1 in own.values() else _known(layer, own, axes, alone)
-        if known is None:
+        own = _own(name, layer, slots)
+        batched = _batched(layer, own, axes, alone)
+        if batched is None:
             return _unknown(name, layer)
-        swaps = folded and before is nn.ReLU and type(layer) in _MAX_POOLS
-        if known.folded not in (None, folded):
-            steps += [_unfold] if folded else [_fold, _channels_last] if alone else [_fold]
+        # The maximum of ReLUs is the ReLU of the maximum: pooling first leaves fewer points.
+        pool_first = folded and before is nn.ReLU and type(layer) in _MAX_POOLS
+        if batched.folded not in (None, folded):
+            steps += _turn(folded, alone)
             folded = not folded
-        steps.insert(
-            len(steps) - swaps, known.apply
-        )  # the largest of the ReLUs is the ReLU of the largest: fewer points
-        axes, before = known.axes, type(layer)
-    return _run(steps + [_unfold] * folded)
+        steps.insert(len(steps) - pool_first, batched.apply)
+        axes = batched.axes
+        before = type(layer)
+    if folded:
+        steps.append(_unfold)
+    return _run(steps)
 
 
-def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials in the order they run, with the prefix of their parameters'
-    names.
+def _own(
+    name: str,
+    layer: nn.Module,
+    slots: dict[str, int],
+) -> Own | None:
+    """The slots of a layer's parameters; None where one has none under the layer's name."""
+    own = {}
+    for key, _ in layer.named_parameters(recurse=False):
+        slot = slots.get(f"{name}{key}")
+        if slot is None:
+            return None
+        own[key] = slot
+    return own
 
-    A layer that stands twice is listed twice, which `named_children` would not do; its parameters
+
+def _turn(folded: bool, alone: bool) -> list[Step]:
+    """The steps from one layout to the other."""
+    if folded:
+        return [_unfold]
+    if alone:
+        return [_fold, _channels_last]
+    return [_fold]
+
+
+def layers(
+    module: nn.Module,
+    prefix: str = "",
+) -> list[tuple[str, nn.Module]]:
+    """The layers of nested Sequentials in the order they run, with their parameters' prefix.
+
+    A layer that stands twice is listed twice, which `named_children` would not do. Its parameters
     carry the first name only.
     """
-    if type(module) is nn.Sequential:
-        return [
-            pair
-            for name, child in module._modules.items()
-            if child is not None
-            for pair in layers(child, f"{prefix}{name}.")
-        ]
-    return [(prefix, module)]
+    if type(module) is not nn.Sequential:
+        return [(prefix, module)]
+    out = []
+    for name, child in module._modules.items():
+        if child is not None:
+            out += layers(child, f"{prefix}{name}.")
+    return out
 
 
 def _unknown(name: str, layer: nn.Module) -> str:
@@ -130,34 +150,53 @@ def _fold(parameters: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _unfold(parameters: list[Tensor], x: Tensor) -> Tensor:
-    return torch.unflatten(x, 1, (len(parameters[0]), -1)).transpose(0, 1)
+    models = len(parameters[0])
+    by_model = torch.unflatten(x, 1, (models, -1))
+    return by_model.transpose(0, 1)
 
 
 def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """Images with the channels of a point side by side: a CPU convolves and pools them up to twice
-    as fast.
+    """Images with the channels of a point side by side.
+
+    A CPU convolves and pools them up to twice as fast.
     """
     if x.dim() != 4:
         return x
-    if (
-        x.shape[1] == 1
-    ):  # both layouts at once; only these strides make torch go on with channels last
+    if x.shape[1] == 1:
+        # One channel has both layouts; only these strides make torch go on with channels last.
         return x.reshape(len(x), *x.shape[2:], 1).movedim(-1, 1)
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _known(layer: nn.Module, own: Own, axes: int, alone: bool) -> BatchedLayer | None:
+def _batched(
+    layer: nn.Module,
+    own: Own | None,
+    axes: int,
+    alone: bool,
+) -> BatchedLayer | None:
+    """A layer for many models; None where it is not known."""
     kind = type(layer)
+    if own is None:
+        return None
     if kind in _NOTHING:
         return BatchedLayer(lambda parameters, x: x, axes)
     if kind in _ELEMENTWISE and not getattr(layer, "inplace", False):
-        activation = layer if alone or kind in _STEADY else rowwise.elementwise(layer)
+        activation: Callable[[Tensor], Tensor] = layer
+        if not alone and kind not in _STEADY:
+            activation = rowwise.elementwise(layer)
         return BatchedLayer(lambda parameters, x: activation(x), axes)
-    return _BUILDERS[kind](layer, own, axes) if kind in _BUILDERS else None
+    if kind in _BUILDERS:
+        return _BUILDERS[kind](layer, own, axes)
+    return None
 
 
-def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    weight, bias = own["weight"], own.get("bias")
+def _linear(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
+    weight = own["weight"]
+    bias = own.get("bias")
 
     def product(parameters: list[Tensor], x: Tensor) -> Tensor:
         if bias is None:
@@ -165,90 +204,162 @@ def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
         return rowwise.baddbmm(parameters[bias].unsqueeze(1), x, parameters[weight])
 
     def on_the_last_axis(parameters: list[Tensor], x: Tensor) -> Tensor:
-        return torch.unflatten(product(parameters, x.flatten(1, -2)), 1, x.shape[1:-1])
+        out = product(parameters, x.flatten(1, -2))
+        return torch.unflatten(out, 1, x.shape[1:-1])
 
-    return (
-        BatchedLayer(product if axes == 1 else on_the_last_axis, axes, folded=False)
-        if axes
-        else None
-    )
+    if axes == 0:
+        return None
+    if axes == 1:
+        return BatchedLayer(product, axes, folded=False)
+    return BatchedLayer(on_the_last_axis, axes, folded=False)
 
 
-def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[
-        len(layer.kernel_size)
-    ]
-    weight, bias = own["weight"], own.get("bias")
+def _convolution(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
+    dimensions = len(layer.kernel_size)
+    convolve = _CONVOLUTIONS[dimensions]
+    weight = own["weight"]
+    bias = own.get("bias")
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        n = len(parameters[weight])
-        offset = None if bias is None else parameters[bias].flatten()
+        models = len(parameters[weight])
         kernel = parameters[weight].flatten(0, 1)
+        offset = _flat(parameters, bias)
+        groups = models * layer.groups
         return convolve(
-            x, kernel, offset, layer.stride, layer.padding, layer.dilation, n * layer.groups
+            x,
+            kernel,
+            offset,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            groups,
         )
 
-    fits = axes == len(layer.kernel_size) + 1 and layer.padding_mode == "zeros"
-    return BatchedLayer(apply, axes, folded=True) if fits else None
+    if axes != dimensions + 1 or layer.padding_mode != "zeros":
+        return None
+    return BatchedLayer(apply, axes, folded=True)
 
 
-def _pool(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    fits = axes == _POOLS[type(layer)] + 1 and not getattr(layer, "return_indices", False)
-    return BatchedLayer(lambda parameters, x: layer(x), axes, folded=True) if fits else None
+def _flat(
+    parameters: list[Tensor],
+    slot: int | None,
+) -> Tensor | None:
+    """One parameter of all models, [n * C], where the layer has it."""
+    if slot is None:
+        return None
+    return parameters[slot].flatten()
 
 
-def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    weight, bias = own.get("weight"), own.get("bias")
+def _pool(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
+    if axes != _POOLS[type(layer)] + 1:
+        return None
+    if getattr(layer, "return_indices", False):
+        return None
+    return BatchedLayer(lambda parameters, x: layer(x), axes, folded=True)
+
+
+def _group_norm(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
+    weight = own.get("weight")
+    bias = own.get("bias")
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        scale, offset = (None if i is None else parameters[i].flatten() for i in (weight, bias))
-        return F.group_norm(x, len(parameters[0]) * layer.num_groups, scale, offset, layer.eps)
+        scale = _flat(parameters, weight)
+        offset = _flat(parameters, bias)
+        groups = len(parameters[0]) * layer.num_groups
+        return F.group_norm(x, groups, scale, offset, layer.eps)
 
-    return BatchedLayer(apply, axes, folded=True) if axes else None
+    if axes == 0:
+        return None
+    return BatchedLayer(apply, axes, folded=True)
 
 
-def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _layer_norm(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     shape = layer.normalized_shape
-    weight, bias = own.get("weight"), own.get("bias")
+    weight = own.get("weight")
+    bias = own.get("bias")
 
     def beside(parameter: Tensor, x: Tensor) -> Tensor:
-        return parameter.view(len(x), *[1] * (x.dim() - parameter.dim()), *shape)
+        ones = [1] * (x.dim() - parameter.dim())
+        return parameter.view(len(x), *ones, *shape)
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
         out = F.layer_norm(x, shape, eps=layer.eps)
-        out = out if weight is None else out * beside(parameters[weight], x)
-        return out if bias is None else out + beside(parameters[bias], x)
+        if weight is not None:
+            out = out * beside(parameters[weight], x)
+        if bias is not None:
+            out = out + beside(parameters[bias], x)
+        return out
 
-    return BatchedLayer(apply, axes, folded=False) if axes >= len(shape) else None
+    if axes < len(shape):
+        return None
+    return BatchedLayer(apply, axes, folded=False)
 
 
-def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    start, end = layer.start_dim % (axes + 1), layer.end_dim % (axes + 1)
+def _flatten(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
+    start = layer.start_dim % (axes + 1)
+    end = layer.end_dim % (axes + 1)
     if not 1 <= start <= end:  # it would mix examples
         return None
-    return BatchedLayer(
-        lambda parameters, x: x.flatten(start + 1, end + 1), axes - (end - start), folded=False
-    )
+
+    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+        return x.flatten(start + 1, end + 1)
+
+    return BatchedLayer(apply, axes - (end - start), folded=False)
 
 
-def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+def _unflatten(
+    layer: Any,
+    own: Own,
+    axes: int,
+) -> BatchedLayer | None:
     if not isinstance(layer.dim, int) or not layer.dim % (axes + 1):
         return None
-    dim, sizes = layer.dim % (axes + 1) + 1, tuple(layer.unflattened_size)
-    return BatchedLayer(
-        lambda parameters, x: torch.unflatten(x, dim, sizes), axes + len(sizes) - 1, folded=False
-    )
+    dim = layer.dim % (axes + 1) + 1
+    sizes = tuple(layer.unflattened_size)
+
+    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+        return torch.unflatten(x, dim, sizes)
+
+    return BatchedLayer(apply, axes + len(sizes) - 1, folded=False)
 
 
 _MAX_POOLS: dict[type[nn.Module], int] = {
-    nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3,
-    nn.AdaptiveMaxPool1d: 1, nn.AdaptiveMaxPool2d: 2, nn.AdaptiveMaxPool3d: 3,
-}  # fmt: skip
+    nn.MaxPool1d: 1,
+    nn.MaxPool2d: 2,
+    nn.MaxPool3d: 3,
+    nn.AdaptiveMaxPool1d: 1,
+    nn.AdaptiveMaxPool2d: 2,
+    nn.AdaptiveMaxPool3d: 3,
+}
 _POOLS: dict[type[nn.Module], int] = {
     **_MAX_POOLS,
-    nn.AvgPool1d: 1, nn.AvgPool2d: 2, nn.AvgPool3d: 3,
-    nn.AdaptiveAvgPool1d: 1, nn.AdaptiveAvgPool2d: 2, nn.AdaptiveAvgPool3d: 3,
-}  # fmt: skip
+    nn.AvgPool1d: 1,
+    nn.AvgPool2d: 2,
+    nn.AvgPool3d: 3,
+    nn.AdaptiveAvgPool1d: 1,
+    nn.AdaptiveAvgPool2d: 2,
+    nn.AdaptiveAvgPool3d: 3,
+}
 _BUILDERS: dict[type[nn.Module], Callable[[Any, Own, int], BatchedLayer | None]] = {
     nn.Linear: _linear,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),

@@ -1,4 +1,4 @@
-"""Everybody's examples, and the batches of them that devices take."""
+"""The examples of all devices, and the mini-batches that devices draw from their own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Batch:
     def row(self, i: int) -> Batch:
         """The batch of one device, with n = 1."""
         row = slice(i, i + 1)
-        weight = None if self.weight is None else self.weight[row]
+        weight = self.weight
+        if weight is not None:
+            weight = weight[row]
         return Batch(self.data, self.examples[row], weight)
 
 
@@ -66,29 +68,45 @@ class Examples:
         self.device = device
         self.dtype = dtype
         self.x = shards.x.to(device, dtype)
-        y_dtype = shards.y.dtype if shards.classes is not None else dtype
-        self.y = shards.y.to(device, y_dtype)
-        self.index = {split: shards.part(split).index.to(device) for split in SPLITS}
-        self.offset = {split: shards.part(split).offset for split in SPLITS}
-        self._totals = self._told_offset()
-        self._offset_there = {split: self.offset[split].to(device) for split in SPLITS}
+        self.y = shards.y.to(device)
+        if shards.classes is None:
+            self.y = self.y.to(dtype)
+        self.index: dict[str, Tensor] = {}
+        self.offset: dict[str, Tensor] = {}
+        self._offset_on_device: dict[str, Tensor] = {}
+        for split in SPLITS:
+            part = shards.part(split)
+            self.index[split] = part.index.to(device)
+            self.offset[split] = part.offset
+            self._offset_on_device[split] = part.offset.to(device)
+        self._totals = self._population_offset()
 
     @property
     def sample(self) -> tuple[Tensor, Tensor]:
         """Two examples at most, to try the model on; zeros where there are none."""
         if len(self.x):
             return self.x[:2], self.y[:2]
-        return self.x.new_zeros(2, *self.x.shape[1:]), self.y.new_zeros(2, *self.y.shape[1:])
+        x = self.x.new_zeros(2, *self.x.shape[1:])
+        y = self.y.new_zeros(2, *self.y.shape[1:])
+        return x, y
 
     def counts(self, split: str, ids: Ids) -> Tensor:
         """How many examples of a part each device holds, [n], where `ids` are."""
         self._check_present(ids)
-        offset = self.offset[split] if ids.device.type == "cpu" else self._offset_there[split]
+        offset = self.offset[split]
+        if ids.device.type != "cpu":
+            offset = self._offset_on_device[split]
         return offset[ids + 1] - offset[ids]
 
-    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+    def total(
+        self,
+        split: str,
+        first: Ids,
+        stop: Ids,
+    ) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
-        return self._totals[split][stop] - self._totals[split][first]
+        totals = self._totals[split]
+        return totals[stop] - totals[first]
 
     def draw(
         self,
@@ -107,23 +125,37 @@ class Examples:
         ids = ids.to(self.device)
         width = size * len(steps)
         below = self.counts("train", ids)
-        drawn_by = ids if local is None else local
-        chosen = draws.integers(address, drawn_by, width, below=below, start=size * steps.start)
+        if local is None:
+            local = ids
+        chosen = draws.integers(
+            address,
+            local,
+            width,
+            below=below,
+            start=size * steps.start,
+        )
         whole = self.take("train", ids, chosen, None)
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples) for examples in by_step]
 
-    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+    def cyclic(
+        self,
+        ids: Ids,
+        size: int,
+        turn: Tensor,
+    ) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
         The last batch of a lap is short.
         """
         counts = self.counts("train", ids)
         laps = (counts + size - 1) // size
-        slots = (turn % laps)[:, None] * size + torch.arange(size)
+        first = (turn % laps) * size
+        slots = first[:, None] + torch.arange(size)
         inside = slots < counts[:, None]
         slots = torch.where(inside, slots, 0).to(self.device)
-        return self.take("train", ids, slots, inside.to(self.device, self.dtype))
+        weight = inside.to(self.device, self.dtype)
+        return self.take("train", ids, slots, weight)
 
     def spread(self, ids: Ids, size: int) -> Batch:
         """Up to `size` training examples of each device: all, or else evenly spaced ones."""
@@ -133,7 +165,8 @@ class Examples:
         slots = torch.arange(size, device=self.device)[None, :]
         inside = slots < counts
         spaced = slots * counts // size
-        slots = torch.where(counts > size, spaced, torch.where(inside, slots, 0))
+        all_slots = torch.where(inside, slots, 0)
+        slots = torch.where(counts > size, spaced, all_slots)
         return self.take("train", ids, slots, inside.to(self.dtype))
 
     def block(self, split: str) -> int:
@@ -142,7 +175,11 @@ class Examples:
             return self.population.blocks[split]
         return block_size(self.shards.part(split))
 
-    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(
+        self,
+        split: str,
+        ids: Ids,
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size.
 
         Gives (which rows have any left, None for all; the block). The size does not depend on who
@@ -150,21 +187,36 @@ class Examples:
         """
         counts = self.counts(split, ids)
         size = self.block(split)
-        longest = int(counts.max()) if len(counts) else 0
-        for start in range(0, max(longest, 1), size):
+        longest = 1
+        if len(counts):
+            longest = max(1, int(counts.max()))
+        for start in range(0, longest, size):
             rows = (counts > start).nonzero()[:, 0]
-            some = None if len(rows) == len(ids) else rows
             slots = torch.arange(start, start + size)[None, :]
             inside = slots < counts[rows, None]
             slots = torch.where(inside, slots, 0).to(self.device)
-            yield some, self.take(split, ids[rows], slots, inside.to(self.device, self.dtype))
+            weight = inside.to(self.device, self.dtype)
+            batch = self.take(split, ids[rows], slots, weight)
+            if len(rows) == len(ids):
+                yield None, batch
+            else:
+                yield rows, batch
 
-    def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
+    def take(
+        self,
+        split: str,
+        ids: Ids,
+        slots: Tensor,
+        weight: Tensor | None,
+    ) -> Batch:
         """The examples in these slots [n, B] of each device's part."""
-        start = self._offset_there[split][ids.to(self.device)]
+        start = self._offset_on_device[split][ids.to(self.device)]
         index = self.index[split]
-        chosen = (start[:, None] + slots).clamp(max=max(len(index) - 1, 0))
-        return Batch((self.x, self.y), index[chosen] if len(index) else chosen, weight)
+        last = max(len(index) - 1, 0)
+        chosen = (start[:, None] + slots).clamp(max=last)
+        if len(index):
+            chosen = index[chosen]
+        return Batch((self.x, self.y), chosen, weight)
 
     def labels(self, ids: Ids) -> Tensor:
         """Which classes each device has training examples of, bool [n, classes]."""
@@ -183,10 +235,14 @@ class Examples:
 
     @cached_property
     def _labels(self) -> Tensor:
-        return torch.from_numpy(self.shards.labels() > 0).to(self.device)
+        counts = self.shards.labels()
+        return torch.from_numpy(counts > 0).to(self.device)
 
-    def _told_offset(self) -> Mapping[str, Tensor]:
-        """How many examples all devices hold, by differences: as told, else as seen."""
+    def _population_offset(self) -> Mapping[str, Tensor]:
+        """By differences, how many examples each device holds: the population's, else the shards'.
+
+        The two must agree on the devices that are in the shards.
+        """
         if self.population is None or self.population.offset is None:
             return self.offset
         for split, offset in self.population.offset.items():

@@ -1,6 +1,4 @@
-"""Whether a classifier means the chances it gives: calibration errors, Brier score and log-loss,
-all from sums over examples.
-"""
+"""Calibration metrics (ECE, MCE, Brier score, log loss), from sums over examples."""
 
 from __future__ import annotations
 
@@ -13,67 +11,79 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures of one model; the lower, the better, but for the last two: more confidence than
-    accuracy is too much.
+    """The calibration of one model.
+
+    The lower `ece`, `brier`, `log_loss` and `mce` are, the better. A model whose `confidence`
+    exceeds its `accuracy` is overconfident.
     """
 
-    ece: float  # how far confidence and accuracy lie apart in a bin of confidence, the mean over examples
-    brier: float  # the squared distance of the chances from the label's unit vector
-    log_loss: float  # minus the logarithm of the label's chance
+    ece: float  # |confidence - accuracy| per bin of confidence, the mean over examples
+    brier: float  # the squared distance of the probabilities from the label's unit vector
+    log_loss: float  # minus the logarithm of the label's probability
     count: int
-    mce: float  # as ece, of the worst bin that holds an example
-    confidence: float  # the chance that the guess was given, the mean over examples
-    accuracy: float  # how often it was right
+    mce: float  # |confidence - accuracy| of the worst bin that holds an example
+    confidence: float  # the probability of the predicted class, the mean over examples
+    accuracy: float  # the fraction of examples predicted right
 
 
-def calibration(chances: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
-    """The figures of chances [N, classes] for labels [N]; a bin holds the confidences in [k/bins,
-    (k+1)/bins), the last also 1.
+def calibration(
+    probabilities: Tensor,
+    labels: Tensor,
+    bins: int = 15,
+) -> Calibration:
+    """The calibration of probabilities [N, classes] for labels [N].
 
-    >>> found = calibration(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
-    >>> round(found.ece, 4), round(found.brier, 4), round(found.log_loss, 4), found.count
+    A bin holds the confidences in [k/bins, (k+1)/bins), the last one also 1.
+
+    >>> result = calibration(torch.tensor([[0.75, 0.25], [0.75, 0.25]]), torch.tensor([0, 1]))
+    >>> round(result.ece, 4), round(result.brier, 4), round(result.log_loss, 4), result.count
     (0.25, 0.625, 0.837, 2)
     """
-    return read(
-        sums(chances.double().log()[None], labels[None], torch.ones_like(labels)[None], bins)[0]
-    )
+    logs = probabilities.double().log()[None]
+    weight = torch.ones_like(labels)[None]
+    [total] = sums(logs, labels[None], weight, bins)
+    return read(total)
 
 
-def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
-    """What the figures follow from, float64 [n, 3 bins + 2]: right, confidence and count by bin;
-    Brier score and log-loss.
+def sums(
+    outputs: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bins: int,
+) -> Tensor:
+    """The sums that a calibration follows from, float64 [n, 3 bins + 2].
 
-    `outputs` [n, B, classes] are logits or logarithms of chances; examples of weight 0 do not
-    count.
+    They are the right answers, the confidence and the count by bin, then Brier score and log loss.
+    `outputs` [n, B, classes] are logits or log probabilities. Examples of weight 0 do not count.
     """
-    logs, weight = torch.log_softmax(outputs.double(), dim=-1), weight.double()
-    chances = logs.exp()
-    confidence, guess = chances.max(dim=-1)
-    right = (guess == y).double()
-    inside = F.one_hot((confidence * bins).long().clamp(max=bins - 1), bins) * weight[..., None]
-    by_bin = [
-        (inside * value[..., None]).sum(1) for value in (right, confidence, torch.ones_like(right))
-    ]
-    distance = (chances - F.one_hot(y, outputs.shape[-1])).square().sum(-1)
-    surprise = -logs.gather(-1, y[..., None])[..., 0]
-    return torch.cat(
-        [*by_bin, torch.stack([(weight * value).sum(1) for value in (distance, surprise)], dim=1)],
-        dim=1,
-    )
+    weight = weight.double()
+    logs = torch.log_softmax(outputs.double(), dim=-1)
+    probabilities = logs.exp()
+    confidence, predicted = probabilities.max(dim=-1)
+    right = (predicted == y).double()
+    bin_number = (confidence * bins).long().clamp(max=bins - 1)
+    inside = F.one_hot(bin_number, bins) * weight[..., None]
+    by_bin = (right, confidence, torch.ones_like(right))
+    columns = [(inside * value[..., None]).sum(1) for value in by_bin]
+    distance = probabilities - F.one_hot(y, outputs.shape[-1])
+    brier = distance.square().sum(-1)
+    log_loss = -logs.gather(-1, y[..., None])[..., 0]
+    columns += [(weight * value).sum(1, keepdim=True) for value in (brier, log_loss)]
+    return torch.cat(columns, dim=1)
 
 
 def read(total: Tensor) -> Calibration:
-    """The figures of sums [3 bins + 2]; not a number where there is no example."""
+    """The calibration of sums [3 bins + 2]; not a number where there is no example."""
     right, confidence, count = total[:-2].view(3, -1)
     examples = count.sum()
-    apart = (right - confidence).abs()
-    ece, mce = apart.sum() / examples, (apart / count.clamp(min=1)).max()
+    gap = (right - confidence).abs()
+    mean_gap = gap / count.clamp(min=1)
     return Calibration(
-        ece=float(ece),
+        ece=float(gap.sum() / examples),
         brier=float(total[-2] / examples),
         log_loss=float(total[-1] / examples),
         count=int(examples),
-        mce=float(mce),
+        mce=float(mean_gap.max()),
         confidence=float(confidence.sum() / examples),
         accuracy=float(right.sum() / examples),
     )

@@ -46,20 +46,28 @@ def descend(
     """
     if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
         l1 = None
-    lr = lr if isinstance(lr, Tensor) else float(lr)
+    if not isinstance(lr, Tensor):
+        lr = float(lr)
     if part is not None:
-        columns = range(*part.indices(start.shape[1]))
+        width = start.shape[1]
+        columns = range(*part.indices(width))
         if not columns:
             return start.clone()
-        part = None if len(columns) == start.shape[1] else part
-    terms = Objective(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
-    if not isinstance(steps, int | Tensor):
-        wanted = "give a whole number, or one per row [n]"
-        raise ProgramError(f"descend with steps = {steps!r}: {wanted}.")
-    if terms.longest < 0 or (tol is not None and tol < 0):
-        raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
-    if method not in METHODS:
-        raise ProgramError(f"method = {method!r}: choose one of {', '.join(METHODS)}.")
+        if len(columns) == width:
+            part = None
+    terms = Objective(
+        steps,
+        lr,
+        prox,
+        l1,
+        linear,
+        mask,
+        part,
+        decay,
+        method,
+        tol,
+    )
+    _check(terms)
     if isinstance(gradient, DataLoss):
         return _on_data(start, gradient, terms)
     if gradient is torch.zeros_like:
@@ -67,7 +75,24 @@ def descend(
     return solver(gradient, start, terms).run(gradient, start, terms)
 
 
-def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
+def _check(terms: Objective) -> None:
+    """Refuse steps, a tolerance or a method that mean nothing."""
+    steps = terms.steps
+    tol = terms.tol
+    if not isinstance(steps, int | Tensor):
+        wanted = "give a whole number, or one per row [n]"
+        raise ProgramError(f"descend with steps = {steps!r}: {wanted}.")
+    if terms.longest < 0 or (tol is not None and tol < 0):
+        raise ProgramError(f"descend with steps = {steps} and tol = {tol}: both must be 0 or more.")
+    if terms.method not in METHODS:
+        raise ProgramError(f"method = {terms.method!r}: choose one of {', '.join(METHODS)}.")
+
+
+def _on_data(
+    start: Rows,
+    loss: DataLoss,
+    terms: Objective,
+) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
     loss.begin(start, terms)
     chosen = solver(loss, start, terms)

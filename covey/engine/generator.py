@@ -1,4 +1,4 @@
-"""Torch's own draws, taken from a generator of one's own instead of the generator of the process.
+"""Torch's random draws, taken from a separate generator instead of the generator of the process.
 
 Layers initialise themselves with `uniform_` and `normal_`, which draw from torch's default
 generator. All threads share that one: seeding it would disturb their draws, and their draws would
@@ -23,12 +23,10 @@ _FILLS: dict[str, Callable[..., Tensor]] = {
     "aten.rand_like.default": Tensor.uniform_,
     "aten.randn_like.default": Tensor.normal_,
 }  # take no generator in earlier versions of torch
-_PROBABILITIES = (
-    "p",
-    "dropout",
-    "dropout_p",
-)  # arguments: an operator without a generator draws if this is not 0
-_TRAINING = ("train", "training")  # arguments: an operator draws only where this is not false
+_PROBABILITIES = ("p", "dropout", "dropout_p")
+"""Arguments: an operator without a generator draws if one of them is not 0."""
+_TRAINING = ("train", "training")
+"""Arguments: an operator draws only where they are not false."""
 
 
 class Seeded(TorchDispatchMode):
@@ -36,7 +34,7 @@ class Seeded(TorchDispatchMode):
 
     The bits are those that torch's default generator gives after `torch.manual_seed(seed)`.
     A generator that the code passes itself is left as it is, and a draw that takes none is refused.
-    `place` says in errors who draws.
+    `drawer` says in errors who draws.
 
     >>> state = torch.get_rng_state()
     >>> with Seeded(3, "an example"):
@@ -48,10 +46,10 @@ class Seeded(TorchDispatchMode):
     True
     """
 
-    def __init__(self, seed: int, place: str) -> None:
+    def __init__(self, seed: int, drawer: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generator = torch.Generator().manual_seed(seed)
-        self.place = place
+        self.drawer = drawer
 
     def __torch_dispatch__(
         self,
@@ -70,7 +68,7 @@ class Seeded(TorchDispatchMode):
             return func(*args, **keywords)
         if device := _elsewhere(args, keywords):
             raise ModelError(
-                f"{self.place} draws at random by {func} on {device}, where no seed decides it; "
+                f"{self.drawer} draws at random by {func} on {device}, where no seed decides it; "
                 "draw on the CPU, and move the module afterwards."
             )
         if str(func) in _FILLS:
@@ -79,7 +77,7 @@ class Seeded(TorchDispatchMode):
         able = _with_generator(func)
         if able is None:
             raise ModelError(
-                f"{self.place} draws at random by {func}, which takes no generator, so that no "
+                f"{self.drawer} draws at random by {func}, which takes no generator, so that no "
                 "seed decides it; use torch.nn.init, torch.rand, torch.randn, torch.randint or "
                 "torch.randperm."
             )
@@ -109,12 +107,18 @@ class NoDraws(TorchDispatchMode):
         return func(*args, **keywords)
 
 
-def draws(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def draws(
+    func: OpOverload[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> bool:
     """Whether this call draws from a default generator."""
     names = _arguments(func)
     if torch.Tag.nondeterministic_seeded not in func.tags and "generator" not in names:
         return False
-    values = {**_defaults(func), **dict(zip(names, args, strict=False)), **kwargs}
+    values = dict(_defaults(func))
+    values |= zip(names, args, strict=False)
+    values |= kwargs
     generator = values.get("generator")
     if generator is not None and not _is_default(generator):
         return False
@@ -122,8 +126,18 @@ def draws(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         return False
     if str(func) in _FILLS or _with_generator(func) is not None:
         return True
+    return _drops(names, values)
+
+
+def _drops(
+    names: Sequence[str],
+    values: Mapping[str, Any],
+) -> bool:
+    """Whether an operator without a generator draws, as its probabilities tell."""
     probabilities = [values.get(name) for name in _PROBABILITIES if name in names]
-    return not probabilities or any(p is not None and p != 0 for p in probabilities)
+    if not probabilities:
+        return True
+    return any(p not in (None, 0) for p in probabilities)
 
 
 def _is_default(generator: Any) -> bool:
@@ -150,9 +164,13 @@ def _with_generator(func: OpOverload[..., Any]) -> OpOverload[..., Any] | None:
     if "generator" in names:
         return func
     packet = func.overloadpacket
-    for overload in (getattr(packet, name) for name in packet.overloads()):
-        others = _arguments(overload)
-        if "generator" in others and tuple(name for name in others if name != "generator") == names:
+    for overload_name in packet.overloads():
+        overload = getattr(packet, overload_name)
+        others = list(_arguments(overload))
+        if "generator" not in others:
+            continue
+        others.remove("generator")
+        if tuple(others) == names:
             return overload  # type: ignore[no-any-return]
     return None
 
@@ -165,15 +183,28 @@ def _pass(
 ) -> Any:
     """The call, with this generator."""
     position = _arguments(func).index("generator")
-    by_name = func._schema.arguments[position].kwarg_only or len(args) <= position
-    if by_name:
+    argument = func._schema.arguments[position]
+    if argument.kwarg_only or len(args) <= position:
         return func(*args, **{**kwargs, "generator": generator})
-    return func(*args[:position], generator, *args[position + 1 :], **kwargs)
+    return func(
+        *args[:position],
+        generator,
+        *args[position + 1 :],
+        **kwargs,
+    )
 
 
-def _elsewhere(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
+def _elsewhere(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> torch.device | None:
     """A device other than the CPU on which this call draws."""
-    devices = [value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if kwargs.get("device") is not None:
         devices = [torch.device(kwargs["device"])]
-    return next((device for device in devices if device.type != "cpu"), None)
+    else:
+        values = [*args, *kwargs.values()]
+        devices = [value.device for value in values if isinstance(value, Tensor)]
+    for device in devices:
+        if device.type != "cpu":
+            return device
+    return None

@@ -9,7 +9,11 @@ from covey.engine.objective import DataLoss, Gradient, Objective
 from covey.types import Rows
 
 
-def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
+def refusal(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """Why steps in place cannot do what these terms ask for; None if they can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -28,14 +32,22 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     return None
 
 
-def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def data_refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """As `refusal`, for steps on mini-batches."""
     if loss.all_examples:
         return "each step takes the gradient of all examples"
     return refusal(loss, start, terms)
 
 
-def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
+def without_data(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """The rows after steps on all terms but a data loss."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
@@ -47,7 +59,11 @@ def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     return x
 
 
-def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def on_batches(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """The rows after steps on mini-batches: of stacks by hand, of other models by autograd."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
@@ -61,7 +77,12 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
 
 
 def _step(
-    loss: DataLoss, x: Rows, views: list[Tensor], step: int, terms: Objective, lr: float
+    loss: DataLoss,
+    x: Rows,
+    views: list[Tensor],
+    step: int,
+    terms: Objective,
+    lr: float,
 ) -> None:
     """One step in place: every term, the data's too, is evaluated at the x that comes in."""
     task = loss.task
@@ -69,33 +90,54 @@ def _step(
     if isinstance(task.stack, str):
         gradients = task.gradients.by_autograd(x, batch)
         step_without_data(x, terms, lr, task.l2)
-        for view, g in zip(views, gradients, strict=True):
-            view.add_(g, alpha=-lr)
+        for view, part in zip(views, gradients, strict=True):
+            view.add_(part, alpha=-lr)
         return
-    factors = task.stack.factors(views, batch.x, batch.y, batch.weight)
+    factors = task.stack.factors(
+        views,
+        batch.x,
+        batch.y,
+        batch.weight,
+    )
     step_without_data(x, terms, lr, task.l2)
     task.stack.add(views, factors, scale=-lr)
 
 
-def step_without_data(x: Rows, terms: Objective, lr: float, l2: float = 0.0) -> None:
+def step_without_data(
+    x: Rows,
+    terms: Objective,
+    lr: float,
+    l2: float = 0.0,
+) -> None:
     """One step in place on everything but the data loss, each term at the x that comes in."""
-    decay = terms.decay + l2
-    sign = None
+    slope = None
     if terms.l1 is not None and terms.l1[1] > 0:
-        sign = smooth_l1.grad(x, terms.l1[1])
-    if terms.prox is not None and not decay:
-        x.lerp_(terms.prox[1], lr * terms.prox[0])
-    elif terms.prox is not None:
-        lam, anchor = terms.prox
-        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
-    elif decay:
-        x.mul_(1 - lr * decay)
+        gamma, rho = terms.l1
+        slope = smooth_l1.grad(x, rho)
+    _shrink(x, terms, lr, terms.decay + l2)
     if terms.linear is not None:
         x.add_(terms.linear, alpha=-lr)
-    if sign is None or terms.l1 is None:
+    if slope is None:
         return
-    gamma = terms.l1[0]
     if isinstance(gamma, Tensor):
-        x.sub_(sign.mul_(lr * gamma))
+        x.sub_(slope.mul_(lr * gamma))
     else:
-        x.sub_(sign, alpha=lr * gamma)
+        x.sub_(slope, alpha=lr * gamma)
+
+
+def _shrink(
+    x: Rows,
+    terms: Objective,
+    lr: float,
+    decay: float,
+) -> None:
+    """The step of the prox term and of the decay, in place."""
+    if terms.prox is None:
+        if decay:
+            x.mul_(1 - lr * decay)
+        return
+    lam, anchor = terms.prox
+    if decay:
+        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
+    else:
+        x.lerp_(anchor, lr * lam)

@@ -1,6 +1,4 @@
-"""A module's parameters as one flat row: where each lies, which are shared and which private, how
-to begin.
-"""
+"""A module's parameters as one flat row: their order, the private part, the initial values."""
 
 from __future__ import annotations
 
@@ -36,76 +34,95 @@ class Slot:
 
     @property
     def stop(self) -> int:
+        """The column after the last."""
         return self.start + self.shape.numel()
 
     def view(self, rows: Rows) -> Tensor:
         """This parameter of every row, [n, *stored shape], sharing the rows' memory."""
-        shape = self.shape[::-1] if self.transposed else self.shape
+        shape = self.shape
+        if self.transposed:
+            shape = shape[::-1]
         return rows[:, self.start : self.stop].view(len(rows), *shape)
+
+    def oriented(self, value: Tensor) -> Tensor:
+        """One row's parameter turned from the shape in the module to the stored one, or back."""
+        if self.transposed:
+            return value.t()
+        return value
 
 
 class ParameterLayout:
-    """The rows of a module: its trainable parameters, shared ones first, those matching a `private`
-    pattern last.
+    """The rows of a module: its trainable parameters, the shared ones first, the private ones last.
 
-    A pattern is for parameters ("3.bias"), layers ("3") or kinds of layers ("conv*"); "head" is the
-    last layer, if none has that name.
+    Private are those that match a pattern of `private`. A pattern names parameters ("3.bias"),
+    layers ("3") or kinds of layers ("conv*"). "head" is the last layer, if no layer has that name.
 
-    >>> space = Space(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
+    >>> space = ParameterLayout(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
     >>> space.width, space.shared
     (11, 8)
     """
 
-    def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        private: Sequence[str] = (),
+    ) -> None:
         _check(module)
         self.module = module
-        linear = {
-            f"{name}.weight".lstrip(".")
-            for name, m in module.named_modules()
-            if isinstance(m, nn.Linear)
-        }
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        secret = _private(
-            module, [name for name, _ in named], (private,) if isinstance(private, str) else private
-        )
-        start, slots = 0, []
-        for name, parameter in sorted(named, key=lambda item: item[0] in secret):
-            slots.append(Slot(name, parameter.shape, start, transposed=name in linear))
-            start += parameter.numel()
+        if isinstance(private, str):
+            private = (private,)
+        trainable = _trainable(module)
+        names = list(trainable)
+        private_names = _private(module, names, private)
+        names.sort(key=lambda name: name in private_names)
+        linear = _linear_weights(module)
+        start = 0
+        slots = []
+        for name in names:
+            shape = trainable[name].shape
+            slots.append(Slot(name, shape, start, transposed=name in linear))
+            start += shape.numel()
         self.slots: tuple[Slot, ...] = tuple(slots)
-        self._dtype = named[0][1].dtype
+        self._dtype = next(iter(trainable.values())).dtype
         self.width = start
-        self.shared = next((slot.start for slot in slots if slot.name in secret), start)
+        private_starts = [slot.start for slot in slots if slot.name in private_names]
+        self.shared = min(private_starts, default=start)
 
     def initial(self, seed: int) -> Tensor:
-        """The row everybody starts from, [width]: every layer's own initialisation, from the seed
-        alone.
+        """The row everybody starts from, [width]: a function of the seed alone.
 
-        Layers draw in float32 whatever the module's type: float64 starts from the same numbers.
+        Every layer has its own initialisation. Layers draw in float32 whatever the module's type:
+        float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
         """
         module = copy.deepcopy(self.module).cpu()
-        before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+        before = {}
+        for name, parameter in module.named_parameters():
+            before[name] = parameter.detach().clone()
         module = module.float()
-        versions = {name: _version(parameter) for name, parameter in module.named_parameters()}
+        versions = {}
+        for name, parameter in module.named_parameters():
+            versions[name] = _version(parameter)
         _reset(module, draws.key(seed, "initial"))
         parts = []
         for slot in self.slots:
             value: Tensor = module.get_parameter(slot.name)
             old = before[slot.name]
             untouched = _version(value) == versions[slot.name] and torch.equal(value, old.float())
-            value = old if untouched else value.detach()
-            parts.append((value.t() if slot.transposed else value).reshape(-1))
+            if untouched:
+                value = old
+            parts.append(slot.oriented(value.detach()).reshape(-1))
         return torch.cat(parts).to(torch.promote_types(self._dtype, torch.float32))
 
     def row(self, module: nn.Module) -> Tensor:
         """The parameters of a module of the same kind, as a row [width]."""
         values = dict(module.named_parameters())
-        parts = [
-            values[s.name].detach().t() if s.transposed else values[s.name].detach()
-            for s in self.slots
-        ]
-        return torch.cat([part.reshape(-1) for part in parts]).cpu()
+        parts = []
+        for slot in self.slots:
+            value = values[slot.name].detach()
+            parts.append(slot.oriented(value).reshape(-1))
+        return torch.cat(parts).cpu()
 
     def fill(self, row: Tensor) -> nn.Module:
         """A copy of the module with this row's parameters."""
@@ -114,26 +131,47 @@ class ParameterLayout:
         with torch.no_grad():
             for slot in self.slots:
                 stored = slot.view(row[None])[0]
-                values[slot.name].copy_(stored.t() if slot.transposed else stored)
+                values[slot.name].copy_(slot.oriented(stored))
         return module
 
 
-def private_default(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The first pattern that matches some of the module's parameters and not all; empty where there
-    is none.
+def private_default(
+    module: nn.Module,
+    patterns: Sequence[str],
+) -> tuple[str, ...]:
+    """The first pattern that matches some but not all of the module's parameters.
+
+    Empty where there is none.
 
     >>> private_default(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), ["conv*", "head"])
     ('head',)
     >>> private_default(nn.Linear(3, 2), ["head"])
     ()
     """
-    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    called = _called(module, names)
+    aliases = _aliases(module, list(_trainable(module)))
     for pattern in patterns:
-        matches = [any(fnmatchcase(call, pattern) for call in calls) for calls in called.values()]
+        matches = [_matches(names, pattern) for names in aliases.values()]
         if any(matches) and not all(matches):
             return (pattern,)
     return ()
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    parameters = module.named_parameters()
+    return {name: parameter for name, parameter in parameters if parameter.requires_grad}
+
+
+def _linear_weights(module: nn.Module) -> set[str]:
+    """The names of the weights of linear layers."""
+    names = set()
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear):
+            names.add(f"{name}.weight".lstrip("."))
+    return names
+
+
+def _matches(names: set[str], pattern: str) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _version(parameter: Tensor) -> tuple[int, int]:
@@ -149,53 +187,66 @@ def _reset(module: nn.Module, seed: int) -> None:
             reset = reset or getattr(layer, "_reset_parameters", None)
             if not callable(reset):
                 continue
-            mode.place = f"layer {name!r} ({type(layer).__name__})"
+            mode.drawer = f"layer {name!r} ({type(layer).__name__})"
             try:
                 reset()
             except CoveyError:
                 raise
             except Exception as error:
-                raise ModelError(f"{mode.place} cannot be initialised: {told(error)}") from error
+                raise ModelError(f"{mode.drawer} cannot be initialised: {told(error)}") from error
 
 
-def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:
-    called = _called(module, names)
+def _private(
+    module: nn.Module,
+    names: list[str],
+    patterns: Sequence[str],
+) -> set[str]:
+    aliases = _aliases(module, names)
+    out = set()
     for pattern in patterns:
-        if not any(fnmatchcase(call, pattern) for calls in called.values() for call in calls):
+        matching = {name for name in names if _matches(aliases[name], pattern)}
+        if not matching:
             kinds = "a kind of layer such as 'conv*', or 'head', the last layer"
             raise ModelError(
-                f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; or give {kinds}."
+                f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
+                f"or give {kinds}."
             )
-    return {
-        name
-        for name in names
-        if any(fnmatchcase(call, pattern) for call in called[name] for pattern in patterns)
-    }
+        out |= matching
+    return out
 
 
-def _called(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
-    """What a pattern may call each parameter: its own name, its layer's, its layer's kind; "head"
-    also in the last layer.
+def _aliases(
+    module: nn.Module,
+    names: list[str],
+) -> dict[str, set[str]]:
+    """The names by which a pattern may call each parameter.
+
+    They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer.
     """
     layers = {name: name.rpartition(".")[0] for name in names}
     kinds = {layer: type(module.get_submodule(layer)).__name__.lower() for layer in layers.values()}
-    last = layers[names[-1]] if names and "head" not in kinds else "head"
-    return {
-        name: {name, layer, kinds[layer]} | ({"head"} if layer == last else set())
-        for name, layer in layers.items()
-    }
+    last = "head"
+    if names and "head" not in kinds:
+        last = layers[names[-1]]
+    aliases = {}
+    for name, layer in layers.items():
+        aliases[name] = {name, layer, kinds[layer]}
+        if layer == last:
+            aliases[name].add("head")
+    return aliases
 
 
 def _check(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, _MIXES_EXAMPLES):
             raise ModelError(
-                f"layer {name!r} is {type(layer).__name__}: its running statistics would leak between devices and are not "
-                "part of a row; use nn.GroupNorm instead."
+                f"layer {name!r} is {type(layer).__name__}: its running statistics would leak "
+                "between devices and are not part of a row; use nn.GroupNorm instead."
             )
         if isinstance(layer, _DROPS) and layer.p > 0:
             raise ModelError(
-                f"layer {name!r} drops at random (p = {layer.p}), which no address decides; set p = 0 or leave it out."
+                f"layer {name!r} drops at random (p = {layer.p}), which no address decides; "
+                "set p = 0 or leave it out."
             )
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
@@ -204,5 +255,6 @@ def _check(module: nn.Module) -> None:
         )
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
         raise ModelError(
-            "the module has lazy layers; run one example through it first, so that their shapes are known."
+            "the module has lazy layers; run one example through it first, so that their shapes "
+            "are known."
         )

@@ -21,9 +21,11 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
     """The loss that "auto" and "mse" mean for this data; any other as it is."""
     if callable(loss):
         return loss
-    if loss == "auto":
-        return "squared_error" if shards.classes is None else "cross_entropy"
-    return "squared_error" if loss == "mse" else loss
+    if loss == "auto" and shards.classes is not None:
+        return "cross_entropy"
+    if loss in ("auto", "mse"):
+        return "squared_error"
+    return loss
 
 
 def loss_function(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:

@@ -34,26 +34,44 @@ class Stepper:
         self._moments: list[tuple[Rows, Rows]] = []
         self._taken = 0
 
-    def step(self, rows: tuple[Rows, ...], gradients: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    def step(
+        self,
+        rows: tuple[Rows, ...],
+        gradients: tuple[Rows, ...],
+    ) -> tuple[Rows, ...]:
         """The rows after a step along each one's gradient; nothing is changed in place."""
         if self._method == "gradient":
             return tuple(x - self._lr * g for x, g in zip(rows, gradients, strict=True))
         if not self._moments:
             self._moments = [(torch.zeros_like(x), torch.zeros_like(x)) for x in rows]
-        beta1, beta2 = self._betas
         self._taken += 1
         out = []
         for number, (x, g) in enumerate(zip(rows, gradients, strict=True)):
-            mean, square = self._moments[number]
-            mean = beta1 * mean + (1 - beta1) * g
-            square = beta2 * square + (1 - beta2) * g * g
-            self._moments[number] = mean, square
-            size = (square / (1 - beta2**self._taken)).sqrt() + 1e-8
-            out.append(x - self._lr * mean / (1 - beta1**self._taken) / size)
+            out.append(self._adam(number, x, g))
         return tuple(out)
 
+    def _adam(
+        self,
+        number: int,
+        x: Rows,
+        g: Rows,
+    ) -> Rows:
+        """Adam's step of one of the rows."""
+        beta1, beta2 = self._betas
+        mean, square = self._moments[number]
+        mean = beta1 * mean + (1 - beta1) * g
+        square = beta2 * square + (1 - beta2) * g * g
+        self._moments[number] = mean, square
+        unbiased = square / (1 - beta2**self._taken)
+        size = unbiased.sqrt() + 1e-8
+        return x - self._lr * mean / (1 - beta1**self._taken) / size
 
-def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
+
+def plain(
+    x: Rows,
+    gradient: Gradient,
+    terms: Objective,
+) -> Rows:
     """Steps along the negative gradient."""
     active = None
     for step in range(terms.longest):
@@ -66,21 +84,28 @@ def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     return x
 
 
-def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
+def nesterov(
+    x: Rows,
+    gradient: Gradient,
+    terms: Objective,
+) -> Rows:
     """Accelerated steps.
 
     The momentum uses the strong convexity that prox and decay give, else Nesterov's own sequence.
     """
     ahead = x
     active = None
-    strong = terms.lr * ((terms.prox[0] if terms.prox else 0.0) + terms.decay)
+    lam: Coefficient = 0.0
+    if terms.prox is not None:
+        lam = terms.prox[0]
+    strong = terms.lr * (lam + terms.decay)
     for step in range(terms.longest):
         total = terms.gradient(ahead, gradient(ahead))
         moved = terms.shrink(ahead - terms.lr * total, terms.lr)
         active = terms.active(step, total, active)
-        kept, done = _settle(x, moved, active)
-        ahead = _settle(ahead, moved + _momentum(strong, step) * (moved - x), active)[0]
-        x = kept
+        beyond = moved + _momentum(strong, step) * (moved - x)
+        ahead, _ = _settle(ahead, beyond, active)
+        x, done = _settle(x, moved, active)
         if done:
             break
     return x
@@ -96,13 +121,18 @@ def _momentum(strong: Coefficient, step: int) -> Coefficient:
     return step / (step + 3)
 
 
-def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
+def adam(
+    x: Rows,
+    gradient: Gradient,
+    terms: Objective,
+) -> Rows:
     """Adam's steps."""
     stepper = Stepper("adam", terms.lr)
     active = None
     for step in range(terms.longest):
         total = terms.gradient(x, gradient(x))
-        moved = terms.shrink(stepper.step((x,), (total,))[0], terms.lr)
+        [moved] = stepper.step((x,), (total,))
+        moved = terms.shrink(moved, terms.lr)
         active = terms.active(step, total, active)
         x, done = _settle(x, moved, active)
         if done:
@@ -110,7 +140,11 @@ def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     return x
 
 
-def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
+def _settle(
+    x: Rows,
+    moved: Rows,
+    active: Tensor | None,
+) -> tuple[Rows, bool]:
     """Rows that are done stay where they are; True when all are."""
     if active is None:
         return moved, False

@@ -1,6 +1,4 @@
-"""Whole descents in the compiled kernel: what a stack, its batches and its terms are in the arrays
-that rows.c reads.
-"""
+"""Whole descents in the native kernel: stack, batches and terms as the arrays of rows.c."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from covey import native
 from covey.engine import gram
 from covey.engine.layout import ParameterLayout
 from covey.engine.objective import DataLoss, Gradient, Objective
-from covey.engine.stack import LinearStack
+from covey.engine.stack import Layer, LinearStack
 from covey.errors import ProgramError
 from covey.types import Rows
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from covey.engine.batches import Batch
 
 _SCORED = 48  # examples that meet a model together when it is scored
+_STRIDED = ("start", "anchor", "linear", "mask")  # rows, of which one may stand for all
 _AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
 
 
@@ -44,10 +43,10 @@ class NativeKernel:
         terms: Objective,
         *,
         l2: float,
-        one: Batch | None = None,
+        fixed: Batch | None = None,
         factored: bool = False,
     ) -> Rows:
-        """Plain steps on mini-batches, all of them on `one` if that is given.
+        """Plain steps on mini-batches, all of them on the batch `fixed` if it is given.
 
         Then they may be `factored`, for each row that takes enough steps.
         """
@@ -56,24 +55,39 @@ class NativeKernel:
         steps = _each(terms.steps, len(start), torch.int64)
         arrays = _arrays(start, terms)
         work = _work(start, terms, arrays, l2)
-        work.rows, work.layers, work.table = rows.data_ptr(), len(self.table), self.table.data_ptr()
-        work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
-        work.loss = native.LOSSES.index(self.loss)
-        if one is not None:
-            work.factored = gram.LEAST_STEPS if factored else 0
-            _run(work, [one], steps, start.dtype)
+        work.rows = rows.data_ptr()
+        self._point(work)
+        if fixed is not None:
+            if factored:
+                work.factored = gram.MIN_STEPS
+            _run(work, [fixed], steps, start.dtype)
             return rows
-        for first in range(0, terms.longest, _AHEAD):
-            batches = [batch_of(step) for step in range(first, min(first + _AHEAD, terms.longest))]
-            _run(work, batches, (steps - first).clamp(max=len(batches)), start.dtype)
-            work.start, work.start_stride = work.rows, self.space.width
-        return rows if terms.longest else start.clone()
+        longest = terms.longest
+        if longest == 0:
+            return start.clone()
+        for first in range(0, longest, _AHEAD):
+            stop = min(first + _AHEAD, longest)
+            batches = [batch_of(step) for step in range(first, stop)]
+            _run(
+                work,
+                batches,
+                (steps - first).clamp(max=len(batches)),
+                start.dtype,
+            )
+            work.start = work.rows
+            work.start_stride = self.space.width
+        return rows
 
     def score(
-        self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor
+        self,
+        rows: Rows,
+        index: Tensor,
+        starts: Tensor,
+        counts: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Right answers and summed loss of each row on the examples index[start : start + count],
-        float64 [n] each.
+        """Right answers and summed loss of each row, float64 [n] each.
+
+        A row is scored on the examples index[start : start + count].
         """
         self._check(rows)
         if len(rows) != len(starts):
@@ -82,27 +96,46 @@ class NativeKernel:
             )
         rows = _rows(rows, rows)
         work = native.NativeWork(
-            devices=len(rows), width=rows.shape[1], batch=_SCORED, batches=1, layers=len(self.table)
+            devices=len(rows),
+            width=rows.shape[1],
+            batch=_SCORED,
+            batches=1,
+            start=rows.data_ptr(),
+            start_stride=rows.stride(0),
+            examples=index.data_ptr(),
         )
-        work.start, work.start_stride, work.table = (
-            rows.data_ptr(),
-            rows.stride(0),
-            self.table.data_ptr(),
+        self._point(work)
+        return native.score(
+            work,
+            rows.dtype,
+            starts.contiguous(),
+            counts.contiguous(),
         )
-        work.x, work.y, work.examples_held = self.x.data_ptr(), self.y.data_ptr(), len(self.x)
-        work.loss, work.examples = native.LOSSES.index(self.loss), index.data_ptr()
-        return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
+
+    def _point(self, work: native.NativeWork) -> None:
+        """Let the work read this model and these examples."""
+        work.layers = len(self.table)
+        work.table = self.table.data_ptr()
+        work.x = self.x.data_ptr()
+        work.y = self.y.data_ptr()
+        work.examples_held = len(self.x)
+        work.loss = native.LOSSES.index(self.loss)
 
     def _check(self, rows: Rows) -> None:
         """The kernel trusts its numbers."""
         if rows.ndim != 2 or rows.shape[1] != self.space.width:
             raise ProgramError(
-                f"rows of shape {tuple(rows.shape)}, but a model has {self.space.width} parameters; "
-                "a descent on data needs whole models (`part` keeps columns as they are)."
+                f"rows of shape {tuple(rows.shape)}, but a model has {self.space.width} "
+                "parameters; a descent on data needs whole models "
+                "(`part` keeps columns as they are)."
             )
 
 
-def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
+def refusal(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """Why the kernel cannot do what these terms ask for; None if it can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -110,7 +143,7 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
         return "tol is set"
     if not native.serves(start):
         return "the native kernel does not take such rows"
-    if isinstance(terms.lr, Tensor) and terms.lr.ndim == 2 and terms.lr.shape[1] > 1:
+    if _by_column(terms.lr):
         return "step sizes differ from column to column"
     if terms.mask is not None and terms.mask.dtype != torch.bool:
         return "the mask is not boolean"
@@ -119,73 +152,136 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     return None
 
 
-def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def _by_column(lr: float | Tensor) -> bool:
+    return isinstance(lr, Tensor) and lr.ndim == 2 and lr.shape[1] > 1
+
+
+def data_refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """As `refusal`, for steps on mini-batches."""
-    task, one = loss.task, loss.one
+    task = loss.task
+    fixed = loss.fixed
     if isinstance(task.native, str):
         return task.native
     if loss.all_examples:
         return "each step takes the gradient of all examples"
-    if one is not None and (one.data[0] is not task.x or one.data[1] is not task.y):
+    if fixed is not None and (fixed.data[0] is not task.x or fixed.data[1] is not task.y):
         return "the batch is of other examples than the task's"
     if start.dtype != task.dtype:
         return f"rows are {start.dtype}, but the examples {task.dtype}"
     return refusal(loss, start, terms)
 
 
-def factored_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
+def factored_refusal(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> str | None:
     """As `data_refusal`, for factored steps."""
     return gram.unfit(loss, terms) or data_refusal(loss, start, terms)
 
 
-def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def on_batches(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """Plain steps on mini-batches."""
     task = loss.task
     assert isinstance(task.native, NativeKernel)
-    return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one)
+    return task.native.descend(
+        start,
+        loss.batch_of,
+        terms,
+        l2=task.l2,
+        fixed=loss.fixed,
+    )
 
 
-def factored(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
+def factored(
+    loss: DataLoss,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """Plain steps on one batch, factored for each row that takes enough of them."""
     task = loss.task
     assert isinstance(task.native, NativeKernel)
-    return task.native.descend(start, loss.batch_of, terms, l2=task.l2, one=loss.one, factored=True)
+    return task.native.descend(
+        start,
+        loss.batch_of,
+        terms,
+        l2=task.l2,
+        fixed=loss.fixed,
+        factored=True,
+    )
 
 
-def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
+def without_data(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     """Plain steps on all terms but a data loss: one pass over the rows per step."""
     rows = torch.empty_like(start, memory_format=torch.contiguous_format)
     arrays = _arrays(start, terms)
     steps = _each(terms.steps, len(start), torch.int64)
     work = _work(start, terms, arrays, 0.0)
-    work.rows, work.steps, work.batches = rows.data_ptr(), steps.data_ptr(), 1
+    work.rows = rows.data_ptr()
+    work.steps = steps.data_ptr()
+    work.batches = 1
     native.descend(work, start.dtype)
     return rows
 
 
 def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
-    """What the call reads of start and terms, by its name in `struct work`; it must live as long as
-    the call.
+    """The arrays that the call reads, by their names in `struct work`.
+
+    They must live as long as the call.
     """
-    lam, anchor = terms.prox if terms.prox is not None else (0.0, None)
-    gamma = terms.l1[0] if terms.l1 is not None else 0.0
-    one_each = {"lr": terms.lr, "lam": lam, "gamma": gamma}
-    a_row_each = {"start": start, "anchor": anchor, "linear": terms.linear, "mask": terms.mask}
-    return {
-        **{name: _each(value, len(start), torch.float64) for name, value in one_each.items()},
-        **{name: _rows(value, start) for name, value in a_row_each.items() if value is not None},
-    }
+    scalars: dict[str, float | Tensor] = {"lr": terms.lr, "lam": 0.0, "gamma": 0.0}
+    rows = {"start": start, "linear": terms.linear, "mask": terms.mask}
+    if terms.prox is not None:
+        scalars["lam"], rows["anchor"] = terms.prox
+    if terms.l1 is not None:
+        scalars["gamma"] = terms.l1[0]
+    arrays = {}
+    for name, scalar in scalars.items():
+        arrays[name] = _each(scalar, len(start), torch.float64)
+    for name, value in rows.items():
+        if value is not None:
+            arrays[name] = _rows(value, start)
+    return arrays
 
 
-def _work(start: Rows, terms: Objective, arrays: dict[str, Tensor], l2: float) -> native.NativeWork:
-    part = (terms.part or slice(None)).indices(start.shape[1])
-    rho = terms.l1[1] if terms.l1 is not None else 0.0
-    return native.NativeWork(
-        devices=len(start), width=start.shape[1], part_start=part[0], part_stop=part[1], decay=terms.decay + l2, rho=rho,
-        l1=native.NO_L1 if terms.l1 is None else native.SMOOTH if rho > 0 else native.SOFT,
-        **{name: array.data_ptr() for name, array in arrays.items()},
-        **{f"{name}_stride": arrays[name].stride(0) for name in ("start", "anchor", "linear", "mask") if name in arrays},
-    )  # fmt: skip
+def _work(
+    start: Rows,
+    terms: Objective,
+    arrays: dict[str, Tensor],
+    l2: float,
+) -> native.NativeWork:
+    """The call's numbers and pointers, but for what depends on the data loss."""
+    columns = (terms.part or slice(None)).indices(start.shape[1])
+    work = native.NativeWork(
+        devices=len(start),
+        width=start.shape[1],
+        part_start=columns[0],
+        part_stop=columns[1],
+        decay=terms.decay + l2,
+        l1=native.NO_L1,
+    )
+    if terms.l1 is not None:
+        work.rho = terms.l1[1]
+        work.l1 = native.SOFT
+        if work.rho > 0:
+            work.l1 = native.SMOOTH
+    for name, array in arrays.items():
+        setattr(work, name, array.data_ptr())
+        if name in _STRIDED:
+            setattr(work, f"{name}_stride", array.stride(0))
+    return work
 
 
 def _absence(rows: Tensor) -> str:
@@ -198,7 +294,11 @@ def _absence(rows: Tensor) -> str:
 
 
 def kernel(
-    stack: LinearStack | str, space: ParameterLayout, loss: object, x: Tensor, y: Tensor
+    stack: LinearStack | str,
+    space: ParameterLayout,
+    loss: object,
+    x: Tensor,
+    y: Tensor,
 ) -> NativeKernel | str:
     """The kernel for a stack, or the reason why there is none."""
     if isinstance(stack, str):
@@ -206,48 +306,66 @@ def kernel(
     assert isinstance(loss, str)
     if not native.serves(x):
         return _absence(x)
-    if len(stack.layers) > native.MOST_LAYERS:
-        return f"the model has more than {native.MOST_LAYERS} layers"
+    if len(stack.layers) > native.MAX_LAYERS:
+        return f"the model has more than {native.MAX_LAYERS} layers"
     if any(0 in space.slots[layer.weight].shape for layer in stack.layers):
         return "the model has a layer without units"
-    table = []
-    for layer in stack.layers:
-        out, inputs = space.slots[layer.weight].shape
-        bias = -1 if layer.bias is None else space.slots[layer.bias].start
-        activation = "none" if layer.activation is None else layer.activation.name
-        table.append(
-            [
-                inputs,
-                out,
-                space.slots[layer.weight].start,
-                bias,
-                native.ACTIVATIONS.index(activation),
-            ]
-        )
-    y = y.to(torch.int64 if loss == "cross_entropy" else x.dtype)
+    table = [_description(layer, space) for layer in stack.layers]
+    y_dtype = x.dtype
+    if loss == "cross_entropy":
+        y_dtype = torch.int64
     return NativeKernel(
-        stack, space, loss, torch.tensor(table), x.flatten(1).contiguous(), y.contiguous()
+        stack,
+        space,
+        loss,
+        torch.tensor(table),
+        x.flatten(1).contiguous(),
+        y.to(y_dtype).contiguous(),
     )
 
 
+def _description(layer: Layer, space: ParameterLayout) -> list[int]:
+    """One line of the kernel's table of layers."""
+    weight = space.slots[layer.weight]
+    outputs, inputs = weight.shape
+    bias = -1
+    if layer.bias is not None:
+        bias = space.slots[layer.bias].start
+    activation = "none"
+    if layer.activation is not None:
+        activation = layer.activation.name
+    return [inputs, outputs, weight.start, bias, native.ACTIVATIONS.index(activation)]
+
+
 def _run(
-    work: native.NativeWork, batches: Sequence[Batch], steps: Tensor, dtype: torch.dtype
+    work: native.NativeWork,
+    batches: Sequence[Batch],
+    steps: Tensor,
+    dtype: torch.dtype,
 ) -> None:
     """One call: a batch per step, or one for all."""
     if any(len(batch.examples) != work.devices for batch in batches):
         raise ProgramError(
-            f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; give one for each."
+            f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; "
+            "give one for each."
         )
     examples = torch.stack([batch.examples for batch in batches], dim=1)
     weights = [batch.weight for batch in batches if batch.weight is not None]
-    weight = torch.stack(weights, dim=1).to(dtype) if weights else None
     work.batches, work.batch = examples.shape[1:]
-    work.examples, work.steps = examples.data_ptr(), steps.data_ptr()
-    work.weight = None if weight is None else weight.data_ptr()
+    work.examples = examples.data_ptr()
+    work.steps = steps.data_ptr()
+    work.weight = None
+    if weights:
+        weight = torch.stack(weights, dim=1).to(dtype)
+        work.weight = weight.data_ptr()
     native.descend(work, dtype)
 
 
-def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def _each(
+    value: float | Tensor,
+    count: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """One number for every row."""
     if not isinstance(value, Tensor):
         return torch.full((count,), value, dtype=dtype)
@@ -257,5 +375,8 @@ def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
 def _rows(value: Tensor, like: Rows) -> Tensor:
     """Rows whose values lie side by side; one row may stand for all."""
     value = value.detach().expand_as(like)
-    value = value if value.dtype == torch.bool else value.to(like)
-    return value if value.stride(1) == 1 else value.contiguous()
+    if value.dtype != torch.bool:
+        value = value.to(like)
+    if value.stride(1) != 1:
+        value = value.contiguous()
+    return value

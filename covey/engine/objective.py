@@ -1,7 +1,8 @@
-"""What a descent minimises: a data loss, known by its gradient, and the terms added to it."""
+"""The objective of a descent: a data loss, known by its gradient, and the terms added to it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -45,8 +46,8 @@ class DataLoss:
     task: Task
     all_examples: bool
     """Whether every step takes the gradient of all examples, so that there are no batches."""
-    one: Batch | None
-    """The batch of every step, where they all have the same."""
+    fixed: Batch | None
+    """The batch of every step, where all steps have the same."""
 
     def __call__(self, x: Rows) -> Rows:
         """The gradient at x; the next call is of the next step."""
@@ -104,32 +105,44 @@ class Objective:
             return soft
         return x + self._restrict(soft - x)
 
-    def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
+    def active(
+        self,
+        step: int,
+        total: Rows,
+        moving: Tensor | None,
+    ) -> Tensor | None:
         """Which rows still move, [n, 1], of those that moved until now; None when all do."""
+        conditions = []
+        if moving is not None:
+            conditions.append(moving)
         if isinstance(self.steps, Tensor):
-            more = self.steps.reshape(-1, 1) > step
-            moving = more if moving is None else moving & more
+            conditions.append(self.steps.reshape(-1, 1) > step)
         if self.tol is not None:
-            above = total.norm(dim=1, keepdim=True) > self.tol
-            moving = above if moving is None else moving & above
-        return moving
+            conditions.append(total.norm(dim=1, keepdim=True) > self.tol)
+        if not conditions:
+            return None
+        return functools.reduce(torch.logical_and, conditions)
 
     @property
     def longest(self) -> int:
-        """The most steps any row takes."""
+        """The maximum of the rows' steps."""
         if isinstance(self.steps, int):
             return self.steps
-        return int(self.steps.max()) if self.steps.numel() else 0
+        if not self.steps.numel():
+            return 0
+        return int(self.steps.max())
 
     def moving(self, rows: Rows) -> Tensor | float:
-        """How many weights move in all steps together, [n] or the same for all; with `tol`, at
-        most.
+        """How many weights move in all steps together, [n] or the same for all.
+
+        With `tol` it is an upper bound.
         """
-        weights: Tensor | float = float(rows.shape[1])
+        width = rows.shape[1]
+        part = self.part or slice(None)
+        weights: Tensor | float = float(len(range(*part.indices(width))))
         if self.mask is not None:
-            weights = self.mask.expand(rows.shape)[:, self.part or slice(None)].sum(dim=1).double()
-        elif self.part is not None:
-            weights = float(len(range(*self.part.indices(rows.shape[1]))))
+            mask = self.mask.expand(rows.shape)[:, part]
+            weights = mask.sum(dim=1).double()
         if isinstance(self.steps, Tensor):
             return weights * self.steps.reshape(-1).to(rows.device).double()
         return weights * self.steps

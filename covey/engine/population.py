@@ -1,7 +1,8 @@
-"""What a node must know of all devices, and cannot see in its own examples."""
+"""Facts of all devices that a node needs and cannot see in its own examples."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,9 @@ _BLOCK_STEP = 32  # and of a multiple of so many
 
 def block_size(part: Part) -> int:
     """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
-    return min(BLOCK, -(-max(1, int(part.counts().max())) // _BLOCK_STEP) * _BLOCK_STEP)
+    largest = max(1, int(part.counts().max()))
+    steps = math.ceil(largest / _BLOCK_STEP)
+    return min(BLOCK, steps * _BLOCK_STEP)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,18 +17,40 @@ _LANES = 64  # a multiple of every vector width, unrolling included
 
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, [n, i, j] by [n, j, k]."""
-    return torch.bmm(_two(a), _two(b))[:1] if _alone(a, b) else torch.bmm(a, b)
+    if _alone(a, b):
+        return torch.bmm(_twice(a), _twice(b))[:1]
+    return torch.bmm(a, b)
 
 
-def baddbmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def baddbmm(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+) -> Tensor:
     """c + a @ b."""
-    return torch.baddbmm(_two(c), _two(a), _two(b))[:1] if _alone(a, b) else torch.baddbmm(c, a, b)
+    if _alone(a, b):
+        return torch.baddbmm(_twice(c), _twice(a), _twice(b))[:1]
+    return torch.baddbmm(c, a, b)
 
 
-def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> None:
+def baddbmm_(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    keep: float,
+    scale: float,
+) -> None:
     """c <- keep * c + scale * a @ b."""
     if _alone(a, b):
-        c.copy_(torch.baddbmm(_two(c), _two(a), _two(b), beta=keep, alpha=scale)[:1])
+        total = torch.baddbmm(
+            _twice(c),
+            _twice(a),
+            _twice(b),
+            beta=keep,
+            alpha=scale,
+        )
+        c.copy_(total[:1])
     else:
         c.baddbmm_(a, b, beta=keep, alpha=scale)
 
@@ -39,17 +61,18 @@ def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     def apply(x: Tensor) -> Tensor:
         if x.device.type != "cpu":
             return function(x)
-        missing = -x.numel() % _LANES
-        return function(torch.nn.functional.pad(x.reshape(-1), (0, missing)))[: x.numel()].view_as(
-            x
-        )
+        size = x.numel()
+        missing = -size % _LANES
+        padded = torch.nn.functional.pad(x.reshape(-1), (0, missing))
+        return function(padded)[:size].view_as(x)
 
     return apply
 
 
 def _alone(a: Tensor, b: Tensor) -> bool:
+    """Whether the product is of one row and has a side of length 1."""
     return len(a) == 1 and 1 in (*a.shape[1:], b.shape[2])
 
 
-def _two(x: Tensor) -> Tensor:
+def _twice(x: Tensor) -> Tensor:
     return x.repeat(2, 1, 1)

@@ -25,11 +25,19 @@ class Solver:
     run: Callable[[Any, Rows, Objective], Rows]
 
 
-def _takes_all(gradient: Gradient, start: Rows, terms: Objective) -> None:
+def _takes_all(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> None:
     return None
 
 
-def _step_by_step(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
+def _step_by_step(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> Rows:
     return METHODS[terms.method](start.clone(), gradient, terms)
 
 
@@ -58,11 +66,16 @@ def solvers(gradient: Gradient) -> tuple[Solver, ...]:
     return ANY_GRADIENT
 
 
-def solver(gradient: Gradient, start: Rows, terms: Objective) -> Solver:
+def solver(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> Solver:
     """The first solver that fits.
 
     >>> import torch
-    >>> solver(NO_DATA, torch.zeros(1, 2), Terms(steps=1, lr=0.1, tol=0.1)).name
+    >>> terms = Objective(steps=1, lr=0.1, tol=0.1)
+    >>> solver(NO_DATA, torch.zeros(1, 2), terms).name
     'step by step'
     """
     for candidate in solvers(gradient):
@@ -71,11 +84,16 @@ def solver(gradient: Gradient, start: Rows, terms: Objective) -> Solver:
     raise AssertionError("the last solver of a list takes everything")
 
 
-def refusals(gradient: Gradient, start: Rows, terms: Objective) -> dict[str, str]:
+def refusals(
+    gradient: Gradient,
+    start: Rows,
+    terms: Objective,
+) -> dict[str, str]:
     """Why the solvers that are faster than the one chosen do not fit, by their names.
 
     >>> import torch
-    >>> refusals(NO_DATA, torch.zeros(1, 2), Terms(steps=1, lr=0.1, tol=0.1))["in place"]
+    >>> terms = Objective(steps=1, lr=0.1, tol=0.1)
+    >>> refusals(NO_DATA, torch.zeros(1, 2), terms)["in place"]
     'tol is set'
     """
     out: dict[str, str] = {}

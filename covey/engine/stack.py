@@ -1,5 +1,4 @@
-"""Stacks of linear layers by hand: one batched backward pass whose gradients go straight into the
-rows, without a buffer.
+"""Stacks of linear layers, differentiated by hand: gradients go into the rows without a buffer.
 
 The gradient of a linear layer is the product of what came in and what comes back. Keeping the two
 factors costs little, and `add` multiplies them into the weights themselves; autograd would write a
@@ -9,7 +8,7 @@ gradient as large as all rows and read it again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What came into a layer [n, B, in] and the loss's derivative by what it put out [n, B, out]."""
+    """A layer's inputs [n, B, in] and the loss's derivative by its outputs [n, B, out]."""
 
     layer: Layer
     inputs: Tensor
@@ -71,30 +70,23 @@ class LinearStack:
         *,
         inside: Tensor | None = None,
     ) -> list[Factors]:
-        """The gradient of each row's mean loss, as factors, the last layer's first, all at the same
-        parameters.
+        """The gradient of each row's mean loss, as factors, the last layer's first.
 
-        `inside` gives x times the first weight, where the caller knows it already.
+        All are taken at the same parameters. `inside` gives x times the first weight, where the
+        caller knows it already.
         """
         inputs = [x.flatten(2)]
         for layer in self.layers:
             inputs.append(_forward(layer, parameters, inputs[-1], inside))
             inside = None
-        share = (
-            1 / y.shape[1]
-            if weight is None
-            else (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
-        )
-        errors = self.derivative(inputs.pop(), y) * share
-        out: list[Factors] = []
-        for layer, above, before in zip(
-            reversed(self.layers), [None, *reversed(self.layers)], reversed(inputs), strict=False
-        ):
-            if above is not None:
-                errors = rowwise.bmm(errors, parameters[above.weight].transpose(1, 2))
-                if layer.activation is not None:
-                    errors = errors * layer.activation.slope(out[-1].inputs)
-            out.append(Factors(layer, before, errors))
+        errors = self.derivative(inputs.pop(), y) * _share(y, weight)
+        out = [Factors(self.layers[-1], inputs.pop(), errors)]
+        for layer in reversed(self.layers[:-1]):
+            after = out[-1]
+            errors = rowwise.bmm(errors, parameters[after.layer.weight].transpose(1, 2))
+            if layer.activation is not None:
+                errors = errors * layer.activation.slope(after.inputs)
+            out.append(Factors(layer, inputs.pop(), errors))
         return out
 
     @staticmethod
@@ -106,8 +98,9 @@ class LinearStack:
         keep: float = 1.0,
         first: bool = True,
     ) -> None:
-        """parameters <- keep * parameters + scale * gradient, in place; keep is 0 or 1; no first
-        weight if `first` is False.
+        """parameters <- keep * parameters + scale * gradient, in place.
+
+        `keep` is 0 or 1. If `first` is False, the weight of the first layer is left as it is.
         """
         for f in factors:
             if first or f is not factors[-1]:
@@ -121,49 +114,72 @@ class LinearStack:
             if f.layer.bias is not None:
                 total = f.errors.sum(1)
                 bias = parameters[f.layer.bias]
-                bias.add_(total, alpha=scale) if keep else bias.copy_(total).mul_(scale)
+                if keep:
+                    bias.add_(total, alpha=scale)
+                else:
+                    bias.copy_(total).mul_(scale)
 
 
-def stack(space: ParameterLayout, loss: object, example: torch.Size) -> LinearStack | str:
+def stack(
+    space: ParameterLayout,
+    loss: object,
+    example: torch.Size,
+) -> LinearStack | str:
     """The stack of a module on examples of this shape, or the reason why it is none."""
     if not isinstance(loss, str):
         return "the loss is a function of your own"
     chain = _chain(space, example)
     if isinstance(chain, str):
         return chain
-    if not chain or chain[-1].activation is not None:
+    if not _is_bare(chain):
         return "the last layer is not Linear"
-    owned = {i for layer in chain for i in (layer.weight, layer.bias) if i is not None}
-    if len(owned) < len(space.slots):
+    owned: set[int | None] = set()
+    for layer in chain:
+        owned |= {layer.weight, layer.bias}
+    if len(owned - {None}) < len(space.slots):
         return "the model has parameters outside its layers"
     return LinearStack(tuple(chain), _DERIVATIVES[loss])
 
 
-def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
+def _chain(
+    space: ParameterLayout,
+    example: torch.Size,
+) -> list[Layer] | str:
     """The linear layers in the order they run, or why the model is not made of these alone."""
     slots = {slot.name: i for i, slot in enumerate(space.slots)}
     chain: list[Layer] = []
     flat = len(example) == 1
     for name, module in layers(space.module):
         kind = type(module)
-        if type(module) is nn.Linear:
+        if isinstance(module, nn.Linear) and kind is nn.Linear:
             if not flat:
                 return f"Linear takes examples of shape {tuple(example)}, which are not flattened"
             if not _owns(name, module, slots):
                 return "a Linear layer is frozen or stands twice"
-            chain.append(Layer(slots[f"{name}weight"], slots.get(f"{name}bias"), None))
-        elif kind in _ACTIVATIONS and chain and chain[-1].activation is None:
-            chain[-1] = Layer(chain[-1].weight, chain[-1].bias, _ACTIVATIONS[kind])
+            weight = slots[f"{name}weight"]
+            bias = slots.get(f"{name}bias")
+            chain.append(Layer(weight, bias, None))
         elif kind in _ACTIVATIONS:
-            return f"{kind.__name__} does not follow a Linear layer"
-        elif _flattens(module) and not chain:
-            flat = True
-        else:
+            if not _is_bare(chain):
+                return f"{kind.__name__} does not follow a Linear layer"
+            chain[-1] = replace(chain[-1], activation=_ACTIVATIONS[kind])
+        elif chain or not _flattens(module):
             return _unknown(name, module)
+        else:
+            flat = True
     return chain
 
 
-def _owns(name: str, module: nn.Linear, slots: dict[str, int]) -> bool:
+def _is_bare(chain: list[Layer]) -> bool:
+    """Whether the last layer is there and has no activation yet."""
+    return bool(chain) and chain[-1].activation is None
+
+
+def _owns(
+    name: str,
+    module: nn.Linear,
+    slots: dict[str, int],
+) -> bool:
     """Whether weight and bias of a layer have slots under its own name."""
     if f"{name}weight" not in slots:
         return False
@@ -171,7 +187,9 @@ def _owns(name: str, module: nn.Linear, slots: dict[str, int]) -> bool:
 
 
 def _flattens(module: nn.Module) -> bool:
-    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+    if type(module) is not nn.Flatten:
+        return False
+    return module.start_dim == 1 and module.end_dim == -1
 
 
 def _unknown(name: str, module: nn.Module) -> str:
@@ -182,19 +200,47 @@ def _unknown(name: str, module: nn.Module) -> str:
     return f"{kind} is a layer other than Linear and ReLU, Tanh or Sigmoid"
 
 
-def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
+def _forward(
+    layer: Layer,
+    parameters: list[Tensor],
+    x: Tensor,
+    inside: Tensor | None,
+) -> Tensor:
+    out = _linear(layer, parameters, x, inside)
+    if layer.activation is None:
+        return out
+    return layer.activation.run(out)
+
+
+def _linear(
+    layer: Layer,
+    parameters: list[Tensor],
+    x: Tensor,
+    inside: Tensor | None,
+) -> Tensor:
+    """x times the weight, which is `inside` where that is given, plus the bias."""
     weight = parameters[layer.weight]
-    bias = None if layer.bias is None else parameters[layer.bias].unsqueeze(1)
+    if layer.bias is None:
+        if inside is not None:
+            return inside
+        return rowwise.bmm(x, weight)
+    bias = parameters[layer.bias].unsqueeze(1)
     if inside is not None:
-        out = inside if bias is None else inside + bias
-    else:
-        out = rowwise.bmm(x, weight) if bias is None else rowwise.baddbmm(bias, x, weight)
-    return out if layer.activation is None else layer.activation.run(out)
+        return inside + bias
+    return rowwise.baddbmm(bias, x, weight)
+
+
+def _share(y: Tensor, weight: Tensor | None) -> Tensor | float:
+    """The share of each example in its row's mean loss."""
+    if weight is None:
+        return 1 / y.shape[1]
+    return (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    chance = torch.softmax(outputs, dim=2)
-    return chance.scatter_add_(2, y.unsqueeze(2), chance.new_full((), -1.0).expand(*y.shape, 1))
+    probability = torch.softmax(outputs, dim=2)
+    minus_one = probability.new_full((), -1.0).expand(*y.shape, 1)
+    return probability.scatter_add_(2, y.unsqueeze(2), minus_one)
 
 
 def _squared_error(outputs: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How rows do on a part of the data: right answers, losses and errors, as sums per device."""
+"""Scores of rows on a part of the data: right answers, losses and errors, as sums per device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ For classes, as good as logits.
 
 @dataclass(frozen=True, eq=False)
 class PartScore:
-    """What a pass over one part of the data adds up to per device, float64 [n] each."""
+    """The sums over one part of the data per device, float64 [n] each."""
 
     right: Tensor
     loss: Tensor
     count: Tensor
-    honesty: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibration`
+    calibration: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibration`
     errors: Tensor | None = None  # [n, 3 + outputs], for numbers: the sums of `error_sums`
 
 
@@ -45,23 +45,53 @@ def evaluate(
     bins: int = 0,
     errors: bool = False,
 ) -> PartScore:
-    """The tally of each row on its device's part; see `Task.evaluate`."""
+    """The score of each row on its device's part; see `Task.evaluate`."""
     errors = errors and task.targets > 0
-    if predict is None and not bins and not isinstance(task.native, str):
-        by_label = task.classifies and task.native.loss == "squared_error"
-        if x.dtype == task.dtype and native.serves(x) and not by_label:
-            return _by_kernel(task, x, split, ids, errors=errors)
-    return _by_torch(task, x, split, ids, predict=predict, bins=bins, errors=errors)
+    if predict is None and not bins and _kernel_scores(task, x):
+        return _by_kernel(task, x, split, ids, errors=errors)
+    return _by_torch(
+        task,
+        x,
+        split,
+        ids,
+        predict=predict or _outputs_of(task, x),
+        bins=bins,
+        errors=errors,
+    )
 
 
-def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def _kernel_scores(task: Task, x: Rows) -> bool:
+    """Whether the native kernel scores such rows."""
+    if isinstance(task.native, str) or x.dtype != task.dtype or not native.serves(x):
+        return False
+    by_label = task.classifies and task.native.loss == "squared_error"
+    return not by_label
+
+
+def _outputs_of(task: Task, x: Rows) -> Predict:
+    """The module's outputs, as a `Predict`."""
+
+    def predict(batch: Batch, where: Tensor) -> Tensor:
+        if len(where) == len(x):
+            return task.outputs(x, batch)
+        return task.outputs(x[where], batch)
+
+    return predict
+
+
+def error_sums(
+    outputs: Tensor,
+    y: Tensor,
+    weight: Tensor,
+) -> Tensor:
     """Of each row, float64 [n, 3 + outputs]: the sums of |error|, error^2, y^2, and of y by output.
 
     They are all that RMSE, MAE and R2 need, whoever adds them up.
     """
-    targets = y.double().flatten(2) if y.ndim > 2 else y.double()[..., None]
-    error = (outputs.double().reshape(targets.shape) - targets) * weight[..., None]
-    targets = targets * weight[..., None]
+    weight = weight[..., None]
+    targets = y.double().unsqueeze(-1).flatten(2)
+    error = (outputs.double().reshape(targets.shape) - targets) * weight
+    targets = targets * weight
     absolute = error.abs().sum((1, 2))
     squared = error.square().sum((1, 2))
     target_squared = targets.square().sum((1, 2))
@@ -69,12 +99,24 @@ def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([totals, targets.sum(1)], dim=1)
 
 
-def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> PartScore:
+def _by_kernel(
+    task: Task,
+    x: Rows,
+    split: str,
+    ids: Ids,
+    *,
+    errors: bool,
+) -> PartScore:
     assert not isinstance(task.native, str)
     examples = task.examples
     counts = examples.counts(split, ids)
     starts = examples.offset[split][ids]
-    right, loss = task.native.score(x, examples.index[split], starts, counts)
+    right, loss = task.native.score(
+        x,
+        examples.index[split],
+        starts,
+        counts,
+    )
     sums = None
     if errors:  # the kernel knows the loss alone
         sums = _errors(task, x, split, ids)
@@ -87,42 +129,52 @@ def _by_torch(
     split: str,
     ids: Ids,
     *,
-    predict: Predict | None,
+    predict: Predict,
     bins: int,
     errors: bool,
 ) -> PartScore:
-    if predict is None:
-
-        def predict(batch: Batch, where: Tensor) -> Tensor:
-            return task.outputs(x if len(where) == len(x) else x[where], batch)
-
-    right = torch.zeros(len(ids), dtype=torch.float64, device=task.device)
+    n = len(ids)
+    right = torch.zeros(n, dtype=torch.float64, device=task.device)
     loss = torch.zeros_like(right)
-    honesty = right.new_zeros(len(ids), 3 * bins + 2) if bins else None
-    sums = right.new_zeros(len(ids), 3 + task.targets) if errors else None
+    by_bin = None
+    if bins:
+        by_bin = right.new_zeros(n, 3 * bins + 2)
+    sums = None
+    if errors:
+        sums = right.new_zeros(n, 3 + task.targets)
     for rows, batch in task.examples.blocks(split, ids):
         assert batch.weight is not None
-        where = torch.arange(len(ids)) if rows is None else rows
-        where = where.to(task.device)
+        if rows is None:
+            rows = torch.arange(n)
+        where = rows.to(task.device)
         outputs = predict(batch, where)
         losses = task.losses(outputs, batch.y) * batch.weight
         loss[where] += losses.double().sum(1)
         if task.classifies:
-            right[where] += ((outputs.argmax(-1) == batch.y) * batch.weight).double().sum(1)
-        if honesty is not None:
-            honesty[where] += calibration.sums(outputs, batch.y, batch.weight, bins)
+            matches = (outputs.argmax(-1) == batch.y) * batch.weight
+            right[where] += matches.double().sum(1)
+        if by_bin is not None:
+            by_bin[where] += calibration.sums(outputs, batch.y, batch.weight, bins)
         if sums is not None:
             sums[where] += error_sums(outputs, batch.y, batch.weight)
     counts = task.counts(split, ids).double().to(task.device)
-    return PartScore(right, loss, counts, honesty, sums)
+    return PartScore(right, loss, counts, by_bin, sums)
 
 
-def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
+def _errors(
+    task: Task,
+    x: Rows,
+    split: str,
+    ids: Ids,
+) -> Tensor:
     """The sums of errors of each row on its device's part, [n, 3 + outputs]."""
     shape = (len(ids), 3 + task.targets)
     sums = torch.zeros(shape, dtype=torch.float64, device=task.device)
     for rows, batch in task.examples.blocks(split, ids):
         assert batch.weight is not None
-        where = slice(None) if rows is None else rows.to(task.device)
-        sums[where] += error_sums(task.outputs(x[where], batch), batch.y, batch.weight)
+        if rows is None:
+            sums += error_sums(task.outputs(x, batch), batch.y, batch.weight)
+        else:
+            where = rows.to(task.device)
+            sums[where] += error_sums(task.outputs(x[where], batch), batch.y, batch.weight)
     return sums

@@ -72,8 +72,20 @@ class Task:
         self.y = self.examples.y
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards)
-        self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
-        self.gradients = Gradients(self.space, self.forward, self.stack, function, self.classifies)
+        self.native: NativeKernel | str = kernel(
+            self.stack,
+            self.space,
+            loss,
+            self.x,
+            self.y,
+        )
+        self.gradients = Gradients(
+            self.space,
+            self.forward,
+            self.stack,
+            function,
+            self.classifies,
+        )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -83,12 +95,16 @@ class Task:
     @property
     def path(self) -> str:
         """How gradients are made: "fused", "batched", "each" or "vmap"."""
-        return self.forward.path if isinstance(self.stack, str) else "fused"
+        if isinstance(self.stack, str):
+            return self.forward.path
+        return "fused"
 
     @property
     def kernel(self) -> str:
         """What runs the steps on mini-batches: "native" with the instruction set, or "torch"."""
-        return "torch" if isinstance(self.native, str) else f"native {native.status()}"
+        if isinstance(self.native, str):
+            return "torch"
+        return f"native {native.status()}"
 
     @property
     def classifies(self) -> bool:
@@ -105,7 +121,8 @@ class Task:
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
         example = self.x.shape[1:].numel()
-        return (8 * self.space.width + 2 * BLOCK * example) * self.x.element_size()
+        numbers = 8 * self.space.width + 2 * BLOCK * example
+        return numbers * self.x.element_size()
 
     # Examples
 
@@ -113,7 +130,12 @@ class Task:
         """How many examples of a part each device holds, [n], on the device of `ids`."""
         return self.examples.counts(split, ids)
 
-    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
+    def total(
+        self,
+        split: str,
+        first: Ids,
+        stop: Ids,
+    ) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
         return self.examples.total(split, first, stop)
 
@@ -129,7 +151,12 @@ class Task:
         """For each step, `size` training examples of each device, uniform with replacement."""
         return self.examples.draw(address, ids, size, steps, local=local)
 
-    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
+    def cyclic(
+        self,
+        ids: Ids,
+        size: int,
+        turn: Tensor,
+    ) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order."""
         return self.examples.cyclic(ids, size, turn)
 
@@ -141,7 +168,11 @@ class Task:
         """How many examples of a part go through the model at once."""
         return self.examples.block(split)
 
-    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(
+        self,
+        split: str,
+        ids: Ids,
+    ) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size: (rows that have any left, block)."""
         return self.examples.blocks(split, ids)
 
@@ -157,7 +188,7 @@ class Task:
     # Gradients, all without l2
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """What each row's module makes of its examples, [n, B, ...]."""
+        """Each row's outputs on its batch, [n, B, ...]."""
         return self.gradients.outputs(x, batch)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -172,20 +203,39 @@ class Task:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
 
-    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
+    def gradient_of(
+        self,
+        x: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
         self.solvers.setdefault("step by step", {"in place": "the algorithm has a loss of its own"})
         return self.gradients.gradient_of(x, batch, loss)
 
-    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
+    def hessian_product(
+        self,
+        x: Rows,
+        batch: Batch,
+        v: Rows,
+    ) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]."""
         return self.gradients.hessian_product(x, batch, v)
 
     def full_gradient(self, x: Rows, ids: Ids) -> Rows:
         """The gradient of each row's mean loss over its whole training part, [n, P]."""
-        return self._over_all(x, ids, lambda rows, batch: self.gradient(x[rows], batch))
 
-    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
+        def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
+            return self.gradient(x[rows], batch)
+
+        return self._over_all(x, ids, of_block)
+
+    def full_hessian_product(
+        self,
+        x: Rows,
+        ids: Ids,
+        v: Rows,
+    ) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
@@ -212,13 +262,14 @@ class Task:
         counts = self.counts("train", ids)
         for rows, batch in self.blocks("train", ids):
             assert batch.weight is not None
-            held = counts[slice(None) if rows is None else rows, None].to(x)
-            share = batch.weight.sum(1, keepdim=True) / held
+            taken = batch.weight.sum(1, keepdim=True)
             if rows is None:
+                share = taken / counts[:, None].to(x)
                 out += share * of_block(slice(None), batch)
             else:
-                there = rows.to(x.device)
-                out[there] += share * of_block(there, batch)
+                share = taken / counts[rows, None].to(x)
+                where = rows.to(x.device)
+                out[where] += share * of_block(where, batch)
         return out
 
     # Scores
@@ -235,13 +286,25 @@ class Task:
     ) -> PartScore:
         """Right answers, summed loss and count of each row on its device's part.
 
-        With `bins` also what calibration needs, with `errors` also the sums of errors where numbers
-        are predicted. The outputs are the module's, or what `predict` makes of the examples.
+        With `bins` also the sums of a calibration. With `errors` also the sums of errors, where
+        numbers are predicted. The outputs are the module's, or those that `predict` gives.
         """
-        return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
+        return tally.evaluate(
+            self,
+            x,
+            split,
+            ids,
+            predict=predict,
+            bins=bins,
+            errors=errors,
+        )
 
 
-def _stack(space: ParameterLayout, loss: Loss, shards: Shards) -> LinearStack | str:
+def _stack(
+    space: ParameterLayout,
+    loss: Loss,
+    shards: Shards,
+) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
     return stack(space, loss, shards.x.shape[1:])

@@ -34,8 +34,10 @@ def targets(task: Task) -> int:
     outputs = _outputs(task, row)
     if not _same(outputs, _outputs(task, row)):
         raise ModelError(_RANDOM)
-    if task.shards.classes is not None and outputs.shape[-1] < task.shards.classes:
-        raise ModelError(_too_few(outputs.shape[-1], task.shards))
+    width = outputs.shape[-1]
+    classes = task.shards.classes
+    if classes is not None and width < classes:
+        raise ModelError(_too_few(width, task.shards))
     try:
         losses = task.losses(outputs, y[None])
     except FAULTS as error:
@@ -58,7 +60,9 @@ def _outputs(task: Task, row: Rows) -> Tensor:
     name = type(task.space.module).__name__
     try:
         with torch.no_grad(), NoDraws():
-            outputs: object = task.forward(task.gradients.views(row), task.examples.sample[0][None])
+            views = task.gradients.views(row)
+            x, _ = task.examples.sample
+            outputs: object = task.forward(views, x[None])
     except Drawn as error:
         raise ModelError(f"{_RANDOM} It draws by {error}.") from error
     except FAULTS as error:
@@ -76,15 +80,17 @@ def _same(outputs: Tensor, again: Tensor) -> bool:
     """Whether they are equal; on a GPU, which may sum in any order, but for the last digits."""
     if outputs.shape != again.shape:
         return False
-    rtol, atol = (0.0, 0.0) if outputs.device.type == "cpu" else (1e-3, 1e-5)
-    return torch.allclose(outputs, again, rtol=rtol, atol=atol, equal_nan=True)
+    if outputs.device.type == "cpu":
+        return torch.allclose(outputs, again, rtol=0.0, atol=0.0, equal_nan=True)
+    return torch.allclose(outputs, again, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _too_few(outputs: int, shards: Shards) -> str:
     """Why a model has too few outputs; labels that skip numbers are the usual reason."""
     classes = shards.classes or 0
     text = f"the model has {outputs} outputs, but the labels need {classes}"
-    absent = (shards.y.bincount(minlength=classes) == 0).nonzero().flatten().tolist()
+    counts = shards.y.bincount(minlength=classes)
+    absent = (counts == 0).nonzero().flatten().tolist()
     if not absent or shards.names.classes:
         return f"{text}."
     return (

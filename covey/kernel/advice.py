@@ -76,7 +76,9 @@ class Loss:
     @property
     def guess(self) -> str:
         """The words a text adds where L is an estimate."""
-        return "" if self.exact else " (if the estimate is right)"
+        if self.exact:
+            return ""
+        return " (if the estimate is right)"
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,8 @@ def by_name(algorithm: object) -> Levers:
     if not is_dataclass(algorithm):
         return Levers()
     names = [item.name for item in fields(algorithm)]
-    return Levers(tuple(Step(name) for name in names if re.fullmatch(r"([a-z]+_)?lr", name)))
+    steps = [Step(name) for name in names if re.fullmatch(r"([a-z]+_)?lr", name)]
+    return Levers(tuple(steps))
 
 
 def unstated(name: str) -> Advice:
@@ -172,7 +175,8 @@ def per_cent(share: float) -> str:
     >>> per_cent(0.034), per_cent(0.0004)
     ('3.4 %', '0.04 %')
     """
-    return f"{float(f'{100 * share:.2g}'):g} %"
+    rounded = float(f"{100 * share:.2g}")
+    return f"{rounded:g} %"
 
 
 def far(old: float, new: float) -> bool:

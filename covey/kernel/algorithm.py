@@ -1,6 +1,4 @@
-"""What an algorithm is: hyper-parameters as frozen fields, and one program per tier, named after
-the tier.
-"""
+"""The base of algorithms: hyper-parameters as frozen fields, and one program per tier."""
 
 from __future__ import annotations
 
@@ -24,37 +22,38 @@ if TYPE_CHECKING:
     from covey.kernel.work import Work
 
 Program = Callable[..., Any]
-"""A method of an algorithm: it takes the nodes of a tier and the rows sent to them, and answers
-rows.
+"""A method of an algorithm: it takes the nodes of a tier and the rows sent to them.
+
+It answers rows.
 """
 
 
 class Algorithm(ABC):
-    """The base of every algorithm file: a frozen dataclass with `server`, `device` and perhaps
-    `edge` programs.
+    """The base of every algorithm: a frozen dataclass with one program for each tier.
 
-    `server(me, w)` receives the global rows and returns the new ones; the other programs run when
-    they are asked for. A field is checked against its annotation, such as `lr: Positive`
-    (covey/kernel/fields.py).
+    The programs are named `server`, `device` and perhaps `edge`. `server(me, w)` receives the
+    global rows and returns the new ones; the other programs run when they are asked for. A field is
+    checked against its annotation, such as `lr: Positive` (covey/kernel/fields.py).
     """
 
     sends: ClassVar[str]
     """What leaves a device, in words."""
     splits: ClassVar[bool] = False
-    """Whether devices keep `me.private` layers to themselves: they get `me.shared` alone, and keep
-    a whole model "personal".
+    """Whether devices keep the layers `me.private` to themselves.
+
+    Such devices receive `me.shared` alone, and keep a whole model "personal".
     """
     private_default: ClassVar[tuple[str, ...]] = ("head",)
-    """Which layers those are by default: the first pattern that matches some layers of the model,
-    not all.
+    """Patterns of the private layers, tried in order.
+
+    The first pattern that matches some layers of the model, but not all, is taken.
     """
     learns_global: ClassVar[bool] = True
-    """Whether the server's row is a model that training changes; where it is not, reports leave the
-    global model out.
-    """
+    """Whether training changes the server's row; if not, reports leave the global model out."""
     idle_trains: ClassVar[bool] = True
-    """Whether those who are not asked may train all the same; not where what they keep is a part of
-    the server's own sums.
+    """Whether devices that are not asked may train nevertheless.
+
+    They may not where the rows they keep are a part of the server's own sums.
     """
     eager: ClassVar[str | None] = None
     """Why its device programs run kernel by kernel on a GPU; None: captured where possible."""
@@ -64,7 +63,8 @@ class Algorithm(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__post_init__" in cls.__dict__:
-            setattr(cls, "__post_init__", checked_first(cls.__dict__["__post_init__"]))  # noqa: B010
+            checked = checked_first(cls.__dict__["__post_init__"])
+            setattr(cls, "__post_init__", checked)  # noqa: B010
 
     def __post_init__(self) -> None:
         """Check the fields; a subclass may add checks of its own, which come after these."""
@@ -79,34 +79,41 @@ class Algorithm(ABC):
         return tuple(tier for tier in ("server", "edge", "device") if hasattr(type(self), tier))
 
     def cut(self, tier: str, round: int = 0) -> float | None:
-        """Entries of rows sent by this tier in a round, at or below this size, are sent as zeros;
+        """The size up to which entries of rows from this tier are sent as zeros in a round.
+
         None: nothing is cut.
         """
         return None
 
     def zero(self, tier: str, model: str) -> float | None:
-        """Up to which size an entry of a kept model counts as zero; by default the cut of the tier
-        that keeps it.
+        """The size up to which an entry of a kept model counts as zero.
+
+        By default it is the cut of the tier that keeps the model.
         """
         return self.cut(tier)
 
     def above(self) -> str:
-        """Under which name the tier above keeps the model it sends to devices; "global", or what
-        nobody keeps: the server's.
+        """The name under which the tier above the devices keeps the model that it sends to them.
+
+        "global", or a name that no node keeps, stands for the server's row.
         """
         return "global"
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        """The personal models of devices that took no part in training, from the model above them:
-        one run of `device`.
+        """The personal models of devices that took no part in training: one run of `device`.
+
+        `w` are the rows of the model above them.
         """
-        answer = getattr(self, "device")(me, w[:, me.shared] if self.splits else w)  # noqa: B009
-        rows = me.kept.get("personal", answer[0] if isinstance(answer, tuple) else answer)
+        received = w
+        if self.splits:
+            received = w[:, me.shared]
+        answer = getattr(self, "device")(me, received)  # noqa: B009
+        if isinstance(answer, tuple):
+            answer = answer[0]
+        rows = me.kept.get("personal", answer)
         if not isinstance(rows, Tensor) or rows.shape != w.shape:
-            name = type(self).__name__
-            raise ProgramError(
-                f"{name} neither keeps nor answers a personal model; give it an `adapt` of its own."
-            )
+            text = f"{type(self).__name__} neither keeps nor answers a personal model"
+            raise ProgramError(f"{text}; give it an `adapt` of its own.")
         return rows
 
     @property
@@ -120,56 +127,58 @@ class Algorithm(ABC):
         return False
 
     def work(self, shared: int, private: int) -> Work | None:
-        """What a device does for one answer, by which a radio plan reckons; None: not said. Both
-        are numbers of weights.
+        """The work of a device for one answer, with which a radio plan computes; None: not stated.
+
+        `shared` and `private` are numbers of weights.
         """
         return None
 
     def memory(self) -> int:
-        """About how many bytes one device's programs need besides models and batches; chunks of
-        devices are made by it.
+        """An estimate of the bytes that one device's programs need besides models and batches.
+
+        The simulator sizes its chunks of devices by it.
         """
         return 0
 
     def predictor(self, me: Nodes, model: str, rows: Rows) -> Predict | None:
-        """How devices predict with their rows of a model of this name; None, the default: as the
-        module does.
+        """How devices predict with their rows of a model of this name; None: as the module does.
 
-        Called once when a model is scored; what it returns is called for every block of examples of
-        any part.
+        It is called once when a model is scored. The function that it returns is called for every
+        block of examples of any part.
         """
         return None
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        """What theory says of its steps and penalties on such losses; by default that nothing is
-        stated.
+        """The conditions of theory on its steps and penalties, for such losses.
 
-        See `covey.kernel.advice` and `covey.kernel.conditions` for the words. A subclass states its
-        own.
+        `covey.kernel.advice` and `covey.kernel.conditions` are the language. A subclass states its
+        own conditions; the default says that none is stated.
         """
         yield unstated(type(self).__name__)
 
     def levers(self, L: float) -> Levers:
-        """Which fields are steps and penalties, where the median device's loss has curvature `L`.
+        """The fields that are steps and penalties.
 
-        By default the fields called lr or something_lr are steps. A subclass states its own.
+        `L` is the curvature of the median device's loss. By default the fields called lr or
+        something_lr are steps. A subclass states its own.
         """
         return by_name(self)
 
     def fit(self, tree: Tree) -> tuple[Tree, str | None]:
         """The tree this algorithm runs on, and a note where it is not the one given."""
-        name, want = type(self).__name__, self.tiers()
-        if tree.tiers == want or self.any_depth:
+        name = type(self).__name__
+        tiers = self.tiers()
+        if tree.tiers == tiers or self.any_depth:
             return tree, None
-        if len(want) == 2 and tree.depth > 2:
+        if len(tiers) == 2 and tree.depth > 2:
             flat = tree.flattened()
-            note = f"{name} has two tiers: its {flat.devices} devices run directly under the server, not in {tree}."
-            return flat, note
-        if tree.depth < len(want):
+            devices = f"its {flat.devices} devices run directly under the server, not in {tree}"
+            return flat, f"{name} has two tiers: {devices}."
+        fix = "use a tree with these tiers, or `Nested`, which takes any depth"
+        if tree.depth < len(tiers):
             half = tree.devices // 2 or 1
-            fix = f"put the devices under edges, for instance Tree.grouped([{half}, ...]); in a file, tree.edges = 2"
-        else:
-            fix = "use a tree with these tiers, or `Nested`, which takes any depth"
-        raise TreeError(
-            f"{name} needs the tiers {', '.join(want)}, but this tree has {', '.join(tree.tiers)}; {fix}."
-        )
+            example = f"for instance Tree.grouped([{half}, ...]); in a file, tree.edges = 2"
+            fix = f"put the devices under edges, {example}"
+        needed = ", ".join(tiers)
+        present = ", ".join(tree.tiers)
+        raise TreeError(f"{name} needs the tiers {needed}, but this tree has {present}; {fix}.")

@@ -29,8 +29,9 @@ class Call:
     gradients: Tensor | float = 0.0
     """How many gradients each node evaluated on its data, [n] or the same for all."""
     moved: Tensor | float = 0.0
-    """How many weights each node moved, a weight as often as it moved; counted if the environment
-    asks for it.
+    """How many weights each node moved, a weight as often as it moved.
+
+    It is counted if the environment asks for it.
     """
     ratio: Tensor | None = None
     """The pruning ratio that the environment admits for each node, [n]."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from covey.kernel.advice import Advice, Excess, Loss, Vector
+from covey.kernel.advice import Advice, Excess, Loss, RoundFactor, Statement, Vector
 from covey.kernel.algorithm import PerNode
 
 Condition = tuple[str, bool | None]
@@ -55,7 +56,44 @@ def inner_step(
     yield _against(loss, lr, lam, names, numbers)
 
 
-def _room(product: str, numbers: dict[str, float], bound: str, room: float, curve: float) -> Advice:
+def prox_steps(
+    lr: float,
+    lam: float,
+    loss: Loss,
+    *,
+    steps: int,
+    names: tuple[str, str] = ("lr", "lam"),
+) -> Iterator[Statement]:
+    """A round of steps on a loss + lam/2 |x - anchor|^2, whose result is the next anchor."""
+    yield from inner_step(lr, lam, loss, steps=steps, names=names)
+    yield RoundFactor(prox_round(lr, lam, steps))
+
+
+def steps_by_part(
+    loss: Loss,
+    *,
+    lr: float,
+    steps: int,
+    personal_lr: float,
+    personal_steps: int,
+) -> Iterator[Advice]:
+    """Steps on the shared columns and on the private ones.
+
+    Their curvature is at most that of all columns, which is what `loss` knows.
+    """
+    bound = replace(loss, exact=False)
+    yield from inner_step(lr, 0.0, bound, steps=steps)
+    names = ("personal_lr", "lam")
+    yield from inner_step(personal_lr, 0.0, bound, steps=personal_steps, names=names)
+
+
+def _room(
+    product: str,
+    numbers: dict[str, float],
+    bound: str,
+    room: float,
+    curve: float,
+) -> Advice:
     """The largest L at which a step is stable."""
     near = ""
     if 0 < curve < room:
@@ -67,7 +105,11 @@ def _room(product: str, numbers: dict[str, float], bound: str, room: float, curv
 
 
 def _against(
-    loss: Loss, lr: float, lam: float, names: tuple[str, str], numbers: dict[str, float]
+    loss: Loss,
+    lr: float,
+    lam: float,
+    names: tuple[str, str],
+    numbers: dict[str, float],
 ) -> Advice:
     """A step held against the L of the losses."""
     assert loss.L is not None
@@ -102,12 +144,17 @@ def _too_long(
     if total > 1:
         worse = "the model overshoots its anchor, which only moving the anchor can make up for"
         return Advice("warning", "inner step", f"{product} is 2 or more: {worse}; {fix}.", numbers)
-    text = f"{product}, but a single step starts at its anchor and does not feel {tie}; with more steps it would diverge."
+    single = f"a single step starts at its anchor and does not feel {tie}"
+    text = f"{product}, but {single}; with more steps it would diverge."
     return Advice("note", "inner step", text, numbers)
 
 
 def momentum_step(
-    lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")
+    lr: float,
+    lam: float,
+    loss: Loss,
+    *,
+    names: tuple[str, str] = ("lr", "lam"),
 ) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
@@ -121,7 +168,9 @@ def momentum_step(
     root = math.sqrt(lr * lam)
     momentum = (1 - root) / (1 + root)
     limit = (2 + 2 * momentum) / (1 + 2 * momentum)
-    formula = f"{step}*({tie}+L)" if lam else f"{step}*L"
+    formula = f"{step}*L"
+    if lam:
+        formula = f"{step}*({tie}+L)"
     text = f"with Nesterov's momentum {formula} must be below {limit:.3g}, not 2"
     numbers = {"momentum": momentum, "limit": limit}
     if loss.L is not None and lr * (lam + loss.L) >= limit:
@@ -155,7 +204,9 @@ def smooth_l1_cycle(
     cut = max(3 * rho, 2 * lr * gamma / (2 - lr * lam))
     ties = [name for name, value in ((tie, lam), ("L", L)) if value]
     terms = "+".join([*ties, f"{penalty}/rho"])
-    hidden = "hides it" if amplitude <= cut else "does not hide it"
+    hidden = "does not hide it"
+    if amplitude <= cut:
+        hidden = "hides it"
     formula = f"{step}*{penalty}/{_divisor(step, ties)}"
     text = (
         f"{step}*({terms}) = {curvature:.4g} is above 2: weights near zero do not settle but "
@@ -177,7 +228,12 @@ def _divisor(step: str, ties: list[str]) -> str:
 
 
 def outer_step(
-    lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str
+    lr: float,
+    lam: float,
+    *,
+    names: tuple[str, str],
+    largest: float,
+    why: str,
 ) -> Iterator[Advice]:
     """The step of w_i towards theta, which itself follows w_i.
 
@@ -199,24 +255,31 @@ def server_step(beta: float, moved: float, formula: str) -> Iterator[Advice]:
     factor = 1 - beta * moved
     if abs(factor) < 1:
         return
-    text = f"{formula} = {factor:.3g} is not below 1 in size: the server overshoots (a heuristic); lower beta = {beta:g}."
+    reason = "the server overshoots (a heuristic)"
+    text = f"{formula} = {factor:.3g} is not below 1 in size: {reason}; lower beta = {beta:g}."
     yield Advice("warning", "server step", text, {"server factor": factor, "beta": beta})
 
 
 def averaging_step(step: float, name: str) -> Iterator[Advice]:
     """A move towards a mean by `step` times the distance."""
     if step >= 2:
-        text = f"{name} = {step:g} is 2 or more: models overshoot their mean by more than their distance; lower lr."
+        reason = "models overshoot their mean by more than their distance"
+        text = f"{name} = {step:g} is 2 or more: {reason}; lower lr."
         yield Advice("warning", "averaging step", text, {name: step})
 
 
 def envelope_bound(product: float, lam: float) -> float:
     """The L at which product * L/(lam+L) reaches 2; at a product of 2 no L does."""
-    return 2 * lam / (product - 2) if product > 2 else math.inf
+    if product <= 2:
+        return math.inf
+    return 2 * lam / (product - 2)
 
 
 def theorem(
-    about: str, conditions: Sequence[Condition], numbers: dict[str, float], end: str = ""
+    about: str,
+    conditions: Sequence[Condition],
+    numbers: dict[str, float],
+    end: str = "",
 ) -> Advice:
     """A note on which conditions of a theorem hold.
 
@@ -235,48 +298,87 @@ def at_most(name: str, value: float, bound: float) -> Condition:
     return f"{name} = {value:g} <= {bound:.3g}", value <= bound
 
 
-def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def at_most_of(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
-    return f"{shown} <= {formula}{_equals(bound)}", None if bound is None else value <= bound
+    holds = None
+    if bound is not None:
+        holds = value <= bound
+    return f"{shown} <= {formula}{_equals(bound)}", holds
 
 
-def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def at_least_of(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
-    return f"{shown} >= {formula}{_equals(bound)}", None if bound is None else value >= bound
+    holds = None
+    if bound is not None:
+        holds = value >= bound
+    return f"{shown} >= {formula}{_equals(bound)}", holds
 
 
-def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
+def exceeds(
+    shown: str,
+    value: float,
+    formula: str,
+    bound: float | None,
+) -> Condition:
     """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
-    return f"{shown} > {formula}{_equals(bound)}", None if bound is None else value > bound
+    holds = None
+    if bound is not None:
+        holds = value > bound
+    return f"{shown} > {formula}{_equals(bound)}", holds
 
 
 def _equals(bound: float | None) -> str:
-    return "" if bound is None else f" = {bound:.4g}"
+    if bound is None:
+        return ""
+    return f" = {bound:.4g}"
 
 
 def largest(value: PerNode) -> float:
     """The largest of a list with one entry per node, which is the first to diverge."""
-    return float(max(value)) if isinstance(value, Sequence) else float(value)
+    if isinstance(value, Sequence):
+        return float(max(value))
+    return float(value)
 
 
 def smallest(value: PerNode) -> float:
     """The smallest of a list with one entry per node."""
-    return float(min(value)) if isinstance(value, Sequence) else float(value)
+    if isinstance(value, Sequence):
+        return float(min(value))
+    return float(value)
 
 
 def same_for_all(*values: PerNode) -> bool:
     """Whether all nodes have the same values."""
-    return all(not isinstance(value, Sequence) or len(set(value)) <= 1 for value in values)
+    lists = [value for value in values if isinstance(value, Sequence)]
+    return all(len(set(entries)) <= 1 for entries in lists)
 
 
-def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
+def power(
+    lr: float,
+    lam: float,
+    h: Vector,
+    steps: int,
+) -> Vector:
     """(1 - lr (lam + h))^steps - 1, to the last digits, also where the power is near 1 or -1."""
     speed = lr * (lam + h)
     beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots
-    short = np.expm1(steps * np.log1p(-np.minimum(speed, 1)))
-    long = np.expm1(steps * np.log1p(np.maximum(beyond, -1)))
-    overshot = long if steps % 2 == 0 else -2 - long
-    result: Vector = np.where(speed <= 1, short, overshot)
+    log_short = np.log1p(-np.minimum(speed, 1))
+    log_long = np.log1p(np.maximum(beyond, -1))
+    short = np.expm1(steps * log_short)
+    long = np.expm1(steps * log_long)
+    if steps % 2 == 1:
+        long = -2 - long
+    result: Vector = np.where(speed <= 1, short, long)
     return result
 
 

@@ -1,8 +1,7 @@
-"""What surrounds the devices of a run: who of a cohort can be asked, which answers count, and how
-long they take.
+"""The environment of a run: which devices can be asked, which answers count, how long they take.
 
 A runtime tells its environment what happens, and obeys it. The default, `Ideal`, admits everybody
-and takes no time. `covey.wireless.air` is a radio cell with a bandwidth, a deadline and a virtual
+and takes no time. `covey.wireless.clock` is a radio cell with a bandwidth, a deadline and a virtual
 clock.
 """
 
@@ -46,14 +45,17 @@ class Effort:
     """Seconds that they waited for their own children, [m, 2]."""
 
     def __post_init__(self) -> None:
-        self.moved, self.sent = torch.zeros(2, len(self.ids), dtype=torch.float64)
-        self.elapsed = torch.zeros(len(self.ids), 2, dtype=torch.float64)
+        nodes = len(self.ids)
+        self.moved = torch.zeros(nodes, dtype=torch.float64)
+        self.sent = torch.zeros(nodes, dtype=torch.float64)
+        self.elapsed = torch.zeros(nodes, 2, dtype=torch.float64)
 
     def add(self, part: slice, call: Call) -> None:
         """Record the work of some of the nodes."""
-        self.moved[part] = (
-            call.moved.cpu().double() if isinstance(call.moved, Tensor) else call.moved
-        )
+        moved = call.moved
+        if isinstance(moved, Tensor):
+            moved = moved.cpu().double()
+        self.moved[part] = moved
         self.elapsed[part] = call.elapsed
 
     def heard(self, positions: Tensor, lengths: Tensor) -> None:
@@ -61,12 +63,16 @@ class Effort:
         self.sent[positions] += lengths
 
     def ratio(self, part: slice) -> Tensor | None:
-        """The ratios admitted for some of the nodes; None where idle nodes run as well, for whom
-        nothing is admitted.
+        """The pruning ratios admitted for some of the nodes.
+
+        None where idle nodes run as well: no ratio is admitted for them.
         """
-        if self.admission is None or len(self.admission.ratio) != len(self.ids):
+        if self.admission is None:
             return None
-        return self.admission.ratio[part]
+        ratio = self.admission.ratio
+        if len(ratio) != len(self.ids):
+            return None
+        return ratio[part]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +98,9 @@ class Environment(Protocol):
 
     @property
     def ideal(self) -> bool:
-        """Whether everybody is admitted, every answer counts and nothing takes time, so that
-        nothing need be told.
+        """Whether everybody is admitted, every answer counts and nothing takes time.
+
+        A runtime then tells the environment nothing.
         """
         ...
 
@@ -102,20 +109,20 @@ class Environment(Protocol):
         ...
 
     def admit(self, tier: str, ids: Ids, round: int) -> Admission | None:
-        """What nodes of a tier that are asked together are granted; None where it is not this
-        environment's business.
-        """
+        """The admission of nodes of a tier that are asked together; None: all, on no condition."""
         ...
 
     def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
-        """Seconds that each asker waits, [n, 2], and a mask of the answers that count, [k] (None:
-        all).
+        """Seconds that each asker waits, [n, 2], and a mask [k] of the answers that count.
+
+        None for the mask: all count.
         """
         ...
 
     def read(self, elapsed: Tensor) -> list[Any] | None:
-        """The record of the round for each seed, given how long the servers waited, [seeds, 2];
-        None: nothing to record.
+        """The record of the round for each seed; None: nothing to record.
+
+        `elapsed` is how long the servers waited, [seeds, 2].
         """
         ...
 
@@ -134,7 +141,8 @@ class Ideal:
 
     def answered(self, answers: Answered) -> tuple[Tensor, Tensor | None]:
         """At once, and all count."""
-        return torch.zeros(answers.askers, 2, dtype=torch.float64), None
+        seconds = torch.zeros(answers.askers, 2, dtype=torch.float64)
+        return seconds, None
 
     def read(self, elapsed: Tensor) -> list[Any] | None:
         """Nothing."""

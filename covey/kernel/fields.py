@@ -23,7 +23,7 @@ LARGEST_COUNT = 1_000_000_000
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`; both belong to it, but for `low` where it is `above` that.
+    """Numbers from `low` to `high`, both included; with `above`, `low` is excluded.
 
     >>> 0.5 in Range(0, 1), 0 in Range(0, above=True), float("nan") in Range(0)
     (True, False, False)
@@ -46,7 +46,9 @@ class Range:
             return f"a whole number between {self.low:,} and {self.high:,}"
         if self.high < LARGEST:
             return f"between {self.low:g} and {self.high:g}"
-        return f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        if self.above:
+            return f"above {self.low:g}"
+        return f"{self.low:g} or more"
 
 
 _POSITIVE = Range(0, above=True)
@@ -87,8 +89,11 @@ def require(algorithm: Any, **bounds: tuple[float, float] | None) -> None:
     """
     check(algorithm)
     for name, bound in bounds.items():
-        allowed = _POSITIVE if bound is None else Range(*bound)
-        _check_range(f"{type(algorithm).__name__}: {name}", getattr(algorithm, name), allowed)
+        allowed = _POSITIVE
+        if bound is not None:
+            allowed = Range(*bound)
+        label = f"{type(algorithm).__name__}: {name}"
+        _check_range(label, getattr(algorithm, name), allowed)
 
 
 def check(thing: Any) -> None:
@@ -138,12 +143,18 @@ def _rules(kind: Any) -> dict[str, _Rule]:
         marked = typing.get_type_hints(kind, include_extras=True)
     except (NameError, AttributeError, TypeError):
         return {}
-    return {name: _Rule(hint, next(_ranges(marked[name]), None)) for name, hint in hints.items()}
+    rules = {}
+    for name, hint in hints.items():
+        first_range = next(_ranges(marked[name]), None)
+        rules[name] = _Rule(hint, first_range)
+    return rules
 
 
 def _ranges(hint: Any) -> Iterator[Range]:
     """The ranges in an annotation, also inside a union."""
-    yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Range))
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Range):
+            yield mark
     if _is_union(hint):
         for part in typing.get_args(hint):
             yield from _ranges(part)
@@ -168,7 +179,9 @@ def _check_range(name: str, value: Any, allowed: Range) -> None:
 
 def _numbers(value: Any) -> list[float]:
     """The numbers of a value: itself, or those in a list."""
-    values = value if isinstance(value, list | tuple) else [value]
+    values = [value]
+    if isinstance(value, list | tuple):
+        values = list(value)
     return [item for item in values if isinstance(item, int | float)]
 
 
@@ -180,13 +193,23 @@ def _fits(value: Any, hint: Any) -> bool:
     if typing.get_origin(hint) is typing.Literal:
         return value in inside
     if hint in (int, float):
-        kinds = int if hint is int else (int, float)
-        return isinstance(value, kinds) and not isinstance(value, bool)
+        return _is_number(value, whole=hint is int)
     if hint in (bool, str, types.NoneType):
         return isinstance(value, hint)
     if inside and inside[0] in (int, float):  # Sequence[int], tuple[float, ...]
-        return isinstance(value, list | tuple) and all(_fits(item, inside[0]) for item in value)
+        if not isinstance(value, list | tuple):
+            return False
+        return all(_is_number(item, whole=inside[0] is int) for item in value)
     return True
+
+
+def _is_number(value: Any, *, whole: bool) -> bool:
+    """Whether this is a number, and not a bool, which Python takes for one."""
+    if isinstance(value, bool):
+        return False
+    if whole:
+        return isinstance(value, int)
+    return isinstance(value, int | float)
 
 
 def _is_union(hint: Any) -> bool:

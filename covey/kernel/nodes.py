@@ -1,6 +1,4 @@
-"""The nodes of one tier during one program call: their data, their memory, their children, their
-draws.
-"""
+"""The nodes of one tier during one program call: their data, memory, children and draws."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ Idle = Literal["skip", "train"]
 
 
 class Services(Protocol):
-    """What a program's nodes stand on, whichever runtime plays them."""
+    """What every runtime offers to the nodes of a program."""
 
     algorithm: Algorithm
     tree: Topology
@@ -43,7 +41,7 @@ class Services(Protocol):
 
     @property
     def counts_moved(self) -> bool:
-        """Whether somebody wants to know how many weights a node moved."""
+        """Whether the environment asks how many weights a node moved."""
         ...
 
     def ask(
@@ -84,9 +82,12 @@ class Nodes:
         path: int,
         idle: Tensor | None = None,
     ) -> None:
-        self.tier, self.ids, self.round = tier, ids, round
-        self.idle = idle  # [n] bool: who was not asked and trains nevertheless; None: nobody
-        self._runtime, self._path = runtime, path
+        self.tier = tier
+        self.ids = ids
+        self.round = round
+        self.idle = idle  # [n] bool: nodes that were not asked and train nevertheless; None: none
+        self._runtime = runtime
+        self._path = path
         self._asks = 0
         self._calls: dict[str, int] = {}
         self.call = Call(len(ids))
@@ -100,16 +101,22 @@ class Nodes:
         return self.call.kept
 
     @cached_property
-    def there(self) -> Ids:
-        """The ids where the data is: on the GPU, if that is where training happens."""
+    def device_ids(self) -> Ids:
+        """The ids on the device of the data: on the GPU, if that is where training happens."""
         return self.ids.to(self._runtime.task.device, non_blocking=True)
+
+    @property
+    def there(self) -> Ids:
+        """Another name of `device_ids`, for algorithms written before it."""
+        return self.device_ids
 
     @cached_property
     def local(self) -> Ids:
-        """The ids that draws go by: each node's in its own tree, where several seeds run side by
-        side; beside the data.
+        """Each node's id in its own tree, on the device of the data; draws are addressed by it.
+
+        It differs from `device_ids` where several seeds run side by side, each in its own tree.
         """
-        return self._runtime.tree.local(self.tier, self.there)
+        return self._runtime.tree.local(self.tier, self.device_ids)
 
     @property
     def children(self) -> Tensor:
@@ -117,9 +124,14 @@ class Nodes:
         return self._runtime.tree.counts(self.tier, self.ids)
 
     @property
-    def fan(self) -> int:
-        """The most children any node of this tier has; known also where there are no rows."""
+    def max_children(self) -> int:
+        """The max number of children of a node of this tier; the same for a call without nodes."""
         return self._runtime.tree.widest(self.tier)
+
+    @property
+    def fan(self) -> int:
+        """Another name of `max_children`, for algorithms written before it."""
+        return self.max_children
 
     @property
     def leaf(self) -> bool:
@@ -140,19 +152,30 @@ class Nodes:
     @property
     def private(self) -> slice:
         """The columns of the private layers, which come last."""
-        return slice(self._runtime.task.space.shared, self._runtime.task.space.width)
+        space = self._runtime.task.space
+        return slice(space.shared, space.width)
 
     # Data
 
     def batch(self, size: int | None, stream: str = "batch") -> Batch | None:
         """`size` training examples of each node's own; None means all of them, at every step."""
-        return None if size is None else self.grad(size, stream).batch(0)
+        if size is None:
+            return None
+        return self.grad(size, stream).batch(0)
 
-    def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
-        """The gradient of the data loss: of one batch at every step, of a fresh batch of that size
-        per step, or of all data.
+    def grad(
+        self,
+        batch: Batch | int | None,
+        stream: str = "batch",
+    ) -> DataGradient:
+        """The gradient of the data loss.
+
+        `batch` is one batch for all steps, the size of a fresh batch per step, or None for all
+        examples.
         """
-        call = self._call(stream) if isinstance(batch, int) else 0
+        call = 0
+        if isinstance(batch, int):
+            call = self._call(stream)
         return DataGradient(self, batch, stream, call)
 
     def weight(self, kind: Weight) -> Exact | None:
@@ -166,44 +189,62 @@ class Nodes:
         """Each node's number of training examples, [n, 1]; at an edge, of all devices under it."""
         task = self._runtime.task
         if self.leaf:
-            return task.counts("train", self.there)[:, None].to(task.dtype)
-        return self._runtime.examples(self.tier, self.ids)[:, None].to(task.device, task.dtype)
+            counts = task.counts("train", self.device_ids)
+            return counts[:, None].to(task.dtype)
+        counts = self._runtime.examples(self.tier, self.ids)
+        return counts[:, None].to(task.device, task.dtype)
 
     def loss(self, rows: Rows, batch: Batch | None) -> Tensor:
-        """Each row's mean data loss on a batch of its node's own, or on all its training examples,
-        [n, 1]; without l2.
+        """Each row's mean data loss on a batch of its node, [n, 1]; without l2.
+
+        Without a batch it is the mean over all training examples of the node.
         """
         task = self._runtime.task
         if batch is not None:
             return task.loss(rows, batch)[:, None]
-        tally = task.evaluate(rows, "train", self.ids)
-        return (tally.loss / tally.count.clamp(min=1))[:, None].to(rows)
+        score = task.evaluate(rows, "train", self.ids)
+        mean = score.loss / score.count.clamp(min=1)
+        return mean[:, None].to(rows)
 
     def evaluate(
-        self, rows: Rows, part: str, *, predict: Predict | None = None, bins: int = 0
+        self,
+        rows: Rows,
+        part: str,
+        *,
+        predict: Predict | None = None,
+        bins: int = 0,
     ) -> PartScore:
-        """How these models do on a part of the nodes' own data; for scoring."""
-        return self._runtime.task.evaluate(
-            rows, part, self.ids, predict=predict, bins=bins, errors=True
-        )
+        """The score of these models on a part of the nodes' own data; for scoring."""
+        task = self._runtime.task
+        return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
 
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
-        """What these models make of the examples of a batch, [n, B, ...]."""
+        """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
 
-    def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
-        """The gradient at `rows` of a loss of the algorithm's own: it takes the outputs and gives
-        one number per node, [n].
+    def gradient(
+        self,
+        rows: Rows,
+        batch: Batch,
+        loss: Callable[[Tensor], Tensor],
+    ) -> Rows:
+        """The gradient at `rows` of a loss of the algorithm's own.
+
+        `loss` maps the outputs to one number per node, [n].
         """
         self.worked(1, rows.shape[1])
-        data = self._runtime.task.gradient_of(rows, batch, loss)
-        return data + self._runtime.task.l2 * rows if self._runtime.task.l2 else data
+        task = self._runtime.task
+        gradient = task.gradient_of(rows, batch, loss)
+        if task.l2:
+            gradient = gradient + task.l2 * rows
+        return gradient
 
     def examples(self, size: int) -> Batch:
-        """Up to `size` training examples of each node's own, the same every time: all, or as many
-        at even distances.
+        """Up to `size` training examples of each node's own, the same every time.
+
+        They are all of its examples, or `size` of them at even distances.
         """
-        return self._runtime.task.spread(self.there, size)
+        return self._runtime.task.spread(self.device_ids, size)
 
     @property
     def has_hessian(self) -> bool:
@@ -213,31 +254,41 @@ class Nodes:
     @property
     def labels(self) -> Tensor:
         """Which classes each node has training examples of, bool [n, classes]."""
-        return self._runtime.task.labels(self.there)
+        return self._runtime.task.labels(self.device_ids)
 
     @property
     def most_labels(self) -> int:
-        """The most classes that any node has; known also where there are no rows."""
+        """The max number of classes of a node; the same for a call without nodes."""
         return self._runtime.task.most_labels
 
     # Memory
 
     def keep(self, name: str, rows: Rows) -> Rows:
-        """Remember rows under a name, with this round; they are scored as models unless the name
-        starts with "_".
+        """Keep rows under a name, with the number of this round.
+
+        They are scored as models unless the name starts with "_".
         """
         if len(rows) != len(self):
-            raise ProgramError(
-                f"{self.tier}: keep({name!r}) got {len(rows)} rows for {len(self)} nodes; give one per node."
-            )
+            counts = f"{len(rows)} rows for {len(self)} nodes"
+            raise ProgramError(f"{self.tier}: keep({name!r}) got {counts}; give one per node.")
         self.call.kept[name] = rows
         return rows
 
     @overload
     def recall(self, name: str, default: Rows, since: int = 0) -> Rows: ...
     @overload
-    def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
-    def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
+    def recall(
+        self,
+        name: str,
+        default: None = None,
+        since: int = 0,
+    ) -> Rows | None: ...
+    def recall(
+        self,
+        name: str,
+        default: Rows | None = None,
+        since: int = 0,
+    ) -> Rows | None:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
         if name in self.call.kept:
             return self.call.kept[name]
@@ -247,60 +298,71 @@ class Nodes:
     def age(self, name: str) -> Tensor:
         """How many rounds ago each node kept a row under this name, [n, 1]; -1 for never."""
         kept = self._runtime.store.rounds(self.tier, name, self.ids)
-        return torch.where(kept == NEVER, NEVER, self.round - kept)[:, None]
+        age = torch.where(kept == NEVER, NEVER, self.round - kept)
+        return age[:, None]
 
     def initial(self) -> Rows:
-        """The common initial rows, known from the seed and never sent."""
-        return self._runtime.initial(self.tier, self.there)
+        """The common initial rows; every node makes them from the seed, so they are never sent."""
+        return self._runtime.initial(self.tier, self.device_ids)
 
     @overload
     def own(self, value: int | Sequence[int]) -> int | Tensor: ...
     @overload
     def own(self, value: PerNode) -> float | Tensor: ...
     def own(self, value: PerNode) -> float | Tensor:
-        """A hyper-parameter that may be a list with one entry per node of the tier: each node's
-        own, as a column [n, 1].
+        """Each node's value of a hyper-parameter.
+
+        A number is the value of all nodes. A list has one entry per node of the tier, and the
+        values come back as a column [n, 1].
         """
         if isinstance(value, int | float):
             return value
-        tree, task = self._runtime.tree, self._runtime.task
+        tree = self._runtime.tree
         size = tree.size(self.tier) // tree.copies
         if len(value) != size:
-            raise ConfigError(
-                f"a list of {len(value)} values for {size} nodes of tier {self.tier}: {list(value)[:5]}..."
-            )
-        return task.constant(value)[self.local][:, None]
+            nodes = f"{size} nodes of tier {self.tier}"
+            raise ConfigError(f"a list of {len(value)} values for {nodes}: {list(value)[:5]}...")
+        values = self._runtime.task.constant(value)
+        return values[self.local][:, None]
 
-    def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The numbers k = 0, 1, ... of an inner loop, each with the nodes [n, 1] that still take
-        part.
+    def rounds(
+        self,
+        count: int | Sequence[int],
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The numbers k = 0, 1, ... of an inner loop, each with a mask [n, 1] of the active nodes.
 
         `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
-        The loop is as long as the longest; `ask(..., where=going)` lets only those ask who go on.
+        The loop is as long as the longest. `ask(..., where=active)` lets only active nodes ask.
         """
-        own = torch.as_tensor(self.own(count), device=self._runtime.task.device)
-        longest = count if isinstance(count, int) else max(count)
+        device = self._runtime.task.device
+        rounds = torch.as_tensor(self.own(count), device=device)
+        rounds = rounds.expand(len(self), 1)
+        longest = count
+        if not isinstance(longest, int):
+            longest = max(longest)
         for k in range(longest):
-            yield k, own.expand(len(self), 1) > k
+            yield k, rounds > k
 
     @property
     def planned(self) -> Tensor:
-        """The part of its shared weights that the radio plan of this round has each node prune, a
-        column [n, 1].
-        """
+        """The pruning ratio of each node in the radio plan of this round, a column [n, 1]."""
         if self.call.ratio is None:
-            raise ConfigError(
-                'ratio = "plan" is that of a radio; give the experiment one (docs/radio.md), or a number.'
-            )
-        return self.call.ratio[:, None].to(self._runtime.task.device, self._runtime.task.dtype)
+            fix = "give the experiment one (docs/radio.md), or a number"
+            raise ConfigError(f'ratio = "plan" is that of a radio; {fix}.')
+        task = self._runtime.task
+        return self.call.ratio[:, None].to(task.device, task.dtype)
 
     def by_part(self, shared: float, private: float) -> float | Tensor:
-        """A number for shared and one for private columns: itself where one will do, else a row [1,
-        P].
+        """A number for the shared and one for the private columns, as a row [1, P].
+
+        It is a number where the two are equal, or where all columns are of one part.
         """
-        space, task = self._runtime.task.space, self._runtime.task
-        if shared == private or space.shared in (0, space.width):
-            return private if space.shared == 0 else shared
+        task = self._runtime.task
+        space = task.space
+        if space.shared == 0:
+            return private
+        if shared == private or space.shared == space.width:
+            return shared
         row = torch.full((1, space.width), shared, dtype=task.dtype, device=task.device)
         row[:, self.private] = private
         return row
@@ -308,27 +370,30 @@ class Nodes:
     # Figures
 
     def note(self, name: str, values: Tensor) -> None:
-        """Put a figure of each node [n] into the round's record: its mean, least and most per tier.
+        """Put a figure of each node [n] into the round's record: its mean, min and max per tier.
 
         It is for whoever watches the run: it is not sent, costs no bytes, and no program can read
         it.
         """
-        if values.shape not in ((len(self),), (len(self), 1)):
-            raise ProgramError(
-                f"{self.tier}: note({name!r}) got shape {tuple(values.shape)} for {len(self)} nodes; give one number per node."
-            )
+        nodes = len(self)
+        if values.shape not in ((nodes,), (nodes, 1)):
+            have = f"shape {tuple(values.shape)} for {nodes} nodes"
+            raise ProgramError(f"{self.tier}: note({name!r}) got {have}; give one number per node.")
         noted = self.call.notes.get(name, ())
-        self.call.notes[name] = (*noted, values.detach().reshape(-1))
+        figures = values.detach().reshape(-1)
+        self.call.notes[name] = (*noted, figures)
 
     def report(self, name: str, figures: Tensor) -> None:
         """Hand figures of every single node, [n, k], to whoever plays the program; for scoring."""
         self.call.reports[name] = figures
 
     def needed_for(self, model: str) -> None:
-        """Say that what was recalled since the last such call is what predictions with a model
-        need; for scoring.
+        """Record which kept rows predictions with a model need; for scoring.
+
+        They are those that were recalled since the last such call.
         """
-        self.call.needs.setdefault(model, set()).update(self.call.recalled)
+        names = self.call.needs.setdefault(model, set())
+        names.update(self.call.recalled)
         self.call.recalled.clear()
 
     # Draws
@@ -387,37 +452,32 @@ class Nodes:
         sample: Cohort = None,
         where: Where = None,
     ) -> Any:
-        """Run a program of the next tier on these nodes' children and return their Replies (a tuple
-        if it answers a tuple).
+        """Run a program of the next tier on these nodes' children and return their Replies.
 
-        Each asker's row goes to all its children. `each` holds tensors with one value per child of
-        these nodes, in order. Links carry float32 and float64, 4 and 8 bytes a number, and refuse
-        other types: convert them first. `sample` says how many children are asked, or which: a bool
-        for each child of these nodes, in order. `where` [n] bool says which of these nodes ask at
-        all.
+        They are a tuple of Replies if the program answers a tuple. Each asker's row goes to all its
+        children. `each` holds tensors with one value per child of these nodes, in order. Links
+        carry float32 and float64, 4 and 8 bytes a number, and refuse other types: convert them
+        first. `sample` says how many children are asked, or which: a bool for each child of these
+        nodes, in order. `where` [n] bool says which of these nodes ask at all.
         """
+        text = f"{self.tier}: ask({program.__name__})"
         owner = type(getattr(program, "__self__", None))
         if getattr(owner, program.__name__, None) is not getattr(program, "__func__", program):
-            raise ProgramError(
-                f"{self.tier}: ask({program.__name__}): ask for a method of the algorithm; only its name can travel."
-            )
-        for row in rows:
-            if isinstance(row, Masked):
-                raise ProgramError(
-                    f"{self.tier}: ask({program.__name__}) got Masked rows; masks travel up, send rows down."
-                )
-            count = len(row.rows) if isinstance(row, Exact) else len(row)
-            if count != len(self):
-                raise ProgramError(
-                    f"{self.tier}: ask({program.__name__}) got {count} rows for {len(self)} nodes."
-                )
+            fix = "ask for a method of the algorithm"
+            raise ProgramError(f"{text}: {fix}; only its name can travel.")
+        for message in rows:
+            if isinstance(message, Masked):
+                raise ProgramError(f"{text} got Masked rows; masks travel up, send rows down.")
+            tensor = message.rows if isinstance(message, Exact) else message
+            if len(tensor) != len(self):
+                raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
     def drawn(self, count: int, stream: str) -> Tensor:
-        """Which children of these nodes are among `count` drawn from all nodes of their tier, bool
-        [children].
+        """A mask of the children of these nodes that are in a cohort of `count`, bool [children].
 
-        The draw has the address (seed, round, stream): every asker finds the same one by itself.
+        The cohort is drawn from all nodes of the children's tier. The draw has the address (seed,
+        round, stream): every asker computes the same cohort by itself.
         """
         tree = self._runtime.tree
         tier = tree.tiers[tree.index(self.tier) + 1]
@@ -426,20 +486,24 @@ class Nodes:
         keys = draws.keys(self._runtime.seeds, self.round, stream)
         sizes = torch.full_like(copies, size)
         picks = torch.full_like(copies, min(count, size))
-        copy, number = draws.choose(keys, torch.zeros_like(copies), sizes=sizes, picks=picks)
+        group = torch.zeros_like(copies)
+        copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
+        drawn = copy * size + number
         _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
-        return torch.isin(children, copy * size + number)
+        return torch.isin(children, drawn)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
-        """Called where nodes have evaluated gradients, and with them moved weights, one as often as
-        it did; for runtimes.
+        """Count gradients that nodes evaluated, and weights that they moved; for runtimes.
+
+        A weight counts as often as it moves.
         """
         self.call.gradients = self.call.gradients + gradients
         self.call.moved = self.call.moved + moved
 
-    def reads(self, what: str) -> None:
-        """Called where a number that a program computes decides what runs, which a captured program
-        cannot do; for runtimes.
+    def reads(self, reason: str) -> None:
+        """Called where a number that a program computes decides what runs; for runtimes.
+
+        A captured program cannot do that.
         """
 
     def next_ask(self) -> int:
@@ -449,51 +513,65 @@ class Nodes:
         return path
 
     def address(self, *words: int | str) -> draws.Address:
-        """The key of a draw made here, or each node's where there are several seeds; for runtimes."""
-        seeds, words = self._runtime.seeds, (self.round, self._path, self.tier, *words)
+        """The key of a draw of this call, or one of each node with several seeds; for runtimes."""
+        seeds = self._runtime.seeds
+        address = (self.round, self._path, self.tier, *words)
         if len(seeds) == 1:
-            return draws.key(seeds[0], *words)
-        return draws.keys(seeds, *words)[self._runtime.tree.copy(self.tier, self.ids)].to(
-            self._runtime.task.device, non_blocking=True
-        )
+            return draws.key(seeds[0], *address)
+        copy = self._runtime.tree.copy(self.tier, self.ids)
+        keys = draws.keys(seeds, *address)[copy]
+        return keys.to(self._runtime.task.device, non_blocking=True)
 
     def _call(self, stream: str) -> int:
+        """The number of this draw among those of a stream."""
         k = self._calls.get(stream, 0)
         self._calls[stream] = k + 1
         return k
 
     def _address_draw(self, draw: Any, stream: str, width: int) -> Tensor:
-        task = self._runtime.task
-        out: Tensor = draw(self.address(stream, self._call(stream)), self.local, width)
-        return out.to(task.dtype)
+        """The next draw of a stream, [n, width]."""
+        address = self.address(stream, self._call(stream))
+        numbers: Tensor = draw(address, self.local, width)
+        return numbers.to(self._runtime.task.dtype)
 
     def _cyclic(self, size: int, stream: str) -> Batch:
         """The next batch of an endless walk; the counter is an ordinary kept row."""
         name = f"_{stream}_turn"
-        turn = self.recall(name, default=torch.zeros(len(self), 1, dtype=torch.int64))
+        zeros = torch.zeros(len(self), 1, dtype=torch.int64)
+        turn = self.recall(name, default=zeros)
         self.keep(name, turn + 1)
         return self._runtime.task.cyclic(self.ids, size, turn[:, 0])
 
 
-_AHEAD = 64  # steps whose batches are drawn together at most; their examples are gathered one step at a time
+_AHEAD = 64
+"""The max number of steps whose batches are drawn together.
+
+Their examples are gathered one step at a time.
+"""
 _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
 class DataGradient(DataLoss):
     """The gradient of the nodes' data loss, Rows -> Rows; `descend` computes whole loops of it."""
 
-    def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
+    def __init__(
+        self,
+        me: Nodes,
+        batch: Batch | int | None,
+        stream: str,
+        call: int,
+    ) -> None:
         self.task = me._runtime.task
         self.all_examples = batch is None
-        self.one = batch if isinstance(batch, Batch) else None
+        self.fixed = batch if isinstance(batch, Batch) else None
         self._me = me
         self._batch = batch
         self._stream = stream
         self._call = call
         self._step = 0
         self._ahead: dict[int, Batch] = {}
-        self._until = 0  # the step before which all are sure to be wanted
-        self._counted = 0  # steps to come that are reckoned already
+        self._until = 0  # all steps before this one will be taken
+        self._counted = 0  # future steps whose work is counted already
 
     def __call__(self, x: Rows) -> Rows:
         data = self._data(x)
@@ -503,7 +581,13 @@ class DataGradient(DataLoss):
         else:
             self._me.worked(1, x.shape[1])
             self.task.solvers.setdefault("step by step", _OWN_STEPS)
-        return data + self.task.l2 * x if self.task.l2 else data
+        return self._with_l2(data, x)
+
+    def _with_l2(self, data: Rows, x: Rows) -> Rows:
+        """A gradient at x, or a Hessian product with x, of the loss with l2."""
+        if not self.task.l2:
+            return data
+        return data + self.task.l2 * x
 
     def _data(self, x: Rows) -> Rows:
         if self.all_examples:
@@ -515,24 +599,30 @@ class DataGradient(DataLoss):
         if self._batch is None:
             product = self.task.full_hessian_product(x, self._me.ids, v)
         else:
-            product = self.task.hessian_product(x, self.batch(self._step), v)
+            batch = self.batch(self._step)
+            product = self.task.hessian_product(x, batch, v)
         self._step += 1
         self._me.worked(2, 2 * x.shape[1])
-        return product + self.task.l2 * v if self.task.l2 else product
+        return self._with_l2(product, v)
 
     def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
-        steps = terms.steps.reshape(-1) if isinstance(terms.steps, Tensor) else terms.steps
-        moved = terms.moving(start) if self._me._runtime.counts_moved else 0.0
+        runtime = self._me._runtime
+        steps = terms.steps
+        if isinstance(steps, Tensor):
+            steps = steps.reshape(-1)
+        moved: Tensor | float = 0.0
+        if runtime.counts_moved:
+            moved = terms.moving(start)
         self._me.worked(steps, moved)
         self._counted = terms.longest
         if self.all_examples:
             return
         uneven = isinstance(terms.steps, Tensor) or terms.tol is not None
-        if uneven and isinstance(self._batch, int) and self._me._runtime.batches == "cyclic":
-            raise ConfigError(
-                'batches="cyclic" counts batches, so every device must take the same number of steps; use "uniform".'
-            )
+        if uneven and isinstance(self._batch, int) and runtime.batches == "cyclic":
+            reason = 'batches="cyclic" counts batches'
+            rule = "every device must take the same number of steps"
+            raise ConfigError(f'{reason}, so {rule}; use "uniform".')
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
         self._until = self._step + terms.longest
@@ -542,14 +632,12 @@ class DataGradient(DataLoss):
         return self.batch(self._step + step)
 
     def skip(self, steps: int) -> None:
-        """The steps of the descent are taken, and were counted when it began."""
+        """Mark steps of the descent as taken; their work was counted when it began."""
         self._step += steps
         self._counted = 0
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step; uniform ones are drawn for many steps at a time, and any step may be
-        asked for.
-        """
+        """The batch of any step; uniform batches are drawn for many steps at a time."""
         if isinstance(self._batch, Batch):
             return self._batch
         assert self._batch is not None
@@ -557,8 +645,9 @@ class DataGradient(DataLoss):
         if me._runtime.batches == "cyclic":
             return me._cyclic(self._batch, self._stream)
         if step not in self._ahead:
-            steps = range(step, max(step + 1, min(step + _AHEAD, self._until)))
+            stop = min(step + _AHEAD, self._until)
+            steps = range(step, max(step + 1, stop))
             address = me.address(self._stream, self._call)
-            found = self.task.draw(address, me.there, self._batch, steps, local=me.local)
-            self._ahead = dict(zip(steps, found, strict=True))
+            batches = self.task.draw(address, me.device_ids, self._batch, steps, local=me.local)
+            self._ahead = dict(zip(steps, batches, strict=True))
         return self._ahead[step]

@@ -1,4 +1,4 @@
-"""What came back from an `ask`: rows of many children, reduced per asker once weights are known."""
+"""The replies to an `ask`: rows of many children, reduced per asker once weights are known."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Exact:
 
 Message = Rows | Masked | Exact | None
 """What a program sends: rows, some of their coordinates, rows that arrive unchanged, or nothing."""
+Weighted = tuple[Rows, Exact | None]
+"""Rows, and the weight of each in a mean; None where all have the same weight."""
 
 
 class Gathered(NamedTuple):
-    """Every answer on its own: its rows, its asker's position, and the number of the child there."""
+    """Every answer on its own: its row, its asker's position and its number among the children."""
 
     rows: Rows
     asker: Tensor
     child: Tensor
 
     def into(self, table: Tensor) -> Tensor:
-        """A table [n, children, P] of every child's last answer, these now among them; changed in
-        place.
-        """
+        """Put the answers into a table [n, children, P] of every child's last answer, in place."""
         table[self.asker, self.child] = self.rows
         return table
 
@@ -55,10 +55,10 @@ def exact(rows: Rows) -> Exact:
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """Answers of some children that still lie elsewhere, as bytes or on a disk; `read` gives them.
+    """Answers of consecutive children that are not in memory yet: bytes, or rows on a disk.
 
-    Every reduction reads them once, one part after the other. `masked` says whether they have
-    masks.
+    `read` returns them; every reduction reads each part once, one part after the other. `masked`
+    says whether they have masks.
     """
 
     read: Callable[[], Message]
@@ -102,13 +102,14 @@ class Replies:
         if isinstance(rows, Tensor):
             rows = (rows,)
         self._parts = tuple(rows or ())
-        self._asker, self._askers, self._child = asker, askers, child
+        self._asker = asker
+        self._askers = askers
+        self._child = child
         self._mask = mask
-        self._masked = mask is not None
-        if len({_has_mask(part) for part in self._parts}) > 1:
+        have_masks = {_has_mask(part) for part in self._parts}
+        if len(have_masks) > 1:
             raise ProgramError(_MIXED)
-        if self._parts and _has_mask(self._parts[0]):
-            self._masked = True
+        self._masked = mask is not None or True in have_masks
 
     @cached_property
     def count(self) -> Tensor:
@@ -122,31 +123,42 @@ class Replies:
         def held(part: _Part) -> tuple[Rows]:
             if part.mask is None:
                 return (torch.ones_like(part.rows),)
-            return (part.mask.to(part.rows).expand_as(part.rows),)
+            mask = part.mask.to(part.rows)
+            return (mask.expand_as(part.rows),)
 
-        return self._totals(held)[0]
+        (cover,) = self._totals(held)
+        return cover
 
     @cached_property
     def _even(self) -> int:
         """How many answered each asker if all got the same number, else 0."""
-        least = int(self.count.min()) if self._askers else 0
-        return least if least > 0 and least == int(self.count.max()) else 0
+        if not self._askers:
+            return 0
+        smallest = int(self.count.min())
+        if smallest != int(self.count.max()):
+            return 0
+        return smallest
 
     def sum(self) -> Rows | None:
         """The sum of the answers per asker; None if the program answers nothing."""
         if not self._parts:
             return None
-        return self._totals(lambda part: (_inside(part.rows, part.mask),))[0]
+        (total,) = self._totals(lambda part: (_inside(part.rows, part.mask),))
+        return total
 
     def total(self) -> Exact | None:
         """The sum as a message for the tier above, over those who answered."""
         total = self.sum()
-        return None if total is None else exact(total)
+        if total is None:
+            return None
+        return exact(total)
 
     def sums(self, weight: Replies | None = None) -> tuple[Rows, Rows]:
         """The weighted sum of the answers and the sum of the weights, per asker."""
         self._check_answers()
-        weights = None if weight is None else weight._weights(len(self._asker))
+        weights: Rows | None = None
+        if weight is not None:
+            weights = weight._weights(len(self._asker))
 
         def weighted(part: _Part) -> tuple[Rows, Rows]:
             scale = part.rows.new_ones(len(part.rows), 1)
@@ -158,7 +170,12 @@ class Replies:
         total, scale = self._totals(weighted)
         return total, scale
 
-    def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
+    def mean(
+        self,
+        *,
+        weight: Replies | None = None,
+        default: Rows | None = None,
+    ) -> Rows:
         """The mean of the answers per asker; `default` where nobody answered.
 
         With masks, also where nobody sent a coordinate.
@@ -173,20 +190,24 @@ class Replies:
                 reason = "nobody was asked, or nobody sent a coordinate"
                 raise ProgramError(f"the mean of no answers: {reason}; give default=.")
             return total / scale
-        return torch.where(scale == 0, default, total / torch.where(scale == 0, 1, scale))
+        nobody = scale == 0
+        mean = total / torch.where(nobody, 1, scale)
+        return torch.where(nobody, default, mean)
 
     def _plain_mean(self, default: Rows | None) -> Rows:
         """Every answer counts 1: who got none is known without waiting for a GPU."""
-        count, total = self.count, self._totals(lambda part: (part.rows,))[0]
+        (total,) = self._totals(lambda part: (part.rows,))
         if self._even:
             return total / self._even
-        none = count == 0
-        mean = total / count.clamp(min=1)[:, None].to(total.device, total.dtype, non_blocking=True)
-        if not bool(none.any()):
+        nobody = self.count == 0
+        divisor = self.count.clamp(min=1)[:, None]
+        mean = total / divisor.to(total.device, total.dtype, non_blocking=True)
+        if not bool(nobody.any()):
             return mean
         if default is None:
             raise ProgramError("the mean of no answers: nobody was asked; give default=.")
-        return torch.where(none[:, None].to(total.device, non_blocking=True), default, mean)
+        use_default = nobody[:, None].to(total.device, non_blocking=True)
+        return torch.where(use_default, default, mean)
 
     def gather(self) -> Gathered:
         """All answers, unreduced; for attention, medians, clustering."""
@@ -210,7 +231,9 @@ class Replies:
         rows = torch.cat([part.rows for part in parts])
         masks = [part.mask.expand_as(part.rows) for part in parts if part.mask is not None]
         self._parts = (rows,)
-        self._mask = torch.cat(masks) if masks else None
+        self._mask = None
+        if masks:
+            self._mask = torch.cat(masks)
         return rows
 
     def _weights(self, count: int) -> Rows:
@@ -223,23 +246,33 @@ class Replies:
 
     def _read_parts(self) -> Iterator[_Part]:
         """The parts in id order, each read when it is its turn."""
-        start, where = 0, slice(0, 0)
+        asked = len(self._asker)
+        stop = 0
         for part in self._parts:
             rows, mask = _read(part)
-            where = slice(start, start + len(rows))
-            if where.stop > len(self._asker):
+            start = stop
+            stop += len(rows)
+            if stop > asked:
                 break
+            where = slice(start, stop)
             if self._mask is not None:
-                mask = self._mask if self._mask.ndim == 1 else self._mask[where]
+                mask = self._mask_of(where)
             yield _Part(rows, mask, where)
-            start = where.stop
             del rows, mask  # before the next one is read
-        if where.stop != len(self._asker):
-            asked = len(self._asker)
-            raise ProgramError(f"at least {where.stop} answers, but {asked} children were asked.")
+        if stop != asked:
+            raise ProgramError(f"at least {stop} answers, but {asked} children were asked.")
 
-    def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
-        """Sums of what `terms` makes of each part.
+    def _mask_of(self, where: slice) -> Tensor | None:
+        """The mask of some answers; a mask without an axis of answers is that of all."""
+        if self._mask is None or self._mask.ndim == 1:
+            return self._mask
+        return self._mask[where]
+
+    def _totals(
+        self,
+        terms: Callable[[_Part], tuple[Rows, ...]],
+    ) -> tuple[Rows, ...]:
+        """Sums per asker of the values that `terms` computes from each part.
 
         They are added in id order, so that the bits do not depend on who else was asked, nor on
         the parts the answers came in.
@@ -251,8 +284,13 @@ class Replies:
             del part  # before the next one is read
         return tuple(total.value() for total in totals)
 
-    def _add(self, totals: list[_Total], values: tuple[Rows, ...], asker: Tensor) -> None:
-        """Add what a part comes to; the first one says how wide the sums are."""
+    def _add(
+        self,
+        totals: list[_Total],
+        values: tuple[Rows, ...],
+        asker: Tensor,
+    ) -> None:
+        """Add the values of a part; those of the first part say how wide the sums are."""
         if not totals:
             totals += [_Total(self, like) for like in values]
         for total, rows in zip(totals, values, strict=True):
@@ -280,9 +318,12 @@ class _Total:
         """The sums, [askers, width]."""
         if self._sum is not None:
             return self._sum
-        rows = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        rows = self._waiting[0]
+        if len(self._waiting) > 1:
+            rows = torch.cat(self._waiting)
         if each := self._replies._even:
-            return rows.view(self._replies._askers, each, *rows.shape[1:]).sum(1)
+            by_asker = rows.view(self._replies._askers, each, *rows.shape[1:])
+            return by_asker.sum(1)
         lengths = self._replies.count.to(rows.device, non_blocking=True)
         return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, unsafe=True)
 
@@ -295,20 +336,28 @@ def _has_mask(part: Rows | Masked | Deferred) -> bool:
 
 def _read(part: Rows | Masked | Deferred) -> tuple[Rows, Tensor | None]:
     """The rows of a part and their mask."""
-    message: Message
-    if isinstance(part, Deferred):
-        message = part.read()
-        if message is not None and isinstance(message, Masked) != part.masked:
-            raise ProgramError(_MIXED)
-    else:
-        message = part
+    message = _message(part)
     if isinstance(message, Masked):
         return message.rows, message.mask
+    if isinstance(message, Exact):
+        return message.rows, None
     if message is None:
         raise ProgramError("some of the programs that were asked answer None and others do not.")
-    return message.rows if isinstance(message, Exact) else message, None
+    return message, None
+
+
+def _message(part: Rows | Masked | Deferred) -> Message:
+    """The message of a part, which is read now if it is deferred."""
+    if not isinstance(part, Deferred):
+        return part
+    message = part.read()
+    if message is not None and isinstance(message, Masked) != part.masked:
+        raise ProgramError(_MIXED)
+    return message
 
 
 def _inside(rows: Rows, mask: Tensor | None) -> Rows:
-    """What a mask leaves of rows; all of them without one."""
-    return rows if mask is None else rows * mask
+    """Rows with zeros outside a mask; the rows themselves without one."""
+    if mask is None:
+        return rows
+    return rows * mask

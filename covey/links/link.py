@@ -1,9 +1,10 @@
-"""A link between two tiers: what it does to rows that cross it, and what that costs in bytes."""
+"""A link between two tiers: it transforms the rows that cross it, and counts their bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ from covey.types import Rows
 class Route:
     """Where a message goes: the link's name, direction and lane.
 
-    Each row has its number of receivers, `copies`, and the number of its tree. `heard` is told how
-    long the message of every row is, in bytes; it waits for a GPU.
+    Each row has its number of receivers, `copies`, and the number of its tree. `heard` is called
+    with the length of every row's message, in bytes; to know it, a GPU is waited for.
     """
 
     key: Key
@@ -36,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """One message per row: how many values it sends, and its length if only the values decide it."""
+    """One message per row: how many values it sends; its length, if the values decide it."""
 
     route: Route
     codec: Codec
@@ -50,15 +51,55 @@ class _Entry:
     @property
     def kind(self) -> tuple[object, ...]:
         """What messages that are counted together have in common."""
-        facts = (self.width, self.size, self.masked, self.exact, self.lengths is None)
-        return (self.route.key, id(self.codec), *facts)
+        return (
+            self.route.key,
+            id(self.codec),
+            self.width,
+            self.size,
+            self.masked,
+            self.exact,
+            self.lengths is None,
+        )
+
+    def traffic(
+        self,
+        length: int,
+        dense: int,
+        nonzeros: int,
+        messages: int,
+    ) -> Traffic:
+        """The traffic of messages of this kind, from their sums."""
+        values = self.width * messages
+        if self.exact:
+            values = 0
+        return Traffic(length, messages, values, nonzeros, dense)
+
+    def measured(self) -> Tensor:
+        """The length of each row's message, in bytes."""
+        if self.lengths is not None:
+            return self.lengths
+        return self.lengths_of(self.sent, self.codec)
+
+    def lengths_of(self, sent: Tensor, codec: Codec) -> Tensor:
+        """The length of messages of this kind, where the number of values sent decides it."""
+        lengths = codec.lengths(sent, width=self.width, size=self.size, masked=self.masked)
+        assert lengths is not None
+        return lengths
+
+
+class _Settled(NamedTuple):
+    """An entry with its counts in main memory."""
+
+    entry: _Entry
+    sent: Tensor
+    lengths: Tensor | None
 
 
 class Ledger:
-    """What has crossed links and is not yet in the meters, one for each tree of a run.
+    """The messages that have crossed links and are not yet in the meters.
 
-    The counts stay on the device that made them until `settle` reads all at once: a GPU that is
-    asked after every message waits.
+    A run has one meter for each tree. The counts stay on the device that made them until `settle`
+    reads all at once: a GPU that is asked after every message waits.
     """
 
     def __init__(self, meters: Sequence[Meter]) -> None:
@@ -69,9 +110,7 @@ class Ledger:
         """Messages that have crossed."""
         self._entries.append(entry)
         if entry.route.heard is not None:
-            lengths = entry.lengths
-            if lengths is None:
-                lengths = _lengths(entry.codec, entry.sent, entry.width, entry.size, entry.masked)
+            lengths = entry.measured()
             entry.route.heard(lengths.cpu())
 
     def clear(self) -> None:
@@ -83,46 +122,48 @@ class Ledger:
         sent = _read([entry.sent for entry in self._entries])
         measured = [entry.lengths for entry in self._entries if entry.lengths is not None]
         lengths = iter(_read(measured))
-        groups: dict[tuple[object, ...], list[tuple[_Entry, Tensor, Tensor | None]]] = {}
+        groups: dict[tuple[object, ...], list[_Settled]] = {}
         for entry, counts in zip(self._entries, sent, strict=True):
-            known = None if entry.lengths is None else next(lengths)
-            groups.setdefault(entry.kind, []).append((entry, counts, known))
+            own_lengths = None
+            if entry.lengths is not None:
+                own_lengths = next(lengths)
+            group = groups.setdefault(entry.kind, [])
+            group.append(_Settled(entry, counts, own_lengths))
         for group in groups.values():
             self._count(group)
         self.clear()
 
-    def _count(self, group: list[tuple[_Entry, Tensor, Tensor | None]]) -> None:
-        entry = group[0][0]
-        copies = torch.cat([each.route.copies for each, _, _ in group])
-        tree = torch.cat([each.route.tree for each, _, _ in group])
-        sent = torch.cat([counts for _, counts, _ in group])
-        known = [lengths for _, _, lengths in group if lengths is not None]
-        facts = entry.width, entry.size, entry.masked
-        lengths = torch.cat(known) if known else _lengths(entry.codec, sent, *facts)
-        dense_lengths = _lengths(CODECS["dense"], sent, *facts)
-        numbers = torch.stack([lengths, dense_lengths, sent, torch.ones_like(sent)]) * copies
+    def _count(self, group: list[_Settled]) -> None:
+        """Count messages of one kind in the meters of their trees."""
+        entry = group[0].entry
+        copies = torch.cat([settled.entry.route.copies for settled in group])
+        tree = torch.cat([settled.entry.route.tree for settled in group])
+        sent = torch.cat([settled.sent for settled in group])
+        dense_lengths = entry.lengths_of(sent, CODECS["dense"])
+        measured = [settled.lengths for settled in group if settled.lengths is not None]
+        lengths = torch.cat(measured) if measured else entry.lengths_of(sent, entry.codec)
+        messages = torch.ones_like(sent)
+        numbers = torch.stack([lengths, dense_lengths, sent, messages]) * copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
         totals.index_add_(0, tree, numbers.t())
         for meter, total in zip(self._meters, totals.tolist(), strict=True):
-            length, dense, nonzeros, messages = total
-            if messages:
-                values = 0 if entry.exact else entry.width * messages
-                meter.count(*entry.route.key, Traffic(length, messages, values, nonzeros, dense))
+            traffic = entry.traffic(*total)
+            if traffic.messages:
+                meter.count(*entry.route.key, traffic)
 
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:
     """Numbers of many messages in main memory, with one wait for the device."""
     if not counts:
         return ()
-    there = next((some.device for some in counts if some.device.type != "cpu"), counts[0].device)
-    together = torch.cat([some.to(there, non_blocking=True) for some in counts])
-    return torch.split(together.cpu(), [len(some) for some in counts])
-
-
-def _lengths(codec: Codec, sent: Tensor, width: int, size: int, masked: bool) -> Tensor:
-    lengths = codec.lengths(sent, width=width, size=size, masked=masked)
-    assert lengths is not None
-    return lengths
+    device = counts[0].device
+    for numbers in counts:
+        if numbers.device.type != "cpu":
+            device = numbers.device
+            break
+    together = torch.cat([numbers.to(device, non_blocking=True) for numbers in counts])
+    sizes = [len(numbers) for numbers in counts]
+    return torch.split(together.cpu(), sizes)
 
 
 _NOTHING = torch.zeros(0, dtype=torch.int64)
@@ -130,9 +171,9 @@ _NOTHING = torch.zeros(0, dtype=torch.int64)
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """The residual: what the senders lost in earlier messages of this kind, and where they keep it."""
+    """The residuals of the senders: the errors of their earlier messages of this kind."""
 
-    recall: Callable[[Rows], Rows]  # what is left over, given zeros where nothing is
+    recall: Callable[[Rows], Rows]  # takes zeros, and returns them for senders without a residual
     keep: Callable[[Rows], None]
 
 
@@ -140,17 +181,17 @@ class Residuals:
 class _Sent:
     """Model rows on their way, as the sender sees them."""
 
-    rows: Rows  # what the codec is given
+    rows: Rows  # the input of the codec
     mask: Tensor | None
-    keys: Tensor | None  # the addresses of its draws
-    arriving: Rows  # what comes out of it, zeros outside the mask
-    count: Tensor  # values of each row that are sent
-    reference: Rows | None  # what the receiver adds
+    keys: Tensor | None  # the addresses of the codec's draws
+    arriving: Rows  # the output of the codec, zeros outside the mask
+    count: Tensor  # the number of values of each row that are sent
+    reference: Rows | None  # the rows that the receiver adds
 
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of a link: what it does to model rows, and the ledger that counts their bytes.
+    """One direction of a link: its specification, and the ledger that counts its bytes.
 
     A simulator calls `send`, which makes no bytes. Nodes that share no memory call `pack`, `count`
     and, on the other side, `unpack`: together they do the same to the bit.
@@ -169,9 +210,9 @@ class Link:
         keys: Callable[[], Tensor] | None = None,
         memory: Residuals | None = None,
     ) -> Message:
-        """What the receivers get.
+        """The message that the receivers get.
 
-        `reference` is what came down to those who send now, `keys` the addresses of their draws.
+        `reference` are the rows that came down to the senders, `keys` the addresses of their draws.
         """
         if message is None:
             return None
@@ -194,24 +235,39 @@ class Link:
         """The bytes that the senders of rows put on the link; the arguments are those of `send`."""
         if message is None:
             return Packed(NOTHING, ())
-        check_rows(message if isinstance(message, Tensor) else message.rows, None, ndim=2)
+        rows = message if isinstance(message, Tensor) else message.rows
+        check_rows(rows, None, ndim=2)
         schema = Schema.of(message)
         if isinstance(message, Exact):
-            nothing = torch.zeros(len(message.rows), dtype=torch.int64)
-            return Packed(schema, tuple(_EXACT.encode(row) for row in message.rows), nothing)
+            encoded = tuple(_EXACT.encode(row) for row in rows)
+            counts = torch.zeros(len(rows), dtype=torch.int64)
+            return Packed(schema, encoded, counts)
         sent = self._sent(message, cut, reference, keys, memory)
-        return Packed(schema, tuple(_encoded(self.wire.codec, sent)), sent.count.cpu())
+        encoded = tuple(_encoded(self.wire.codec, sent))
+        return Packed(schema, encoded, sent.count.cpu())
 
     def count(self, packed: Packed, route: Route) -> None:
         """Count packed rows in the ledger, as `send` does."""
         schema = packed.schema
         if schema.kind == "nothing":
             return
-        exact, masked = schema.kind == "exact", schema.kind == "masked"
-        codec = _EXACT if exact else self.wire.codec
-        size = schema.dtype.itemsize
-        sent, lengths = packed.sent, packed.lengths
-        self.ledger.add(_Entry(route, codec, schema.width, size, masked, exact, sent, lengths))
+        entry = _Entry(
+            route,
+            self._codec(schema),
+            schema.width,
+            size=schema.dtype.itemsize,
+            masked=schema.kind == "masked",
+            exact=schema.kind == "exact",
+            sent=packed.sent,
+            lengths=packed.lengths,
+        )
+        self.ledger.add(entry)
+
+    def _codec(self, schema: Schema) -> Codec:
+        """The codec of messages of a schema."""
+        if schema.kind == "exact":
+            return _EXACT
+        return self.wire.codec
 
     def unpack(
         self,
@@ -221,18 +277,17 @@ class Link:
         expect: Schema | None = None,
         count: int | None = None,
     ) -> Message:
-        """What the receiver makes of the bytes: to the bit what `send` returns.
+        """The message in these bytes: to the bit what `send` returns.
 
-        `reference` is what went down to the senders, as it arrived there. Bytes come from other
-        machines and may be hostile: what is not `count` rows of the schema `expect` is a
+        `reference` are the rows that went down to the senders, as they arrived. Bytes come from
+        other machines and may be hostile: anything but `count` rows of the schema `expect` is a
         DecodeError, before memory for them is taken.
         """
         packed.check(expect, count)
         schema = packed.schema
         if schema.kind == "nothing":
             return None
-        codec = _EXACT if schema.kind == "exact" else self.wire.codec
-        rows, mask = _decoded(codec, packed)
+        rows, mask = _decoded(self._codec(schema), packed)
         if schema.kind == "exact":
             return Exact(rows)
         if not self.wire.update or reference is None or reference.shape != rows.shape:
@@ -247,15 +302,13 @@ class Link:
         keys: Callable[[], Tensor] | None,
         memory: Residuals | None,
     ) -> _Sent:
-        """What the sender does: cut, difference, residual, the largest entries, the codec."""
-        wire, mask = self.wire, None
-        rows = message
-        if isinstance(message, Masked):
-            rows, mask = message.rows, message.mask
-        assert isinstance(rows, Tensor)
+        """The steps of the sender: cut, difference, residual, the largest entries, the codec."""
+        wire = self.wire
+        rows, mask = _rows_and_mask(message)
         check_dtype(rows)
         cut_rows, count = native.cut_count(rows, cut)
-        rows, added = cut_rows, None
+        rows = cut_rows
+        added = None
         if wire.update:
             rows, added = difference(rows, reference)
         if memory is not None:
@@ -263,10 +316,13 @@ class Link:
         chosen = rows
         if wire.keep is not None:
             chosen = largest(kept(rows, mask), wire.keep)
-        addresses = keys() if keys is not None and wire.codec.draws else None
+        addresses = None
+        if keys is not None and wire.codec.draws:
+            addresses = keys()
         arriving = wire.codec.roundtrip(chosen, mask, addresses)
         if memory is not None:
-            memory.keep(_lost(rows - arriving, mask, memory))
+            residual = _residual(rows - arriving, mask, memory)
+            memory.keep(residual)
         if mask is not None:
             arriving = kept(arriving, mask)
             count = count_nonzero(mask.expand(rows.shape))
@@ -275,51 +331,90 @@ class Link:
         return _Sent(chosen, mask, addresses, arriving, count, added)
 
     def _entry(self, route: Route, sent: _Sent) -> _Entry:
-        """What the ledger counts of model rows; their lengths only if counts do not decide them."""
-        codec, rows, masked = self.wire.codec, sent.arriving, sent.mask is not None
-        width, size = rows.shape[1], rows.element_size()
+        """The ledger's entry of model rows; lengths are measured if counts do not decide them."""
+        codec = self.wire.codec
+        rows = sent.arriving
+        width = rows.shape[1]
+        size = rows.element_size()
+        masked = sent.mask is not None
         lengths = None
         if codec.lengths(_NOTHING, width=width, size=size, masked=masked) is None:
             lengths = codec.nbytes(rows, sent.mask)
-        return _Entry(route, codec, width, size, masked, False, sent.count, lengths)
+        return _Entry(
+            route,
+            codec,
+            width,
+            size,
+            masked,
+            exact=False,
+            sent=sent.count,
+            lengths=lengths,
+        )
 
     def _exact_entry(self, route: Route, rows: Rows) -> _Entry:
-        """What the ledger counts of rows that no codec may change."""
+        """The ledger's entry of rows that no codec may change."""
         check_dtype(rows)
-        nothing = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        return _Entry(route, _EXACT, rows.shape[1], rows.element_size(), False, True, nothing)
+        counts = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+        return _Entry(
+            route,
+            _EXACT,
+            width=rows.shape[1],
+            size=rows.element_size(),
+            masked=False,
+            exact=True,
+            sent=counts,
+        )
 
 
 _EXACT = CODECS["dense"]
-"""How rows travel that no codec may change: a header, then little-endian numbers."""
+"""The codec of rows that no codec may change: a header, then little-endian numbers."""
 
 
-def _lost(lost: Rows, mask: Tensor | None, memory: Residuals) -> Rows:
-    """What the senders remember: outside a mask nothing was sent, so what they remembered stays."""
+def _rows_and_mask(message: Rows | Masked) -> tuple[Rows, Tensor | None]:
+    """The rows of a message and their mask."""
+    if isinstance(message, Masked):
+        return message.rows, message.mask
+    return message, None
+
+
+def _residual(error: Rows, mask: Tensor | None, memory: Residuals) -> Rows:
+    """The residual after a message; outside a mask nothing was sent, so the old residual stays."""
     if mask is None:
-        return lost
-    return torch.where(mask, lost, memory.recall(torch.zeros_like(lost)))
+        return error
+    old = memory.recall(torch.zeros_like(error))
+    return torch.where(mask, error, old)
 
 
-def _received(rows: Rows, mask: Tensor | None, reference: Rows | None) -> Message:
-    """What the receiver makes of decoded rows, given what it adds to them."""
+def _received(
+    rows: Rows,
+    mask: Tensor | None,
+    reference: Rows | None,
+) -> Message:
+    """The message that decoded rows are for the receiver, which adds a reference to them."""
     if reference is not None:
         rows = rows + kept(reference, mask)
-    return rows if mask is None else Masked(rows, mask)
+    if mask is None:
+        return rows
+    return Masked(rows, mask)
 
 
 def _encoded(codec: Codec, sent: _Sent) -> Iterator[bytes]:
-    """The bytes of each row, whoever stands beside it."""
-    masks = None if sent.mask is None else sent.mask.expand(sent.rows.shape)
-    keys = None if sent.keys is None else sent.keys.tolist()
-    for k, row in enumerate(sent.rows):
-        mask = None if masks is None else masks[k]
-        yield codec.encode(row, mask, None if keys is None else keys[k])
+    """The bytes of each row, which do not depend on the other rows."""
+    count = len(sent.rows)
+    masks: Sequence[Tensor | None] = [None] * count
+    if sent.mask is not None:
+        masks = sent.mask.expand(sent.rows.shape).unbind()
+    keys: Sequence[int | None] = [None] * count
+    if sent.keys is not None:
+        keys = sent.keys.tolist()
+    for row, mask, key in zip(sent.rows, masks, keys, strict=True):
+        yield codec.encode(row, mask, key)
 
 
 def _decoded(codec: Codec, packed: Packed) -> tuple[Rows, Tensor | None]:
     """The rows in packed messages and their masks, each checked before the next is read."""
-    schema, n = packed.schema, len(packed)
+    schema = packed.schema
+    n = len(packed)
     rows = _empty(n, schema.width, schema.dtype)
     masks = None
     if schema.kind == "masked":
@@ -328,7 +423,8 @@ def _decoded(codec: Codec, packed: Packed) -> tuple[Rows, Tensor | None]:
         row, mask = codec.decode(message, limit=schema.width)
         schema.check_row(row, mask)
         if n == 1:  # the common case between two nodes, without a copy
-            return row[None], None if mask is None else mask[None]
+            only_mask = None if mask is None else mask[None]
+            return row[None], only_mask
         rows[k] = row
         if masks is not None and mask is not None:
             masks[k] = mask

@@ -12,8 +12,10 @@ LANES = ("train", "score")
 
 @dataclass(frozen=True)
 class Traffic:
-    """What crossed one link in one direction: encoded bytes, messages, the values in them, how many
-    of those are not 0, and the bytes the same messages take with the dense codec.
+    """The traffic of one link in one direction.
+
+    `bytes` are those of the encoded messages, `values` the numbers in them, and `nonzeros` those
+    that are not 0. `dense` are the bytes that the same messages take with the dense codec.
 
     >>> Traffic(bytes=10, messages=1) + Traffic(bytes=5, messages=1)
     Traffic(bytes=15, messages=2, values=0, nonzeros=0, dense=0)
@@ -46,25 +48,31 @@ class Traffic:
 
 @dataclass
 class Meter:
-    """Totals by (link, direction, lane), such as ("server-edge", "down", "train"); scoring has a
-    lane of its own.
+    """Totals by (link, direction, lane), such as ("server-edge", "down", "train").
+
+    Scoring has a lane of its own.
 
     >>> meter = Meter()
     >>> meter.count("server-edge", "down", "train", Traffic(bytes=100, messages=1))
     >>> before = meter.copy()
     >>> meter.count("server-edge", "up", "train", Traffic(bytes=40, messages=1))
-    >>> meter.bytes(), meter.since(before)
-    (140, {('server-edge', 'up', 'train'): Traffic(bytes=40, messages=1, values=0, nonzeros=0, dense=0)})
+    >>> meter.bytes(), list(meter.since(before))
+    (140, [('server-edge', 'up', 'train')])
     """
 
     totals: dict[Key, Traffic] = field(default_factory=dict)
 
-    def count(self, link: str, direction: str, lane: str, traffic: Traffic) -> None:
+    def count(
+        self,
+        link: str,
+        direction: str,
+        lane: str,
+        traffic: Traffic,
+    ) -> None:
         """Add what has just crossed a link."""
         if direction not in DIRECTIONS or lane not in LANES:
-            raise ConfigError(
-                f"cannot count ({link!r}, {direction!r}, {lane!r}); use one of {DIRECTIONS} and of {LANES}."
-            )
+            fix = f"use one of {DIRECTIONS} and of {LANES}"
+            raise ConfigError(f"cannot count ({link!r}, {direction!r}, {lane!r}); {fix}.")
         key = (link, direction, lane)
         self.totals[key] = self.totals.get(key, Traffic()) + traffic
 
@@ -81,51 +89,56 @@ class Meter:
 
     def since(self, earlier: "Meter") -> dict[Key, Traffic]:
         """What has been counted after `earlier`, only where something was."""
-        moved = {
-            key: total - earlier.totals.get(key, Traffic()) for key, total in self.totals.items()
-        }
-        return {key: traffic for key, traffic in moved.items() if traffic != Traffic()}
+        out = {}
+        for key, total in self.totals.items():
+            traffic = total - earlier.totals.get(key, Traffic())
+            if traffic != Traffic():
+                out[key] = traffic
+        return out
 
     def traffic(
-        self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train"
+        self,
+        *,
+        link: str | None = None,
+        direction: str | None = None,
+        lane: str | None = "train",
     ) -> Traffic:
         """The sum over whatever is left None."""
-        wanted = (link, direction, lane)
-        match = (
-            t
-            for key, t in self.totals.items()
-            if all(w in (None, k) for w, k in zip(wanted, key, strict=True))
-        )
-        return sum(match, Traffic())
+        out = Traffic()
+        for (a_link, a_direction, a_lane), traffic in self.totals.items():
+            same_link = link in (None, a_link)
+            same_direction = direction in (None, a_direction)
+            same_lane = lane in (None, a_lane)
+            if same_link and same_direction and same_lane:
+                out = out + traffic
+        return out
 
     def bytes(
-        self, *, link: str | None = None, direction: str | None = None, lane: str | None = "train"
+        self,
+        *,
+        link: str | None = None,
+        direction: str | None = None,
+        lane: str | None = "train",
     ) -> int:
         """The encoded bytes of `traffic`."""
         return self.traffic(link=link, direction=direction, lane=lane).bytes
 
     def state(self) -> list[list[str | int]]:
-        """The totals for a checkpoint, as JSON can hold them: link, direction, lane, then the
-        numbers of Traffic.
-        """
-        return [[*key, *astuple(t)] for key, t in self.totals.items()]
+        """The totals for a checkpoint: link, direction, lane, then the numbers of Traffic."""
+        return [[*key, *astuple(traffic)] for key, traffic in self.totals.items()]
 
     @classmethod
     def from_state(cls, state: Sequence[Sequence[str | int]]) -> "Meter":
         """The meter whose `state` this is."""
         meter = cls()
         for row in state:
-            names, numbers = row[:3], row[3:]
-            if (
-                len(row) != 8
-                or not all(type(x) is str for x in names)
-                or not all(type(x) is int for x in numbers)
-            ):
-                raise CheckpointError(
-                    f"meter entry {row!r}, expected three names and five whole numbers."
-                )
-            link, direction, lane = map(str, names)
-            meter.count(link, direction, lane, Traffic(*map(int, numbers)))
+            types = [type(value) for value in row]
+            if types != [str] * 3 + [int] * 5:
+                expected = "three names and five whole numbers"
+                raise CheckpointError(f"meter entry {row!r}, expected {expected}.")
+            link, direction, lane = map(str, row[:3])
+            traffic = Traffic(*map(int, row[3:]))
+            meter.count(link, direction, lane, traffic)
         return meter
 
 
@@ -149,7 +162,7 @@ def paper_bits(down: Traffic, up: Traffic) -> float:
 
 
 def bitmap_bits(down: Traffic, up: Traffic) -> int:
-    """The consistent form of that code: 64 bits a non-zero and one bit a value, in each direction."""
+    """The consistent form of that cost: 64 bits a non-zero and 1 bit a value, each direction."""
     both = down + up
     return 64 * both.nonzeros + both.values
 

@@ -1,4 +1,4 @@
-"""A message as it lies on a link: the bytes of each row, and the facts that every row shares."""
+"""A message on a link: the bytes of each row, and the facts that every row shares."""
 
 from __future__ import annotations
 
@@ -45,11 +45,16 @@ class Schema:
         """The schema of a message."""
         if message is None:
             return NOTHING
+        kind: Kind = "rows"
+        rows = message
         if isinstance(message, Masked):
-            return cls("masked", message.rows.shape[1], message.rows.dtype)
-        if isinstance(message, Exact):
-            return cls("exact", message.rows.shape[1], message.rows.dtype)
-        return cls("rows", message.shape[1], message.dtype)
+            kind = "masked"
+            rows = message.rows
+        elif isinstance(message, Exact):
+            kind = "exact"
+            rows = message.rows
+        assert isinstance(rows, Tensor)
+        return cls(kind, rows.shape[1], rows.dtype)
 
     def check_row(self, row: Tensor, mask: Tensor | None) -> None:
         """Refuse a decoded row that is not of this schema."""
@@ -57,7 +62,9 @@ class Schema:
             have = f"{len(row)} values of {row.dtype}"
             raise DecodeError(f"a row of {have}, expected {self.width} of {self.dtype}.")
         if (mask is not None) != (self.kind == "masked"):
-            have = "without" if mask is None else "with"
+            have = "with"
+            if mask is None:
+                have = "without"
             raise DecodeError(f"a row {have} a mask in a message of kind {self.kind!r}.")
 
     def __str__(self) -> str:
@@ -94,7 +101,12 @@ class Packed:
     @property
     def lengths(self) -> Tensor:
         """How many bytes each row takes, [n] int64."""
-        return torch.tensor([len(message) for message in self.messages], dtype=torch.int64)
+        lengths = [len(message) for message in self.messages]
+        return torch.tensor(lengths, dtype=torch.int64)
+
+    def only(self, position: int) -> Packed:
+        """The message of one row, without its count of values."""
+        return Packed(self.schema, (self.messages[position],))
 
     def check(self, expect: Schema | None, count: int | None) -> None:
         """Refuse another schema or another number of rows than the receiver expects."""

@@ -1,5 +1,4 @@
-"""What a link does to model rows in one direction: which codec, of what, how much of it, and what
-becomes of the rest.
+"""The specification of one direction of a link: its codec, and what the codec is applied to.
 
 An experiment names one codec for all links ("bitmap"), or a table: per link, and there per
 direction ("down", "up"), a codec's name or a table with `name`, the codec's own options, and those
@@ -20,17 +19,19 @@ from covey.errors import ConfigError
 from covey.types import Rows
 
 DIRECTIONS = ("down", "up")
+LinkSpecs = dict[tuple[str, str], "LinkSpec"]
+"""The specification of every (link, direction)."""
 Spec = str | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A codec and what is given to it.
+    """A codec, and which rows it gets.
 
-    `keep`: only this share of a row's entries, those of largest size, is sent; the others are
-    zeros. `update`: not the row is sent but its difference from the one that came down in the same
-    ask, where that is as wide. `feedback`: what a message lost is added to the next one (error
-    feedback); the sender remembers it.
+    `keep`: the fraction of a row's entries, those of largest size, that are sent; the others are
+    zeros. `update`: the sender sends the difference from the row that came down in the same ask,
+    where that is as wide. `feedback`: error feedback, the residual of a message is added to the
+    next one; the sender keeps it.
     """
 
     codec: Codec
@@ -39,19 +40,17 @@ class LinkSpec:
     feedback: bool = False
 
     def __post_init__(self) -> None:
-        if self.keep is not None and not (
-            isinstance(self.keep, int | float) and 0 < self.keep <= 1
-        ):
-            raise ConfigError(
-                f"keep = {self.keep!r} must be a share above 0 and up to 1, or left out."
-            )
+        if self.keep is not None and not _is_fraction(self.keep):
+            rule = "must be a share above 0 and up to 1, or left out"
+            raise ConfigError(f"keep = {self.keep!r} {rule}.")
         for name in ("update", "feedback"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} = {getattr(self, name)!r} must be true or false.")
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} = {value!r} must be true or false.")
         if self.feedback and self.lossless:
-            raise ConfigError(
-                f"feedback is on, but {self.codec.name} loses nothing; leave it out, or give `keep` or another codec."
-            )
+            reason = f"{self.codec.name} loses nothing"
+            fix = "leave it out, or give `keep` or another codec"
+            raise ConfigError(f"feedback is on, but {reason}; {fix}.")
 
     @property
     def lossless(self) -> bool:
@@ -59,56 +58,68 @@ class LinkSpec:
         return self.codec.lossless and self.keep is None and not self.update
 
 
+def _is_fraction(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value <= 1
+
+
 def largest(rows: Rows, share: float) -> Rows:
-    """Each row with all but the entries of largest size set to zero: that share of them, at least
-    one; equal sizes stay together.
+    """Each row with zeros in place of all entries but a share of largest size, at least one.
+
+    Entries of equal size stay together. NaN stays, so that divergence is noticed.
 
     >>> largest(torch.tensor([[1.0, -3.0, 2.0, 0.5]]), 0.5)
     tensor([[ 0., -3.,  2.,  0.]])
     """
     width = rows.shape[1]
-    kept = max(1, round(share * width))
-    if kept >= width or not len(rows):
+    count = max(1, round(share * width))
+    if count >= width or not len(rows):
         return rows
     sizes = rows.abs()
-    least = sizes.kthvalue(width - kept + 1, dim=1, keepdim=True).values
-    return torch.where(
-        (sizes < least), torch.zeros((), dtype=rows.dtype, device=rows.device), rows
-    )  # NaN stays, to be noticed
+    rank = width - count + 1
+    threshold = sizes.kthvalue(rank, dim=1, keepdim=True).values
+    zero = rows.new_zeros(())
+    return torch.where(sizes < threshold, zero, rows)
 
 
-def wires(spec: Spec, links: Sequence[str]) -> dict[tuple[str, str], LinkSpec]:
-    """The wire of every link and direction."""
-    if isinstance(spec, str) or "name" in spec:
-        return {
-            (link, way): wire(_shared(spec, way), f"codec.{link}", way)
-            for link in links
-            for way in DIRECTIONS
-        }
-    if unknown := set(spec) - set(links):
-        raise ConfigError(
-            f"codec names the link {unknown.pop()!r}, but the links are {', '.join(links)}."
-        )
+def wires(spec: Spec, links: Sequence[str]) -> LinkSpecs:
+    """The specification of every link and direction."""
+    if not _is_codec(spec):
+        assert isinstance(spec, Mapping)
+        if unknown := set(spec) - set(links):
+            names = ", ".join(links)
+            raise ConfigError(f"codec names the link {unknown.pop()!r}, but the links are {names}.")
     out = {}
     for link in links:
-        here = spec.get(link, "dense")
-        if not isinstance(here, str | Mapping):
-            raise ConfigError(
-                f"codec.{link} = {here!r}: give a codec's name, one of {', '.join(CODECS)}, or a table."
-            )
-        apart = here if isinstance(here, Mapping) and "name" not in here else None
-        if apart is not None and (unknown := set(apart) - set(DIRECTIONS)):
-            raise ConfigError(
-                f"codec.{link} has {unknown.pop()!r}; give a codec, or one for each of down and up."
-            )
-        for direction in DIRECTIONS:
-            mine = _shared(here, direction) if apart is None else apart.get(direction, "dense")
-            out[link, direction] = wire(mine, f"codec.{link}", direction)
+        link_spec = spec
+        if isinstance(spec, Mapping) and not _is_codec(spec):
+            link_spec = spec.get(link, "dense")
+        for direction, direction_spec in _by_direction(link_spec, link).items():
+            out[link, direction] = wire(direction_spec, f"codec.{link}", direction)
     return out
 
 
-def wire(spec: Any, place: str, direction: str) -> LinkSpec:
-    """One wire, from a codec's name or a table.
+def _is_codec(spec: Any) -> bool:
+    """Whether this is one codec, by its name or as a table, and no table of links or directions."""
+    return isinstance(spec, str) or "name" in spec
+
+
+def _by_direction(spec: Any, link: str) -> dict[str, Any]:
+    """The codec of each direction of a link."""
+    if not isinstance(spec, str | Mapping):
+        names = ", ".join(CODECS)
+        fix = f"give a codec's name, one of {names}, or a table"
+        raise ConfigError(f"codec.{link} = {spec!r}: {fix}.")
+    if _is_codec(spec):
+        return {direction: _shared(spec, direction) for direction in DIRECTIONS}
+    assert isinstance(spec, Mapping)
+    if unknown := set(spec) - set(DIRECTIONS):
+        fix = "give a codec, or one for each of down and up"
+        raise ConfigError(f"codec.{link} has {unknown.pop()!r}; {fix}.")
+    return {direction: spec.get(direction, "dense") for direction in DIRECTIONS}
+
+
+def wire(spec: Any, name: str, direction: str) -> LinkSpec:
+    """The specification of one direction, from a codec's name or a table; `name` is for errors.
 
     >>> wire({"name": "bitmap", "keep": 0.1}, "codec.server-device", "up").keep
     0.1
@@ -116,32 +127,38 @@ def wire(spec: Any, place: str, direction: str) -> LinkSpec:
     if isinstance(spec, str):
         return LinkSpec(codec(spec))
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-        raise ConfigError(
-            f"{place} = {spec!r}: give a codec's name, one of {', '.join(CODECS)}, or a table with a name."
-        )
-    own = {field.name for field in fields(LinkSpec)} - {"codec"}
-    mine = {key: value for key, value in spec.items() if key in own}
-    others = {key: value for key, value in spec.items() if key not in own and key != "name"}
-    if direction == "down" and mine.get("update"):
-        raise ConfigError(
-            f"{place}: update is of what goes up, the difference from what came down; give it under up."
-        )
+        names = ", ".join(CODECS)
+        fix = f"give a codec's name, one of {names}, or a table with a name"
+        raise ConfigError(f"{name} = {spec!r}: {fix}.")
+    codec_options = dict(spec)
+    codec_name = codec_options.pop("name")
+    link_options = {}
+    for field in fields(LinkSpec):
+        if field.name != "codec" and field.name in codec_options:
+            link_options[field.name] = codec_options.pop(field.name)
+    if direction == "down" and link_options.get("update"):
+        rule = "update is of what goes up, the difference from what came down"
+        raise ConfigError(f"{name}: {rule}; give it under up.")
     try:
-        return LinkSpec(codec(spec["name"], **others), **mine)
+        return LinkSpec(codec(codec_name, **codec_options), **link_options)
     except ConfigError as error:
-        raise ConfigError(f"{place}, {direction}: {error}") from error
+        raise ConfigError(f"{name}, {direction}: {error}") from error
 
 
 def _shared(spec: Any, direction: str) -> Any:
-    """What is said of both directions at once; there, `update` can only mean the way up."""
+    """The part for one direction of a table for both; `update` can only mean the way up."""
     if isinstance(spec, Mapping) and direction == "down":
         return {key: value for key, value in spec.items() if key != "update"}
     return spec
 
 
-def difference(rows: Rows, reference: Tensor | None) -> tuple[Rows, Tensor | None]:
-    """What is sent of rows as an update, and what the receiver adds to it; the rows where there is
-    nothing to compare.
+def difference(
+    rows: Rows,
+    reference: Tensor | None,
+) -> tuple[Rows, Tensor | None]:
+    """The difference from a reference, which is sent, and the reference, which the receiver adds.
+
+    Without a reference of their shape the rows are sent as they are.
     """
     if reference is None or reference.shape != rows.shape:
         return rows, None

@@ -1,6 +1,6 @@
-"""Who listens to whom: models of many nodes, [n, N, P], mixed by how much they resemble each other.
+"""Attention between models: those of N children of n nodes, [n, N, P], mixed by similarity.
 
-A row of weights is given for the others alone; what is left of 1 stays with the node itself.
+An algorithm gives the weights of the others; the rest of 1 is the weight of a model itself.
 """
 
 import torch
@@ -17,12 +17,12 @@ def squared_distances(models: Tensor) -> Tensor:
     >>> squared_distances(torch.tensor([[[0.0, 0.0], [3.0, 4.0]]])).tolist()
     [[[0.0, 25.0], [25.0, 0.0]]]
     """
-    apart = models - models.mean(
-        1, keepdim=True
-    )  # else the products of far but equal rows would swallow their distances
-    product = rowwise.bmm(apart, apart.transpose(1, 2))
+    # Centred, or the products of large and nearly equal rows would swallow their distances.
+    centred = models - models.mean(1, keepdim=True)
+    product = rowwise.bmm(centred, centred.transpose(1, 2))
     square = product.diagonal(dim1=1, dim2=2)
-    return (square[:, :, None] + square[:, None, :] - 2 * product).clamp(min=0)
+    distances = square[:, :, None] + square[:, None, :] - 2 * product
+    return distances.clamp(min=0)
 
 
 def cosines(models: Tensor) -> Tensor:
@@ -33,16 +33,16 @@ def cosines(models: Tensor) -> Tensor:
 
 def only_others(pairs: Tensor, itself: float = 0.0) -> Tensor:
     """The numbers of all pairs [n, N, N], with `itself` on the diagonal."""
-    return pairs.masked_fill(
-        torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device), itself
-    )
+    size = pairs.shape[1]
+    diagonal = torch.eye(size, dtype=torch.bool, device=pairs.device)
+    return pairs.masked_fill(diagonal, itself)
 
 
 def with_itself(others: Tensor) -> Tensor:
-    """The weights [n, N, N] with what is left of 1 on the diagonal, which must be 0 before."""
-    return others + torch.diag_embed(
-        (1 - others.sum(2)).clamp(min=0)
-    )  # rounding may leave a little less than nothing
+    """The weights [n, N, N] with the rest of 1 on the diagonal, which must be 0 before."""
+    rest = 1 - others.sum(2)
+    rest = rest.clamp(min=0)  # rounding may leave it a little below 0
+    return others + torch.diag_embed(rest)
 
 
 def mixed(weights: Tensor, models: Tensor) -> Tensor:

@@ -55,11 +55,20 @@ class L1:
 
     def term(self, round: int = 0) -> tuple[float, float]:
         """The `l1` of `descend` in a round."""
-        gamma = 0.0 if self.over(round) else self.gamma
-        rho = self.rho if self.kind == "smooth" else 0.0
+        gamma = self.gamma
+        if self.over(round):
+            gamma = 0.0
+        rho = self.rho
+        if self.kind == "prox":
+            rho = 0.0
         return gamma, rho
 
-    def term_of(self, me: Recalls, default: Rows, kept: str | None = None) -> Term:
+    def term_of(
+        self,
+        me: Recalls,
+        default: Rows,
+        kept: str | None = None,
+    ) -> Term:
         """The `l1` of each device, by its personal model of an earlier round, or by `default`.
 
         A program that runs several times a round names the row that keeps its first decision.
@@ -71,7 +80,8 @@ class L1:
         cut = self.cut()
         gammas = smooth_l1.floored(gamma, last, threshold=cut, floor=self.floor, low=self.low)
         if kept is not None:
-            gammas = me.keep(kept, me.recall(kept, default=gammas, since=me.round))
+            gammas = me.recall(kept, default=gammas, since=me.round)
+            me.keep(kept, gammas)
         return gammas, rho
 
     def over(self, round: int) -> bool:

@@ -1,5 +1,6 @@
-"""Pruning: how much each weight of a row matters, and which weights stay (Liu and Ratnarajah, 2023,
-equations 5, 6 and 9).
+"""Pruning: the importance of each weight of a row, and which weights stay.
+
+The equations are (5), (6) and (9) of Liu and Ratnarajah, 2023.
 """
 
 from __future__ import annotations
@@ -13,51 +14,61 @@ from torch import Tensor
 from covey.engine.objective import Coefficient
 from covey.types import Rows
 
+_ABOVE = 1 + 1e-7
+
 
 def removal(rows: Rows, loss: Callable[[Rows], Tensor]) -> Rows:
-    """(5): the squared change of the loss when a weight is set to zero, exactly; one pass over the
-    data per weight.
+    """(5): the squared change of the loss when a weight is set to zero, exactly.
 
-    `loss` maps rows [n, P] to [n].
+    It takes one pass over the data per weight. `loss` maps rows [n, P] to [n].
 
     >>> removal(torch.tensor([[3.0, 1.0]]), lambda x: x.sum(1)).tolist()
     [[9.0, 1.0]]
     """
-    whole, out = loss(rows), torch.empty_like(rows)
+    loss_with = loss(rows)
+    importance = torch.empty_like(rows)
     for j in range(rows.shape[1]):
         without = rows.clone()
         without[:, j] = 0.0
-        out[:, j] = (whole - loss(without)) ** 2
-    return out
+        loss_without = loss(without)
+        importance[:, j] = (loss_with - loss_without) ** 2
+    return importance
 
 
 def change(after: Rows, before: Rows) -> Rows:
-    """(6): how far a weight has moved; after one step, the step size times the size of its
-    derivative.
+    """(6): how far a weight has moved.
+
+    After one step that is the step size times the size of the derivative.
     """
-    return (after - before).abs()
+    moved = after - before
+    return moved.abs()
 
 
 def mask(importance: Rows, ratio: Coefficient) -> Tensor:
-    """Which weights stay, [n, P] bool: all but the `ratio` of a row, rounded to whole weights, that
-    matter least.
+    """Which weights stay, [n, P] bool: all but those of lowest importance.
 
-    Of weights that matter alike the first stay. The ratio may be a column [n, 1].
+    `ratio` is the fraction of a row that is pruned, rounded to whole weights; it may be a column
+    [n, 1]. Of weights of the same importance the first stay.
 
     >>> mask(torch.tensor([[0.2, 0.9, 0.2, 0.5]]), 0.5).tolist()
     [[False, True, False, True]]
     """
     width = importance.shape[1]
-    place = torch.arange(width, device=importance.device).expand_as(importance)
+    ranks = torch.arange(width, device=importance.device)
+    ranks = ranks.expand_as(importance)
     order = importance.argsort(dim=1, descending=True, stable=True)
-    rank = torch.empty_like(order).scatter_(1, order, place)
-    return rank < width - _whole(ratio, width)
+    rank = torch.empty_like(order).scatter_(1, order, ranks)
+    stay = width - _pruned(ratio, width)
+    return rank < stay
 
 
-def _whole(ratio: Coefficient, width: int) -> int | Tensor:
-    """The ratio of a row as a number of weights; a half is rounded up, also where it came out a
-    little less in float32.
+def _pruned(ratio: Coefficient, width: int) -> int | Tensor:
+    """The number of weights that a ratio prunes; a half is rounded up.
+
+    The factor _ABOVE rounds up also the half that float32 made a little less than one.
     """
     if isinstance(ratio, Tensor):
-        return (ratio.double() * (1 + 1e-7) * width + 0.5).floor().long().clamp(max=width)
-    return min(math.floor(ratio * (1 + 1e-7) * width + 0.5), width)
+        exact = ratio.double() * _ABOVE * width
+        return (exact + 0.5).floor().long().clamp(max=width)
+    count = math.floor(ratio * _ABOVE * width + 0.5)
+    return min(count, width)

@@ -1,5 +1,4 @@
-"""The compiled kernel, where there is one: whole descents of linear stacks on a CPU, and passes
-over rows on the wire.
+"""The native kernel: whole descents of linear stacks on a CPU, and passes over rows on the wire.
 
 `pip install` builds it from rows.c if it finds a compiler; without it everything runs through
 torch. COVEY_NATIVE=0 switches it off, COVEY_NATIVE=plain, avx2 or avx512 names the instruction set
@@ -34,13 +33,13 @@ DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
-MOST_LAYERS = 32
+MAX_LAYERS = 32
 
 _ERRORS = {
     1: "a batch names an example that is not there",
     2: "a label is not among the model's outputs",
     3: "no memory for the scratch arrays",
-    4: f"more than {MOST_LAYERS} layers",
+    4: f"more than {MAX_LAYERS} layers",
 }
 
 
@@ -48,23 +47,37 @@ class NativeWork(ctypes.Structure):
     """One call, field by field as `struct work` in rows.c."""
 
     _fields_ = [
-        *(
-            (name, ctypes.c_int64)
-            for name in ("devices", "width", "batch", "batches", "layers", "examples_held")
-        ),
+        ("devices", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("batch", ctypes.c_int64),
+        ("batches", ctypes.c_int64),
+        ("layers", ctypes.c_int64),
+        ("examples_held", ctypes.c_int64),
         ("table", ctypes.c_void_p),
         ("loss", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("rows", "start", "anchor", "linear", "mask")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("start_stride", "anchor_stride", "linear_stride", "mask_stride")
-        ),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "y", "examples", "weight", "steps", "lr", "lam", "gamma")
-        ),
-        *((name, ctypes.c_double) for name in ("decay", "rho")),
-        *((name, ctypes.c_int64) for name in ("l1", "part_start", "part_stop", "factored")),
+        ("rows", ctypes.c_void_p),
+        ("start", ctypes.c_void_p),
+        ("anchor", ctypes.c_void_p),
+        ("linear", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        ("start_stride", ctypes.c_int64),
+        ("anchor_stride", ctypes.c_int64),
+        ("linear_stride", ctypes.c_int64),
+        ("mask_stride", ctypes.c_int64),
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("examples", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("lr", ctypes.c_void_p),
+        ("lam", ctypes.c_void_p),
+        ("gamma", ctypes.c_void_p),
+        ("decay", ctypes.c_double),
+        ("rho", ctypes.c_double),
+        ("l1", ctypes.c_int64),
+        ("part_start", ctypes.c_int64),
+        ("part_stop", ctypes.c_int64),
+        ("factored", ctypes.c_int64),
     ]
 
 
@@ -77,6 +90,7 @@ class Library:
 
     @property
     def name(self) -> str:
+        """The instruction set."""
         return SETS[self.number]
 
     def supports(self, name: str) -> bool:
@@ -86,7 +100,9 @@ class Library:
 
 def status() -> str:
     """The instruction set in use, or why there is none."""
-    return _library.name if isinstance(_library, Library) else f"off: {_library}"
+    if isinstance(_library, Library):
+        return _library.name
+    return f"off: {_library}"
 
 
 def loaded() -> bool:
@@ -102,49 +118,87 @@ def serves(rows: Tensor) -> bool:
 def descend(work: NativeWork, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
     assert isinstance(_library, Library)
-    _raise(_library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work)))
+    fault = _library.calls.covey_descend(
+        _library.number,
+        DTYPES.index(dtype),
+        ctypes.byref(work),
+    )
+    _raise(fault)
 
 
 def score(
-    work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor
+    work: NativeWork,
+    dtype: torch.dtype,
+    starts: Tensor,
+    counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Right answers and summed loss of each row on its own examples, float64 [n] each; what `work`
-    points to must be alive.
+    """Right answers and summed loss of each row on its own examples, float64 [n] each.
+
+    The arrays that `work` points to must be alive.
     """
     assert isinstance(_library, Library)
-    right, loss = (torch.empty(len(starts), dtype=torch.float64) for _ in range(2))
-    at = (tensor.data_ptr() for tensor in (starts, counts, right, loss))
-    _raise(
-        _library.calls.covey_score(_library.number, DTYPES.index(dtype), ctypes.byref(work), *at)
+    right = torch.empty(len(starts), dtype=torch.float64)
+    loss = torch.empty_like(right)
+    fault = _library.calls.covey_score(
+        _library.number,
+        DTYPES.index(dtype),
+        ctypes.byref(work),
+        starts.data_ptr(),
+        counts.data_ptr(),
+        right.data_ptr(),
+        loss.data_ptr(),
     )
+    _raise(fault)
     return right, loss
 
 
-def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
-    """The rows with every |v| <= threshold set to +0.0, and how many values of each have any bit
-    set, [n] int64.
+def cut_count(
+    rows: Tensor,
+    threshold: float | None,
+) -> tuple[Tensor, Tensor]:
+    """The rows with every |v| <= threshold set to +0.0, and each row's number of non-zeros.
 
-    New rows; the rows themselves for None. In one pass where the kernel is loaded.
+    The number is of values that have any bit set, [n] int64. The rows are new, or the rows
+    themselves for a threshold of None. It takes one pass where the kernel is loaded.
 
     >>> cut_count(torch.tensor([[-3.0, -0.5, 1.0, -0.0]]), 0.5)
     (tensor([[-3.,  0.,  1.,  0.]]), tensor([2]))
     """
     if not serves(rows) or rows.ndim != 2:
-        out = rows if threshold is None else torch.nn.functional.hardshrink(rows, threshold)
-        return out, out.detach().view(
-            torch.int32 if out.dtype == torch.float32 else torch.int64
-        ).count_nonzero(dim=1)
+        return _cut_count_by_torch(rows, threshold)
     assert isinstance(_library, Library)
-    here = rows.detach().contiguous()
-    out = rows if threshold is None else torch.empty_like(here)
-    counts = torch.empty(len(here), dtype=torch.int64)
-    to = None if threshold is None else out.data_ptr()
-    cut = (0, 0.0) if threshold is None else (1, float(threshold))
-    twice = DTYPES.index(here.dtype)
+    values = rows.detach().contiguous()
+    counts = torch.empty(len(values), dtype=torch.int64)
+    out = rows
+    target = None
+    if threshold is not None:
+        out = torch.empty_like(values)
+        target = out.data_ptr()
     _library.calls.covey_cut_count(
-        _library.number, twice, here.data_ptr(), to, *here.shape, *cut, counts.data_ptr()
+        _library.number,
+        DTYPES.index(values.dtype),
+        values.data_ptr(),
+        target,
+        *values.shape,
+        threshold is not None,
+        float(threshold or 0.0),
+        counts.data_ptr(),
     )
     return out, counts
+
+
+def _cut_count_by_torch(
+    rows: Tensor,
+    threshold: float | None,
+) -> tuple[Tensor, Tensor]:
+    out = rows
+    if threshold is not None:
+        out = torch.nn.functional.hardshrink(rows, threshold)
+    whole = torch.int64
+    if out.dtype == torch.float32:
+        whole = torch.int32
+    bits = out.detach().view(whole)
+    return out, bits.count_nonzero(dim=1)
 
 
 def finite(rows: Tensor) -> bool:
@@ -152,21 +206,36 @@ def finite(rows: Tensor) -> bool:
     if not serves(rows):
         return bool(torch.isfinite(rows).all())
     assert isinstance(_library, Library)
-    here = rows.detach().contiguous()
-    return bool(
-        _library.calls.covey_finite(
-            _library.number, DTYPES.index(here.dtype), here.data_ptr(), here.numel()
-        )
+    values = rows.detach().contiguous()
+    result = _library.calls.covey_finite(
+        _library.number,
+        DTYPES.index(values.dtype),
+        values.data_ptr(),
+        values.numel(),
     )
+    return bool(result)
 
 
-def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
-    """The permutation of `draws.choose`, in place on `number`; all arrays are contiguous and of 64
-    bits.
+def choose(
+    group: Numbers,
+    keys: Numbers,
+    sizes: Numbers,
+    turns: int,
+    number: Numbers,
+) -> None:
+    """The permutation of `draws.choose`, in place on `number`.
+
+    All arrays are contiguous and of 64 bits.
     """
     assert isinstance(_library, Library)
-    given = (group.ctypes.data, keys.ctypes.data, sizes.ctypes.data)
-    _library.calls.covey_choose(len(number), *given, turns, number.ctypes.data)
+    _library.calls.covey_choose(
+        len(number),
+        group.ctypes.data,
+        keys.ctypes.data,
+        sizes.ctypes.data,
+        turns,
+        number.ctypes.data,
+    )
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -175,14 +244,19 @@ def tanh(x: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     _library.calls.covey_tanh(
-        _library.number, DTYPES.index(x.dtype), x.data_ptr(), out.data_ptr(), x.numel()
+        _library.number,
+        DTYPES.index(x.dtype),
+        x.data_ptr(),
+        out.data_ptr(),
+        x.numel(),
     )
     return out
 
 
 def packs() -> bool:
-    """Whether the kernel makes and reads messages: it does so in the machine's byte order, theirs
-    is little-endian.
+    """Whether the kernel makes and reads messages.
+
+    It does so in the machine's byte order, and messages are little-endian.
     """
     return loaded() and sys.byteorder == "little"
 
@@ -192,14 +266,38 @@ def nonzero(values: Values, bits: Bytes) -> int:
     return _on_wire("bits", values, values, len(values), bits)
 
 
-def squeeze(values: Values, bits: Bytes, to: Values) -> None:
+def squeeze(
+    values: Values,
+    bits: Bytes,
+    to: Values,
+) -> None:
     """The values under the bits, as many as `to` holds."""
-    _on_wire("squeeze", to, values, bits, len(values), to, len(to))
+    _on_wire(
+        "squeeze",
+        to,
+        values,
+        bits,
+        len(values),
+        to,
+        len(to),
+    )
 
 
-def spread(values: Values, bits: Bytes, to: Values) -> None:
+def spread(
+    values: Values,
+    bits: Bytes,
+    to: Values,
+) -> None:
     """The reverse of `squeeze`, zeros elsewhere; `values` may lie at any address."""
-    _on_wire("spread", to, values, len(values), bits, len(to), to)
+    _on_wire(
+        "spread",
+        to,
+        values,
+        len(values),
+        bits,
+        len(to),
+        to,
+    )
 
 
 def ones(bits: Bytes, width: int) -> int:
@@ -212,49 +310,106 @@ def gap_length(bits: Bytes, width: int) -> int:
     return _on_wire("gap_length", None, bits, width)
 
 
-def write_gaps(bits: Bytes, width: int, to: Bytes) -> None:
+def write_gaps(
+    bits: Bytes,
+    width: int,
+    to: Bytes,
+) -> None:
     """The zeros before each set bit, as numbers of seven bits to a byte."""
     _on_wire("write_gaps", None, bits, width, to)
 
 
-def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
-    """The reverse, into bits that are 0; False where these bytes are not `sent` gaps within the
-    width, as short as can be.
+def read_gaps(
+    gaps: Bytes,
+    sent: int,
+    bits: Bytes,
+    width: int,
+) -> bool:
+    """The reverse of `write_gaps`, into bits that are 0.
+
+    False where these bytes are not `sent` gaps within the width, as short as can be.
     """
     return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
 
 
-def nonzero_halves(values: Values, bits: Bytes, *, brain: bool) -> None:
+def nonzero_halves(
+    values: Values,
+    bits: Bytes,
+    *,
+    brain: bool,
+) -> None:
     """Into `bits` which of the values `narrow` would not make 0."""
     _on_wire("half_bits", values, values, len(values), bits, brain)
 
 
-def narrow(values: Values, to: Bytes, *, brain: bool) -> None:
+def narrow(
+    values: Values,
+    to: Bytes,
+    *,
+    brain: bool,
+) -> None:
     """Two bytes for each value: a half, or bfloat16."""
     _on_wire("narrow", values, values, to, len(values), brain)
 
 
-def widen(halves: Bytes, to: Values, *, brain: bool) -> int:
+def widen(
+    halves: Bytes,
+    to: Values,
+    *,
+    brain: bool,
+) -> int:
     """The reverse; returns how many are a NaN that `narrow` does not make."""
     return _on_wire("widen", to, halves, to, len(to), brain)
 
 
-def blur(values: Values, to: Values, *, brain: bool) -> None:
+def blur(
+    values: Values,
+    to: Values,
+    *,
+    brain: bool,
+) -> None:
     """What `narrow` and `widen` leave of the values."""
     _on_wire("blur", values, values, to, values.size, brain)
 
 
 def quantise(
-    values: Values, to: Small, scales: Values, *, block: int, levels: int, key: int | None
+    values: Values,
+    to: Small,
+    scales: Values,
+    *,
+    block: int,
+    levels: int,
+    key: int | None,
 ) -> None:
-    """Integers up to `levels` and the scale of each block, to nearest or, with a key, by the draws
-    at that address.
+    """Integers up to `levels`, and the scale of each block.
+
+    Values are rounded to the nearest integer or, with a key, by the draws at that address.
     """
-    rounding = (0, 0) if key is None else (1, key & (1 << 64) - 1)
-    _on_wire("quantise", values, values, to, scales, len(values), block, levels, *rounding)
+    address = 0
+    if key is not None:
+        address = key & (1 << 64) - 1
+    _on_wire(
+        "quantise",
+        values,
+        values,
+        to,
+        scales,
+        len(values),
+        block,
+        levels,
+        key is not None,
+        address,
+    )
 
 
-def dequantise(integers: Small, scales: Values, to: Values, peaks: Bytes, *, block: int) -> None:
+def dequantise(
+    integers: Small,
+    scales: Values,
+    to: Values,
+    peaks: Bytes,
+    *,
+    block: int,
+) -> None:
     """Integers times scales, and the largest magnitude among the integers of each block."""
     _on_wire("dequantise", to, integers, scales, to, peaks, len(to), block)
 
@@ -270,37 +425,45 @@ def unpack_nibbles(packed: Bytes, to: Small) -> None:
 
 
 def join(parts: Sequence[Bytes], size: int) -> bytes:
-    """The parts one after the other, `size` bytes in all, in large pages: from a few megabytes on,
-    faster than b"".join.
+    """The parts one after the other, `size` bytes in all, in large pages.
+
+    From a few megabytes on it is faster than b"".join.
     """
     assert isinstance(_library, Library)
-    message: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(
-        None, size
-    )  # not written yet, and nobody else has it
-    at = ctypes.pythonapi.PyBytes_AsString(message)
-    _library.calls.covey_large_pages(at, size)
+    # New bytes that are not written yet, and that nobody else has.
+    message: bytes = ctypes.pythonapi.PyBytes_FromStringAndSize(None, size)
+    address = ctypes.pythonapi.PyBytes_AsString(message)
+    _library.calls.covey_large_pages(address, size)
     for part in parts:
-        ctypes.memmove(at, part.ctypes.data, len(part))
-        at += len(part)
+        ctypes.memmove(address, part.ctypes.data, len(part))
+        address += len(part)
     return message
 
 
 def _on_wire(name: str, numbers: Values | None, *arguments: NDArray[Any] | int) -> int:
     """Call a pass over a message: for the numbers of a row in their type, or over bytes alone."""
     assert isinstance(_library, Library)
-    assert all(isinstance(argument, int) or argument.flags.c_contiguous for argument in arguments)
-    kind = () if numbers is None else (_library.number, int(numbers.itemsize == 8))
-    plain = (
-        argument if isinstance(argument, int) else argument.ctypes.data for argument in arguments
-    )
-    return int(getattr(_library.calls, f"covey_{name}")(*kind, *plain))
+    plain: list[int] = []
+    if numbers is not None:
+        plain += [_library.number, int(numbers.itemsize == 8)]
+    for argument in arguments:
+        if isinstance(argument, int):
+            plain.append(argument)
+        else:
+            assert argument.flags.c_contiguous
+            plain.append(argument.ctypes.data)
+    call = getattr(_library.calls, f"covey_{name}")
+    return int(call(*plain))
 
 
-def _raise(wrong: int) -> None:
-    if wrong:
-        raise (MemoryError if wrong == 3 else IndexError)(
-            f"the compiled kernel stopped: {_ERRORS[wrong]}."
-        )
+def _raise(fault: int) -> None:
+    """Raise the error of this number; 0 is none."""
+    if not fault:
+        return
+    text = f"the compiled kernel stopped: {_ERRORS[fault]}."
+    if fault == 3:
+        raise MemoryError(text)
+    raise IndexError(text)
 
 
 def _load(wish: str) -> Library | str:
@@ -309,87 +472,107 @@ def _load(wish: str) -> Library | str:
         return "COVEY_NATIVE=0"
     if wish and wish not in SETS:
         return f"COVEY_NATIVE={wish} is none of 0, {', '.join(SETS)}"
-    files = [Path(__file__).with_name(f"_rows{suffix}") for suffix in EXTENSION_SUFFIXES]
-    found = next((file for file in files if file.exists()), None)
-    if found is None:
-        return "no compiled kernel was found, so torch does its work; install a C compiler and then covey again"
+    file = _library_file()
+    if file is None:
+        return (
+            "no compiled kernel was found, so torch does its work; "
+            "install a C compiler and then covey again"
+        )
     try:
-        calls = ctypes.CDLL(str(found))
+        calls = ctypes.CDLL(str(file))
         _declare(calls)
         version = calls.covey_abi()
     except (OSError, AttributeError) as error:
-        return f"{found.name} does not load ({error}); install covey again"
+        return f"{file.name} does not load ({error}); install covey again"
     if version != ABI:
-        return f"{found.name} is version {version}, not {ABI}; install covey again"
-    if (ours := _source()) not in (None, source := calls.covey_source().decode()):
-        return f"{found.name} was built from another rows.c ({source}, not {ours}); install covey again"
-    able = [
-        number
-        for number, name in enumerate(SETS)
-        if calls.covey_supports(number) and wish in ("", name)
-    ]
-    return Library(calls, able[-1]) if able else f"this processor has no {wish}"
+        return f"{file.name} is version {version}, not {ABI}; install covey again"
+    return _checked(file.name, calls) or _on_best_set(calls, wish)
+
+
+def _library_file() -> Path | None:
+    """The file of the kernel, if it was built."""
+    for suffix in EXTENSION_SUFFIXES:
+        file = Path(__file__).with_name(f"_rows{suffix}")
+        if file.exists():
+            return file
+    return None
+
+
+def _checked(name: str, calls: ctypes.CDLL) -> str | None:
+    """Why a library is not of this source; None where it is, or where there is no source."""
+    source = _source()
+    built_from = calls.covey_source().decode()
+    if source in (None, built_from):
+        return None
+    return f"{name} was built from another rows.c ({built_from}, not {source}); install covey again"
+
+
+def _on_best_set(calls: ctypes.CDLL, wish: str) -> Library | str:
+    """The library on the wished instruction set, or on the best that this processor has."""
+    sets = [name for name in SETS if wish in ("", name)]
+    for name in reversed(sets):
+        number = SETS.index(name)
+        if calls.covey_supports(number):
+            return Library(calls, number)
+    return f"this processor has no {wish}"
 
 
 def _source() -> str | None:
-    """A hash of the kernel's source, as setup.py makes it; None where only the library was
-    installed.
+    """A hash of the kernel's source, as setup.py makes it.
+
+    None where only the library was installed.
     """
-    files = [Path(__file__).with_name(name) for name in ("rows.c", "rows.h")]
-    if not all(file.exists() for file in files):
-        return None
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for name in ("rows.c", "rows.h"):
+        file = Path(__file__).with_name(name)
+        if not file.exists():
+            return None
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _declare(calls: ctypes.CDLL) -> None:
-    whole, size, at, real = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-    calls.covey_source.restype = ctypes.c_char_p
-    calls.covey_supports.argtypes = [whole]
-    calls.covey_descend.argtypes = [whole, whole, at]
-    calls.covey_score.argtypes = [whole, whole, at, at, at, at, at]
-    calls.covey_cut_count.argtypes = [whole, whole, at, at, size, size, whole, real, at]
-    calls.covey_finite.argtypes = [whole, whole, at, size]
-    calls.covey_tanh.argtypes = [whole, whole, at, at, size]
-    calls.covey_choose.argtypes = [size, at, at, at, size, at]
-    calls.covey_bits.argtypes = [whole, whole, at, size, at]
-    calls.covey_squeeze.argtypes = [whole, whole, at, at, size, at, size]
-    calls.covey_spread.argtypes = [whole, whole, at, size, at, size, at]
-    calls.covey_ones.argtypes = calls.covey_gap_length.argtypes = [at, size]
-    calls.covey_write_gaps.argtypes = [at, size, at]
-    calls.covey_read_gaps.argtypes = [at, size, size, at, size]
-    calls.covey_half_bits.argtypes = [whole, whole, at, size, at, whole]
-    calls.covey_narrow.argtypes = calls.covey_widen.argtypes = calls.covey_blur.argtypes = [
-        whole,
-        whole,
-        at,
-        at,
-        size,
-        whole,
-    ]
-    calls.covey_quantise.argtypes = [
-        whole,
-        whole,
-        at,
-        at,
-        at,
-        size,
-        size,
-        whole,
-        whole,
-        ctypes.c_uint64,
-    ]
-    calls.covey_dequantise.argtypes = [whole, whole, at, at, at, at, size, size]
-    calls.covey_pack_nibbles.argtypes = calls.covey_unpack_nibbles.argtypes = [at, at, size]
-    calls.covey_large_pages.argtypes = [at, size]
+    """Tell ctypes the types of the kernel's functions."""
+    whole = ctypes.c_int
+    size = ctypes.c_int64
+    pointer = ctypes.c_void_p
+    typed: list[Any] = [whole, whole]  # the instruction set, and the type of the numbers
+    signatures: dict[str, list[Any]] = {
+        "supports": [whole],
+        "descend": [*typed, pointer],
+        "score": [*typed, *[pointer] * 5],
+        "cut_count": [*typed, pointer, pointer, size, size, whole, ctypes.c_double, pointer],
+        "finite": [*typed, pointer, size],
+        "tanh": [*typed, pointer, pointer, size],
+        "choose": [size, pointer, pointer, pointer, size, pointer],
+        "bits": [*typed, pointer, size, pointer],
+        "squeeze": [*typed, pointer, pointer, size, pointer, size],
+        "spread": [*typed, pointer, size, pointer, size, pointer],
+        "ones": [pointer, size],
+        "gap_length": [pointer, size],
+        "write_gaps": [pointer, size, pointer],
+        "read_gaps": [pointer, size, size, pointer, size],
+        "half_bits": [*typed, pointer, size, pointer, whole],
+        "narrow": [*typed, pointer, pointer, size, whole],
+        "widen": [*typed, pointer, pointer, size, whole],
+        "blur": [*typed, pointer, pointer, size, whole],
+        "quantise": [*typed, *[pointer] * 3, size, size, whole, whole, ctypes.c_uint64],
+        "dequantise": [*typed, *[pointer] * 4, size, size],
+        "pack_nibbles": [pointer, pointer, size],
+        "unpack_nibbles": [pointer, pointer, size],
+        "large_pages": [pointer, size],
+    }
+    for name, arguments in signatures.items():
+        getattr(calls, f"covey_{name}").argtypes = arguments
     for name in ("bits", "squeeze", "spread", "ones", "gap_length", "write_gaps", "widen"):
         getattr(calls, f"covey_{name}").restype = size
-    new, text = ctypes.pythonapi.PyBytes_FromStringAndSize, ctypes.pythonapi.PyBytes_AsString
-    new.restype, new.argtypes, text.restype, text.argtypes = (
-        ctypes.py_object,
-        [at, ctypes.c_ssize_t],
-        at,
-        [ctypes.py_object],
-    )
+    calls.covey_source.restype = ctypes.c_char_p
+    new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+    new_bytes.restype = ctypes.py_object
+    new_bytes.argtypes = [pointer, ctypes.c_ssize_t]
+    address = ctypes.pythonapi.PyBytes_AsString
+    address.restype = pointer
+    address.argtypes = [ctypes.py_object]
 
 
 _library: Library | str = _load(os.environ.get("COVEY_NATIVE", ""))

@@ -1,8 +1,8 @@
-"""The settings that the papers print, one experiment file each; the algorithms' own defaults are
-for newcomers.
+"""The settings that the papers print, one experiment file each.
 
-`covey run PATH` runs one as it is, on the digits that are shipped in place of the paper's images. A
-comment in each file says what to add for the paper's own data.
+The algorithms' own defaults are for newcomers. `covey run PATH` runs a file as it is, on the
+shipped digits instead of the paper's images. A comment in each file says what to add for the
+paper's own data.
 
 >>> [path.stem for path in files()]
 ['fedmac', 'permfl', 'pfedme', 'sfedhp', 'wireless']

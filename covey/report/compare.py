@@ -1,5 +1,4 @@
-"""Other algorithms beside a run, on the same data and tree: their rows of the table, and one
-picture of them all.
+"""Other algorithms beside a run, on the same data and tree: rows of its table, and one picture.
 
 The colour of a line is the tier that keeps the model, the style is the algorithm.
 """
@@ -32,29 +31,32 @@ _GAP = 0.048  # of the axis' height between two labels
 def yardsticks(
     others: Mapping[str, Histories], protocol: Literal["honest", "paper"]
 ) -> list[Yardstick]:
-    """What every other algorithm has come to, by method."""
+    """The results of every other algorithm, by method."""
     out = []
     for method, histories in others.items():
         names = models(histories[0])
-        figures = summarise(histories, protocol).models
-        out.append(Yardstick(method, [figure for figure in figures if figure.model in names]))
+        summary = summarise(histories, protocol)
+        figures = [figure for figure in summary.models if figure.model in names]
+        out.append(Yardstick(method, figures))
     return out
 
 
 def models(history: Sequence[Round]) -> list[str]:
-    """The models worth comparing: not new devices', and no global one where nothing was ever sent."""
+    """The models to compare: not new devices', and no global one where nothing was ever sent."""
     scored = [record for record in history if record.models]
     if not scored:
         return []
-    alone = not any(record.bytes() for record in history)
     names = [name for name in scored[-1].models if not name.startswith("new_")]
-    return [name for name in names if not (alone and name == "global")]
+    if any(record.bytes() for record in history):
+        return names
+    return [name for name in names if name != "global"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A model's test accuracy in percent (its loss where there are no classes) by round, [seeds,
-    scored rounds].
+    """A model's test accuracy in percent by round, or its loss where there are no classes.
+
+    `values` are [seeds, scored rounds].
     """
 
     label: str
@@ -70,8 +72,9 @@ class Line:
 
 
 def lines(runs: Mapping[str, Histories]) -> list[Line]:
-    """One line for every model of every algorithm; a model that lies on another of its tier all the
-    way is left out.
+    """One line for every model of every algorithm.
+
+    A model that lies on another of its tier all the way is left out.
     """
     out: list[Line] = []
     for k, (method, histories) in enumerate(runs.items()):
@@ -80,11 +83,14 @@ def lines(runs: Mapping[str, Histories]) -> list[Line]:
         rounds = [record.round + 1 for record in scored[0][:length]]
         for name in models(histories[0]):
             tier = scored[0][-1].models[name].tier
-            values = np.array(
-                [[_value(record, name) for record in history[:length]] for history in scored]
+            values = [_values(history[:length], name) for history in scored]
+            line = Line(
+                label=f"{method} {name}",
+                colour=COLOURS.get(tier, _OTHER),
+                style=STYLES[k % len(STYLES)],
+                rounds=rounds,
+                values=np.array(values),
             )
-            style = STYLES[k % len(STYLES)]
-            line = Line(f"{method} {name}", COLOURS.get(tier, _OTHER), style, rounds, values)
             if not any(_same(line, other) for other in out):
                 out.append(line)
     return out
@@ -92,8 +98,16 @@ def lines(runs: Mapping[str, Histories]) -> list[Line]:
 
 def _same(line: Line, other: Line) -> bool:
     """Whether a line can hardly be told from another of its colour and style."""
-    alike = (line.colour, line.style) == (other.colour, other.style)
-    return alike and np.allclose(line.values, other.values, rtol=0.01, atol=0.0)
+    if line.colour != other.colour or line.style != other.style:
+        return False
+    return np.allclose(line.values, other.values, rtol=0.01, atol=0.0)
+
+
+def _values(
+    history: Sequence[Round],
+    name: str,
+) -> list[float]:
+    return [_value(record, name) for record in history]
 
 
 def _value(record: Round, name: str) -> float:
@@ -101,54 +115,95 @@ def _value(record: Round, name: str) -> float:
     score = scores.get("test") or next(iter(scores.values()))
     if score.accuracy_fallback is not None:
         return 100 * score.accuracy_fallback
-    return score.loss_fallback if score.loss_fallback is not None else float("nan")
+    if score.loss_fallback is not None:
+        return score.loss_fallback
+    return float("nan")
 
 
-def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
-    """A PNG: test accuracy by round of every algorithm's models, with a band of one standard
-    deviation over seeds.
+def draw(
+    runs: Mapping[str, Histories],
+    path: Path,
+    title: str = "",
+) -> None:
+    """Draw a PNG of test accuracy by round, with one line for every algorithm's models.
+
+    A band shows one standard deviation over seeds.
     """
     figure = Figure(figsize=(8.0, 4.4), layout="constrained")
     axes = figure.subplots()
     first = next(iter(runs.values()))[0]
     percent = any(record.accuracy() is not None for record in first)
     plot(axes, lines(runs), percent=percent)
-    axes.set(xlabel="round", ylabel="test accuracy (%)" if percent else "test loss", title=title)
+    figure_name = "test loss"
+    if percent:
+        figure_name = "test accuracy (%)"
+    axes.set(xlabel="round", ylabel=figure_name, title=title)
     part = path.with_name(f".{path.name}.part")
     figure.savefig(part, dpi=120, format="png")
     os.replace(part, path)
 
 
-def plot(axes: Axes, drawn: Sequence[Line], *, percent: bool = True, size: float = 9.0) -> None:
-    """The lines, each with its name and its last value at its end; of percentages the part in which
-    they end.
+def plot(
+    axes: Axes,
+    drawn: Sequence[Line],
+    *,
+    percent: bool = True,
+    size: float = 9.0,
+) -> None:
+    """Plot the lines, each with its name and its last value at its end.
+
+    Of percentages, the axis shows the part in which the lines end.
     """
     for line in drawn:
         mean = line.values.mean(0)
-        axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)
+        axes.plot(
+            line.rounds,
+            mean,
+            ls=line.style,
+            color=line.colour,
+            lw=2.0,
+        )
         if len(line.values) > 1:
             spread = line.values.std(0, ddof=1)
             axes.fill_between(
-                line.rounds, mean - spread, mean + spread, color=line.colour, alpha=0.12, lw=0
+                line.rounds,
+                mean - spread,
+                mean + spread,
+                color=line.colour,
+                alpha=0.12,
+                lw=0,
             )
     axes.spines[["top", "right"]].set_visible(False)
     if not drawn:
         return
     if percent:
-        highest = max(float(line.values.mean(0).max()) for line in drawn)
-        lowest = min(line.end for line in drawn)
-        axes.set_ylim(max(0.0, lowest - _BELOW), min(100.0, highest + 2.0))
+        _zoom(axes, drawn)
     axes.set_xlim(0, max(line.rounds[-1] for line in drawn))
+    _name_lines(axes, drawn, "{:.1f}" if percent else "{:.4g}", size)
+
+
+def _zoom(axes: Axes, drawn: Sequence[Line]) -> None:
+    """Show the percentages in which the lines end."""
+    highest = max(float(line.values.mean(0).max()) for line in drawn)
+    lowest = min(line.end for line in drawn)
+    axes.set_ylim(max(0.0, lowest - _BELOW), min(100.0, highest + 2.0))
+
+
+def _name_lines(
+    axes: Axes,
+    drawn: Sequence[Line],
+    number: str,
+    size: float,
+) -> None:
+    """Write each line's last value, in the format `number`, and its name at its end."""
     low, high = axes.get_ylim()
     ordered = sorted(drawn, key=lambda line: line.end)
     heights = _apart([(line.end - low) / (high - low) for line in ordered])
     for line, height in zip(ordered, heights, strict=True):
-        value = f"{line.end:.1f}" if percent else f"{line.end:.4g}"
-        text = f"{value}  {line.label}"
         axes.text(
             1.02,
             height,
-            text,
+            f"{number.format(line.end)}  {line.label}",
             transform=axes.transAxes,
             color=line.colour,
             fontsize=size,

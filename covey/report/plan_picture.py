@@ -1,4 +1,4 @@
-"""One picture of a plan: every device's share and ratio in a round, and what a sweep changes."""
+"""One picture of a plan: every device's bandwidth share and pruning ratio, and a sweep's curves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ _NAMED = 40  # devices that have room for a name each
 
 
 def draw(
-    plan: Plan, path: Path, title: str, *, sweep: str = "", points: Sequence[dict[str, Any]] = ()
+    plan: Plan,
+    path: Path,
+    title: str,
+    *,
+    sweep: str = "",
+    points: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """A PNG: shares and ratios of the first round by device, best channel first; with a sweep, its
-    curves beside them.
+    """Draw a PNG: shares and ratios of the first round by device, best channel first.
+
+    With a sweep, its curves stand beside them.
     """
     figure = Figure(figsize=(11, 5), layout="constrained")
-    columns = figure.subplots(2, 2 if points else 1, squeeze=False)
+    count = 1
+    if points:
+        count = 2
+    columns = figure.subplots(2, count, squeeze=False)
     _devices(columns[:, 0], plan)
     if points:
         _sweep(columns[:, 1], sweep, points)
@@ -34,43 +43,59 @@ def draw(
 
 
 def _devices(axes: Any, plan: Plan) -> None:
+    order = _best_first(plan)
     devices = plan.scenario.devices
-    order = sorted(
-        range(len(devices)), key=lambda k: (int(devices.cell[k]), -float(plan.gain[0, k]))
-    )
-    places, asked = range(len(order)), plan.asked[0][order]
-    axes[0].bar(places, (100 * plan.share[0][order]).tolist(), color="C0")
-    colours = ["C1" if on else "lightgrey" for on in asked.tolist()]
-    axes[1].bar(places, (100 * plan.ratio[0][order]).tolist(), color=colours)
+    positions = range(len(order))
+    shares = 100 * plan.share[0][order]
+    ratios = 100 * plan.ratio[0][order]
+    colours = ["C1" if asked else "lightgrey" for asked in plan.asked[0][order].tolist()]
+    axes[0].bar(positions, shares.tolist(), color="C0")
+    axes[1].bar(positions, ratios.tolist(), color=colours)
     axes[0].set(ylabel="share of the band (%)")
-    which = "" if len(plan.rounds) == 1 else f"; the first of {len(plan.rounds)} rounds"
+    which = ""
+    if len(plan.rounds) != 1:
+        which = f"; the first of {len(plan.rounds)} rounds"
     axes[1].set(
         ylabel="pruned (%); grey: not asked",
         ylim=(0, 100),
         xlabel=f"device, best channel first in each cell{which}",
     )
-    cell = [int(devices.cell[k]) for k in order]
-    ends = [place - 0.5 for place in places if place and cell[place] != cell[place - 1]]
-    for one in axes:
-        one.set_xticks([])  # places are no devices' numbers
-        for end in ends:
-            one.axvline(end, color="lightgrey", linewidth=1)
+    for panel in axes:
+        panel.set_xticks([])  # positions are no devices' numbers
+        _separate_cells(panel, [int(devices.cell[k]) for k in order])
     if len(order) <= _NAMED:
-        axes[1].set_xticks(
-            places,
-            [devices.name(k).removeprefix("device ") for k in order],
-            rotation=90,
-            fontsize=8,
-        )
+        names = [devices.name(k).removeprefix("device ") for k in order]
+        axes[1].set_xticks(positions, names, rotation=90, fontsize=8)
 
 
-def _sweep(axes: Any, name: str, points: Sequence[dict[str, Any]]) -> None:
-    places = range(len(points))
+def _best_first(plan: Plan) -> list[int]:
+    """The devices cell by cell, each with the best channel first."""
+    cell = plan.scenario.devices.cell
+    gain = plan.gain[0]
+    return sorted(range(len(cell)), key=lambda k: (int(cell[k]), -float(gain[k])))
+
+
+def _separate_cells(axes: Any, cells: Sequence[int]) -> None:
+    """A line between the devices of two cells."""
+    for position in range(1, len(cells)):
+        if cells[position] != cells[position - 1]:
+            axes.axvline(position - 0.5, color="lightgrey", linewidth=1)
+
+
+def _sweep(
+    axes: Any,
+    name: str,
+    points: Sequence[dict[str, Any]],
+) -> None:
+    positions = range(len(points))
     for key, label in (("mean_ratio", "mean"), ("worst_ratio", "worst")):
-        axes[0].plot(places, [100 * point[key] for point in points], marker="o", label=label)
-    axes[1].plot(places, [point["round_ms"] for point in points], marker="o", color="C2")
+        ratios = [100 * point[key] for point in points]
+        axes[0].plot(positions, ratios, marker="o", label=label)
+    milliseconds = [point["round_ms"] for point in points]
+    axes[1].plot(positions, milliseconds, marker="o", color="C2")
     axes[0].set(ylabel="pruned (%)", ylim=(0, 100))
     axes[1].set(ylabel="round (ms)", xlabel=name, ylim=(0, None))
     axes[0].legend(frameon=False)
-    for one in axes:
-        one.set_xticks(places, [str(point[name]) for point in points])
+    labels = [str(point[name]) for point in points]
+    for panel in axes:
+        panel.set_xticks(positions, labels)

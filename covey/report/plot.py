@@ -1,15 +1,14 @@
-"""The pictures of a run: every model by round (or by seconds and joules over the air), links, and
-how every device does.
+"""The pictures of a run: every model by round, links, and every device.
 
-A tier has the same colour in every picture; several models of one tier differ by line style.
+With a radio, models are drawn against seconds and joules. A tier has the same colour in every
+picture; several models of one tier differ by line style.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,16 +20,19 @@ from matplotlib.ticker import MaxNLocator
 
 from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
-from covey.runs.scoring import Score
+from covey.runs.scoring import Model, Score
 
 Curves = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Values = npt.NDArray[np.float64]
+Figures = dict[tuple[int, str], float]
+"""By seed and device."""
 
 LABELS = {"round": "round", "seconds": "seconds over the air", "joules": "joules of all devices"}
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
 _OTHERS = ("C4", "C5", "C6", "C8", "C9")  # tiers between these, in deeper trees
 _STYLES = ("-", "--", ":", "-.")
-_GAIN, _LOSS = "tab:green", "tab:red"
+_GAIN = "tab:green"
+_LOSS = "tab:red"
 _NAMED = 40  # devices that have room for a name each
 _FEW = 12  # points of a curve that are marked one by one
 _PANEL = (5.5, 4.2)  # inches
@@ -42,8 +44,9 @@ def draw(
     title: str = "",
     devices: Sequence[Sequence[DeviceScore]] = (),
 ) -> None:
-    """A PNG with one line per model (mean over seeds, a band of one standard deviation), and links
-    or devices.
+    """Draw a PNG with one line per model, and links or devices.
+
+    A line is the mean over seeds, its band one standard deviation.
     """
     _save(run_figure(histories, title, devices), path)
 
@@ -54,8 +57,9 @@ def draw_devices(
     title: str,
     devices: Sequence[Sequence[DeviceScore]],
 ) -> bool:
-    """A PNG of how every device does with its own model and with the global one; False where
-    nothing was scored.
+    """Draw a PNG of every device's figure with its own model and with the global one.
+
+    False where nothing was scored.
     """
     picture = devices_figure(histories, title, devices)
     if picture is None:
@@ -69,21 +73,22 @@ def run_figure(
     title: str = "",
     devices: Sequence[Sequence[DeviceScore]] = (),
 ) -> Figure:
-    """Models by round; beside them what the links saved or, where every message is dense, the
-    devices.
-    """
-    against = ("seconds", "joules") if histories[0][0].radio is not None else ("round",)
-    links = _saving_links(histories[0])
-    pairs = compare(devices, against_global=_communicates(histories[0]))
-    beside = bool(links) or pairs is not None
-    panels = len(against) + beside
-    figure = Figure(figsize=(_PANEL[0] * panels, _PANEL[1]), layout="constrained")
-    axes = list(np.atleast_1d(figure.subplots(1, panels)))
+    """Models by round; beside them the links or, where every message is dense, the devices."""
+    first = histories[0]
+    against = ["round"]
+    if first[0].radio is not None:
+        against = ["seconds", "joules"]
+    links = _saving_links(first)
+    pairs = compare(devices, against_global=_communicates(first))
+    panels = len(against)
+    if links or pairs is not None:
+        panels += 1
+    figure, axes = _panels(panels)
     for part, unit in zip(axes, against, strict=False):
         _models(part, histories, unit)
     axes[0].set(title=title)
     if links:
-        _links(axes[-1], histories[0], links)
+        _links(axes[-1], first, links)
     elif pairs is not None:
         _sorted_devices(axes[-1], pairs)
     for part in axes:
@@ -92,25 +97,36 @@ def run_figure(
 
 
 def devices_figure(
-    histories: Sequence[Sequence[Round]], title: str, devices: Sequence[Sequence[DeviceScore]]
+    histories: Sequence[Sequence[Round]],
+    title: str,
+    devices: Sequence[Sequence[DeviceScore]],
 ) -> Figure | None:
-    """Devices sorted by how they do, and what each gains by a model of its own; None where nothing
-    was scored.
+    """Devices sorted by their figures, and the gain of each by a model of its own.
+
+    None where nothing was scored.
     """
     pairs = compare(devices, against_global=_communicates(histories[0]))
     if pairs is None:
         return None
-    panels = 1 if pairs.base is None else 2
-    figure = Figure(figsize=(_PANEL[0] * panels, _PANEL[1]), layout="constrained")
-    axes = list(np.atleast_1d(figure.subplots(1, panels)))
-    _sorted_devices(axes[0], pairs)
-    if pairs.base is not None:
+    if pairs.base is None:
+        figure, axes = _panels(1)
+    else:
+        figure, axes = _panels(2)
         _gains(axes[1], pairs)
+    _sorted_devices(axes[0], pairs)
     if title:
         axes[0].set(title=f"{title}: how every device does")
     for part in axes:
         _finish(part)
     return figure
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure with panels side by side."""
+    width, height = _PANEL
+    figure = Figure(figsize=(width * count, height), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)
+    return figure, list(axes[0])
 
 
 def colours(tiers: Iterable[str]) -> dict[str, str]:
@@ -130,8 +146,9 @@ _AXES = {"accuracy": "test accuracy (%)", "rmse": "test RMSE", "loss": "test los
 
 @dataclass(frozen=True)
 class Pairs:
-    """Each device's figure with its own model and with the global one, worst first by its own; all
-    seeds' devices.
+    """Each device's figure with its own model and with the global one.
+
+    The devices of all seeds, worst first by their own model.
     """
 
     model: str
@@ -142,127 +159,230 @@ class Pairs:
 
     @property
     def gain(self) -> Values:
-        """How much better each device is off with its own."""
+        """By how much each device's own model is better."""
         assert self.base is not None
-        difference = self.own - self.base
-        return difference if self.figure == "accuracy" else -difference
+        if self.figure == "accuracy":
+            return self.own - self.base
+        return self.base - self.own
 
 
 def compare(
     devices: Sequence[Sequence[DeviceScore]], *, against_global: bool = True
 ) -> Pairs | None:
-    """The figures of the most personal model, beside the global one if wanted, on test data; None:
-    there are none.
+    """The test figures of the most personal model, beside the global one if wanted.
+
+    None where there are none.
     """
-    lines = [
-        (seed, line)
-        for seed, scores in enumerate(devices)
-        for line in scores
-        if line.part == "test"
-    ]
-    kind: Literal["accuracy", "rmse", "loss"] = "loss"
-    if any(line.accuracy is not None for _, line in lines):
-        kind = "accuracy"
-    elif any(line.rmse is not None for _, line in lines):
-        kind = "rmse"
-    scale = 100 if kind == "accuracy" else 1
-    figures: dict[str, dict[tuple[int, str], float]] = {}
+    lines = _tested(devices)
+    kind = _kind([line for _, line in lines])
+    figures = _by_model(lines, kind)
+    model = _most_personal(figures)
+    if model is None:
+        return None
+    own = figures[model]
+    base = None
+    if against_global and model != "global":
+        base = figures.get("global")
+    keys = _worst_first(own, base or own, kind)
+    pairs = Pairs(
+        model=model,
+        own=np.array([own[key] for key in keys]),
+        base=None,
+        names=[name for _, name in keys],
+        figure=kind,
+    )
+    if base is None:
+        return pairs
+    return replace(pairs, base=np.array([base[key] for key in keys]))
+
+
+def _tested(devices: Sequence[Sequence[DeviceScore]]) -> list[tuple[int, DeviceScore]]:
+    """(seed, score) of all devices on test."""
+    out = []
+    for seed, scores in enumerate(devices):
+        out += [(seed, line) for line in scores if line.part == "test"]
+    return out
+
+
+def _by_model(
+    lines: Sequence[tuple[int, DeviceScore]],
+    kind: str,
+) -> dict[str, Figures]:
+    """The figures of every model by seed and device; accuracies in percent."""
+    scale = 1
+    if kind == "accuracy":
+        scale = 100
+    out: dict[str, Figures] = {}
     for seed, line in lines:
         value: float | None = getattr(line, kind)
         if value is not None:
-            figures.setdefault(line.model, {})[seed, line.device] = scale * value
-    model = next(
-        (name for name in ("personal", "edge", "global", *figures) if name in figures), None
-    )
-    if model is None:
-        return None
-    base = figures.get("global") if against_global and model != "global" else None
-    keys = [key for key in figures[model] if base is None or key in base]
-    sign = 1 if kind == "accuracy" else -1
-    keys.sort(key=lambda key: (sign * figures[model][key], sign * (base or figures[model])[key]))
-    own = np.array([figures[model][key] for key in keys])
-    other = None if base is None else np.array([base[key] for key in keys])
-    return Pairs(model, own, other, [name for _, name in keys], kind)
+            out.setdefault(line.model, {})[seed, line.device] = scale * value
+    return out
+
+
+def _worst_first(
+    own: Figures,
+    base: Figures,
+    kind: str,
+) -> list[tuple[int, str]]:
+    """The devices that have both figures, in the order of their own."""
+    keys = [key for key in own if key in base]
+    return sorted(keys, key=lambda key: (own[key], base[key]), reverse=kind != "accuracy")
+
+
+def _kind(lines: Sequence[DeviceScore]) -> Literal["accuracy", "rmse", "loss"]:
+    """The figure by which devices are compared."""
+    if any(line.accuracy is not None for line in lines):
+        return "accuracy"
+    if any(line.rmse is not None for line in lines):
+        return "rmse"
+    return "loss"
+
+
+def _most_personal(names: Iterable[str]) -> str | None:
+    """The model nearest to the devices."""
+    listed = list(names)
+    for name in ("personal", "edge", "global", *listed):
+        if name in listed:
+            return name
+    return None
 
 
 def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
-    """One place per device, worst first: its own model's figure and the global one's."""
-    places = np.arange(len(pairs.own))
-    few = len(places) <= _NAMED
+    """One position per device, worst first: its own model's figure and the global one's."""
+    positions = np.arange(len(pairs.own))
+    few = len(positions) <= _NAMED
     tier = {"edge": "edge", "global": "server"}.get(pairs.model, "device")
     if pairs.base is not None:
-        if few:
-            up = pairs.gain >= 0
-            for mask, colour in ((up, _GAIN), (~up, _LOSS)):
-                axes.vlines(
-                    places[mask],
-                    pairs.base[mask],
-                    pairs.own[mask],
-                    color=colour,
-                    alpha=0.5,
-                    linewidth=2,
-                )
-        size = 30 if few else 6
-        axes.scatter(
-            places,
-            pairs.base,
-            s=size,
-            color=COLOURS["server"],
-            alpha=1 if few else 0.4,
-            label="global",
-        )
+        _base(axes, pairs, pairs.base, few=few)
     if few:
-        axes.scatter(places, pairs.own, s=30, color=COLOURS[tier], label=pairs.model, zorder=3)
+        axes.scatter(
+            positions,
+            pairs.own,
+            s=30,
+            color=COLOURS[tier],
+            label=pairs.model,
+            zorder=3,
+        )
     else:
-        axes.plot(places, pairs.own, color=COLOURS[tier], label=pairs.model, linewidth=2)
-    if few and len(set(pairs.names)) == len(places):
-        axes.set_xticks(places, pairs.names, rotation=90, fontsize=8)
+        axes.plot(
+            positions,
+            pairs.own,
+            color=COLOURS[tier],
+            label=pairs.model,
+            linewidth=2,
+        )
+    if few and len(set(pairs.names)) == len(positions):
+        axes.set_xticks(positions, pairs.names, rotation=90, fontsize=8)
     axes.set(
-        xlabel=f"{len(places)} devices, worst first",
+        xlabel=f"{len(positions)} devices, worst first",
         ylabel=_AXES[pairs.figure],
         title="how every device does",
     )
 
 
+def _base(
+    axes: Axes,
+    pairs: Pairs,
+    base: Values,
+    *,
+    few: bool,
+) -> None:
+    """The global model's figures; for few devices with a line to their own model's."""
+    positions = np.arange(len(base))
+    if not few:
+        axes.scatter(
+            positions,
+            base,
+            s=6,
+            color=COLOURS["server"],
+            alpha=0.4,
+            label="global",
+        )
+        return
+    up = pairs.gain >= 0
+    for mask, colour in ((up, _GAIN), (~up, _LOSS)):
+        axes.vlines(
+            positions[mask],
+            base[mask],
+            pairs.own[mask],
+            color=colour,
+            alpha=0.5,
+            linewidth=2,
+        )
+    axes.scatter(
+        positions,
+        base,
+        s=30,
+        color=COLOURS["server"],
+        alpha=1,
+        label="global",
+    )
+
+
 def _gains(axes: Axes, pairs: Pairs) -> None:
-    """What each device gains by its own model, from the greatest loss to the greatest gain."""
+    """The gain of each device by its own model, from the greatest loss to the greatest gain."""
     gain = np.sort(pairs.gain)
-    places = np.arange(len(gain))
-    better, worse = int((gain > 0).sum()), int((gain < 0).sum())
-    for mask, colour, label in (
-        (gain > 0, _GAIN, f"{better} gain"),
-        (gain < 0, _LOSS, f"{worse} lose"),
-    ):
-        if not mask.any():
-            continue
-        if len(gain) <= _NAMED:
-            axes.bar(places[mask], gain[mask], color=colour, label=label)
-        else:
-            axes.fill_between(
-                places[mask], 0, gain[mask], step="mid", color=colour, label=label, linewidth=0
-            )
+    better = int((gain > 0).sum())
+    worse = int((gain < 0).sum())
+    _bars(axes, gain, gain > 0, _GAIN, f"{better} gain")
+    _bars(axes, gain, gain < 0, _LOSS, f"{worse} lose")
     axes.axhline(0, color="black", linewidth=0.8)
     unit = {"accuracy": "points of accuracy", "rmse": "RMSE", "loss": "loss"}[pairs.figure]
+    title = f"{pairs.model} against global"
     equal = len(gain) - better - worse
-    title = f"{pairs.model} against global" + (f"; {equal} equal" if equal else "")
+    if equal:
+        title += f"; {equal} equal"
     axes.set(
-        xlabel=f"{len(gain)} devices, least gain first", ylabel=f"gain, in {unit}", title=title
+        xlabel=f"{len(gain)} devices, least gain first",
+        ylabel=f"gain, in {unit}",
+        title=title,
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(-0.6, len(gain) - 0.4)
 
 
+def _bars(
+    axes: Axes,
+    gain: Values,
+    mask: npt.NDArray[np.bool_],
+    colour: str,
+    label: str,
+) -> None:
+    """The gains under a mask: a bar each, or an area where there are many."""
+    if not mask.any():
+        return
+    positions = np.arange(len(gain))
+    if len(gain) <= _NAMED:
+        axes.bar(
+            positions[mask],
+            gain[mask],
+            color=colour,
+            label=label,
+        )
+        return
+    axes.fill_between(
+        positions[mask],
+        0,
+        gain[mask],
+        step="mid",
+        color=colour,
+        label=label,
+        linewidth=0,
+    )
+
+
 def _communicates(history: Sequence[Round]) -> bool:
-    """Whether anything is ever sent in training; where nothing is, the global model stays as it
-    began.
+    """Whether anything is ever sent in training.
+
+    Where nothing is, the global model stays at its initial values.
     """
-    return any(lane == "train" for record in history for _, _, lane in record.traffic)
+    lanes = {lane for record in history for _, _, lane in record.traffic}
+    return "train" in lanes
 
 
 def _saving_links(history: Sequence[Round]) -> list[str]:
-    """The links that carried something else than dense messages; bytes of the others say nothing
-    new.
-    """
+    """All links, if one of them carried other than dense messages; else none."""
     measured: dict[str, int] = {}
     dense: dict[str, int] = {}
     for record in history:
@@ -270,29 +390,33 @@ def _saving_links(history: Sequence[Round]) -> list[str]:
             if lane == "train":
                 measured[link] = measured.get(link, 0) + traffic.bytes
                 dense[link] = dense.get(link, 0) + traffic.dense
-    differ = [link for link in measured if abs(measured[link] - dense[link]) > 0.02 * dense[link]]
-    return list(measured) if differ else []
+    for link, sent in measured.items():
+        if abs(sent - dense[link]) > 0.02 * dense[link]:
+            return list(measured)
+    return []
 
 
-def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
-    """Bytes of each link by round, measured and as dense messages would be, in the colour of its
-    lower tier.
-    """
+def _links(
+    axes: Axes,
+    history: Sequence[Round],
+    links: Sequence[str],
+) -> None:
+    """Bytes of each link by round, measured and as dense messages, in its lower tier's colour."""
     rounds = [record.round + 1 for record in history]
-    marker = "o" if len(rounds) <= _FEW else ""
-    colour = colours(link.rpartition("-")[2] for link in links)
+    lower = {link: link.rpartition("-")[2] for link in links}
+    colour = colours(lower.values())
     for link in links:
-        tier = link.rpartition("-")[2]
-        dense = [
-            sum(
-                t.dense for key, t in record.traffic.items() if key[0] == link and key[2] == "train"
-            )
-            / 1e6
-            for record in history
-        ]
         megabytes = [record.bytes(link) / 1e6 for record in history]
-        axes.plot(rounds, megabytes, color=colour[tier], marker=marker, label=link)
-        axes.plot(rounds, dense, ":", color=colour[tier], label=f"{link}, if dense")
+        dense = [_dense_bytes(record, link) / 1e6 for record in history]
+        own = colour[lower[link]]
+        axes.plot(
+            rounds,
+            megabytes,
+            color=own,
+            marker=_marker(len(rounds)),
+            label=link,
+        )
+        axes.plot(rounds, dense, ":", color=own, label=f"{link}, if dense")
     axes.set(
         xlabel="round",
         ylabel="MB per round, measured",
@@ -302,32 +426,67 @@ def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> None:
-    """Every model against rounds, seconds or joules; of several seeds, whose seconds differ,
-    against their mean.
+def _dense_bytes(record: Round, link: str) -> int:
+    """The bytes of a link in a round if all messages were dense."""
+    total = 0
+    for (name, _, lane), traffic in record.traffic.items():
+        if name == link and lane == "train":
+            total += traffic.dense
+    return total
+
+
+def _marker(points: int) -> str:
+    """The points of a short curve are marked one by one."""
+    if points <= _FEW:
+        return "o"
+    return ""
+
+
+def _models(
+    axes: Axes,
+    histories: Sequence[Sequence[Round]],
+    against: str,
+) -> None:
+    """Every model against rounds, seconds or joules.
+
+    The seconds of several seeds differ: models are drawn against their mean.
     """
-    scored = [[record for record in history if record.models] for history in histories]
+    scored = [_scored(history) for history in histories]
     shortest = min(map(len, scored))
     axes.set(xlabel=LABELS[against])
     if not shortest:
         axes.text(0.5, 0.5, "no round was scored", ha="center", transform=axes.transAxes)
         return
-    spent = np.array([_spent(history, against)[:shortest] for history in histories]).mean(0)
-    tiers = {name: _tier(name, model.tier) for name, model in scored[0][-1].models.items()}
+    by_seed = [_spent(history, against)[:shortest] for history in histories]
+    spent = np.array(by_seed).mean(0)
+    tiers = _tiers(scored[0][-1])
     if len(tiers) > 1 and not _communicates(histories[0]):
-        tiers = {name: tier for name, tier in tiers.items() if name != "global"}
+        tiers.pop("global", None)
     colour = colours(tiers.values())
-    drawn: dict[str, int] = {}
+    drawn: list[str] = []
     for name, tier in tiers.items():
         curves = _curves(scored, name, shortest)
-        mean, spread = curves.mean(0), curves.std(0)
-        style = _STYLES[drawn.get(tier, 0) % len(_STYLES)]
-        drawn[tier] = drawn.get(tier, 0) + 1
-        marker = "o" if shortest <= _FEW else ""
-        axes.plot(spent, mean, style, label=name, color=colour[tier], marker=marker, markersize=4)
+        mean = curves.mean(0)
+        spread = curves.std(0)
+        style = _STYLES[drawn.count(tier) % len(_STYLES)]
+        drawn.append(tier)
+        axes.plot(
+            spent,
+            mean,
+            style,
+            label=name,
+            color=colour[tier],
+            marker=_marker(shortest),
+            markersize=4,
+        )
         if len(curves) > 1:
             axes.fill_between(
-                spent, mean - spread, mean + spread, color=colour[tier], alpha=0.2, linewidth=0
+                spent,
+                mean - spread,
+                mean + spread,
+                color=colour[tier],
+                alpha=0.2,
+                linewidth=0,
             )
     axes.set(ylabel=_figure(scored[0][-1]))
     if against == "round":
@@ -335,39 +494,63 @@ def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> N
 
 
 def _figure(record: Round) -> str:
-    """What is drawn of the models of a run."""
-    score = next(iter(record.models.values())).scores.get("test")
+    """The name of the figure that is drawn of the models of a run."""
+    first = next(iter(record.models.values()))
+    score = first.scores.get("test")
     if score is not None and score.accuracy is not None:
-        return "test accuracy (%)"
+        return _AXES["accuracy"]
     if score is not None and score.rmse is not None:
-        return "test RMSE"
-    return "test loss"
+        return _AXES["rmse"]
+    return _AXES["loss"]
 
 
-def _tier(name: str, tier: str) -> str:
-    return "new device" if name.startswith("new_") else tier
+def _scored(history: Sequence[Round]) -> list[Round]:
+    return [record for record in history if record.models]
 
 
-def _spent(history: Sequence[Round], unit: str) -> list[float]:
-    """What was spent until the end of each round that is scored."""
-    each = [
-        1.0 if unit == "round" or record.radio is None else getattr(record.radio, unit)
-        for record in history
-    ]
-    return [total for record, total in zip(history, accumulate(each), strict=True) if record.models]
+def _tiers(record: Round) -> dict[str, str]:
+    """The tier of every model that was scored."""
+    out = {}
+    for name, model in record.models.items():
+        out[name] = model.tier
+        if name.startswith("new_"):
+            out[name] = "new device"
+    return out
 
 
-def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Curves:
+def _spent(
+    history: Sequence[Round],
+    unit: str,
+) -> list[float]:
+    """The rounds, seconds or joules until the end of each round that is scored."""
+    out = []
+    total = 0.0
+    for record in history:
+        if unit == "round" or record.radio is None:
+            total += 1.0
+        else:
+            total += getattr(record.radio, unit)
+        if record.models:
+            out.append(total)
+    return out
+
+
+def _curves(
+    scored: Sequence[Sequence[Round]],
+    name: str,
+    length: int,
+) -> Curves:
     """One curve per seed: accuracy in percent, RMSE where numbers are predicted, else the loss."""
     curves = []
     for history in scored:
-        scores = [
-            record.models[name].scores.get("test")
-            or next(iter(record.models[name].scores.values()))
-            for record in history
-        ]
-        curves.append([_value(score) for score in scores[:length]])
+        models = [record.models[name] for record in history[:length]]
+        curves.append([_value(_score(model)) for model in models])
     return np.array(curves)
+
+
+def _score(model: Model) -> Score:
+    """A model's score on test, or on the first part that was scored."""
+    return model.scores.get("test") or next(iter(model.scores.values()))
 
 
 def _value(score: Score) -> float:

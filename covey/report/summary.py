@@ -1,19 +1,23 @@
-"""The figures a run ends with: every model in its chosen round, and what every link carried; over
-several seeds with spread.
+"""The figures of a whole run: of every model in its chosen round, and of every link.
+
+Over several seeds, figures are means with standard deviations.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from covey.kernel.algorithm import Algorithm
 from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
 from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
+from covey.runs.scoring import Model
 from covey.runs.selection import Selection, select
+from covey.wireless.clock import RadioRecord
 
 
 @dataclass(frozen=True)
@@ -25,19 +29,26 @@ class Figure:
 
     def percent(self) -> str:
         """As 98.40 or 98.40 ± 0.31."""
-        spread = f" ± {100 * self.deviation:.2f}" if self.deviation is not None else ""
-        return f"{100 * self.mean:.2f}{spread}"
+        text = f"{100 * self.mean:.2f}"
+        if self.deviation is not None:
+            text += f" ± {100 * self.deviation:.2f}"
+        return text
 
     def __str__(self) -> str:
-        return f"{self.mean:.4g}" + (
-            f" ± {self.deviation:.2g}" if self.deviation is not None else ""
-        )
+        text = f"{self.mean:.4g}"
+        if self.deviation is not None:
+            text += f" ± {self.deviation:.2g}"
+        return text
+
+
+_ZERO = Figure(0.0, None)
 
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """One model: accuracy in the round chosen on validation, in the last and in the best on test;
-    the rest in the chosen one.
+    """One model: accuracy in the round chosen on validation, in the last and in the best on test.
+
+    All other figures are of the chosen round.
     """
 
     model: str
@@ -47,9 +58,7 @@ class ModelFigures:
     age: Figure  # mean rounds since they kept it
     accuracy: Figure | None  # over all devices, the global model standing in where none is kept
     accuracy_holders: Figure | None
-    accuracy_uniform: (
-        Figure | None
-    )  # every device that holds it counts alike, however many examples it has
+    accuracy_uniform: Figure | None  # mean over holders, however many examples each has
     last: Figure | None
     best_on_test: Figure | None
     worst_decile: Figure | None
@@ -59,9 +68,7 @@ class ModelFigures:
     nonzeros: Figure
     cut: float
     angle: Figure | None  # between a sparse model and its signs, in degrees
-    layers: dict[
-        str, float
-    ]  # share of non-zeros of every parameter of a sparse model, mean over seeds
+    layers: dict[str, float]  # of a sparse model, the share of non-zeros of every parameter
     rmse: Figure | None = None  # these where numbers are predicted; over all devices, as `accuracy`
     mae: Figure | None = None
     r2: Figure | None = None
@@ -72,9 +79,7 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """One link, both directions, all rounds of one run: bytes as encoded, as dense, and by the
-    papers' formulas.
-    """
+    """The bytes of one link in all rounds of one run: encoded, dense, and by papers' formulas."""
 
     link: str
     down: int
@@ -88,9 +93,7 @@ class LinkFigures:
 
 @dataclass(frozen=True)
 class RadioFigures:
-    """All rounds on the virtual clock: by what was measured, and by the plan's formulas where there
-    is a plan.
-    """
+    """All rounds on the virtual clock: measured, and by the formulas of a plan if there is one."""
 
     seconds: Figure
     formula_seconds: Figure | None
@@ -105,11 +108,10 @@ class RadioFigures:
 
 @dataclass(frozen=True)
 class Gain:
-    """Devices' own models against the global one, on test data in the reported rounds, of all
-    seeds' devices.
+    """Devices' own models against the global one, on test data in the reported rounds.
 
-    In points of accuracy or, where numbers are predicted, by how many per cent the RMSE falls; more
-    is better.
+    The devices are those of all seeds. Gains are in points of accuracy or, where numbers are
+    predicted, by how many per cent the RMSE falls; more is better.
     """
 
     model: str
@@ -125,8 +127,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class SampleFigures:
-    """Scores on a sample of the devices: how many were drawn in a round, and the standard error of
-    each reported figure.
+    """Scores on a sample of the devices: its size, and the standard error of each figure.
 
     It is the error of one seed's test accuracy over all devices (loss, for regression) by model,
     the largest of any seed.
@@ -146,7 +147,7 @@ class Yardstick:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run has come to."""
+    """The results of a run."""
 
     rounds: int
     seeds: int
@@ -154,19 +155,17 @@ class Summary:
     models: list[ModelFigures]
     links: list[LinkFigures]
     protocol: Literal["honest", "paper"] = "honest"
-    spent: dict[str, float] = field(
-        default_factory=dict
-    )  # seconds by what they went into, largest first
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds by what they went into, largest first."""
     radio: RadioFigures | None = None
     gains: list[Gain] = field(default_factory=list)
-    labels: dict[str, str] = field(
-        default_factory=dict
-    )  # what tables call a model where its name would mislead
+    labels: dict[str, str] = field(default_factory=dict)
+    """The names of models in tables, where their own would mislead."""
     yardsticks: list[Yardstick] = field(default_factory=list)
     sample: SampleFigures | None = None  # None: all devices were scored
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; `sample` is there if devices were drawn."""
+        """As JSON can hold it; it has a `sample` if devices were drawn."""
         out = asdict(self)
         if self.sample is None:
             del out["sample"]
@@ -185,24 +184,48 @@ def summarise(
     `algorithm` says whether there is a global model to report, `private` what devices kept to
     themselves.
     """
-    scored = [[record for record in history if record.models] for history in histories]
-    names = list(scored[0][-1].models) if scored and scored[0] else []
-    no_global = algorithm is not None and not algorithm.learns_global
-    if no_global:
-        names = [name for name in names if name not in ("global", "new_global")]
-    selections = {name: [select(history, name, protocol) for history in scored] for name in names}
+    scored = [_scored(history) for history in histories]
+    has_global = algorithm is None or algorithm.learns_global
+    gains = []
+    if has_global:
+        gains = _gains(devices)
+    selections = {}
+    for name in _names(scored[0], has_global):
+        selections[name] = [select(history, name, protocol) for history in scored]
     models = [_model(name, chosen) for name, chosen in selections.items()]
-    seconds = sum(record.seconds for history in histories for record in history)
-    facts = (len(histories[0]), len(histories), seconds, models, _links(histories[0]), protocol)
-    gains = [] if no_global else _gains(devices)
-    labels = _labels(models, private)
-    sample = _sample(selections)
-    return Summary(*facts, _spent(histories), _radio(histories), gains, labels, sample=sample)
+    return Summary(
+        rounds=len(histories[0]),
+        seeds=len(histories),
+        seconds=sum(record.seconds for record in chain(*histories)),
+        models=models,
+        links=_links(histories[0]),
+        protocol=protocol,
+        spent=_spent(histories),
+        radio=_radio(histories),
+        gains=gains,
+        labels=_labels(models, private),
+        sample=_sample(selections),
+    )
+
+
+def _names(scored: Sequence[Round], has_global: bool) -> list[str]:
+    """The models to report, from the rounds that were scored."""
+    if not scored:
+        return []
+    names = list(scored[-1].models)
+    if has_global:
+        return names
+    return [name for name in names if name not in ("global", "new_global")]
+
+
+def _scored(history: Sequence[Round]) -> list[Round]:
+    return [record for record in history if record.models]
 
 
 def _sample(selections: Mapping[str, Sequence[Selection]]) -> SampleFigures | None:
-    """How many devices were drawn to be scored, and the standard errors that follow; None where all
-    were scored.
+    """The number of devices drawn to be scored, and the standard errors that follow.
+
+    None where all were scored.
     """
     drawn = set()
     errors: dict[str, float | None] = {}
@@ -210,17 +233,26 @@ def _sample(selections: Mapping[str, Sequence[Selection]]) -> SampleFigures | No
         scores = [selection.chosen.models[name].scores["test"] for selection in selected]
         sizes = [score.sampled for score in scores if score.sampled is not None]
         if sizes:
-            known = [score.standard_error_fallback for score in scores]
-            errors[name] = max((error for error in known if error is not None), default=None)
+            seeds = [score.standard_error_fallback for score in scores]
+            errors[name] = _largest(seeds)
             drawn.update(sizes)
     if not drawn:
         return None
     return SampleFigures(max(drawn), errors)
 
 
-def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
-    """A model from above is scored with each device's own private layers, so it is not one model
-    for all.
+def _largest(values: Sequence[float | None]) -> float | None:
+    """The largest of the values that are known."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _labels(
+    models: Sequence[ModelFigures],
+    private: str,
+) -> dict[str, str]:
+    """The names of models from above the devices, where devices keep layers to themselves.
+
+    Each device scores such a model with its own private layers, so it is not one model for all.
     """
     if not private:
         return {}
@@ -229,116 +261,176 @@ def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
 
 
 def _gains(
-    devices: Sequence[Sequence[DeviceScore]], model: str = "personal", other: str = "global"
+    devices: Sequence[Sequence[DeviceScore]],
+    model: str = "personal",
+    other: str = "global",
 ) -> list[Gain]:
-    """What devices' own models are worth to them; empty where there are none."""
-    points = []
+    """The gain by devices' own models; empty where there are none."""
+    pairs = []
+    for lines in devices:
+        pairs += _pairs(lines, model, other)
+    gains = [_gain(line, base) for line, base in pairs]
+    points = [gain for gain in gains if gain is not None]
     figure: Literal["accuracy", "rmse"] = "accuracy"
-    for seed in devices:
-        by = {(line.model, line.device): line for line in seed if line.part == "test"}
-        for (name, device), line in by.items():
-            base = by.get((other, device))
-            if name != model or not line.holds or base is None:
-                continue
-            if line.accuracy is not None and base.accuracy is not None:
-                points.append(100 * (line.accuracy - base.accuracy))
-            elif line.rmse is not None and base.rmse:
-                figure = "rmse"
-                points.append(100 * (1 - line.rmse / base.rmse))
+    if any(line.accuracy is None for line, _ in pairs):
+        figure = "rmse"
     if not points:
         return []
-    better, worse = sum(p > 0 for p in points), sum(p < 0 for p in points)
-    spread = (statistics.median(points), min(points), max(points))
-    return [Gain(model, other, len(points), better, worse, *spread, figure)]
+    gain = Gain(
+        model=model,
+        other=other,
+        devices=len(points),
+        better=sum(point > 0 for point in points),
+        worse=sum(point < 0 for point in points),
+        median=statistics.median(points),
+        least=min(points),
+        most=max(points),
+        figure=figure,
+    )
+    return [gain]
+
+
+def _pairs(
+    lines: Sequence[DeviceScore],
+    model: str,
+    other: str,
+) -> list[tuple[DeviceScore, DeviceScore]]:
+    """The test scores of one model and of another, of every device that holds the first."""
+    tested = [line for line in lines if line.part == "test"]
+    bases = {line.device: line for line in tested if line.model == other}
+    held = [line for line in tested if line.model == model and line.holds]
+    return [(line, bases[line.device]) for line in held if line.device in bases]
+
+
+def _gain(line: DeviceScore, base: DeviceScore) -> float | None:
+    """The gain of a device over its base: points of accuracy, or per cent of the RMSE."""
+    if line.accuracy is not None and base.accuracy is not None:
+        return 100 * (line.accuracy - base.accuracy)
+    if line.rmse is not None and base.rmse:
+        return 100 * (1 - line.rmse / base.rmse)
+    return None
 
 
 def _radio(histories: Sequence[Sequence[Round]]) -> RadioFigures | None:
-    every = [
-        [record.radio for record in history if record.radio is not None] for history in histories
-    ]
+    every = [_radio_records(history) for history in histories]
     if not any(every):
         return None
-
-    def total(name: str) -> Figure | None:
-        values = [[getattr(aired, name) for aired in history] for history in every]
-        return None if None in values[0] else _over([sum(seed) for seed in values])
-
-    def number(name: str) -> Figure:
-        return _over(
-            [statistics.mean(len(getattr(aired, name)) for aired in history) for history in every]
-        )
-
-    none = Figure(0.0, None)
+    certificates = [radio.certificate for radio in chain(*every)]
     return RadioFigures(
-        seconds=total("seconds") or none,
-        formula_seconds=total("formula_seconds"),
-        joules=total("joules") or none,
-        upload_joules=total("upload_joules") or none,
-        upload_bytes=total("upload_bytes") or none,
-        formula_bytes=total("formula_bytes"),
-        left_out=number("left_out"),
-        late=number("late"),
-        certificate=max(
-            (a.certificate for history in every for a in history if a.certificate is not None),
-            default=None,
-        ),
+        seconds=_total(every, "seconds") or _ZERO,
+        formula_seconds=_total(every, "formula_seconds"),
+        joules=_total(every, "joules") or _ZERO,
+        upload_joules=_total(every, "upload_joules") or _ZERO,
+        upload_bytes=_total(every, "upload_bytes") or _ZERO,
+        formula_bytes=_total(every, "formula_bytes"),
+        left_out=_mean_length(every, "left_out"),
+        late=_mean_length(every, "late"),
+        certificate=_largest(certificates),
     )
+
+
+def _radio_records(history: Sequence[Round]) -> list[RadioRecord]:
+    return [record.radio for record in history if record.radio is not None]
+
+
+def _total(
+    every: Sequence[Sequence[RadioRecord]],
+    name: str,
+) -> Figure | None:
+    """The sum over all rounds; None where the rounds have no such figure."""
+    sums = []
+    for history in every:
+        values = [getattr(record, name) for record in history]
+        if None in values:
+            return None
+        sums.append(sum(values))
+    return _over(sums)
+
+
+def _mean_length(
+    every: Sequence[Sequence[RadioRecord]],
+    name: str,
+) -> Figure:
+    """The mean over rounds of the length of a list."""
+    means = []
+    for history in every:
+        lengths = [len(getattr(record, name)) for record in history]
+        means.append(statistics.mean(lengths))
+    return _over(means)
 
 
 def _spent(histories: Sequence[Sequence[Round]]) -> dict[str, float]:
     spent: dict[str, float] = {}
-    for record in (record for history in histories for record in history):
+    for record in chain(*histories):
         for name, seconds in record.spent.items():
             spent[name] = spent.get(name, 0.0) + seconds
     return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
-def _model(name: str, chosen: list[Selection]) -> ModelFigures:
-    first = chosen[0].chosen.models[name]
+@dataclass(frozen=True)
+class _Rounds:
+    """One model in one of the selected rounds, for every seed."""
+
+    models: list[Model]
+
+    def score(self, name: str) -> Figure | None:
+        """A figure of the score on test."""
+        return _figure([getattr(model.scores["test"], name) for model in self.models])
+
+    def fact(self, name: str) -> Figure:
+        """A fact of the model itself."""
+        return _over([getattr(model, name) for model in self.models])
+
+
+def _model(name: str, selections: list[Selection]) -> ModelFigures:
+    chosen = _Rounds([selection.chosen.models[name] for selection in selections])
+    last = _Rounds([selection.last.models[name] for selection in selections])
+    best = _Rounds([selection.best_on_test.models[name] for selection in selections])
+    first = chosen.models[0]
+    layers = {}
+    for layer in first.layers:
+        layers[layer] = statistics.mean(model.layers[layer] for model in chosen.models)
     return ModelFigures(
         model=name,
         tier=first.tier,
-        chosen_round=[c.chosen.round for c in chosen],
-        holders=_figure(chosen, lambda c: c.chosen.models[name].holders) or Figure(0.0, None),
-        age=_figure(chosen, lambda c: c.chosen.models[name].age) or Figure(0.0, None),
-        accuracy=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_fallback),
-        accuracy_holders=_figure(chosen, lambda c: c.chosen.accuracy(name)),
-        accuracy_uniform=_figure(
-            chosen, lambda c: c.chosen.models[name].scores["test"].accuracy_uniform
-        ),
-        last=_figure(chosen, lambda c: c.last.models[name].scores["test"].accuracy_fallback),
-        best_on_test=_figure(
-            chosen, lambda c: c.best_on_test.models[name].scores["test"].accuracy_fallback
-        ),
-        worst_decile=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].worst_decile),
-        loss=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss_fallback),
-        loss_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].loss),
-        loss_last=_figure(chosen, lambda c: c.last.models[name].scores["test"].loss_fallback),
-        nonzeros=_figure(chosen, lambda c: c.chosen.models[name].nonzeros) or Figure(0.0, None),
+        chosen_round=[selection.chosen.round for selection in selections],
+        holders=chosen.fact("holders"),
+        age=chosen.fact("age"),
+        accuracy=chosen.score("accuracy_fallback"),
+        accuracy_holders=chosen.score("accuracy"),
+        accuracy_uniform=chosen.score("accuracy_uniform"),
+        last=last.score("accuracy_fallback"),
+        best_on_test=best.score("accuracy_fallback"),
+        worst_decile=chosen.score("worst_decile"),
+        loss=chosen.score("loss_fallback"),
+        loss_holders=chosen.score("loss"),
+        loss_last=last.score("loss_fallback"),
+        nonzeros=chosen.fact("nonzeros"),
         cut=first.cut,
-        angle=_figure(chosen, lambda c: c.chosen.models[name].angle),
-        layers={
-            layer: statistics.mean(c.chosen.models[name].layers[layer] for c in chosen)
-            for layer in first.layers
-        },
-        rmse=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse_fallback),
-        mae=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].mae_fallback),
-        r2=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].r2_fallback),
-        rmse_holders=_figure(chosen, lambda c: c.chosen.models[name].scores["test"].rmse),
-        rmse_last=_figure(chosen, lambda c: c.last.models[name].scores["test"].rmse_fallback),
-        rmse_best_on_test=_figure(
-            chosen, lambda c: c.best_on_test.models[name].scores["test"].rmse_fallback
-        ),
+        angle=_figure([model.angle for model in chosen.models]),
+        layers=layers,
+        rmse=chosen.score("rmse_fallback"),
+        mae=chosen.score("mae_fallback"),
+        r2=chosen.score("r2_fallback"),
+        rmse_holders=chosen.score("rmse"),
+        rmse_last=last.score("rmse_fallback"),
+        rmse_best_on_test=best.score("rmse_fallback"),
     )
 
 
-def _figure(chosen: list[Selection], read: Callable[[Selection], float | None]) -> Figure | None:
-    values = [value for value in map(read, chosen) if value is not None]
-    return _over(values) if values else None
+def _figure(values: Sequence[float | None]) -> Figure | None:
+    """The figure of the values that are known; None where none is."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    return _over(numbers)
 
 
 def _over(values: Sequence[float]) -> Figure:
-    return Figure(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return Figure(mean, None)
+    return Figure(mean, statistics.stdev(values))
 
 
 def _links(history: Sequence[Round]) -> list[LinkFigures]:
@@ -347,14 +439,30 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
         for (link, direction, lane), traffic in record.traffic.items():
             meter.count(link, direction, lane, traffic)
     names = dict.fromkeys(link for link, _, lane in meter.totals if lane == "train")
-    return [
-        _link(link, *(meter.traffic(link=link, direction=way) for way in ("down", "up")))
-        for link in names
-    ]
+    out = []
+    for name in names:
+        down = meter.traffic(link=name, direction="down")
+        up = meter.traffic(link=name, direction="up")
+        out.append(_link(name, down, up))
+    return out
 
 
-def _link(link: str, down: Traffic, up: Traffic) -> LinkFigures:
+def _link(
+    link: str,
+    down: Traffic,
+    up: Traffic,
+) -> LinkFigures:
     both = down + up
-    share = both.nonzeros / both.values if both.values else None
-    formulas = (dense_bits(both.values) / 8, paper_bits(down, up) / 8, bitmap_bits(down, up) / 8)
-    return LinkFigures(link, down.bytes, up.bytes, both.dense, share, *formulas)
+    share = None
+    if both.values:
+        share = both.nonzeros / both.values
+    return LinkFigures(
+        link=link,
+        down=down.bytes,
+        up=up.bytes,
+        dense=both.dense,
+        nonzeros=share,
+        formula_dense=dense_bits(both.values) / 8,
+        formula_paper=paper_bits(down, up) / 8,
+        formula_bitmap=bitmap_bits(down, up) / 8,
+    )

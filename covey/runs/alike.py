@@ -27,10 +27,10 @@ _SAME = (
 )
 
 
-def unlike(
+def difference(
     experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, str]] | None = None
 ) -> str | None:
-    """What keeps experiments from running side by side; None if nothing does.
+    """The difference that keeps experiments from running side by side; None if there is none.
 
     `fingerprints` are theirs, where they are known already.
     """
@@ -40,24 +40,26 @@ def unlike(
         return None
     if fingerprints is None:
         fingerprints = [experiment.fingerprint() for experiment in experiments]
-    for other, fingerprint in zip(experiments[1:], fingerprints[1:], strict=True):
-        reason = _fact_that_differs(fingerprints[0], fingerprint) or _difference(
-            experiments[0], other
-        )
+    for number in range(1, len(experiments)):
+        reason = _fact_that_differs(fingerprints[0], fingerprints[number])
+        reason = reason or _setting_that_differs(experiments[0], experiments[number])
         if reason is not None:
             return reason
     return None
 
 
-def _fact_that_differs(first: dict[str, str], other: dict[str, str]) -> str | None:
+def _fact_that_differs(
+    first: dict[str, str],
+    other: dict[str, str],
+) -> str | None:
     for name in (first | other).keys() - _MAY_DIFFER:
         if first.get(name) != other.get(name):
             return f"they differ in {name}"
     return None
 
 
-def _difference(first: Experiment, other: Experiment) -> str | None:
-    """What differs besides the facts of the fingerprints, which decide the bits."""
+def _setting_that_differs(first: Experiment, other: Experiment) -> str | None:
+    """A difference besides the facts of the fingerprints, which decide the bits."""
     for name in _SAME:
         if getattr(first, name) != getattr(other, name):
             return f"they differ in {name}"
@@ -68,12 +70,21 @@ def _difference(first: Experiment, other: Experiment) -> str | None:
         return "their losses are two functions, which may differ"
     if not _same_outputs(first, other):
         return "their models differ in what they compute"
+    return _size_that_differs(first, other)
+
+
+def _size_that_differs(first: Experiment, other: Experiment) -> str | None:
+    """A part of the data whose largest devices go through the models in blocks of other sizes."""
+    data = first.protocol_data()
+    other_data = other.protocol_data()
     for part in PARTS:
-        sizes = [block_size(each.protocol_data().part(part)) for each in (first, other)]
-        if sizes[0] != sizes[1]:
-            both = f"{sizes[0]} and {sizes[1]}"
+        size = block_size(data.part(part))
+        other_size = block_size(other_data.part(part))
+        if size != other_size:
+            sizes = f"{size} and {other_size}"
             return (
-                f"their largest {part} parts are so unlike ({both}) that the last bits would differ"
+                f"their largest {part} parts differ so much ({sizes}) "
+                "that the last bits would differ"
             )
     return None
 

@@ -1,6 +1,4 @@
-"""From experiments to what runs them: the runtime, the devices held out, and what the user should
-know of both.
-"""
+"""From experiments to a runtime: the devices held out, and notes for the user."""
 
 from __future__ import annotations
 
@@ -25,20 +23,23 @@ from covey.runtimes.loopback import Loopback, Station
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
-from covey.wireless.air import RadioClock
+from covey.wireless.clock import RadioClock
 
 RUNTIMES = ("simulator", "loopback")
-"""What can run an experiment: one process for all nodes, or nodes that share nothing. The bits are
-the same.
+"""The runtimes of an experiment: one process for all nodes, or nodes that share nothing.
+
+The bits are the same.
 """
 
-_GRAIN = 200_000  # values of rows below which a second thread waits for Python's lock more than it computes
+_GRAIN = 200_000
+"""Values of rows below which a second thread waits for Python's lock more than it computes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """A runtime for experiments side by side; `held_out` are the devices of each that take no part
-    in training.
+    """A runtime for experiments side by side.
+
+    `held_out` are the devices of each that take no part in training.
     """
 
     runtime: Runtime
@@ -58,9 +59,8 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
     tree, note = first.algorithm.fit(first.tree.without(outs[0]))
     if note:
         notes.append(note)
-    data = [
-        training_data(experiment, out) for experiment, out in zip(experiments, outs, strict=True)
-    ]
+    pairs = zip(experiments, outs, strict=True)
+    data = [training_data(experiment, out) for experiment, out in pairs]
     links = wires(first.codec, tree.links)
     copies = tree.times(len(experiments))
     air = _air(experiments, outs, copies)
@@ -87,6 +87,9 @@ def _simulator(
     """One process that plays every node of every seed."""
     first = experiments[0]
     task = _task(first, data)
+    grain = _GRAIN
+    if first.workers:
+        grain = 1
     return Simulator(
         first.algorithm,
         tree,
@@ -99,29 +102,36 @@ def _simulator(
         air or Ideal(),
         workers=_workers(first, task),
         memory=first.memory,
-        grain=1 if first.workers else _GRAIN,
+        grain=grain,
         capture=first.capture,
     )
 
 
 def _loopback(
-    experiment: Experiment, tree: Tree, data: Shards, links: Mapping[tuple[str, str], LinkSpec]
+    experiment: Experiment,
+    tree: Tree,
+    data: Shards,
+    links: Mapping[tuple[str, str], LinkSpec],
 ) -> Loopback:
     """A tree of nodes that share nothing."""
     start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(place: Place, task: Task, examples: int) -> Station:
+    def station(
+        location: Place,
+        task: Task,
+        examples: int,
+    ) -> Station:
         return Station(
             experiment.algorithm,
-            place,
+            location,
             task,
             links,
             start,
             (experiment.seed,),
             experiment.idle,
             experiment.batches,
-            place=place,
+            place=location,
             under=examples,
             makers={Scorer.__name__: scorer},
         )
@@ -147,7 +157,16 @@ def training_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     data = experiment.protocol_data()
     if not out:
         return data
-    return data.chosen([device for device in range(data.devices) if device not in set(out)])
+    return data.chosen(_others(data.devices, out))
+
+
+def _others(
+    devices: int,
+    out: Sequence[int],
+) -> list[int]:
+    """The devices that are not held out."""
+    left_out = set(out)
+    return [device for device in range(devices) if device not in left_out]
 
 
 def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
@@ -155,7 +174,11 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
+def _task(
+    experiment: Experiment,
+    data: Shards,
+    population: Population | None = None,
+) -> Task:
     return Task(
         experiment.model,
         data,
@@ -175,13 +198,17 @@ def _workers(experiment: Experiment, task: Task) -> int:
 
 
 def _newcomers(
-    experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], notes: list[str]
+    experiments: Sequence[Experiment],
+    outs: Sequence[tuple[int, ...]],
+    notes: list[str],
 ) -> Newcomers | None:
     if not outs[0]:
         return None
     data = []
     for experiment, out in zip(experiments, outs, strict=True):
-        which = f" of seed {experiment.seed}" if len(experiments) > 1 else ""
+        which = ""
+        if len(experiments) > 1:
+            which = f" of seed {experiment.seed}"
         devices = ", ".join(map(str, out))
         notes.append(
             f"held out from training{which}: devices {devices}; the others are numbered anew."
@@ -191,10 +218,13 @@ def _newcomers(
 
 
 def _air(
-    experiments: Sequence[Experiment], outs: Sequence[tuple[int, ...]], tree: Tree
+    experiments: Sequence[Experiment],
+    outs: Sequence[tuple[int, ...]],
+    tree: Tree,
 ) -> RadioClock | None:
-    """The virtual clock, where the experiments have a radio; a newcomer may do without, where
-    nothing is planned.
+    """The virtual clock, where the experiments have a radio.
+
+    An algorithm that prunes as a plan says must have one.
     """
     first = experiments[0]
     planned = first.algorithm.planned
@@ -205,11 +235,14 @@ def _air(
                 f'{name} prunes as a radio plan says (ratio = "plan"); give a radio, or a number.'
             )
         return None
-    training = [
-        [device for device in range(first.tree.devices) if device not in set(out)] for out in outs
-    ]
-    seeds = tuple(experiment.seed for experiment in experiments)
-    return RadioClock(first.radio, first.work(), planned, tree=tree, seeds=seeds, chosen=training)
+    return RadioClock(
+        first.radio,
+        first.work(),
+        planned,
+        tree=tree,
+        seeds=tuple(experiment.seed for experiment in experiments),
+        chosen=[_others(first.tree.devices, out) for out in outs],
+    )
 
 
 def _engine_notes(experiment: Experiment, task: Task) -> list[str]:
@@ -232,14 +265,20 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
 
 
 def _link_notes(
-    air: RadioClock | None, tree: Tree, links: Mapping[tuple[str, str], LinkSpec]
+    air: RadioClock | None,
+    tree: Tree,
+    links: Mapping[tuple[str, str], LinkSpec],
 ) -> list[str]:
     """What the user should know of how rows are sent."""
+    if air is None or not air.policy.prunes:
+        return []
     last = tree.links[-1]
-    if air is None or not air.policy.prunes or not links[last, "up"].codec.name.startswith("dense"):
+    codec = links[last, "up"].codec
+    if not codec.name.startswith("dense"):
         return []
     return [
-        f'{last} sends dense rows up, pruned weights too, so devices that prune are late; use codec = "bitmap".'
+        f"{last} sends dense rows up, pruned weights too, so devices that prune are late; "
+        'use codec = "bitmap".'
     ]
 
 
@@ -249,10 +288,19 @@ def _private_note(experiment: Experiment, space: ParameterLayout) -> str:
     private = [slot.name for slot in space.slots if slot.start >= space.shared]
     if not private:
         return f"{name} shares all layers: no layer is private."
-    layers = list(dict.fromkeys(parameter.rpartition(".")[0] or parameter for parameter in private))
-    more = f" and {len(layers) - 4} more" if len(layers) > 5 else ""
-    shown = ", ".join(layers[:4] if more else layers)
+    layers = list(dict.fromkeys(_layer(parameter) for parameter in private))
+    shown = ", ".join(layers)
+    if len(layers) > 5:
+        shown = f"{', '.join(layers[:4])} and {len(layers) - 4} more"
+    subject = f"layer {shown} stays"
+    if len(layers) > 1:
+        subject = f"layers {shown} stay"
     patterns = ", ".join(f'"{pattern}"' for pattern in experiment.private)
-    which = patterns if len(experiment.private) == 1 else f"[{patterns}]"
-    noun, verb = ("layers", "stay") if len(layers) > 1 else ("layer", "stays")
-    return f'{name}: {noun} {shown}{more} {verb} on each device (private = {which}); private = "" shares all.'
+    if len(experiment.private) != 1:
+        patterns = f"[{patterns}]"
+    return f'{name}: {subject} on each device (private = {patterns}); private = "" shares all.'
+
+
+def _layer(parameter: str) -> str:
+    """The name of a parameter's layer; its own where it stands in none."""
+    return parameter.rpartition(".")[0] or parameter

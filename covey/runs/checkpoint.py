@@ -1,7 +1,7 @@
-"""A run on disk: one safetensors file with a JSON header, written so that a crash leaves the old
-file or the new one.
+"""A run on disk: one safetensors file with a JSON header.
 
-The file before the last stays beside it (`previous`), should the last one be damaged later.
+It is written so that a crash leaves the old file or the new one. The file before the last stays
+beside it (`previous`), should the last one be damaged later.
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
-    """Replace the file at `path` in one step and keep the one before; whatever goes wrong, a good
-    file there stays.
+def write(
+    path: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+) -> None:
+    """Replace the file at `path` in one step and keep the one before.
+
+    Whatever goes wrong, a good file there stays.
     """
     target = Path(path)
-    tensors = {
-        key: tensor.detach().cpu().contiguous() for key, tensor in checkpoint.tensors.items()
-    }
+    tensors = {}
+    for name, tensor in checkpoint.tensors.items():
+        tensors[name] = tensor.detach().cpu().contiguous()
     facts = json.dumps(checkpoint.facts)
     metadata = {
         "format": FORMAT,
@@ -65,10 +69,15 @@ def previous(path: str | os.PathLike[str]) -> Path:
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], *, keep: Path | None = None
+    path: Path,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str],
+    *,
+    keep: Path | None = None,
 ) -> None:
-    """A safetensors file, replaced in one step and synced; equal contents give equal bytes. An old
-    file stays at `keep`.
+    """Write a safetensors file, replaced in one step and synced.
+
+    Equal contents give equal bytes. An old file stays at `keep`.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -84,8 +93,9 @@ def write_tensors(
 
 
 def _sort_header(path: Path) -> None:
-    """Put the metadata of a safetensors file in order: its writer has them in one that differs from
-    process to process.
+    """Sort the metadata of a safetensors file.
+
+    Its writer puts them in an order that differs from process to process.
     """
     with open(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -111,54 +121,71 @@ def _link(path: Path, other: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
-    """The checkpoint at `path`, or its facts alone; an error that says whether it is missing,
-    foreign or damaged.
+def read(
+    path: str | os.PathLike[str],
+    *,
+    tensors: bool = True,
+) -> Checkpoint:
+    """The checkpoint at `path`, or its facts alone.
+
+    An error says whether it is missing, foreign or damaged.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                has = metadata.get("format", "none")
-                raise CheckpointError(
-                    f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}."
-                )
-            if _digest(metadata["facts"].encode()) != metadata["facts_sum"]:
-                raise CheckpointError(
-                    f"{path} is damaged: its facts are not what was written{older(path)}."
-                )
-            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
-            if tensors and _sum(found) != metadata["sum"]:
-                raise CheckpointError(
-                    f"{path} is damaged: its checksum is not that of its contents{older(path)}."
-                )
-            facts = json.loads(metadata["facts"])
-            if not isinstance(facts, dict):
-                raise ValueError(f"its facts are {facts!r:.50}")
-            return Checkpoint(found, facts)
+        return _read(path, tensors)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint at {path}.") from error
-    except (
-        OSError,
-        SafetensorError,
-        KeyError,
-        ValueError,
-        RecursionError,
-        AttributeError,
-    ) as error:
+    except _DAMAGE as error:
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint: {error}{older(path)}."
         ) from error
 
 
+_DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError)
+"""Errors that a damaged file leads to."""
+
+
+def _read(
+    path: str | os.PathLike[str],
+    with_tensors: bool,
+) -> Checkpoint:
+    tensors = {}
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        _check_metadata(path, metadata)
+        if with_tensors:
+            names = file.keys()
+            tensors = {name: file.get_tensor(name) for name in names}
+    if with_tensors and _sum(tensors) != metadata["sum"]:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is not that of its contents{older(path)}."
+        )
+    facts = json.loads(metadata["facts"])
+    if not isinstance(facts, dict):
+        raise ValueError(f"its facts are {facts!r:.50}")
+    return Checkpoint(tensors, facts)
+
+
+def _check_metadata(
+    path: str | os.PathLike[str],
+    metadata: dict[str, str],
+) -> None:
+    if metadata.get("format") != FORMAT:
+        has = metadata.get("format", "none")
+        raise CheckpointError(
+            f"{path} is not a checkpoint of this version: its format is {has}, not {FORMAT}."
+        )
+    if _digest(metadata["facts"].encode()) != metadata["facts_sum"]:
+        raise CheckpointError(
+            f"{path} is damaged: its facts are not what was written{older(path)}."
+        )
+
+
 def older(path: str | os.PathLike[str]) -> str:
-    """What to do about a damaged checkpoint, to follow what is wrong with it."""
+    """What to do about a damaged checkpoint, as the end of a sentence on what is wrong with it."""
     before = previous(path)
-    return (
-        f"; the one before it is {before}"
-        if before.exists()
-        else "; there is none before it, start the run anew"
-    )
+    if before.exists():
+        return f"; the one before it is {before}"
+    return "; there is none before it, start the run anew"
 
 
 def same_experiment(
@@ -175,38 +202,60 @@ def same_experiment(
     if not isinstance(saved, dict):
         raise ValueError(f"its experiment is {saved!r:.50}")
     for name in {**wanted, **saved}:
-        if saved.get(name) != wanted.get(name):
-            if name == "data" and name in saved:
-                raise CheckpointError(
-                    f"{path} is of another experiment: {data} changed since it was written (its examples, or which "
-                    "device holds which); put the old data back, or start a new run."
-                )
-            had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
+        if saved.get(name) == wanted.get(name):
+            continue
+        if name == "data" and name in saved:
             raise CheckpointError(
-                f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
+                f"{path} is of another experiment: {data} changed since it was written "
+                "(its examples, or which device holds which); put the old data back, "
+                "or start a new run."
             )
+        had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
+        raise CheckpointError(
+            f"{path} is of another experiment: its {name} is {had}, this one's is {want}."
+        )
 
 
-def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
-    """Both texts near the first place where they differ."""
-    at = next(
-        (i for i, (a, b) in enumerate(zip(had, want, strict=False)) if a != b),
-        min(len(had), len(want)),
-    )
-    start, stop = max(0, at - reach), at + reach
-    before = "..." if start else ""
-    return before + had[start:stop] + "..." * (len(had) > stop), before + want[
-        start:stop
-    ] + "..." * (len(want) > stop)
+def _around_difference(
+    had: str,
+    want: str,
+    reach: int = 50,
+) -> tuple[str, str]:
+    """Both texts near the first character in which they differ."""
+    same = 0
+    while had[same : same + 1] == want[same : same + 1] != "":
+        same += 1
+    start = max(0, same - reach)
+    stop = same + reach
+    return _excerpt(had, start, stop), _excerpt(want, start, stop)
+
+
+def _excerpt(
+    text: str,
+    start: int,
+    stop: int,
+) -> str:
+    """A part of a text, with dots where something is left out."""
+    out = text[start:stop]
+    if start:
+        out = f"...{out}"
+    if len(text) > stop:
+        out = f"{out}..."
+    return out
 
 
 @cache
 def versions() -> dict[str, str]:
-    """What may change the last bits: torch, the compiled kernel, and the files of covey itself."""
+    """Versions that may change the last bits: of torch, the native kernel and covey's own files."""
     package = Path(__file__).parents[1]
-    files = sorted(file for kind in ("*.py", "*.c", "*.h") for file in package.rglob(kind))
-    mine = [file for file in files if file.relative_to(package).parts[0] not in ("cli", "report")]
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in mine))
+    files: list[Path] = []
+    for pattern in ("*.py", "*.c", "*.h"):
+        files += package.rglob(pattern)
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        folder = file.relative_to(package).parts[0]
+        if folder not in ("cli", "report"):
+            digest.update(file.read_bytes())
     return {
         "torch": torch.__version__,
         "kernel": native.status(),
@@ -218,9 +267,10 @@ def versions() -> dict[str, str]:
 
 def _sum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].numpy().tobytes())
+    for name, tensor in sorted(tensors.items()):
+        head = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+        digest.update(head.encode())
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
 

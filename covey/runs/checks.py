@@ -90,8 +90,9 @@ def _check_lists(experiment: Experiment) -> None:
         if not listed:
             raise ConfigError(f"{name} = {shown(value)}: give {rule}.")
     private = experiment.private
-    patterns = (private,) if isinstance(private, str) else tuple(private)
-    _set(experiment, "private", tuple(pattern for pattern in patterns if pattern))
+    if isinstance(private, str):
+        private = (private,)
+    _set(experiment, "private", tuple(pattern for pattern in private if pattern))
     _set(experiment, "parts", tuple(experiment.parts))
 
 
@@ -173,7 +174,8 @@ def _check_loss(experiment: Experiment) -> None:
 
 
 def _check_tree(experiment: Experiment) -> None:
-    data, tree = experiment.data.devices, experiment.tree.devices
+    data = experiment.data.devices
+    tree = experiment.tree.devices
     if data != tree:
         raise DataError(f"the data has {data} devices, the tree {tree}; they must be the same.")
 
@@ -185,12 +187,11 @@ def _check_holdout(experiment: Experiment) -> None:
     if isinstance(wanted, list | tuple):
         _set(experiment, "holdout_devices", tuple(wanted))
         count = len(wanted)
-        fits = (
-            all(_device_number(device, devices) for device in wanted) and len(set(wanted)) == count
-        )
+        numbered = all(_is_number(device, devices) for device in wanted)
+        fits = numbered and len(set(wanted)) == count
     else:
-        fits = isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= devices
-        count = wanted if fits else 0
+        count = wanted
+        fits = _is_number(wanted, devices + 1)
     if not fits:
         rule = f"how many of the {devices} devices, or a list of different ones, 0 to {devices - 1}"
         raise ConfigError(f"holdout_devices = {shown(wanted)}: give {rule}.")
@@ -199,8 +200,9 @@ def _check_holdout(experiment: Experiment) -> None:
         raise ConfigError(f"holdout_devices = {shown(wanted)} {why}.")
 
 
-def _device_number(value: Any, devices: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < devices
+def _is_number(value: Any, below: int) -> bool:
+    """Whether a value is a whole number from 0 on, below a limit."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
 
 
 def _check_radio(experiment: Experiment) -> None:
@@ -238,7 +240,9 @@ def _check_device(name: Any) -> None:
 
 
 def _cuda_devices() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()
 
 
 def _devices() -> str:
@@ -246,9 +250,14 @@ def _devices() -> str:
     count = _cuda_devices()
     if count == 0:
         return "'cpu'"
-    last = f" to 'cuda:{count - 1}'" if count > 1 else ""
-    return f"'cpu', 'cuda' or 'cuda:0'{last}"
+    if count == 1:
+        return "'cpu', 'cuda' or 'cuda:0'"
+    return f"'cpu', 'cuda' or 'cuda:0' to 'cuda:{count - 1}'"
 
 
-def _set(experiment: Experiment, name: str, value: Any) -> None:
+def _set(
+    experiment: Experiment,
+    name: str,
+    value: Any,
+) -> None:
     object.__setattr__(experiment, name, value)

@@ -40,10 +40,15 @@ def label(model: str, *, final: bool = False) -> str:
 
     `final`: it is scored only for being the last.
     """
-    return f"{FINAL if final else REGULAR}{model}"
+    if final:
+        return f"{FINAL}{model}"
+    return f"{REGULAR}{model}"
 
 
-def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
+def label_in(
+    chosen: Mapping[str, Chosen],
+    model: str,
+) -> str | None:
     """The label of the round chosen for a model; None where none was."""
     for name in (label(model, final=True), label(model)):
         if name in chosen:
@@ -51,15 +56,22 @@ def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
     return None
 
 
-def better(scored: Model, part: str, chosen: Mapping[str, Chosen], name: str) -> float | None:
+def better(
+    scored: Model,
+    part: str,
+    chosen: Mapping[str, Chosen],
+    name: str,
+) -> float | None:
     """The quality of a scored model where it beats the best regular round so far.
 
     None where it does not.
     """
     if part not in scored.scores:
         return None
-    best = chosen.get(label(name))
+    best = -math.inf
+    if label(name) in chosen:
+        best = chosen[label(name)].quality
     quality = scored.quality(part)
-    if quality <= (-math.inf if best is None else best.quality):
+    if quality <= best:
         return None
     return quality

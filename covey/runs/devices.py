@@ -1,6 +1,4 @@
-"""How every single device does: each model on each device's own examples, in the round that is
-reported and in the last.
-"""
+"""Scores per device: each model on each device's own examples, in the chosen and the last round."""
 
 from __future__ import annotations
 
@@ -23,7 +21,10 @@ Sums = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class DeviceScore:
-    """One model on one device's examples of one part; accuracies are shares, None for regression."""
+    """One model on one device's examples of one part.
+
+    Accuracies are fractions, None for regression.
+    """
 
     device: str  # as the data calls it, or its number
     edge: str | None
@@ -36,16 +37,20 @@ class DeviceScore:
     last_round: int
     last_accuracy: float | None
     last_loss: float | None
-    holds: bool  # False: the device keeps no such model, nor does its edge, and the global one stands in
+    holds: bool  # False: neither device nor edge keeps the model, and the global one stands in
     rmse: float | None = None  # these four where numbers are predicted, else None
     mae: float | None = None
     last_rmse: float | None = None
     last_mae: float | None = None
 
 
-def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
-    """How every device did, by model and part, from what devices reported as "MODEL/PART" when
-    models were scored.
+def sums_of(
+    reports: Mapping[str, tuple[Tensor, Tensor]],
+    devices: int,
+) -> dict[str, Sums]:
+    """The figures of every device, by model and part.
+
+    `reports` are what devices reported as "MODEL/PART" when models were scored.
     """
     out: dict[str, Sums] = {}
     for name, (ids, figures) in reports.items():
@@ -57,48 +62,71 @@ def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[
 
 
 def table(
-    chosen: Mapping[str, tuple[int, Sums]], last: Mapping[str, tuple[int, Sums]],
-    names: Sequence[str], edges: Sequence[str | None], *, classifies: bool,
-) -> list[DeviceScore]:  # fmt: skip
-    """One line per model, part and device that has examples; each model's round and sums, then and
-    in the end.
+    chosen: Mapping[str, tuple[int, Sums]],
+    last: Mapping[str, tuple[int, Sums]],
+    names: Sequence[str],
+    edges: Sequence[str | None],
+    *,
+    classifies: bool,
+) -> list[DeviceScore]:
+    """One line per model, part and device that has examples.
+
+    `chosen` and `last` hold each model's round and sums, in its chosen and in its last scored
+    round.
     """
     out = []
     for model, (round, parts) in chosen.items():
         last_round, last_parts = last.get(model, (round, parts))
-        for part in (part for part in PARTS if part in parts):
-            sums = parts[part]
-            ends = last_parts.get(part, sums)
-            for k, (row, end) in enumerate(zip(sums.tolist(), ends.tolist(), strict=True)):
+        for part in PARTS:
+            if part not in parts:
+                continue
+            sums = parts[part].tolist()
+            last_sums = last_parts.get(part, parts[part]).tolist()
+            for k, row in enumerate(sums):
                 if not row[COUNT]:
                     continue
-                figures = (
-                    round + 1,
-                    *_figures(row, classifies),
-                    last_round + 1,
-                    *_figures(end, classifies),
+                accuracy, loss = _figures(row, classifies)
+                last_accuracy, last_loss = _figures(last_sums[k], classifies)
+                rmse, mae = _errors(row)
+                last_rmse, last_mae = _errors(last_sums[k])
+                score = DeviceScore(
+                    device=names[k],
+                    edge=edges[k],
+                    model=model,
+                    part=part,
+                    examples=int(row[COUNT]),
+                    round=round + 1,
+                    accuracy=accuracy,
+                    loss=loss,
+                    last_round=last_round + 1,
+                    last_accuracy=last_accuracy,
+                    last_loss=last_loss,
+                    holds=bool(row[HOLDS]),
+                    rmse=rmse,
+                    mae=mae,
+                    last_rmse=last_rmse,
+                    last_mae=last_mae,
                 )
-                errors = (*_errors(row), *_errors(end))
-                facts = (int(row[COUNT]), *figures, bool(row[HOLDS]), *errors)
-                out.append(DeviceScore(names[k], edges[k], model, part, *facts))
+                out.append(score)
     return out
 
 
 def fits(sums: Tensor, devices: int) -> bool:
     """Whether sums from a file have the form of a run's."""
-    return (
-        sums.dtype == torch.float64
-        and sums.ndim == 2
-        and len(sums) == devices
-        and sums.shape[1] in (4, 6)
-    )
+    return sums.dtype == torch.float64 and sums.shape in ((devices, 4), (devices, 6))
 
 
-def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:
+def _figures(
+    row: Sequence[float],
+    classifies: bool,
+) -> tuple[float | None, float | None]:
     count = row[COUNT]
     if not count:
         return None, None
-    return row[RIGHT] / count if classifies else None, row[LOSS] / count
+    loss = row[LOSS] / count
+    if not classifies:
+        return None, loss
+    return row[RIGHT] / count, loss
 
 
 def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
@@ -106,19 +134,23 @@ def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
     count = row[COUNT]
     if not count or len(row) <= SQUARED:
         return None, None
-    return math.sqrt(row[SQUARED] / count), row[ABSOLUTE] / count
+    rmse = math.sqrt(row[SQUARED] / count)
+    mae = row[ABSOLUTE] / count
+    return rmse, mae
 
 
 _NUMBERS = ("rmse", "mae", "last_rmse", "last_mae")
 
 
 def to_csv(scores: Iterable[DeviceScore]) -> str:
-    """The table as a CSV file; None is an empty cell. Errors have columns where numbers are
-    predicted.
+    """The table as a CSV file; None is an empty cell.
+
+    Errors have columns where numbers are predicted.
     """
     rows = [asdict(score) for score in scores]
-    numbers = any(row["rmse"] is not None for row in rows)
-    columns = [field.name for field in fields(DeviceScore) if numbers or field.name not in _NUMBERS]
+    columns = [field.name for field in fields(DeviceScore)]
+    if all(row["rmse"] is None for row in rows):
+        columns = [name for name in columns if name not in _NUMBERS]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -126,18 +158,23 @@ def to_csv(scores: Iterable[DeviceScore]) -> str:
     return out.getvalue()
 
 
-_READ: dict[str, Any] = {
-    "examples": int, "round": int, "last_round": int, "accuracy": float, "loss": float, "last_accuracy": float,
-    "last_loss": float, "holds": lambda text: text == "True", **dict.fromkeys(_NUMBERS, float),
-}  # fmt: skip
+_WHOLE = ("examples", "round", "last_round")
+_FLOATS = ("accuracy", "loss", "last_accuracy", "last_loss", *_NUMBERS)
 _TEXT = ("device", "edge", "model", "part")
 
 
 def from_csv(text: str) -> list[DeviceScore]:
-    """What `to_csv` wrote."""
-    out = []
-    for row in csv.DictReader(io.StringIO(text)):
-        values: dict[str, Any] = {key: row[key] or None for key in _TEXT}
-        values |= {key: read(row[key]) if row.get(key) else None for key, read in _READ.items()}
-        out.append(DeviceScore(**values))
-    return out
+    """The scores that `to_csv` wrote."""
+    return [_device_score(row) for row in csv.DictReader(io.StringIO(text))]
+
+
+def _device_score(row: Mapping[str, str]) -> DeviceScore:
+    values: dict[str, Any] = {name: row[name] or None for name in _TEXT}
+    values["holds"] = row["holds"] == "True"
+    for name in _WHOLE:
+        values[name] = int(row[name])
+    for name in _FLOATS:
+        values[name] = None
+        if row.get(name):
+            values[name] = float(row[name])
+    return DeviceScore(**values)

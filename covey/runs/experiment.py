@@ -15,12 +15,12 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
 from covey.links.spec import Spec, wires
 from covey.runs import checks, fingerprint
-from covey.runs.alike import unlike
+from covey.runs.alike import difference
 from covey.runs.fingerprint import describe
 from covey.tree import Tree
 from covey.wireless import Radio, Work
 
-__all__ = ["Experiment", "describe", "unlike"]
+__all__ = ["Experiment", "describe", "difference"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,40 +93,49 @@ class Experiment:
     def initial(self) -> torch.Tensor:
         """The row everybody starts from, [P], in the type of the run."""
         space = ParameterLayout(self.model, private=self.private)
-        row = space.initial(self.seed) if self.start == "seed" else space.row(self.model)
-        return row.to(self.dtype)
+        if self.start == "seed":
+            return space.initial(self.seed).to(self.dtype)
+        return space.row(self.model).to(self.dtype)
 
     def work(self) -> Work | None:
-        """What a device does for one answer, by which a radio plan reckons.
+        """The work of a device for one answer, from which a radio plan computes times.
 
         None where the algorithm does not say.
         """
         space = ParameterLayout(self.model, private=self.private)
-        work = (
-            self.algorithm.work(space.shared, space.width - space.shared) if space.shared else None
-        )
+        if not space.shared:
+            return None
+        work = self.algorithm.work(space.shared, space.width - space.shared)
         if work is None:
             return None
-        tree = self.algorithm.fit(self.tree)[0]
-        return work.sent_by(
-            wires(self.codec, tree.links)[tree.links[-1], "up"].codec,
-            torch.finfo(self.dtype).bits // 8,
-        )
+        tree, _ = self.algorithm.fit(self.tree)
+        links = wires(self.codec, tree.links)
+        last = links[tree.links[-1], "up"]
+        return work.sent_by(last.codec, torch.finfo(self.dtype).bits // 8)
 
     def protocol_data(self) -> Shards:
         """The data as the protocol has it: "paper" trains on the validation part too."""
-        return self.data.paper() if self.protocol == "paper" else self.data
+        if self.protocol == "paper":
+            return self.data.paper()
+        return self.data
 
     def regular(self, round: int) -> bool:
         """Whether this round is scored even if it is not the last."""
-        every = [
-            number for number in (self.score_every, self.score_train_every) if number is not None
-        ]
-        return any((round + 1) % number == 0 for number in every)
+        number = round + 1
+        if number % self.score_every == 0:
+            return True
+        every = self.score_train_every
+        return every is not None and number % every == 0
 
     def due(self, round: int) -> tuple[str, ...]:
         """The parts of the data to score on in this round, counted from 0."""
-        now, last = round + 1, round + 1 == self.rounds
-        if self.score_train_every is not None and (last or now % self.score_train_every == 0):
-            return self.parts if "train" in self.parts else (*self.parts, "train")
-        return self.parts if last or now % self.score_every == 0 else ()
+        number = round + 1
+        last = number == self.rounds
+        every = self.score_train_every
+        if every is not None and (last or number % every == 0):
+            if "train" in self.parts:
+                return self.parts
+            return (*self.parts, "train")
+        if last or number % self.score_every == 0:
+            return self.parts
+        return ()

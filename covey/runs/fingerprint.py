@@ -1,4 +1,7 @@
-"""What decides the bits of a run, as text and hashes: a checkpoint is for one experiment only."""
+"""The facts that decide the bits of a run, as text and hashes.
+
+A checkpoint is for one experiment only.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,10 @@ _PLAIN = (
 
 
 def of(experiment: Experiment) -> dict[str, str]:
-    """Each fact as text or a hash, simple facts first: of two experiments, the first difference is
-    named.
+    """Each fact as text or a hash, simple facts first.
 
-    The data comes before what follows from it: the model's shapes, the loss, the tree.
+    Of two experiments, the first difference is named. The data comes before what follows from it:
+    the model's shapes, the loss, the tree.
     """
     out: dict[str, str] = {}
     for name, fact in program_fingerprint(experiment).items():
@@ -72,7 +75,7 @@ def program_fingerprint(experiment: Experiment) -> dict[str, str]:
 
 
 def data_fingerprint(shards: Shards) -> dict[str, str]:
-    """What a node holds: the examples in these shards, be they everybody's or those of one device."""
+    """A hash of the examples in these shards: those of all devices, or of one."""
     return {"data": shards.fingerprint()}
 
 
@@ -80,11 +83,15 @@ def describe(value: Any) -> str:
     """A dataclass by its name and all its fields."""
     if not is_dataclass(value):
         return _shown(value)
-    inside = ", ".join(f"{f.name}={describe(getattr(value, f.name))}" for f in fields(value))
-    return f"{type(value).__name__}({inside})"
+    names = [field.name for field in fields(value)]
+    inside = [f"{name}={describe(getattr(value, name))}" for name in names]
+    return f"{type(value).__name__}({', '.join(inside)})"
 
 
-def _model(model: nn.Module, private: str | tuple[str, ...]) -> str:
+def _model(
+    model: nn.Module,
+    private: str | tuple[str, ...],
+) -> str:
     """The module's layers, and what training does not change: frozen parameters and buffers.
 
     The layers may be the same and `forward` another, so the code of every layer counts too.
@@ -110,14 +117,19 @@ def _loss(loss: Loss) -> str:
 
 
 def _codec(spec: Spec) -> str:
-    text = spec if isinstance(spec, str) else json.dumps(spec, sort_keys=True, default=str)
-    return text + _codec_code(spec)
+    code = _codec_code(spec)
+    if isinstance(spec, str):
+        return spec + code
+    return json.dumps(spec, sort_keys=True, default=str) + code
 
 
 def _codec_code(spec: Any) -> str:
     """A hash of the code of every codec that an installed package brings, or nothing."""
-    values = spec.values() if isinstance(spec, Mapping) else [spec]
-    names = [value for value in values if isinstance(value, str) and value in declared("codecs")]
+    values = [spec]
+    if isinstance(spec, Mapping):
+        values = list(spec.values())
+    installed = declared("codecs")
+    names = [value for value in values if isinstance(value, str) and value in installed]
     code = [f" {name} {source.digest([type(codec(name))])}" for name in names]
     inside = [_codec_code(value) for value in values if isinstance(value, Mapping)]
     return "".join(code + inside)

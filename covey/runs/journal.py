@@ -1,10 +1,10 @@
-"""The records of a run in a file that only grows, beside the checkpoint that says how much of it is
-its own.
+"""The records of a run, in a file that only grows.
 
-A checkpoint would otherwise hold all records so far, and a run of T rounds write T^2 / 2 of them.
-What lies behind the length that a checkpoint names was written by a process that died before its
-next checkpoint; it is cut off before more is appended. A line may replace an earlier one of the
-same round, so a prefix that a checkpoint counts on never changes.
+The checkpoint beside it says how much of the file is its own. A checkpoint would otherwise hold all
+records so far, and a run of T rounds write T^2 / 2 of them. What lies behind the length that a
+checkpoint names was written by a process that died before its next checkpoint; it is cut off before
+more is appended. A line may replace an earlier one of the same round, so a prefix that a checkpoint
+counts on never changes.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.length = 0
-        self.records = (
-            0  # how many of the run's records, from the first on, the file holds as they are
-        )
+        self.records = 0  # of the run's records, those that the file holds as they are
         self._sum = hashlib.blake2b(digest_size=_DIGEST)
 
     @staticmethod
     def beside(checkpoint: Path) -> Journal:
-        """A journal of its own for a checkpoint: one that is there may belong to a run that can
-        still go on.
+        """A new journal for a checkpoint.
+
+        An old one beside it may belong to a run that can still go on.
         """
         stem = checkpoint.stem
+        path = checkpoint.with_name(f"{stem}.history.jsonl")
         number = 1
-        while (path := checkpoint.with_name(_name(stem, number))).exists():
+        while path.exists():
             number += 1
+            path = checkpoint.with_name(f"{stem}.history-{number}.jsonl")
         return Journal(path)
 
     @staticmethod
-    def read(checkpoint: Path, facts: dict[str, Any]) -> tuple[Journal, list[dict[str, Any]]]:
-        """The journal that a checkpoint names, and its records in order; what is wrong with it is a
-        CheckpointError.
+    def read(
+        checkpoint: Path,
+        facts: dict[str, Any],
+    ) -> tuple[Journal, list[dict[str, Any]]]:
+        """The journal that a checkpoint names, and its records in order.
+
+        A CheckpointError where it is damaged.
         """
-        name, length = facts["file"], facts["length"]
-        if (
-            not isinstance(name, str)
-            or name != os.path.basename(name)
-            or type(length) is not int
-            or length < 0
-        ):
+        name = facts["file"]
+        length = facts["length"]
+        is_name = isinstance(name, str) and name == os.path.basename(name)
+        if not is_name or type(length) is not int or length < 0:
             raise CheckpointError(
                 f"{checkpoint} is damaged: its history is {name!r}, {length!r} bytes long."
             )
@@ -64,7 +66,8 @@ class Journal:
                 text = file.read(length)
         except OSError as error:
             raise CheckpointError(
-                f"{checkpoint} has its history in {journal.path}, which cannot be read ({error}); keep both files together."
+                f"{checkpoint} has its history in {journal.path}, which cannot be read ({error}); "
+                "keep both files together."
             ) from error
         journal._sum.update(text)
         if len(text) < length or journal._sum.hexdigest() != facts["sum"]:
@@ -93,12 +96,19 @@ class Journal:
         except OSError:
             return False
 
-    def append(self, records: Sequence[dict[str, Any]], count: int) -> None:
-        """Write these records behind the last good one; `count` of the run's are then in the file."""
+    def append(
+        self,
+        records: Sequence[dict[str, Any]],
+        count: int,
+    ) -> None:
+        """Write records behind the last good one; then the file holds `count` of the run's."""
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "r+b" if self.length else "wb") as file:
+            mode = "r+b"
+            if not self.length:
+                mode = "wb"
+            with open(self.path, mode) as file:
                 file.truncate(self.length)
                 file.seek(self.length)
                 file.write(text)
@@ -111,7 +121,3 @@ class Journal:
         self._sum.update(text)
         self.length += len(text)
         self.records = count
-
-
-def _name(stem: str, number: int) -> str:
-    return f"{stem}.history.jsonl" if number == 1 else f"{stem}.history-{number}.jsonl"

@@ -11,14 +11,15 @@ PERSONAL = "personal"
 
 def kept(runtime: Runtime) -> tuple[tuple[str, str], ...]:
     """(tier, name) of every column that holds whole models, the upper tiers' first."""
-    order = runtime.tree.tiers.index
+    tiers = runtime.tree.tiers
     width = runtime.task.space.width
     whole = []
     for (tier, name), rows in runtime.kept().items():
         is_model = rows.shape[1:] == (width,) and rows.is_floating_point()
         if is_model and not name.startswith("_"):
-            whole.append((tier, name))
-    return tuple(sorted(whole, key=lambda key: (order(key[0]), key[1])))
+            whole.append((tiers.index(tier), name))
+    whole.sort()
+    return tuple((tiers[number], name) for number, name in whole)
 
 
 def names(runtime: Runtime) -> list[str]:
@@ -28,10 +29,15 @@ def names(runtime: Runtime) -> list[str]:
 
 def lead(runtime: Runtime) -> str:
     """The model whose choice decides for what is saved but never scored."""
-    return PERSONAL if PERSONAL in names(runtime) else GLOBAL
+    if PERSONAL in names(runtime):
+        return PERSONAL
+    return GLOBAL
 
 
-def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:
+def unscored(
+    runtime: Runtime,
+    algorithm: Algorithm,
+) -> list[tuple[str, str]]:
     """(tier, name) of what the tier above devices keeps for new devices, if it is not scored."""
     above = algorithm.above()
     if above in names(runtime):
@@ -40,7 +46,11 @@ def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:
 
 
 def belonging(
-    runtime: Runtime, algorithm: Algorithm, needs: dict[str, set[str]], tier: str, name: str
+    runtime: Runtime,
+    algorithm: Algorithm,
+    needs: dict[str, set[str]],
+    tier: str,
+    name: str,
 ) -> list[tuple[str, str]]:
     """(tier, name) of all kept rows that a model consists of, and of those it is saved with.
 
@@ -51,7 +61,8 @@ def belonging(
     columns = []
     if name != GLOBAL:
         columns.append((tier, name))
-    columns += [(device, other) for other in sorted(needs.get(name, ())) if other != name]
+    others = needs.get(name, set()) - {name}
+    columns += [(device, other) for other in sorted(others)]
     if algorithm.splits and tier != device and space.shared < space.width:
         columns.append((device, PERSONAL))
     if name == lead(runtime):

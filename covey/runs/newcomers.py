@@ -1,5 +1,4 @@
-"""Devices that took no part in training: which model above serves them best, and the personal one
-their own data makes of it.
+"""Devices that took no part in training: the model above that fits them best, personalized.
 
 A newcomer gets the global model, or of the models of the tier above it the one with the least loss
 on its own training examples, and runs the algorithm's own `adapt` on it. Its validation and test
@@ -32,25 +31,37 @@ TIER = "new device"
 
 
 class Newcomers:
-    """The newcomers of one experiment, or of several that run side by side, each a tree of its own:
-    what it gets, and itself.
+    """The newcomers of one experiment, or of several that run side by side.
+
+    Each newcomer is a tree of its own: the server that hands it a model, and itself.
     """
 
-    def __init__(self, experiments: Sequence[Experiment], shards: Sequence[Shards]) -> None:
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        shards: Sequence[Shards],
+    ) -> None:
         first = experiments[0]
-        self.algorithm, self.each = first.algorithm, shards[0].devices
+        self.algorithm = first.algorithm
+        self.each = shards[0].devices
         self.task = Task(
-            first.model, Shards.stack(shards), loss=first.loss, l2=first.l2, private=first.private, dtype=first.dtype,
+            first.model,
+            Shards.stack(shards),
+            loss=first.loss,
+            l2=first.l2,
+            private=first.private,
+            dtype=first.dtype,
             device=first.device,
-        )  # fmt: skip
+        )
         self.ids = torch.arange(self.each * len(shards))
-        seeds = tuple(
-            draws.key(e.seed, "newcomer", at) for e in experiments for at in range(self.each)
-        )
-        start = torch.stack([e.initial() for e in experiments]).repeat_interleave(self.each, 0)
-        workers = (
-            (first.workers or torch.get_num_threads()) if self.task.device.type == "cpu" else 1
-        )
+        seeds: list[int] = []
+        for experiment in experiments:
+            numbers = range(self.each)
+            seeds += [draws.key(experiment.seed, "newcomer", number) for number in numbers]
+        start = torch.stack([experiment.initial() for experiment in experiments])
+        workers = 1
+        if self.task.device.type == "cpu":
+            workers = first.workers or torch.get_num_threads()
         self.tree = Tree.flat(1).times(len(self.ids))
         links = wires("dense", self.tree.links)
         self._simulator = Simulator(
@@ -58,32 +69,44 @@ class Newcomers:
             self.tree,
             self.task,
             links,
-            start,
-            seeds,
+            start.repeat_interleave(self.each, 0),
+            tuple(seeds),
             batches=first.batches,
             workers=workers,
             memory=first.memory,
             capture=False,
         )
 
+    def _own(self, experiment: int) -> slice:
+        """The newcomers of one experiment."""
+        start = experiment * self.each
+        return slice(start, start + self.each)
+
     def fitting(self, candidates: Sequence[Rows]) -> Tensor:
-        """For each newcomer, which row of its experiment's candidates has the least loss on its
-        training examples, [n].
+        """For each newcomer, the candidate with the least loss on its training examples, [n].
+
+        The candidates are rows of the newcomer's own experiment.
         """
-        losses = []
-        for at, rows in enumerate(candidates):
-            mine = self.ids[at * self.each : (at + 1) * self.each]
-            losses.append(torch.stack([self._loss(row, mine) for row in rows], dim=1).argmin(dim=1))
-        return torch.cat(losses)
+        best = []
+        for number, rows in enumerate(candidates):
+            ids = self.ids[self._own(number)]
+            losses = torch.stack([self._loss(row, ids) for row in rows], dim=1)
+            best.append(losses.argmin(dim=1))
+        return torch.cat(best)
 
     def adapted(self, rows: Rows, round: int) -> Rows:
-        """Each newcomer's personal model from the one it was given, [n, P]; what it keeps on the
-        way is forgotten.
+        """Each newcomer's personal model from the one that it starts from, [n, P].
+
+        Rows that it keeps on the way are forgotten.
         """
         self._simulator.forget()
+        visit = _Visit(self.algorithm)
         try:
             played = self._simulator.play(
-                _Visit(self.algorithm).server, rows, round=round, lane="score"
+                visit.server,
+                rows,
+                round=round,
+                lane="score",
             )
         except DivergedError as error:
             raise DivergedError(f"adapting to new devices, {error}") from error
@@ -91,44 +114,73 @@ class Newcomers:
         return answer
 
     def scores(
-        self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
+        self,
+        w: Rows,
+        above: Sequence[Rows],
+        round: int,
+        parts: tuple[str, ...],
     ) -> list[dict[str, Model]]:
-        """How the models serve the newcomers of each experiment; `above` holds what the tier above
-        them keeps, if anything.
+        """The models by name and their scores on the newcomers, for each experiment.
+
+        `above` holds the rows that the tier above the devices keeps, if any.
         """
-        given = w.repeat_interleave(self.each, 0)
-        models = {"new_global": given}
+        start = w.repeat_interleave(self.each, 0)
+        models = {"new_global": start}
         if all(len(rows) for rows in above):
-            best = self.fitting(above)
-            starts = torch.arange(len(above)).repeat_interleave(self.each)
-            given = torch.stack([above[int(e)][int(k)] for e, k in zip(starts, best, strict=True)])
-            models["new_edge"] = given
-        models["new_personal"] = self.adapted(given, round)
+            best = self.fitting(above).tolist()
+            start = torch.stack([above[k // self.each][row] for k, row in enumerate(best)])
+            models["new_edge"] = start
+        models["new_personal"] = self.adapted(start, round)
         out: list[dict[str, Model]] = [{} for _ in above]
         with torch.no_grad():
             for name, rows in models.items():
                 tallies = self.tallies(name.removeprefix("new_"), rows, parts, round)
-                zero = self.algorithm.zero("device", "personal")
-                shares = smooth_l1.nonzeros(rows, zero)
-                for at, found in enumerate(out):
-                    mine = slice(at * self.each, (at + 1) * self.each)
-                    scores = {
-                        part: score_of(tally, mine, self.task.classifies)
-                        for part, tally in tallies.items()
-                    }
-                    found[name] = Model(
-                        TIER, self.each, 0.0, float(shares[mine].mean()), zero or 0.0, scores
-                    )
+                for number, by_name in enumerate(out):
+                    by_name[name] = self._model(rows, tallies, self._own(number))
         return out
 
+    def _model(
+        self,
+        rows: Rows,
+        tallies: dict[str, PartScore],
+        own: slice,
+    ) -> Model:
+        """One model of the newcomers of one experiment."""
+        zero = self.algorithm.zero("device", "personal")
+        shares = smooth_l1.nonzeros(rows, zero)
+        scores = {}
+        for part, tally in tallies.items():
+            scores[part] = score_of(tally, own, self.task.classifies)
+        return Model(
+            tier=TIER,
+            holders=self.each,
+            age=0.0,
+            nonzeros=float(shares[own].mean()),
+            cut=zero or 0.0,
+            scores=scores,
+        )
+
     def tallies(
-        self, name: str, rows: Rows, parts: Sequence[str], round: int
+        self,
+        name: str,
+        rows: Rows,
+        parts: Sequence[str],
+        round: int,
     ) -> dict[str, PartScore]:
-        """What each newcomer's row, the "global", the "edge" or the "personal" one, does on its own
-        data, by part.
+        """The score of each newcomer's row on its own data, by part.
+
+        `name` is "global", "edge" or "personal".
         """
-        model = self.algorithm.above() if name == "edge" else name
-        me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
+        model = name
+        if name == "edge":
+            model = self.algorithm.above()
+        me = Nodes(
+            self._simulator,
+            self.tree.tiers[-1],
+            self.ids,
+            round=round,
+            path=0,
+        )
         predict = self.algorithm.predictor(me, model, rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
@@ -149,19 +201,26 @@ class _Visit:
 
 
 def held_out(experiment: Experiment) -> tuple[int, ...]:
-    """The devices an experiment keeps from training: those it names or, where it gives a number,
-    drawn evenly from all edges.
+    """The devices that an experiment keeps from training.
+
+    They are those it names or, where it gives a number, drawn evenly from all edges.
     """
-    wanted, tree = experiment.holdout_devices, experiment.tree
+    wanted = experiment.holdout_devices
+    tree = experiment.tree
     if not isinstance(wanted, int):
         return tuple(sorted(wanted))
     tier = tree.tiers[-2]
     sizes = tree.counts(tier, torch.arange(tree.size(tier)))
     ends = torch.cumsum(sizes, 0)
-    # So many of the first edges that their share is met at every edge: the same numbers whatever
-    # the seed.
-    upto = (ends * wanted + tree.devices // 2) // tree.devices
-    picks = torch.diff(upto, prepend=torch.zeros(1, dtype=torch.int64))
+    # The first edges together give their share at every edge: the same numbers whatever the seed.
+    up_to = (ends * wanted + tree.devices // 2) // tree.devices
+    picks = torch.diff(up_to, prepend=torch.zeros(1, dtype=torch.int64))
     key = draws.key(experiment.seed, "holdout")
-    position, number = draws.choose(key, torch.arange(len(sizes)), sizes=sizes, picks=picks)
-    return tuple(sorted(((ends - sizes)[position] + number).tolist()))
+    edge, number = draws.choose(
+        key,
+        torch.arange(len(sizes)),
+        sizes=sizes,
+        picks=picks,
+    )
+    devices = (ends - sizes)[edge] + number
+    return tuple(sorted(devices.tolist()))

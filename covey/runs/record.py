@@ -9,7 +9,7 @@ from typing import Any
 from covey.links.meter import Meter, Traffic
 from covey.runs.scoring import Model, Score
 from covey.runtimes.notes import Note
-from covey.wireless.air import RadioRecord
+from covey.wireless.clock import RadioRecord
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,19 @@ class Round:
     radio: RadioRecord | None = None
     gradients: int = 0
 
-    def bytes(self, link: str | None = None, direction: str | None = None) -> int:
+    def bytes(
+        self,
+        link: str | None = None,
+        direction: str | None = None,
+    ) -> int:
         """What training sent in this round, in bytes."""
         return Meter(self.traffic).bytes(link=link, direction=direction)
 
-    def accuracy(self, model: str = "global", part: str = "test") -> float | None:
+    def accuracy(
+        self,
+        model: str = "global",
+        part: str = "test",
+    ) -> float | None:
         """The accuracy of a model, all examples alike; None where it was not scored."""
         scored = self.models.get(model)
         if scored is None or part not in scored.scores:
@@ -54,19 +62,23 @@ class Round:
     @cached_property
     def _plain(self) -> dict[str, Any]:
         """Made once: every checkpoint holds all records so far."""
-        traffic = {"/".join(key): asdict(value) for key, value in self.traffic.items()}
-        out = {**asdict(replace(self, traffic={})), "traffic": traffic}
+        out = asdict(replace(self, traffic={}))
+        for key, traffic in self.traffic.items():
+            out["traffic"]["/".join(key)] = asdict(traffic)
         for model in out["models"].values():
-            model["scores"] = {part: _plain_score(score) for part, score in model["scores"].items()}
+            scores = model["scores"]
+            for part, score in scores.items():
+                scores[part] = _plain_score(score)
         return out
 
     def __str__(self) -> str:
-        scores = "  ".join(f"{name} {_figure(model)}" for name, model in self.models.items())
-        air = ""
-        if self.radio is not None:
-            air = f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
+        cells = [f"{name} {_figure(model)}" for name, model in self.models.items()]
+        scores = "  ".join(cells)
         sent = f"{self.bytes() / 1e6:.3f} MB"
-        return f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s{air}"
+        text = f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s"
+        if self.radio is not None:
+            text += f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
+        return text
 
 
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
@@ -103,6 +115,9 @@ def read(facts: dict[str, Any]) -> Round:
     notes = {}
     for tier, by_name in facts.get("notes", {}).items():
         notes[tier] = {name: Note(**note) for name, note in by_name.items()}
+    models = {}
+    for name, model in facts["models"].items():
+        models[name] = _read_model(model)
     radio = None
     if facts.get("radio") is not None:
         radio = RadioRecord(**facts["radio"])
@@ -110,7 +125,7 @@ def read(facts: dict[str, Any]) -> Round:
         round=facts["round"],
         cohorts=facts["cohorts"],
         traffic=traffic,
-        models={name: _read_model(model) for name, model in facts["models"].items()},
+        models=models,
         seconds=facts["seconds"],
         spent=facts["spent"],
         notes=notes,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from covey.runs import checkpoint, models, record
 from covey.runs.build import build
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
-from covey.runs.experiment import Experiment, unlike
+from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
 from covey.runs.record import Round
 from covey.runs.sampling import with_errors
@@ -52,9 +52,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """What scoring the models of a round gave, for each seed: the models' figures, how every device
-    did, what was sent.
-    """
+    """The scores of a round, for each seed: of the models, of every device, and the traffic."""
 
     models: list[dict[str, Model]]
     sums: list[dict[str, Sums]]
@@ -63,11 +61,11 @@ class Scored:
 
 
 class Runs(Iterator[tuple[Round, ...]]):
-    """Experiments that differ in seed and data alone, all in one go: every seed's nodes are rows
-    beside the others'.
+    """Experiments that differ in seed and data alone, all in one go.
 
-    Each round gives one record per seed. `seeds` are the runs themselves, to save or to look at;
-    their bits are those of runs of their own.
+    The nodes of every seed are rows beside the others'. Each round gives one record per seed.
+    `seeds` are the runs themselves, to save or to look at; their bits are those of runs of their
+    own.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class Runs(Iterator[tuple[Round, ...]]):
     ) -> None:
         self.experiments = tuple(experiments)
         self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
-        if reason := unlike(self.experiments, self._fingerprints):
+        if reason := difference(self.experiments, self._fingerprints):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
@@ -124,7 +122,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         """One thread at a time: two in one run would mix their rounds."""
         if not self._busy.acquire(blocking=False):
             raise ProgramError(
-                f"cannot {doing}: another thread is using this run; use a run from one thread at a time."
+                f"cannot {doing}: another thread is using this run; "
+                "use a run from one thread at a time."
             )
         try:
             yield
@@ -133,8 +132,9 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
-        """The runs themselves; made when asked for, so that nothing here points back and a dropped
-        run is freed at once.
+        """The runs themselves.
+
+        They are made when asked for: nothing here points back, so a dropped run is freed at once.
         """
         return tuple(Seed(self, copy) for copy in range(len(self.experiments)))
 
@@ -150,8 +150,9 @@ class Runs(Iterator[tuple[Round, ...]]):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """How training is computed here: what changes speed but, except for the last bits, no
-        result.
+        """How training is computed here.
+
+        It changes speed but, except for the last bits, no result.
         """
         task = self.runtime.task
         out = {
@@ -169,9 +170,19 @@ class Runs(Iterator[tuple[Round, ...]]):
                 out["hessian"] = f"differences of gradients: {task.no_hessian}"
         return out
 
-    def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
+    def belonging(
+        self,
+        tier: str,
+        name: str,
+    ) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
-        return models.belonging(self.runtime, self.experiment.algorithm, self._needs, tier, name)
+        return models.belonging(
+            self.runtime,
+            self.experiment.algorithm,
+            self._needs,
+            tier,
+            name,
+        )
 
     def _play(self) -> None:
         """One round: train, score, choose."""
@@ -181,25 +192,29 @@ class Runs(Iterator[tuple[Round, ...]]):
         w = trained.answer
         scored = self._score(w)
         records = self._records(trained, scored, began)
-        histories = zip(self._state.histories, records, strict=True)
+        histories = []
+        meters = []
+        for copy, new in enumerate(records):
+            histories.append((*self._state.histories[copy], new))
+            meters.append(self._state.meters[copy].plus(new.traffic))
         last = self._state.scored
         if scored is not None:
-            last = tuple(
-                {name: (round, parts) for name, parts in by_name.items()} for by_name in scored.sums
-            )
+            last = tuple(_in_round(round, by_name) for by_name in scored.sums)
         self._state = State(
             w,
             round + 1,
-            tuple((*history, new) for history, new in histories),
+            tuple(histories),
             self._choose(scored, w),
             last,
-            tuple(
-                meter.plus(record.traffic)
-                for meter, record in zip(self._state.meters, records, strict=True)
-            ),
+            tuple(meters),
         )
 
-    def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
+    def _records(
+        self,
+        trained: Played,
+        scored: Scored | None,
+        began: float,
+    ) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
         took = time.perf_counter() - began
         spent = dict(trained.spent)
@@ -210,74 +225,96 @@ class Runs(Iterator[tuple[Round, ...]]):
             spent["checkpoint"] = self._saving
         self._saving = 0.0
         share = 1 / len(self.experiments)
-        environment = trained.environment
+        shared = {name: share * seconds for name, seconds in spent.items()}
         out = []
         for copy in range(len(self.experiments)):
-            meter = Meter(dict(trained.traffic[copy]))
-            if scored is not None:
-                meter = meter.plus(scored.traffic[copy])
-            out.append(
-                Round(
-                    round=self.round,
-                    cohorts=dict(trained.cohorts[copy]),
-                    traffic=meter.totals,
-                    models={} if scored is None else scored.models[copy],
-                    seconds=share * took,
-                    spent={name: share * seconds for name, seconds in spent.items()},
-                    notes={tier: dict(notes) for tier, notes in trained.notes[copy].items()},
-                    radio=None if environment is None else environment[copy],
-                    gradients=trained.gradients[copy],
-                )
+            new = Round(
+                round=self.round,
+                cohorts=dict(trained.cohorts[copy]),
+                traffic=dict(trained.traffic[copy]),
+                models={},
+                seconds=share * took,
+                spent=dict(shared),
+                notes={tier: dict(notes) for tier, notes in trained.notes[copy].items()},
+                gradients=trained.gradients[copy],
             )
+            if trained.environment is not None:
+                new = replace(new, radio=trained.environment[copy])
+            if scored is not None:
+                meter = Meter(new.traffic).plus(scored.traffic[copy])
+                new = replace(new, models=scored.models[copy], traffic=meter.totals)
+            out.append(new)
         return out
 
-    def _choose(self, scores: Scored | None, w: Tensor) -> tuple[dict[str, Chosen], ...]:
-        """Hold the rows of every model that is better than ever before; what is chosen for each
-        seed then.
+    def _choose(
+        self,
+        scores: Scored | None,
+        w: Tensor,
+    ) -> tuple[dict[str, Chosen], ...]:
+        """Hold the rows of every model that is better than ever before.
+
+        Returns the choices of each seed then.
         """
         if scores is None:
             return self._state.chosen
-        part = CHOSEN_ON[self.experiment.protocol]
-        final = not self.experiment.regular(self.round)
         out = []
-        for copy, (scored, before) in enumerate(
-            zip(scores.models, self._state.chosen, strict=True)
-        ):
-            chosen = dict(before)
+        for copy, before in enumerate(self._state.chosen):
             row = w[copy : copy + 1].clone()
-            for tier, name in [("", models.GLOBAL), *models.kept(self.runtime)]:
-                if name not in scored:
-                    continue
-                quality = better(scored[name], part, chosen, name)
-                if quality is not None:
-                    held = label(name, final=final)
-                    self.runtime.hold(held, copy, self.belonging(tier, name))
-                    chosen[held] = Chosen(self.round, quality, row, scores.sums[copy][name])
-            out.append(chosen)
+            out.append(before | self._better(copy, row, scores))
         return tuple(out)
 
+    def _better(
+        self,
+        copy: int,
+        row: Tensor,
+        scores: Scored,
+    ) -> dict[str, Chosen]:
+        """Hold the models of one seed that are better than ever before; return them by label."""
+        part = CHOSEN_ON[self.experiment.protocol]
+        final = not self.experiment.regular(self.round)
+        before = self._state.chosen[copy]
+        scored = scores.models[copy]
+        out = {}
+        for tier, name in [("", models.GLOBAL), *models.kept(self.runtime)]:
+            if name not in scored:
+                continue
+            quality = better(scored[name], part, before, name)
+            if quality is None:
+                continue
+            held = label(name, final=final)
+            self.runtime.hold(held, copy, self.belonging(tier, name))
+            out[held] = Chosen(
+                self.round,
+                quality,
+                row,
+                scores.sums[copy][name],
+            )
+        return out
+
     def _rehearse(self) -> None:
-        """Every program on no rows at all: what cannot work fails before the first round, and kept
-        models get their names.
+        """Run every program on no rows at all.
+
+        A program that cannot work fails before the first round, and kept models get their names.
         """
         w = self._state.w
-        answer = self._serve(w[:0], 0).answer
+        answer: Any = self._serve(w[:0], 0).answer
         if not isinstance(answer, Tensor) or answer.shape[1:] != w.shape[1:]:
-            got = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            got: Any = type(answer).__name__
+            if isinstance(answer, Tensor):
+                got = tuple(answer.shape)
             raise ConfigError(
                 f"the server's program must return rows [n, {w.shape[1]}], but returned {got}."
             )
         names = models.names(self.runtime)
         if twice := {name for name in names if names.count(name) > 1}:
             raise ProgramError(
-                f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; use different names."
+                f"the model name {twice.pop()!r} is kept on two tiers, or is the server's own; "
+                "use different names."
             )
         self.runtime.commit()
 
     def _serve(self, w: Tensor, round: int) -> Played:
-        """The server's program on these rows; errors in a user's algorithm are said with their
-        line.
-        """
+        """The server's program on these rows; errors in a user's algorithm name their line."""
         algorithm = self.experiment.algorithm
         try:
             return self.runtime.play(algorithm.server, w, round=round)
@@ -287,59 +324,85 @@ class Runs(Iterator[tuple[Round, ...]]):
             kind = type(algorithm)
             if kind.__module__.startswith("covey."):
                 raise
-            when = f"in round {round + 1}" if len(w) else "on no rows, before the first round"
-            what = f"the algorithm {kind.__qualname__} fails {when}"
-            raise ProgramError(f"{what}, with {told(error)}") from error
+            when = "on no rows, before the first round"
+            if len(w):
+                when = f"in round {round + 1}"
+            fault = f"the algorithm {kind.__qualname__} fails {when}"
+            raise ProgramError(f"{fault}, with {told(error)}") from error
 
     def _score(self, w: Tensor) -> Scored | None:
         """Every seed's models on the parts that are due in this round; None where none is."""
         began = time.perf_counter()
-        task, tree = self.runtime.task, self.runtime.tree
+        tree = self.runtime.tree
         parts = self.experiment.due(self.round)
         if not parts:
             return None
-        slots = tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots)
-        scorer = Scorer(
-            self.experiment.algorithm,
-            models.kept(self.runtime),
-            parts,
-            tree.tiers[0],
-            classifies=task.classifies,
-            targets=task.targets,
-            slots=slots,
-            sample=self.experiment.score_sample,
+        scorer = self._scorer(parts)
+        played = self.runtime.play(
+            scorer.server,
+            w,
+            round=self.round,
+            lane="score",
         )
-        played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
         self._needs = dict(played.needs)
         scores = [scorer.read(row, tree) for row in played.answer.split(1)]
         devices = tree.devices // tree.copies
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
-            both = zip(scores, played.reports, strict=True)
-            scores = [with_errors(scored, reports, devices) for scored, reports in both]
+            for copy, reports in enumerate(played.reports):
+                scores[copy] = with_errors(scores[copy], reports, devices)
         if self.newcomers is not None:
             above = [self._above(copy, w) for copy in range(len(scores))]
             new = self.newcomers.scores(w, above, self.round, parts)
-            scores = [trained | held_out for trained, held_out in zip(scores, new, strict=True)]
+            for scored, held_out in zip(scores, new, strict=True):
+                scored.update(held_out)
         return Scored(scores, sums, played.traffic, time.perf_counter() - began)
 
+    def _scorer(self, parts: tuple[str, ...]) -> Scorer:
+        """The programs that score on these parts."""
+        task = self.runtime.task
+        return Scorer(
+            self.experiment.algorithm,
+            models.kept(self.runtime),
+            parts,
+            self.runtime.tree.tiers[0],
+            classifies=task.classifies,
+            targets=task.targets,
+            slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
+            sample=self.experiment.score_sample,
+        )
+
     def _above(self, copy: int, w: Tensor) -> Tensor:
-        """What the tier above the devices keeps of the models it sends them, [m, P]; nothing where
-        that is the global one.
+        """The rows that the tier above the devices keeps and sends them, [m, P].
+
+        None of them where it sends the global model.
         """
         name = self.experiment.algorithm.above()
         if name == models.GLOBAL or name not in models.names(self.runtime):
             return w[:0]
-        return self.seeds[copy].rows(name)[1]
+        _, rows = self.seeds[copy].rows(name)
+        return rows
 
     def _restore(self, paths: Sequence[Path | None]) -> None:
         rounds = set()
         for seed, path in zip(self.seeds, paths, strict=True):
-            rounds.add(0 if path is None else seed.restore(path))
+            round = 0
+            if path is not None:
+                round = seed.restore(path)
+            rounds.add(round)
         if len(rounds) > 1:
             raise ConfigError(
-                f"the checkpoints stand at the rounds {sorted(rounds)}; only equal ones can go on in one go."
+                f"the checkpoints stand at the rounds {sorted(rounds)}; "
+                "only equal ones can go on in one go."
             )
+
+
+def _in_round(
+    round: int,
+    by_name: Mapping[str, Sums],
+) -> dict[str, tuple[int, Sums]]:
+    """The devices' figures of each model, with the round that they are of."""
+    return {name: (round, parts) for name, parts in by_name.items()}
 
 
 class Run(Seed, Iterator[Round]):
@@ -355,7 +418,9 @@ class Run(Seed, Iterator[Round]):
         resume: str | os.PathLike[str] | None = None,
         runtime: str = "simulator",
     ) -> None:
-        path = None if resume is None else Path(resume)
+        path = None
+        if resume is not None:
+            path = Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
 
     def __next__(self) -> Round:
@@ -368,11 +433,10 @@ def run(
     resume: str | os.PathLike[str] | None = None,
     runtime: str = "simulator",
 ) -> Run:
-    """The rounds of an experiment, one record each; `resume` continues from a checkpoint, bit for
-    bit.
+    """The rounds of an experiment, one record each.
 
-    `runtime="loopback"` plays every node as an object of its own, with encoded bytes in between:
-    slower, and the same bits.
+    `resume` continues from a checkpoint, bit for bit. `runtime="loopback"` plays every node as an
+    object of its own, with encoded bytes in between: slower, and the same bits.
     """
     return Run(experiment, resume=resume, runtime=runtime)
 
@@ -383,12 +447,11 @@ def runs(
     runtime: str = "simulator",
     resume: Sequence[str | os.PathLike[str] | None] | None = None,
 ) -> Runs:
-    """Experiments that differ in seed and data alone, in one go: a tuple of records per round, one
-    per experiment.
+    """Experiments that differ in seed and data alone, in one go.
+
+    Each round gives a tuple of records, one per experiment.
     """
-    paths = None
-    if resume is not None:
-        paths = [None if path is None else Path(path) for path in resume]
+    paths = [None if path is None else Path(path) for path in resume or ()]
     return Runs(experiments, resume=paths, runtime=runtime)
 
 
@@ -408,5 +471,6 @@ def history(path: str | os.PathLike[str]) -> list[Round]:
 
 def private_part(path: str | os.PathLike[str]) -> str:
     """What devices of a saved run keep to themselves: "head", "private layers", or nothing."""
-    patterns = checkpoint.read(path, tensors=False).facts["experiment"].get("private", "()")
+    facts = checkpoint.read(path, tensors=False).facts
+    patterns = facts["experiment"].get("private", "()")
     return {"()": "", "('head',)": "head"}.get(patterns, "private layers")

@@ -22,7 +22,11 @@ Reports = Mapping[str, tuple[Tensor, Tensor]]
 """(ids, figures) of every device that was scored, by "MODEL/PART" (covey/runs/devices.py)."""
 
 
-def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | None:
+def standard_error(
+    totals: Tensor,
+    counts: Tensor,
+    population: int,
+) -> float | None:
     """The standard error of r = sum(totals) / sum(counts) over n of N devices.
 
     `totals` y_i, [n], are the right answers or the summed loss of each device drawn, `counts` c_i,
@@ -37,9 +41,10 @@ def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | N
 
     >>> import torch
     >>> right = torch.tensor([2.0, 4.0, 6.0])
-    >>> standard_error(right, torch.full((3,), 10.0), 12)  # accuracies 0.2, 0.4, 0.6: sqrt(3/4 * 0.04 / 3)
+    >>> counts = torch.full((3,), 10.0)  # the accuracies are 0.2, 0.4, 0.6
+    >>> standard_error(right, counts, 12)  # sqrt(3/4 * 0.04 / 3)
     0.1
-    >>> standard_error(right, torch.full((3,), 10.0), 3)  # nobody is left out
+    >>> standard_error(right, counts, 3)  # nobody is left out
     0.0
     """
     n = len(totals)
@@ -53,10 +58,15 @@ def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | N
     ratio = float(totals.sum()) / examples
     residuals = totals - ratio * counts
     variance = float((residuals * residuals).sum()) / (n - 1)
-    return math.sqrt((1 - n / population) / n * variance) / (examples / n)
+    correction = 1 - n / population
+    return math.sqrt(correction / n * variance) / (examples / n)
 
 
-def with_errors(models: Mapping[str, Model], reports: Reports, population: int) -> dict[str, Model]:
+def with_errors(
+    models: Mapping[str, Model],
+    reports: Reports,
+    population: int,
+) -> dict[str, Model]:
     """The models with the number of devices drawn and the standard errors of their scores."""
     out = {}
     for name, model in models.items():
@@ -68,8 +78,14 @@ def with_errors(models: Mapping[str, Model], reports: Reports, population: int) 
     return out
 
 
-def _with_error(score: Score, figures: Tensor, population: int) -> Score:
-    totals = figures[:, LOSS] if score.accuracy_fallback is None else figures[:, RIGHT]
+def _with_error(
+    score: Score,
+    figures: Tensor,
+    population: int,
+) -> Score:
+    totals = figures[:, RIGHT]
+    if score.accuracy_fallback is None:
+        totals = figures[:, LOSS]
     counts = figures[:, COUNT]
     holds = figures[:, HOLDS]
     return replace(

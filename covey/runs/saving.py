@@ -1,4 +1,4 @@
-"""What a checkpoint of one run holds, and reading it back.
+"""The contents of a run's checkpoint, and reading them back.
 
 Every value is checked before anything of the run changes.
 """
@@ -38,21 +38,15 @@ class Saved:
     state: State
     columns: Sequence[Frozen]
 
-    def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
+    def checkpoint(
+        self,
+        *,
+        history: dict[str, Any],
+        fingerprint: dict[str, str],
+    ) -> Checkpoint:
         """As tensors and facts; `history` says where the records are."""
-        tensors = {"server": self.state.w}
-        for number, column in enumerate(self.columns):
-            tensors[f"{number}.rows"] = column.rows
-            for k, entry in enumerate(column.entries.values()):
-                tensors |= {f"{number}.{k}.{part}": value for part, value in vars(entry).items()}
         chosen = self.state.chosen[0]
         scored = self.state.scored[0]
-        tensors |= {f"chosen.{choice.round}": choice.w for choice in chosen.values()}
-        for label, choice in chosen.items():
-            tensors |= {f"devices.{label}.{part}": sums for part, sums in choice.sums.items()}
-        for model, (_, parts) in scored.items():
-            for part, sums in parts.items():
-                tensors[f"devices.{_LAST}{model}.{part}"] = sums.clone()
         facts = {
             "round": self.state.round,
             "columns": [
@@ -65,11 +59,32 @@ class Saved:
             "experiment": fingerprint,
             "versions": checkpoint.versions(),
         }
-        return Checkpoint(tensors, facts)
+        return Checkpoint(self._tensors(), facts)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The rows, and the devices' figures of chosen and of last scored rounds."""
+        tensors = {"server": self.state.w}
+        for number, column in enumerate(self.columns):
+            tensors[f"{number}.rows"] = column.rows
+            for k, entry in enumerate(column.entries.values()):
+                for part, value in vars(entry).items():
+                    tensors[f"{number}.{k}.{part}"] = value
+        for label, choice in self.state.chosen[0].items():
+            tensors[f"chosen.{choice.round}"] = choice.w
+            for part, sums in choice.sums.items():
+                tensors[f"devices.{label}.{part}"] = sums
+        for model, (_, parts) in self.state.scored[0].items():
+            for part, sums in parts.items():
+                tensors[f"devices.{_LAST}{model}.{part}"] = sums.clone()
+        return tensors
 
 
 def read(
-    saved: Checkpoint, records: Sequence[dict[str, Any]], *, like: Tensor, devices: int
+    saved: Checkpoint,
+    records: Sequence[dict[str, Any]],
+    *,
+    like: Tensor,
+    devices: int,
 ) -> Saved:
     """A run from its checkpoint and the records beside it; a ValueError says what does not fit.
 
@@ -85,10 +100,14 @@ def read(
         raise ValueError(f"{len(records)} records of {round} rounds")
     history = tuple(record.read(values) for values in records)
     columns = [_column(saved, number, round) for number in range(len(facts["columns"]))]
-    chosen = _read_chosen(saved, like, devices)
-    meter = Meter.from_state(facts["meter"])
-    scored = _read_scored(saved, devices)
-    state = State(w.to(like.device), round, (history,), (chosen,), (scored,), (meter,))
+    state = State(
+        w=w.to(like.device),
+        round=round,
+        histories=(history,),
+        chosen=(_read_chosen(saved, like, devices),),
+        scored=(_read_scored(saved, devices),),
+        meters=(Meter.from_state(facts["meter"]),),
+    )
     return Saved(state, [_on_device(column, like) for column in columns])
 
 
@@ -97,17 +116,23 @@ def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
 
     It has nothing left of what it owes to its last round having been the last.
     """
-    chosen = {
-        label: value for label, value in state.chosen[0].items() if not label.startswith(FINAL)
-    }
+    choices = state.chosen[0].items()
+    chosen = {label: choice for label, choice in choices if not label.startswith(FINAL)}
     history = list(state.histories[0])
     changed = 0
     if history:
-        models = _regular_models(history[-1], experiment)
-        changed = int(models != history[-1].models)
-        history[-1] = replace(history[-1], models=models)
-    scored = {model: value for model, value in state.scored[0].items() if history[value[0]].models}
-    out = replace(state, histories=(tuple(history),), chosen=(chosen,), scored=(scored,))
+        last = history[-1]
+        models = _regular_models(last, experiment)
+        changed = int(models != last.models)
+        history[-1] = replace(last, models=models)
+    before = state.scored[0].items()
+    scored = {model: entry for model, entry in before if history[entry[0]].models}
+    out = replace(
+        state,
+        histories=(tuple(history),),
+        chosen=(chosen,),
+        scored=(scored,),
+    )
     return out, changed
 
 
@@ -123,28 +148,45 @@ def _regular_models(last: Round, experiment: Experiment) -> dict[str, Model]:
     return out
 
 
-def _read_chosen(saved: Checkpoint, like: Tensor, devices: int) -> dict[str, Chosen]:
+def _read_chosen(
+    saved: Checkpoint,
+    like: Tensor,
+    devices: int,
+) -> dict[str, Chosen]:
     out = {}
-    for label, round, quality in saved.facts["chosen"]:
-        row = saved.tensors[f"chosen.{round}"]
+    for label, number, quality in saved.facts["chosen"]:
+        row = saved.tensors[f"chosen.{number}"]
         _check_row(row, like)
-        if not (0 <= int(round) < saved.facts["round"] and math.isfinite(quality)):
-            raise ValueError(f"{label} was chosen in round {int(round) + 1} with {quality!r}")
-        sums = _read_sums(saved, label, devices)
-        out[str(label)] = Chosen(int(round), float(quality), row.to(like.device), sums)
+        round = int(number)
+        if not (0 <= round < saved.facts["round"] and math.isfinite(quality)):
+            raise ValueError(f"{label} was chosen in round {round + 1} with {quality!r}")
+        out[str(label)] = Chosen(
+            round=round,
+            quality=float(quality),
+            w=row.to(like.device),
+            sums=_read_sums(saved, label, devices),
+        )
     return out
 
 
-def _read_scored(saved: Checkpoint, devices: int) -> dict[str, tuple[int, Sums]]:
+def _read_scored(
+    saved: Checkpoint,
+    devices: int,
+) -> dict[str, tuple[int, Sums]]:
     out = {}
     for model, round in saved.facts.get("scored", []):
         if not 0 <= int(round) < saved.facts["round"]:
             raise ValueError(f"{model} was scored in round {round!r}")
-        out[str(model)] = (int(round), _read_sums(saved, f"{_LAST}{model}", devices))
+        sums = _read_sums(saved, f"{_LAST}{model}", devices)
+        out[str(model)] = (int(round), sums)
     return out
 
 
-def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
+def _read_sums(
+    saved: Checkpoint,
+    label: str,
+    devices: int,
+) -> Sums:
     """How every device did, by part of the data."""
     out = {}
     for part in PARTS:
@@ -157,15 +199,25 @@ def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
     return out
 
 
-def _column(saved: Checkpoint, number: int, round: int) -> Frozen:
+def _column(
+    saved: Checkpoint,
+    number: int,
+    round: int,
+) -> Frozen:
     """One column of a checkpoint."""
-    tier, name, labels = saved.facts["columns"][number]
-    if not isinstance(name, str) or not isinstance(labels, list) or len(set(labels)) != len(labels):
-        raise ValueError(f"column {number} is {saved.facts['columns'][number]!r:.80}")
+    column = saved.facts["columns"][number]
+    tier, name, labels = column
+    listed = isinstance(labels, list) and len(set(labels)) == len(labels)
+    if not isinstance(name, str) or not listed:
+        raise ValueError(f"column {number} is {column!r:.80}")
     entries = {}
     for k, label in enumerate(labels):
-        parts = (saved.tensors[f"{number}.{k}.{part}"] for part in ("ids", "rounds", "places"))
-        entry = Entry(*parts)
+        prefix = f"{number}.{k}"
+        entry = Entry(
+            saved.tensors[f"{prefix}.ids"],
+            saved.tensors[f"{prefix}.rounds"],
+            saved.tensors[f"{prefix}.places"],
+        )
         if bool((entry.rounds >= round).any()):
             raise ValueError(f"{tier} {name}: a row kept after round {round}")
         entries[str(label)] = entry
@@ -180,6 +232,7 @@ def _on_device(column: Frozen, like: Tensor) -> Frozen:
 
 
 def _check_row(row: Tensor, like: Tensor) -> None:
-    if row.shape != like.shape or row.dtype != like.dtype or not bool(torch.isfinite(row).all()):
+    same_form = row.shape == like.shape and row.dtype == like.dtype
+    if not same_form or not bool(torch.isfinite(row).all()):
         wanted = f"{tuple(like.shape)} {like.dtype}, all finite"
         raise ValueError(f"a global row {tuple(row.shape)} {row.dtype}, not {wanted}")

@@ -1,19 +1,18 @@
-"""How good every model is: sums that devices add up through the same `ask`, and the figures that
-follow from them.
+"""Scores of every model: sums that devices add up through the same `ask`, and their figures.
 
 For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and
-a histogram of accuracy; where numbers are predicted, also its sums of |error|, error^2, y^2 and y,
-from which RMSE, MAE and R2 of all devices follow. A node that keeps a model sends it to all devices
-under it; where an algorithm leaves layers private, each device scores it with its own of these.
-Where nothing was kept yet, the global model stands in; figures are given over the holders alone
-and, beside them, with that fallback.
+a histogram of accuracy. Where numbers are predicted, it also answers its sums of |error|, error^2,
+y^2 and y, from which RMSE, MAE and R2 of all devices follow. A node that keeps a model sends it to
+all devices under it. Where an algorithm leaves layers private, each device scores the model with
+its own private layers. Where a node keeps no model yet, the global one stands in: figures are given
+over the holders alone and, beside them, with that fallback.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -29,10 +28,13 @@ from covey.tree import Topology
 from covey.types import Rows
 
 _BINS = 101
-_SUMS = (
-    5 + _BINS + 3
-)  # right, loss, count, accuracy, 1, histogram of the holders; right, loss, count of everybody
-_FACTS = 3  # holders, the sum of their ages, the sum of their shares of non-zeros; with a cut also of angles and layers' shares
+_SUMS = 5 + _BINS + 3
+"""Of the holders: right, loss, count, accuracy, 1, histogram; of everybody: right, loss, count."""
+_FACTS = 3
+"""Holders, the sum of their ages, the sum of their shares of non-zeros.
+
+With a cut, the sum of their angles and of their layers' shares follow.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,35 +48,27 @@ class Score:
     accuracy_uniform: float | None  # all devices alike
     worst_decile: float | None  # mean accuracy of the worst tenth of the devices, to 0.01
     loss: float | None  # mean over examples
-    devices: int  # devices scored: those that hold the model, or stand under a node that does, and have examples
-    accuracy_fallback: (
-        float | None
-    )  # as `accuracy` over all devices, the global model standing in where none was kept
-    loss_fallback: float | None  # as `loss` over all devices, likewise
+    devices: int  # devices with examples that hold the model or stand under a holder
+    accuracy_fallback: float | None  # over all devices; the global model where none is held
+    loss_fallback: float | None  # as `accuracy_fallback`
     rmse: float | None = None  # root of the mean squared error over examples; None for classes
     mae: float | None = None  # mean absolute error
-    r2: float | None = (
-        None  # 1 - squared errors / squared distances of targets from their mean; None if all are equal
-    )
-    rmse_fallback: float | None = None  # these over all devices, likewise
+    r2: float | None = None
+    """1 - squared errors / squared distances of targets from their mean; None if all are equal."""
+    rmse_fallback: float | None = None  # these three as `accuracy_fallback`
     mae_fallback: float | None = None
     r2_fallback: float | None = None
-    sampled: int | None = (
-        None  # devices drawn to be scored; None: all were scored, and the next two are None too
-    )
-    standard_error: float | None = (
-        None  # of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)
-    )
-    standard_error_fallback: float | None = (
-        None  # of `accuracy_fallback` or `loss_fallback`, likewise
-    )
+    sampled: int | None = None
+    """Devices drawn to be scored; None: all were scored, and the next two are None too."""
+    standard_error: float | None = None
+    """Of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)."""
+    standard_error_fallback: float | None = None
+    """Of `accuracy_fallback`, or of `loss_fallback` for regression."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """One kept model: who keeps it, how old and how sparse it is, and its scores by part of the
-    data.
-    """
+    """One kept model: its holders, its mean age and sparsity, its scores by part of the data."""
 
     tier: str
     holders: int
@@ -82,19 +76,17 @@ class Model:
     nonzeros: float  # mean share of entries above `cut`
     cut: float
     scores: dict[str, Score]
-    angle: float | None = (
-        None  # mean angle between the entries above `cut` and their signs, in degrees; None without a cut
-    )
-    layers: dict[str, float] = field(
-        default_factory=dict
-    )  # mean share of non-zeros of every parameter; empty without a cut
+    angle: float | None = None
+    """Mean angle between entries above `cut` and their signs, in degrees; None without a cut."""
+    layers: dict[str, float] = field(default_factory=dict)
+    """Mean share of non-zeros of every parameter; empty without a cut."""
 
     def quality(self, part: str) -> float:
-        """What rounds are chosen by: accuracy over all devices, or minus the loss for regression;
-        -inf where unknown.
+        """The figure by which rounds are chosen; -inf where it is unknown.
 
-        Devices that hold no such model yet count with the global one: else a round in which two
-        lucky devices hold one would win.
+        It is the accuracy over all devices, or minus the loss for regression. Devices that hold no
+        such model yet count with the global one: else a round in which two lucky devices hold one
+        would win.
         """
         score = self.scores[part]
         if score.accuracy_fallback is not None:
@@ -119,198 +111,306 @@ class Scorer:
     sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
 
     def parameters(self) -> dict[str, Any]:
-        """Everything but the algorithm as JSON can hold it, so that another machine can make the
-        same scorer.
+        """Everything but the algorithm, in the types of JSON.
+
+        Another machine can make the same scorer from them.
         """
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "algorithm"
-        }
+        names = [field.name for field in fields(self)]
+        names.remove("algorithm")
+        return {name: getattr(self, name) for name in names}
 
     @staticmethod
     def made(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Scorer:
         """The scorer that has these parameters."""
-        names = tuple((str(tier), str(name)) for tier, name in parameters["names"])
-        slots = tuple(
-            (str(name), int(start), int(stop)) for name, start, stop in parameters["slots"]
-        )
-        parts = tuple(map(str, parameters["parts"]))
-        return Scorer(algorithm, **{**parameters, "names": names, "slots": slots, "parts": parts})
+        values = dict(parameters)
+        values["names"] = tuple((str(tier), str(name)) for tier, name in values["names"])
+        slots = []
+        for name, start, stop in values["slots"]:
+            slots.append((str(name), int(start), int(stop)))
+        values["slots"] = tuple(slots)
+        values["parts"] = tuple(map(str, values["parts"]))
+        return Scorer(algorithm, **values)
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
-        held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
-        return self._sums_of(
-            me, [w, held], [self._facts(me, "global", w, held, torch.zeros_like(held))]
+        held = torch.ones(
+            len(me),
+            1,
+            dtype=torch.float64,
+            device=w.device,
         )
+        age = torch.zeros_like(held)
+        facts = self._facts(me, "global", w, held, age)
+        return self._sums_of(me, [w, held], [facts])
 
     def node(self, me: Nodes, *above: Rows) -> Exact:
-        """The sums of everything under these nodes; `above` holds rows and a flag "kept" for each
-        model of the tiers above.
+        """The sums of everything under these nodes.
+
+        `above` holds rows and a flag "kept" for each model of the tiers above.
         """
         models = list(above)
         if me.leaf and self.algorithm.splits:
-            mine = me.recall("personal", default=models[0])[:, me.private]
-            models[::2] = [torch.cat([rows[:, me.shared], mine], dim=1) for rows in models[::2]]
+            personal = me.recall("personal", default=models[0])
+            private = personal[:, me.private]
+            for i in range(0, len(models), 2):
+                models[i] = torch.cat([models[i][:, me.shared], private], dim=1)
         return exact(self._sums_of(me, models, []))
 
-    def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
+    def read(
+        self,
+        sums: Tensor,
+        tree: Topology,
+    ) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
-        names = [(self.top, "global"), *self.names]
         values = sums[0].tolist()
-        facts = self._read_facts(values[len(names) * len(self.parts) * self._width :], tree)
+        keys = [(self.top, "global"), *self.names]
+        stride = len(self.parts) * self._width
+        facts = self._read_facts(values[len(keys) * stride :], tree)
         out = {}
-        for at, (tier, name) in enumerate(names):
-            holders, age, nonzeros, *more = facts[tier, name]
-            scores = {}
-            for k, part in enumerate(self.parts):
-                start = (at * len(self.parts) + k) * self._width
-                figures = values[start : start + _SUMS]
-                errors = values[start + self._width - 2 * self._errors : start + self._width]
-                scores[part] = _score(figures, self.classifies, errors, self.targets)
-            some = max(holders, 1)
-            zero = self.algorithm.zero(tier, name) or 0.0
-            angle = more[0] / some if more else None
-            layers = {
-                slot[0]: share / some for slot, share in zip(self.slots, more[1:], strict=False)
-            }
-            out[name] = Model(
-                tier, int(holders), age / some, nonzeros / some, zero, scores, angle, layers
+        for number, (tier, name) in enumerate(keys):
+            own = values[number * stride : (number + 1) * stride]
+            out[name] = self._model(
+                tier,
+                name,
+                self._scores(own),
+                facts[tier, name],
             )
         return out
 
+    def _scores(self, values: list[float]) -> dict[str, Score]:
+        """The scores of one model, part by part."""
+        scores = {}
+        for number, part in enumerate(self.parts):
+            stop = (number + 1) * self._width
+            own = values[stop - self._width : stop]
+            errors = own[self._width - 2 * self._errors :]
+            scores[part] = _score(
+                own[:_SUMS],
+                self.classifies,
+                errors,
+                self.targets,
+            )
+        return scores
+
+    def _model(
+        self,
+        tier: str,
+        name: str,
+        scores: dict[str, Score],
+        facts: list[float],
+    ) -> Model:
+        """One model from its scores and the sums of its facts."""
+        holders, *sums = facts
+        age, nonzeros, *more = [value / max(holders, 1) for value in sums]
+        angle = None
+        layers = {}
+        if more:
+            angle, *shares = more
+            layers = {slot[0]: share for slot, share in zip(self.slots, shares, strict=True)}
+        return Model(
+            tier=tier,
+            holders=int(holders),
+            age=age,
+            nonzeros=nonzeros,
+            cut=self.algorithm.zero(tier, name) or 0.0,
+            scores=scores,
+            angle=angle,
+            layers=layers,
+        )
+
     def calibrations(self, sums: Tensor) -> dict[str, Calibration]:
         """The calibration of every model on the first part, over the devices that hold it."""
+        stride = len(self.parts) * self._width
         out = {}
-        for at, name in enumerate(["global", *(name for _, name in self.names)]):
-            end = at * len(self.parts) * self._width + self._width
-            out[name] = calibration.read(sums[0, end - self._width + _SUMS : end])
+        for number, name in enumerate(self._model_names):
+            first = number * stride
+            out[name] = calibration.read(sums[0, first + _SUMS : first + self._width])
         return out
+
+    @property
+    def _model_names(self) -> list[str]:
+        return ["global", *(name for _, name in self.names)]
 
     @property
     def _width(self) -> int:
         """How many sums there are of one model on one part."""
-        return _SUMS + (3 * self.bins + 2 if self.bins else 0) + 2 * self._errors
+        width = _SUMS + 2 * self._errors
+        if self.bins:
+            width += 3 * self.bins + 2
+        return width
 
     @property
     def _errors(self) -> int:
         """How many sums of errors there are; they come twice, of the holders and of everybody."""
-        return 3 + self.targets if self.targets else 0
+        if not self.targets:
+            return 0
+        return 3 + self.targets
 
     def _read_facts(
         self, values: list[float], tree: Topology
     ) -> dict[tuple[str, str], list[float]]:
-        """Facts are appended on the way up, so the lowest tier's come first."""
-        facts, at = {}, 0
+        """The facts by tier and model; they are appended on the way up, the lowest tier's first."""
+        names: list[tuple[str, str]] = []
         for tier in reversed(tree.tiers):
-            for name in [
-                *(["global"] if tier == self.top else []),
-                *(n for t, n in self.names if t == tier),
-            ]:
-                size = (
-                    _FACTS
-                    if self.algorithm.zero(tier, name) is None
-                    else _FACTS + 1 + len(self.slots)
-                )
-                facts[tier, name] = values[at : at + size]
-                at += size
+            if tier == self.top:
+                names.append((tier, "global"))
+            names += [key for key in self.names if key[0] == tier]
+        facts = {}
+        start = 0
+        for tier, name in names:
+            size = _FACTS
+            if self.algorithm.zero(tier, name) is not None:
+                size += 1 + len(self.slots)
+            facts[tier, name] = values[start : start + size]
+            start += size
         return facts
 
-    def _sums_of(self, me: Nodes, models: list[Rows], facts: list[Rows]) -> Rows:
-        """What is under these nodes, their own models sent along, then the facts of those."""
+    def _sums_of(
+        self,
+        me: Nodes,
+        models: list[Rows],
+        facts: list[Rows],
+    ) -> Rows:
+        """The sums under these nodes, their own models sent along, then the facts of those."""
         w = models[0]
         for tier, name in self.names:
-            if tier == me.tier:
-                age = me.age(name).to(w.device)
-                held = (age >= 0).double()
-                models += [me.recall(name, default=w), held]
-                facts.append(self._facts(me, name, models[-2], held, age))
+            if tier != me.tier:
+                continue
+            age = me.age(name).to(w.device)
+            held = (age >= 0).double()
+            rows = me.recall(name, default=w)
+            models += [rows, held]
+            facts.append(self._facts(me, name, rows, held, age))
         return torch.cat([self._under(me, models), *facts], dim=1)
 
     def _under(self, me: Nodes, models: list[Rows]) -> Rows:
         if me.leaf:
-            names, found = ["global", *(name for _, name in self.names)], []
-            for name, rows, held in zip(names, models[::2], models[1::2], strict=True):
-                me.call.recalled.clear()
-                predict = self.algorithm.predictor(me, name, rows)
-                found += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
-                me.needed_for(name)
-            return torch.cat(found, dim=1)
-        replies = me.ask(self.node, *(exact(rows) for rows in models), sample=self._cohort(me))
+            return self._leaf_sums(me, models)
+        sent = [exact(rows) for rows in models]
+        replies = me.ask(self.node, *sent, sample=self._cohort(me))
         return replies.sums()[0]
 
+    def _leaf_sums(self, me: Nodes, models: list[Rows]) -> Rows:
+        """The sums of these devices themselves."""
+        columns = []
+        pairs = zip(models[::2], models[1::2], strict=True)
+        for name, (rows, held) in zip(self._model_names, pairs, strict=True):
+            me.call.recalled.clear()
+            predict = self.algorithm.predictor(me, name, rows)
+            columns += [
+                self._sums(
+                    me,
+                    name,
+                    rows,
+                    held,
+                    part,
+                    predict,
+                )
+                for part in self.parts
+            ]
+            me.needed_for(name)
+        return torch.cat(columns, dim=1)
+
     def _cohort(self, me: Nodes) -> Tensor | None:
-        """Which children are asked: of the devices those drawn, of other tiers all, for they keep
-        models of their own.
+        """The children that are asked: the devices drawn, or all nodes of another tier.
+
+        Nodes of other tiers keep models of their own.
         """
         if self.sample is None or not me.above_devices:
             return None
         return me.drawn(self.sample, "score")
 
     def _sums(
-        self, me: Nodes, name: str, rows: Rows, held: Rows, part: str, predict: Predict | None
+        self,
+        me: Nodes,
+        name: str,
+        rows: Rows,
+        held: Rows,
+        part: str,
+        predict: Predict | None,
     ) -> Rows:
-        tally = me.evaluate(rows, part, predict=predict, bins=self.bins)
-        each = torch.stack(
-            [tally.right, tally.loss, tally.count, held[:, 0].to(tally.count)], dim=1
-        )
-        if tally.errors is not None:
-            each = torch.cat([each, tally.errors[:, :2] / self.targets], dim=1)
-        me.report(f"{name}/{part}", each)
-        everybody = torch.stack([tally.right, tally.loss, tally.count], dim=1)
-        more = [] if tally.honesty is None else [held * tally.honesty]
-        if tally.errors is not None:
-            more += [held * tally.errors, tally.errors]
-        return torch.cat([held * _figures(tally), everybody, *more], dim=1)
+        score = me.evaluate(rows, part, predict=predict, bins=self.bins)
+        totals = torch.stack([score.right, score.loss, score.count], dim=1)
+        report = [totals, held.to(score.count)]
+        columns = [held * _figures(score), totals]
+        if score.calibration is not None:
+            columns.append(held * score.calibration)
+        if score.errors is not None:
+            report.append(score.errors[:, :2] / self.targets)
+            columns += [held * score.errors, score.errors]
+        me.report(f"{name}/{part}", torch.cat(report, dim=1))
+        return torch.cat(columns, dim=1)
 
-    def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
+    def _facts(
+        self,
+        me: Nodes,
+        name: str,
+        rows: Rows,
+        held: Rows,
+        age: Rows,
+    ) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
-        share = smooth_l1.nonzeros(rows, zero).double()[:, None]
-        facts = [held, held * age, held * share]
+        columns = [age, _nonzeros(rows, zero)]
         if zero is not None:
-            parts = [
-                smooth_l1.nonzeros(rows[:, start:stop], zero).double()[:, None]
-                for _, start, stop in self.slots
-            ]
-            facts += [held * figure for figure in (smooth_l1.angle(rows, zero)[:, None], *parts)]
-        return torch.cat(facts, dim=1)
+            columns.append(smooth_l1.angle(rows, zero)[:, None])
+            for _, start, stop in self.slots:
+                columns.append(_nonzeros(rows[:, start:stop], zero))
+        return torch.cat([held, *(held * column for column in columns)], dim=1)
 
 
-def score_of(tally: PartScore, rows: slice, classifies: bool) -> Score:
-    """The figures of some of the devices of a tally, each of which holds the model."""
-    figures = _figures(tally)[rows].sum(0).tolist()
-    errors = [] if tally.errors is None else tally.errors[rows].sum(0).tolist()
-    return _score([*figures, *figures[:3]], classifies, 2 * errors, max(len(errors) - 3, 0))
+def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
+    return smooth_l1.nonzeros(rows, zero).double()[:, None]
 
 
-def _figures(tally: PartScore) -> Tensor:
-    """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram of
-    accuracy.
+def score_of(
+    score: PartScore,
+    rows: slice,
+    classifies: bool,
+) -> Score:
+    """The score of a slice of the devices, all of which hold the model."""
+    figures = _figures(score)[rows].sum(0).tolist()
+    everybody = figures[:3]
+    if score.errors is None:
+        return _score([*figures, *everybody], classifies, [], 0)
+    errors = score.errors[rows].sum(0).tolist()
+    return _score(
+        [*figures, *everybody],
+        classifies,
+        2 * errors,
+        len(errors) - 3,
+    )
+
+
+def _figures(score: PartScore) -> Tensor:
+    """Of each device: right, loss, count, accuracy, 1 if it has any example, and a histogram.
+
+    The histogram is of its accuracy.
     """
-    some = (tally.count > 0).double()
-    accuracy = tally.right / tally.count.clamp(min=1)
-    bins = (
-        torch.nn.functional.one_hot((accuracy * (_BINS - 1)).round().long(), _BINS) * some[:, None]
-    )
-    return torch.cat(
-        [torch.stack([tally.right, tally.loss, tally.count, accuracy * some, some], dim=1), bins],
-        dim=1,
-    )
+    has_any = (score.count > 0).double()
+    accuracy = score.right / score.count.clamp(min=1)
+    bin_number = (accuracy * (_BINS - 1)).round().long()
+    histogram = torch.nn.functional.one_hot(bin_number, _BINS) * has_any[:, None]
+    sums = [score.right, score.loss, score.count, accuracy * has_any, has_any]
+    return torch.cat([torch.stack(sums, dim=1), histogram], dim=1)
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far predicted numbers are from the targets; None where that is not known."""
+    """RMSE, MAE and R2 of predicted numbers; None where they are not known."""
 
     rmse: float | None = None
     mae: float | None = None
     r2: float | None = None
 
     @staticmethod
-    def of(sums: list[float], count: float, targets: int) -> Errors:
-        """From the sums of |error|, error^2, y^2 and of y for each of `targets` outputs, over
-        `count` examples.
+    def of(
+        sums: list[float],
+        count: float,
+        targets: int,
+    ) -> Errors:
+        """From sums over `count` examples: of |error|, error^2, y^2, and of y for each output.
+
+        There are `targets` outputs.
 
         >>> Errors.of([2.0, 2.0, 20.0, 6.0], 2, 1)  # predictions 3 and 3 for the targets 2 and 4
         Errors(rmse=1.0, mae=1.0, r2=0.0)
@@ -318,32 +418,39 @@ class Errors:
         if not sums or not count:
             return Errors()
         absolute, squared, targets_squared, *targets_sum = sums
+        rmse = math.sqrt(squared / (count * targets))
+        mae = absolute / (count * targets)
         spread = targets_squared - sum(value * value for value in targets_sum) / count
-        # Of equal targets nothing is left but rounding.
-        varied = spread > 1e-12 * targets_squared
-        return Errors(
-            rmse=math.sqrt(squared / (count * targets)),
-            mae=absolute / (count * targets),
-            r2=1 - squared / spread if varied else None,
-        )
+        varied = spread > 1e-12 * targets_squared  # of equal targets only rounding is left
+        if not varied:
+            return Errors(rmse, mae)
+        return Errors(rmse, mae, r2=1 - squared / spread)
 
 
-def _score(values: list[float], classifies: bool, errors: list[float], targets: int) -> Score:
-    """The figures that follow from the sums; `errors` are those of the holders, then of everybody."""
+def _score(
+    values: list[float],
+    classifies: bool,
+    errors: list[float],
+    targets: int,
+) -> Score:
+    """The figures that follow from the sums.
+
+    `errors` are the sums of errors of the holders, then of everybody.
+    """
     right, loss, count, accuracy, devices = values[:5]
     bins = values[5 : 5 + _BINS]
     all_right, all_loss, all_count = values[5 + _BINS :]
     half = len(errors) // 2
     held = Errors.of(errors[:half], count, targets)
     everybody = Errors.of(errors[half:], all_count, targets)
-    return Score(
-        accuracy=right / count if count and classifies else None,
-        accuracy_uniform=accuracy / devices if devices and classifies else None,
-        worst_decile=_worst(bins, devices / 10) if devices and classifies else None,
-        loss=loss / count if count else None,
+    score = Score(
+        accuracy=None,
+        accuracy_uniform=None,
+        worst_decile=None,
+        loss=_mean(loss, count),
         devices=int(devices),
-        accuracy_fallback=all_right / all_count if all_count and classifies else None,
-        loss_fallback=all_loss / all_count if all_count else None,
+        accuracy_fallback=None,
+        loss_fallback=_mean(all_loss, all_count),
         rmse=held.rmse,
         mae=held.mae,
         r2=held.r2,
@@ -351,14 +458,32 @@ def _score(values: list[float], classifies: bool, errors: list[float], targets: 
         mae_fallback=everybody.mae,
         r2_fallback=everybody.r2,
     )
+    if not classifies:
+        return score
+    return replace(
+        score,
+        accuracy=_mean(right, count),
+        accuracy_uniform=_mean(accuracy, devices),
+        worst_decile=_worst(bins, devices),
+        accuracy_fallback=_mean(all_right, all_count),
+    )
 
 
-def _worst(bins: list[float], wanted: float) -> float:
-    """The mean accuracy of the worst `wanted` (at least one) devices of a histogram."""
-    wanted = left = max(wanted, 1.0)
+def _mean(total: float, count: float) -> float | None:
+    if not count:
+        return None
+    return total / count
+
+
+def _worst(bins: list[float], devices: float) -> float | None:
+    """The mean accuracy of the worst tenth (at least one) of the devices of a histogram."""
+    if not devices:
+        return None
+    wanted = max(devices / 10, 1.0)
+    left = wanted
     total = 0.0
-    for at, count in enumerate(bins):
+    for number, count in enumerate(bins):
         taken = min(count, left)
-        total += taken * at / (_BINS - 1)
+        total += taken * number / (_BINS - 1)
         left -= taken
     return total / wanted

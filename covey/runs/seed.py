@@ -47,6 +47,15 @@ class Seed:
         return self._runs.experiments[self._copy]
 
     @property
+    def _state(self) -> State:
+        """The state of all runs."""
+        return self._runs._state
+
+    @_state.setter
+    def _state(self, state: State) -> None:
+        self._runs._state = state
+
+    @property
     def trained(self) -> Shards:
         """The data of the devices that train, in the order of the tree's."""
         return build.training_data(self.experiment, self._runs.held_out[self._copy])
@@ -54,11 +63,11 @@ class Seed:
     @property
     def w(self) -> Tensor:
         """The global rows, [1, P]."""
-        return self._runs._state.w[self._copy : self._copy + 1]
+        return self._state.w[self._copy : self._copy + 1]
 
     @w.setter
     def w(self, rows: Tensor) -> None:
-        self._runs._state = self._runs._state.with_row(self._copy, rows[0])
+        self._state = self._state.with_row(self._copy, rows[0])
 
     @property
     def round(self) -> int:
@@ -66,14 +75,19 @@ class Seed:
         return self._runs.round
 
     @property
+    def _last_round(self) -> int:
+        """The round that was run last, counted from 0; 0 before the first."""
+        return max(self.round - 1, 0)
+
+    @property
     def history(self) -> tuple[Round, ...]:
         """The records so far, also of what was run before a resume."""
-        return self._runs._state.histories[self._copy]
+        return self._state.histories[self._copy]
 
     @property
     def meter(self) -> Meter:
         """What this run has sent."""
-        return self._runs._state.meters[self._copy]
+        return self._state.meters[self._copy]
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -90,10 +104,15 @@ class Seed:
         """
         out = models.names(self.runtime)
         if not scored:
-            out += [name for _, name in models.unscored(self.runtime, self.experiment.algorithm)]
+            unscored = models.unscored(self.runtime, self.experiment.algorithm)
+            out += [name for _, name in unscored]
         return out
 
-    def rows(self, model: str = "global", which: Which = "last") -> tuple[Tensor, Tensor]:
+    def rows(
+        self,
+        model: str = "global",
+        which: Which = "last",
+    ) -> tuple[Tensor, Tensor]:
         """(ids, rows) of a kept model, as it is now or as it was in the round chosen for it.
 
         The global one has the id 0. Several models of one node are numbered in order.
@@ -101,29 +120,43 @@ class Seed:
         snapshot = self.snapshot(model, which)
         return snapshot.ids, snapshot.rows
 
-    def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
+    def snapshot(
+        self,
+        model: str = "global",
+        which: Which = "last",
+    ) -> Snapshot:
         """A kept model with everything its predictions need.
 
         As it is now or as it was in the round chosen for it.
         """
         tier = self._tier_of(model)
-        lead = model if model in self.models() else models.lead(self.runtime)
+        lead = model
+        if model not in self.models():
+            lead = models.lead(self.runtime)
         label, round, w = self._version(lead, which)
         if model == models.GLOBAL:
-            ids, rows = torch.zeros(1, dtype=torch.int64), w.clone()
+            ids = torch.zeros(1, dtype=torch.int64)
+            rows = w.clone()
         else:
             ids, rows = self._read(tier, model, label)
         nodes = self.runtime.nodes(tier, self._copy)
         fallback = None
-        if len(ids) != nodes.stop - nodes.start:
-            fallback = w[0].clone()
         if rows.ndim == 3:
-            ids, rows = torch.arange(rows.shape[:2].numel()), rows.flatten(0, 1)
-            fallback = None
-        beside = self._beside(tier, model, label) if lead == model else {}
+            rows = rows.flatten(0, 1)
+            ids = torch.arange(len(rows))
+        elif len(ids) != nodes.stop - nodes.start:
+            fallback = w[0].clone()
+        beside = {}
+        if lead == model:
+            beside = self._beside(tier, model, label)
         return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
-    def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
+    def module(
+        self,
+        model: str = "global",
+        node: int = 0,
+        which: Which = "last",
+    ) -> nn.Module:
         """A module with the parameters that a node keeps under this name.
 
         As they are now or were in the round chosen for the model.
@@ -132,29 +165,42 @@ class Seed:
         position = (ids == node).nonzero()
         if not len(position):
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
-        return self.runtime.task.space.fill(rows[int(position[0, 0])])
+        row = rows[int(position[0, 0])]
+        return self.runtime.task.space.fill(row)
 
     def devices(self) -> list[DeviceScore]:
         """How every device does with every model, in its chosen round and in the last scored."""
-        last = self._runs._state.scored[self._copy]
-        best = self._runs._state.chosen[self._copy]
+        last = self._state.scored[self._copy]
+        best = self._state.chosen[self._copy]
         reported = {}
         for model in self.models():
             label = label_in(best, model)
             if label is not None:
-                reported[model] = (best[label].round, best[label].sums)
+                choice = best[label]
+                reported[model] = (choice.round, choice.sums)
             elif model in last:
                 reported[model] = last[model]
-        classifies = self.runtime.task.classifies
-        return table(reported, last, self.device_names, self._edges(), classifies=classifies)
+        return table(
+            reported,
+            last,
+            self.device_names,
+            self._edges(),
+            classifies=self.runtime.task.classifies,
+        )
 
     @property
     def device_names(self) -> list[str]:
         """What the data calls the devices that train, in order, or their numbers."""
         names = self.trained.names.devices
-        return list(names) or [str(k) for k in range(self.trained.devices)]
+        if names:
+            return list(names)
+        return [str(k) for k in range(self.trained.devices)]
 
-    def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
+    def calibration(
+        self,
+        part: str = "test",
+        bins: int = 15,
+    ) -> dict[str, Calibration]:
         """How well each model's probabilities are calibrated on a part of the data.
 
         Over the devices that hold the model.
@@ -162,15 +208,25 @@ class Seed:
         runtime = self.runtime
         if not runtime.task.classifies:
             raise ConfigError(
-                "calibration is about the chances of classes, but these targets are numbers."
+                "calibration is about the probabilities of classes, but these targets are numbers."
             )
         if part not in PARTS or bins < 1:
-            what = "give train, validation or test, and 1 or more"
-            raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {what}.")
+            rule = "give train, validation or test, and 1 or more"
+            raise ConfigError(f"calibration on part = {part!r} with bins = {bins}: {rule}.")
         kept = models.kept(runtime)
-        scorer = Scorer(self.experiment.algorithm, kept, (part,), runtime.tree.tiers[0], bins=bins)
-        last = max(self.round - 1, 0)
-        played = runtime.play(scorer.server, self._runs._state.w, round=last, lane="score")
+        scorer = Scorer(
+            self.experiment.algorithm,
+            kept,
+            (part,),
+            runtime.tree.tiers[0],
+            bins=bins,
+        )
+        played = runtime.play(
+            scorer.server,
+            self._state.w,
+            round=self._last_round,
+            lane="score",
+        )
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -182,10 +238,13 @@ class Seed:
             began = time.perf_counter()
             target = Path(path).absolute()
             columns = list(self.runtime.freeze(self._copy))
-            run = Saved(self._runs._state.of_seed(self._copy), columns)
-            history = self._written(target).facts()
-            fingerprint = self._runs._fingerprints[self._copy]
-            checkpoint.write(target, run.checkpoint(history=history, fingerprint=fingerprint))
+            state = self._state.of_seed(self._copy)
+            run = Saved(state, columns)
+            contents = run.checkpoint(
+                history=self._written(target).facts(),
+                fingerprint=self._runs._fingerprints[self._copy],
+            )
+            checkpoint.write(target, contents)
             self._runs._saving += time.perf_counter() - began
 
     def restore(self, path: str | os.PathLike[str]) -> int:
@@ -202,14 +261,19 @@ class Seed:
         except CheckpointError:
             raise
         except Exception as error:  # whatever a file that is not what it seems to be leads to
-            why = f"{type(error).__name__}: {error}{checkpoint.older(path)}"
-            raise CheckpointError(f"{path} is damaged: {why}.") from error
+            reason = f"{type(error).__name__}: {error}{checkpoint.older(path)}"
+            raise CheckpointError(f"{path} is damaged: {reason}.") from error
         return self.round
 
     def _load(self, saved: Checkpoint, path: Path) -> None:
         """Stand where a checkpoint stood."""
         journal, records = Journal.read(path, saved.facts["history"])
-        run = saving.read(saved, records, like=self.w, devices=self.trained.devices)
+        run = saving.read(
+            saved,
+            records,
+            like=self.w,
+            devices=self.trained.devices,
+        )
         for column in run.columns:
             self.runtime.thaw(column, self._copy)
         state: State = run.state
@@ -220,7 +284,7 @@ class Seed:
             state, changed = saving.going_on(state, self.experiment)
             journal.records -= changed
         self._runs._journals[self._copy][path] = journal
-        self._runs._state = self._runs._state.with_seed(self._copy, state)
+        self._state = self._state.with_seed(self._copy, state)
 
     def _written(self, target: Path) -> Journal:
         """The journal beside a checkpoint, with all records so far."""
@@ -235,7 +299,16 @@ class Seed:
     def _columns(self) -> Iterator[tuple[str, str, Tensor, Tensor, Tensor]]:
         """(tier, name, ids, rounds, rows) of everything this run's nodes keep."""
         for tier, name in sorted(self.runtime.kept()):
-            yield tier, name, *self.runtime.read(tier, name, PRESENT, self._copy)
+            yield (
+                tier,
+                name,
+                *self.runtime.read(
+                    tier,
+                    name,
+                    PRESENT,
+                    self._copy,
+                ),
+            )
 
     def _tier_of(self, model: str) -> str:
         """The tier that keeps a model."""
@@ -248,23 +321,42 @@ class Seed:
             raise ConfigError(f"there is no model {model!r} in this run; there are {names}.")
         return by_name[model]
 
-    def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
+    def _version(
+        self,
+        model: str,
+        which: Which,
+    ) -> tuple[str, int, Tensor]:
         """(label, round, global row) of a model as it is now or was in its chosen round.
 
         It is as it is now where no round was chosen.
         """
-        chosen = self._runs._state.chosen[self._copy]
+        chosen = self._state.chosen[self._copy]
         label = label_in(chosen, model)
         if which == "chosen" and label is not None:
             return label, chosen[label].round, chosen[label].w
-        return PRESENT, max(self.round - 1, 0), self.w
+        return PRESENT, self._last_round, self.w
 
-    def _read(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor]:
+    def _read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+    ) -> tuple[Tensor, Tensor]:
         """(ids, rows) of what this run's nodes keep under a name, in some version."""
-        ids, _, rows = self.runtime.read(tier, name, label, self._copy)
+        ids, _, rows = self.runtime.read(
+            tier,
+            name,
+            label,
+            self._copy,
+        )
         return ids, rows
 
-    def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
+    def _beside(
+        self,
+        tier: str,
+        model: str,
+        label: str,
+    ) -> dict[str, Beside]:
         """The other rows a model's predictions need."""
         algorithm = self.experiment.algorithm
         shared = self.runtime.task.space.shared
@@ -289,6 +381,10 @@ class Seed:
         tier = tree.tiers[-2]
         size = tree.size(tier) // tree.copies
         counts = tree.counts(tier, torch.arange(size)).tolist()
-        names = self.trained.names.edges
-        labels = list(names) if len(names) == size else [str(k) for k in range(size)]
-        return [label for label, count in zip(labels, counts, strict=True) for _ in range(count)]
+        labels = list(self.trained.names.edges)
+        if len(labels) != size:
+            labels = [str(k) for k in range(size)]
+        out: list[str | None] = []
+        for label, count in zip(labels, counts, strict=True):
+            out += [label] * count
+        return out

@@ -1,5 +1,6 @@
-"""Which round a result is reported from: chosen on validation data, the last and the best on test
-named beside it.
+"""The round that a result is reported from, chosen on validation data.
+
+The last round and the best on test are named beside it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from covey.runs.run import CHOSEN_ON, Round
 
 @dataclass(frozen=True)
 class Selection:
-    """Three rounds of one run; only `chosen` and `last` are honest figures, `best_on_test` is what
-    the papers print.
+    """Three rounds of one run.
+
+    Only `chosen` and `last` are honest figures; `best_on_test` is optimistic, and what papers
+    print.
     """
 
     chosen: Round
@@ -24,10 +27,13 @@ class Selection:
 
 
 def select(
-    history: Sequence[Round], model: str = "global", protocol: Literal["honest", "paper"] = "honest"
+    history: Sequence[Round],
+    model: str = "global",
+    protocol: Literal["honest", "paper"] = "honest",
 ) -> Selection:
-    """The rounds to report for a model; `protocol="paper"` has no validation part and chooses on
-    test.
+    """The rounds to report for a model.
+
+    `protocol="paper"` has no validation part and chooses on test.
     """
     scored = [record for record in history if model in record.models]
     if not scored:
@@ -42,10 +48,15 @@ def select(
     return Selection(chosen, scored[-1], best_on_test)
 
 
-def _quality(record: Round, model: str, part: str) -> float:
+def _quality(
+    record: Round,
+    model: str,
+    part: str,
+) -> float:
     """How good a model is in a round; the first of equal rounds wins."""
     if part not in record.models[model].scores:
         raise ConfigError(
-            f"round {record.round + 1} was not scored on {part!r}; add it to the experiment's parts."
+            f"round {record.round + 1} was not scored on {part!r}; "
+            "add it to the experiment's parts."
         )
     return record.models[model].quality(part)

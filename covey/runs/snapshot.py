@@ -1,13 +1,11 @@
-"""A model as it was in one round, with everything its predictions need: what
-`models/NAME.safetensors` holds.
+"""A model as it was in one round, with everything that its predictions need.
 
-The file has `ids` and, stacked over these nodes, every parameter under its own name. Besides, where
-there is any:
+It is what `models/NAME.safetensors` holds. The file has `ids` and, stacked over these nodes, every
+parameter under its own name. Besides, where there is any:
 
-    fallback/PARAMETER      the global model of that round, used for nodes that have no model of
-    this name private/ids, private/PARAMETER   devices' own layers, where the algorithm leaves some
-    on the device NAME/ids, NAME/...      other rows that devices kept and predict with, such as a
-    variance
+    fallback/PARAMETER                the global model of that round, for nodes without a row
+    private/ids, private/PARAMETER    devices' own layers, where the algorithm leaves some private
+    NAME/ids, NAME/...                other rows that devices predict with, such as a variance
 
 so that `module.load_state_dict` of one entry gives the model that was scored.
 """
@@ -33,8 +31,9 @@ PRIVATE = "private"
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """Rows of devices that belong to a model they were not kept under: of some columns, or of a
-    shape of their own.
+    """Rows of devices that a model needs but that have another name.
+
+    They are some columns of a model's row, or have a shape of their own.
     """
 
     ids: Tensor
@@ -44,7 +43,7 @@ class Beside:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One model in one round: who keeps it, their rows [m, P], and what else its predictions need."""
+    """One model in one round: its nodes, their rows [m, P], and other rows for its predictions."""
 
     model: str
     tier: str
@@ -54,42 +53,51 @@ class Snapshot:
     fallback: Tensor | None = None  # [P]; None where every node of the tier has a row
     beside: Mapping[str, Beside] = field(default_factory=dict)
 
-    def row(self, node: int, device: int | None = None) -> Tensor | None:
-        """The row of a node [P], completed with a device's private layers; None where there is
-        none.
+    def row(
+        self,
+        node: int,
+        device: int | None = None,
+    ) -> Tensor | None:
+        """The row of a node [P], completed with a device's private layers.
+
+        None where there is no row.
         """
+        row = self.fallback
         where = (self.ids == node).nonzero()
-        row = self.rows[int(where[0, 0])] if len(where) else self.fallback
-        if row is None or device is None:
-            return row
+        if len(where):
+            row = self.rows[int(where[0, 0])]
         private = self.beside.get(PRIVATE)
-        if private is not None and bool((private.ids == device).any()):
-            row = torch.cat([row[: private.start], private.rows[private.ids == device][0]])
-        return row
+        if row is None or device is None or private is None:
+            return row
+        layers = private.rows[private.ids == device]
+        if not len(layers):
+            return row
+        return torch.cat([row[: private.start], layers[0]])
 
 
-def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str) -> None:
+def write(
+    path: Path,
+    snapshot: Snapshot,
+    space: ParameterLayout,
+    algorithm: str,
+) -> None:
     """The file, replaced in one step; the same bytes for the same model."""
     tensors = {"ids": snapshot.ids, **dict(_parameters(snapshot.rows, space.slots))}
     if snapshot.fallback is not None:
-        row = snapshot.fallback[None]
-        tensors |= {f"fallback/{name}": value[0] for name, value in _parameters(row, space.slots)}
+        for name, value in _parameters(snapshot.fallback[None], space.slots):
+            tensors[f"fallback/{name}"] = value[0]
     for name, part in snapshot.beside.items():
         tensors[f"{name}/ids"] = part.ids
-        if part.rows.ndim == 2 and part.start + part.rows.shape[1] == space.width:
-            slots = [slot for slot in space.slots if slot.start >= part.start]
-            rows = torch.zeros(len(part.rows), space.width, dtype=part.rows.dtype)
-            rows[:, part.start :] = part.rows
-            tensors |= {f"{name}/{key}": value for key, value in _parameters(rows, slots)}
-        else:
-            tensors[f"{name}/rows"] = part.rows
+        for key, value in _beside_tensors(part, space):
+            tensors[f"{name}/{key}"] = value
     metadata = {
         "model": snapshot.model,
         "tier": snapshot.tier,
         "round": str(snapshot.round + 1),
         "algorithm": algorithm,
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.detach().cpu().contiguous()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write_tensors(path, tensors, metadata)
@@ -99,34 +107,76 @@ def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str
         ) from error
 
 
-def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
-    """What `write` wrote, for models of the same layers."""
+def _beside_tensors(
+    part: Beside,
+    space: ParameterLayout,
+) -> Iterator[tuple[str, Tensor]]:
+    """Other rows as parameters, where they are the last columns of a model's row."""
+    if part.rows.ndim != 2 or part.start + part.rows.shape[1] != space.width:
+        yield "rows", part.rows
+        return
+    slots = [slot for slot in space.slots if slot.start >= part.start]
+    rows = torch.zeros(len(part.rows), space.width, dtype=part.rows.dtype)
+    rows[:, part.start :] = part.rows
+    yield from _parameters(rows, slots)
+
+
+def read(
+    path: str | os.PathLike[str],
+    space: ParameterLayout,
+) -> Snapshot:
+    """The snapshot that `write` wrote, for models of the same layers."""
     try:
-        with safe_open(path, framework="pt") as file:
-            facts: dict[str, Any] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        ids = tensors.pop("ids")
-        rows = _rows(tensors, "", len(ids), space.slots, space.width)
-        fallback = None
-        if any(name.startswith("fallback/") for name in tensors):
-            single = {
-                name: value[None] for name, value in tensors.items() if name.startswith("fallback/")
-            }
-            fallback = _rows(single, "fallback/", 1, space.slots, space.width)[0]
-        beside = {}
-        for key in sorted(tensors):
-            if key.endswith("/ids"):
-                beside[key.removesuffix("/ids")] = _beside(tensors, key.removesuffix("ids"), space)
-        return Snapshot(
-            facts["model"], facts["tier"], int(facts["round"]) - 1, ids, rows, fallback, beside
-        )
+        return _read(path, space)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, IndexError) as error:
         raise CheckpointError(
             f"cannot read the model in {path}: {error}; run the experiment again."
         ) from error
 
 
-def _beside(tensors: Mapping[str, Tensor], prefix: str, space: ParameterLayout) -> Beside:
+def _read(
+    path: str | os.PathLike[str],
+    space: ParameterLayout,
+) -> Snapshot:
+    with safe_open(path, framework="pt") as file:
+        facts: dict[str, Any] = file.metadata() or {}
+        names = file.keys()
+        tensors = {name: file.get_tensor(name) for name in names}
+    ids = tensors.pop("ids")
+    rows = _rows(tensors, "", len(ids), space.slots, space.width)
+    beside = {}
+    for name in sorted(tensors):
+        if name.endswith("/ids"):
+            key = name.removesuffix("/ids")
+            beside[key] = _beside(tensors, f"{key}/", space)
+    return Snapshot(
+        model=facts["model"],
+        tier=facts["tier"],
+        round=int(facts["round"]) - 1,
+        ids=ids,
+        rows=rows,
+        fallback=_fallback(tensors, space),
+        beside=beside,
+    )
+
+
+def _fallback(
+    tensors: Mapping[str, Tensor],
+    space: ParameterLayout,
+) -> Tensor | None:
+    """The global row [P], where the file has one."""
+    prefix = "fallback/"
+    single = {name: value[None] for name, value in tensors.items() if name.startswith(prefix)}
+    if not single:
+        return None
+    return _rows(single, prefix, 1, space.slots, space.width)[0]
+
+
+def _beside(
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    space: ParameterLayout,
+) -> Beside:
     ids = tensors[f"{prefix}ids"]
     if f"{prefix}rows" in tensors:
         return Beside(ids, tensors[f"{prefix}rows"])
@@ -136,19 +186,32 @@ def _beside(tensors: Mapping[str, Tensor], prefix: str, space: ParameterLayout) 
     return Beside(ids, rows[:, start:], start)
 
 
-def _parameters(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[str, Tensor]]:
+def _parameters(
+    rows: Tensor,
+    slots: Sequence[Slot],
+) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of stacked rows, in the shape its module has it."""
     for slot in slots:
-        view = slot.view(rows)
-        yield slot.name, view.transpose(1, 2) if slot.transposed else view
+        yield slot.name, _turned(slot, slot.view(rows))
+
+
+def _turned(slot: Slot, values: Tensor) -> Tensor:
+    """Stacked values of a parameter, from the stored shape to the module's, or back."""
+    if slot.transposed:
+        return values.transpose(1, 2)
+    return values
 
 
 def _rows(
-    tensors: Mapping[str, Tensor], prefix: str, count: int, slots: Sequence[Slot], width: int
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    count: int,
+    slots: Sequence[Slot],
+    width: int,
 ) -> Tensor:
     """The inverse of `_parameters`; columns of other slots are 0."""
     rows = torch.zeros(count, width, dtype=tensors[f"{prefix}{slots[0].name}"].dtype)
     for slot in slots:
         values = tensors[f"{prefix}{slot.name}"]
-        slot.view(rows).copy_(values.transpose(1, 2) if slot.transposed else values)
+        slot.view(rows).copy_(_turned(slot, values))
     return rows

@@ -1,4 +1,6 @@
-"""A hash of the code that classes and functions run; comments, docstrings and layout do not count.
+"""A hash of the code that classes and functions run.
+
+Comments, docstrings and layout do not count.
 
 Of a class or function of the user's own: its statement, those of its module that it refers to, its
 bases, and every module of the user's own that these import, whole. Other statements of a script do
@@ -19,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -28,11 +31,8 @@ from covey.origin import own_file
 _FOREIGN = ("torch", "numpy", "covey")  # packages that count by version, but for covey's algorithms
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_INSIDE = (
-    "fget",
-    "__func__",
-    "func",
-)  # where properties, class methods and cached properties have their function
+_INSIDE = ("fget", "__func__", "func")
+"""The attributes in which properties, class methods and cached properties have their function."""
 _UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a syntax tree that change nothing
 
 
@@ -44,29 +44,39 @@ def digest(things: Iterable[Any]) -> str:
         module = _module(thing)
         file = _file(module)
         top = thing.__qualname__.partition(".")[0]
-        tree = None if file is None else _tree(file)
-        if tree is not None and file is not None and not own_file(file):
+        tree = _tree(file)
+        if tree is not None and not own_file(str(file)):
             parts[module] = _text(tree)
         elif tree is not None and top in _bound(tree) and _written_in(thing, file):
             names.setdefault(module, set()).add(top)
         else:
             parts[f"{module}:{thing.__qualname__}"] = _compiled(thing)
             names.setdefault(module, set()).update(_globals(thing))
+    parts |= _needed_parts(names)
+    text = "\n".join(f"{name} {parts[name]}" for name in sorted(parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _needed_parts(names: dict[str, set[str]]) -> dict[str, str]:
+    """The statements that define these names of modules, and all modules that they import."""
+    parts: dict[str, str] = {}
     imported: list[str] = []
     for module, wanted in names.items():
         statements = _needed(module, wanted)
         parts[f"{module}:"] = "\n".join(_text(statement) for statement in statements)
-        imported += [name for statement in statements for name in _imports(statement, module)]
-    parts |= _modules(imported)
-    text = "\n".join(f"{name} {parts[name]}" for name in sorted(parts))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        for statement in statements:
+            imported += _imports(statement, module)
+    return parts | _modules(imported)
 
 
 def _with_bases(things: Iterable[Any]) -> list[Any]:
     """Classes with all their bases, and functions; without what counts by its version."""
     every: list[Any] = []
     for thing in things:
-        every += thing.__mro__ if inspect.isclass(thing) else (thing,)
+        if inspect.isclass(thing):
+            every += thing.__mro__
+        else:
+            every.append(thing)
     return [thing for thing in dict.fromkeys(every) if _counts(thing)]
 
 
@@ -93,7 +103,9 @@ def _modules(names: Iterable[str]) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         file = _file(name)
-        tree = _tree(file) if name not in out and file is not None and own_file(file) else None
+        if name in out or file is None or not own_file(file):
+            continue
+        tree = _tree(file)
         if tree is None:
             continue
         out[name] = _text(tree)
@@ -107,16 +119,22 @@ def _file(name: str) -> str | None:
     if module is not None:
         return getattr(module, "__file__", None)
     top, *inside = name.split(".")
-    spec = PathFinder.find_spec(top) if top else None
+    if not top:
+        return None
+    spec = PathFinder.find_spec(top)
     for part in inside:
         if spec is None or spec.submodule_search_locations is None:
             return None
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
-    return spec.origin if spec is not None and spec.has_location else None
+    if spec is None or not spec.has_location:
+        return None
+    return spec.origin
 
 
-def _tree(file: str) -> ast.Module | None:
+def _tree(file: str | None) -> ast.Module | None:
     """The syntax tree of a file of Python; None where it is none or is gone."""
+    if file is None:
+        return None
     try:
         state = os.stat(file)
     except OSError:
@@ -125,7 +143,11 @@ def _tree(file: str) -> ast.Module | None:
 
 
 @cache
-def _parsed(file: str, changed: int, size: int) -> ast.Module | None:
+def _parsed(
+    file: str,
+    changed: int,
+    size: int,
+) -> ast.Module | None:
     try:
         return ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -179,61 +201,87 @@ def _binds(statement: ast.stmt) -> set[str]:
             target: ast.expr = node
             while isinstance(target, ast.Attribute | ast.Subscript):
                 target = target.value
-            out |= {target.id} if isinstance(target, ast.Name) else set()
+            if isinstance(target, ast.Name):
+                out.add(target.id)
     return out
 
 
-def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
+def _needed(
+    module: str,
+    names: Iterable[str],
+) -> list[ast.stmt]:
     """The statements of a module that define these names and the names that those refer to."""
-    file = _file(module)
-    tree = None if file is None else _tree(file)
-    statements = () if tree is None else _analysed(tree)
+    tree = _tree(_file(module))
+    if tree is None:
+        return []
+    statements = _analysed(tree)
     wanted = {*names, "*"}
     chosen: set[int] = set()
     before = -1
     while len(chosen) > before:
         before = len(chosen)
-        for at, statement in enumerate(statements):
-            # a module's calls may change what it has defined; a script's calls are the run itself
-            acts = isinstance(statement.node, ast.Expr) and module != "__main__"
-            touches = statement.binds | statement.reads if acts else statement.binds
-            if at not in chosen and touches & wanted:
-                chosen.add(at)
+        for number, statement in enumerate(statements):
+            if number not in chosen and _touched(statement, module) & wanted:
+                chosen.add(number)
                 wanted |= statement.reads | statement.binds
-    return [statements[at].node for at in sorted(chosen)]
+    return [statements[number].node for number in sorted(chosen)]
+
+
+def _touched(statement: _Statement, module: str) -> frozenset[str]:
+    """The names that a statement may change.
+
+    A module's calls may change the names that they read; a script's calls are the run itself.
+    """
+    if isinstance(statement.node, ast.Expr) and module != "__main__":
+        return statement.binds | statement.reads
+    return statement.binds
 
 
 def _references(statement: ast.stmt) -> set[str]:
     """The names of its module that a statement reads, also inside functions."""
     text = ast.unparse(ast.fix_missing_locations(statement))
     top = symtable.symtable(text, "<statement>", "exec")
-    out = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    symbols = top.get_symbols()
+    out = {symbol.get_name() for symbol in symbols if symbol.is_referenced()}
     inside = top.get_children()
     while inside:
         table = inside.pop()
-        out |= {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        symbols = table.get_symbols()
+        out |= {symbol.get_name() for symbol in symbols if symbol.is_global()}
         inside += table.get_children()
     return out
 
 
 def _imports(node: ast.AST, module: str) -> list[str]:
     """The names of all modules that may be imported inside; `module` is where this stands."""
-    out = []
     file = _file(module) or ""
-    package = module if os.path.basename(file) == "__init__.py" else module.rpartition(".")[0]
+    package = module.rpartition(".")[0]
+    if os.path.basename(file) == "__init__.py":
+        package = module
+    names: list[str] = []
     for part in ast.walk(node):
         if isinstance(part, ast.Import):
-            out += [alias.name for alias in part.names]
+            names += [alias.name for alias in part.names]
         elif isinstance(part, ast.ImportFrom):
-            around = package.split(".")
-            around = around[: len(around) - part.level + 1] if part.level else []
-            base = ".".join([*around, *([part.module] if part.module else [])])
-            out += [base, *(f"{base}.{alias.name}" for alias in part.names if alias.name != "*")]
-    with_packages = []
-    for name in out:
+            names += _imported_from(part, package)
+    with_packages: list[str] = []
+    for name in names:
         parts = name.split(".")
-        with_packages += [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        with_packages += accumulate(parts, "{}.{}".format)
     return with_packages
+
+
+def _imported_from(statement: ast.ImportFrom, package: str) -> list[str]:
+    """The modules that `from ... import ...` may import; `package` is where it stands."""
+    parts: list[str] = []
+    if statement.level:
+        parts = package.split(".")
+        parts = parts[: len(parts) - statement.level + 1]
+    if statement.module:
+        parts.append(statement.module)
+    base = ".".join(parts)
+    names = [alias.name for alias in statement.names if alias.name != "*"]
+    return [base, *(f"{base}.{name}" for name in names)]
 
 
 def _text(node: Any) -> str:
@@ -242,8 +290,10 @@ def _text(node: Any) -> str:
         return f"[{', '.join(map(_text, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    seen = {name: value for name, value in ast.iter_fields(node) if name not in _UNSEEN}
-    values = {name: value for name, value in seen.items() if value not in (None, [])}
+    values = dict(ast.iter_fields(node))
+    for name, value in ast.iter_fields(node):
+        if name in _UNSEEN or value in (None, []):
+            del values[name]
     if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         values["body"] = node.body[1:]
     fields = ", ".join(f"{name}={_text(value)}" for name, value in values.items())
@@ -254,23 +304,37 @@ def _functions(thing: Any) -> dict[str, FunctionType]:
     """A function itself, or those of a class by name."""
     if not inspect.isclass(thing):
         plain = inspect.unwrap(thing)
-        return {thing.__qualname__: plain} if isinstance(plain, FunctionType) else {}
+        if isinstance(plain, FunctionType):
+            return {thing.__qualname__: plain}
+        return {}
     out = {}
     for name, value in vars(thing).items():
-        plain = next((getattr(value, key) for key in _INSIDE if hasattr(value, key)), value)
-        plain = inspect.unwrap(plain) if callable(plain) else plain
+        plain = _unwrapped(value)
         if isinstance(plain, FunctionType):
             out[name] = plain
     return out
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function inside a property, a class method or a decorator."""
+    for key in _INSIDE:
+        if hasattr(value, key):
+            value = getattr(value, key)
+            break
+    if callable(value):
+        return inspect.unwrap(value)
+    return value
 
 
 def _written_in(thing: Any, file: str | None) -> bool:
     """Whether its functions come from this file, and not from text executed under its name."""
     if thing.__qualname__.endswith("<lambda>"):
         return False  # a function may have several
-    codes = [function.__code__ for function in _functions(thing).values()]
-    files = {os.path.realpath(code.co_filename) for code in codes if code.co_filename != "<string>"}
-    return not files or os.path.realpath(str(file)) in files  # a dataclass has methods from strings
+    functions = _functions(thing).values()
+    files = {function.__code__.co_filename for function in functions}
+    files -= {"<string>"}  # a dataclass has methods from strings
+    paths = {os.path.realpath(path) for path in files}
+    return not paths or os.path.realpath(str(file)) in paths
 
 
 def _globals(thing: Any) -> set[str]:
@@ -283,7 +347,10 @@ def _globals(thing: Any) -> set[str]:
     return out
 
 
-def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
+def _compiled(
+    thing: Any,
+    seen: tuple[Any, ...] = (),
+) -> str:
     """What Python made of a class or function, and of those of its module that it refers to."""
     functions = _functions(thing)
     parts = []
@@ -291,10 +358,11 @@ def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
         code = _code(function.__code__, function.__doc__)
         parts.append(f"{name} {code} {function.__defaults__!r}")
     if inspect.isclass(thing):
-        values = {name: value for name, value in vars(thing).items() if not name.startswith("__")}
-        plain = [name for name in sorted(values) if isinstance(values[name], int | float | str)]
-        parts += [f"{name} {values[name]!r}" for name in plain]
-    scope = next((function.__globals__ for function in functions.values()), {})
+        parts += _constants(thing)
+    scope: dict[str, Any] = {}
+    for function in functions.values():
+        scope = function.__globals__
+        break
     for name in sorted(_globals(thing)):
         other = scope.get(name)
         if not isinstance(other, FunctionType | type) or other in seen:
@@ -302,6 +370,15 @@ def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
         if _module(other) == _module(thing):
             parts.append(_compiled(other, (*seen, thing, other)))
     return "\n".join(parts)
+
+
+def _constants(kind: type) -> list[str]:
+    """The numbers and texts of a class, by name."""
+    out = []
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, int | float | str) and not name.startswith("__"):
+            out.append(f"{name} {value!r}")
+    return out
 
 
 def _code(code: CodeType, doc: str | None) -> str:

@@ -6,6 +6,7 @@ An assignment moves them all from one round to the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -35,10 +36,14 @@ class State:
     def start(w: Tensor) -> State:
         """Before the first round, from these rows."""
         count = len(w)
-        chosen: tuple[dict[str, Chosen], ...] = tuple({} for _ in range(count))
-        scored: tuple[dict[str, tuple[int, Sums]], ...] = tuple({} for _ in range(count))
-        meters = tuple(Meter() for _ in range(count))
-        return State(w.clone(), 0, ((),) * count, chosen, scored, meters)
+        return State(
+            w=w.clone(),
+            round=0,
+            histories=((),) * count,
+            chosen=tuple({} for _ in range(count)),
+            scored=tuple({} for _ in range(count)),
+            meters=tuple(Meter() for _ in range(count)),
+        )
 
     def of_seed(self, copy: int) -> State:
         """The state of one seed alone."""
@@ -58,15 +63,27 @@ class State:
         w[copy] = row
         return replace(self, w=w)
 
-    def with_seed(self, copy: int, one: State) -> State:
-        """The same, but for one seed, which stands as in `one`, the state of that seed alone."""
-        histories = list(self.histories)
-        chosen = list(self.chosen)
-        scored = list(self.scored)
-        histories[copy] = one.histories[0]
-        chosen[copy] = one.chosen[0]
-        scored[copy] = one.scored[0]
-        meters = list(self.meters)
-        meters[copy] = one.meters[0]
-        rows = self.with_row(copy, one.w[0]).w
-        return State(rows, one.round, tuple(histories), tuple(chosen), tuple(scored), tuple(meters))
+    def with_seed(self, copy: int, seed: State) -> State:
+        """The same, but for one seed; `seed` is the state of that seed alone."""
+        return State(
+            w=self.with_row(copy, seed.w[0]).w,
+            round=seed.round,
+            histories=_with(self.histories, copy, seed.histories[0]),
+            chosen=_with(self.chosen, copy, seed.chosen[0]),
+            scored=_with(self.scored, copy, seed.scored[0]),
+            meters=_with(self.meters, copy, seed.meters[0]),
+        )
+
+
+T = TypeVar("T")
+
+
+def _with(
+    values: tuple[T, ...],
+    position: int,
+    value: T,
+) -> tuple[T, ...]:
+    """The values, but for one of them."""
+    out = list(values)
+    out[position] = value
+    return tuple(out)

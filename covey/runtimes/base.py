@@ -1,9 +1,8 @@
-"""What every runtime does alike: an ask is a cohort, an exchange and its replies. Only the exchange
-differs.
+"""The base of all runtimes: an ask is a cohort, an exchange and its replies.
 
-The simulator exchanges rows with threads, the loopback runtime messages with other objects.
-Whatever decides a bit, who is asked, what a link does to a row, in which order answers are added,
-is decided here.
+Only the exchange differs: the simulator exchanges rows with threads, the loopback runtime messages
+with other objects. Everything that decides a bit is in this module: who is asked, what a link does
+to a row, in which order answers are added.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ from covey.types import Ids, Rows
 
 @dataclass(frozen=True, eq=False)
 class MessageKey:
-    """What a message is: its link and direction, the program that it asks for or answers, and its
-    number among the rows.
+    """What identifies a message.
+
+    It has a link and a direction, the program that it asks for or answers, and a number among the
+    rows of one ask.
     """
 
     ends: tuple[str, str]
@@ -59,7 +60,10 @@ class MessageKey:
     @property
     def sender(self) -> str:
         """The tier that sends it."""
-        return self.ends[0 if self.direction == "down" else 1]
+        above, below = self.ends
+        if self.direction == "down":
+            return above
+        return below
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,28 +102,29 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What came back: parts in id order, each a message or, for a program that answers several, a
-    tuple of messages.
+    """The answers to a question: parts in id order.
 
-    A message may be `Deferred`: it is read when it is reduced.
+    A part is a message or, for a program that answers several, a tuple of messages. A message may
+    be `Deferred`: it is read when it is reduced.
     """
 
     parts: Sequence[Any]
     counted: Tensor | None = None
-    """Which answers count, bool [k]; None: all do. Others have moved their sender's memory, and are
-    left out of the replies.
+    """Which answers count, bool [k]; None: all do.
+
+    The others have changed their sender's memory, and are left out of the replies.
     """
 
 
 @dataclass(eq=False)
 class Play:
-    """The state of one play: nothing is left of it when the next begins."""
+    """The state of one play; the next play begins with a new one."""
 
     round: int
     lane: Lane
     facts: Facts
     ledger: Ledger
-    doubts: list[Doubt] = field(default_factory=list)
+    suspects: list[Suspect] = field(default_factory=list)
 
     @property
     def trains(self) -> bool:
@@ -128,9 +133,10 @@ class Play:
 
 
 @dataclass(frozen=True, eq=False)
-class Doubt:
-    """Rows that may no longer be finite: whose they are, and a number for each that is finite only
-    if the row is, [n].
+class Suspect:
+    """Rows that may not be finite, with the ids of their nodes.
+
+    `sums` has a number for each row that is finite only if the row is, [n].
     """
 
     tier: str
@@ -143,8 +149,8 @@ class Doubt:
 class BaseRuntime(Runtime):
     """A runtime whose nodes, one or all of a tree, keep their rows in one store.
 
-    `start` are the initial rows, [seeds, P]. `wires` says of every link and direction what it does
-    to rows.
+    `start` are the initial rows, [seeds, P]. `wires` are the specifications of every link and
+    direction.
     """
 
     algorithm: Algorithm
@@ -158,7 +164,7 @@ class BaseRuntime(Runtime):
     environment: Environment = field(default_factory=Ideal)
 
     def __post_init__(self) -> None:
-        self.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
+        self.store = Store(self._sizes())
         self.start = self.start.to(self.task.device, self.task.dtype)
         self.clock = Clock()
         self._play = self._new_play(0, "train")
@@ -167,20 +173,34 @@ class BaseRuntime(Runtime):
 
     # What a run uses
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
-        play = self._play = self._new_play(round, lane)
+        play = self._new_play(round, lane)
+        self._play = play
+        timed: AbstractContextManager[None] = nullcontext()
         if play.trains:
             self.environment.begin()
+        else:
+            timed = self.clock("scores")
         self.clock.start()
-        with one_thread(), torch.no_grad(), nullcontext() if play.trains else self.clock("scores"):
-            me = Nodes(self, self.tree.tiers[0], torch.arange(len(rows)), round=round, path=0)
+        with one_thread(), torch.no_grad(), timed:
+            top = self.tree.tiers[0]
+            ids = torch.arange(len(rows))
+            me = Nodes(self, top, ids, round=round, path=0)
             answer = program(me, rows.clone())
             self._settle(me, answer)
         environment = None
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
-        return play.facts.played(answer, environment, self.clock.take())
+        seconds = self.clock.take()
+        return play.facts.played(answer, environment, seconds)
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -192,26 +212,49 @@ class BaseRuntime(Runtime):
 
     def forget(self) -> None:
         """Forget everything that nodes keep."""
-        self.store = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
+        self.store = Store(self._sizes())
+
+    def _sizes(self) -> dict[str, int]:
+        """The number of nodes of each tier."""
+        return dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
 
     def kept(self) -> dict[tuple[str, str], Tensor]:
-        """(tier, name) of everything that nodes keep, with no rows of its shape and type, [0, ...]."""
-        return {key: column.rows[:0] for key, column in self.store.columns.items()}
+        """Empty rows [0, ...] of the shape and type of everything that nodes keep.
 
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count
-        from 0.
+        The keys are (tier, name).
+        """
+        columns = self.store.columns
+        return {key: column.rows[:0] for key, column in columns.items()}
+
+    def read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+        copy: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
+
+        The ids count from 0.
         """
         nodes = self.nodes(tier, copy)
-        ids, rounds, rows = self.store.columns[tier, name].read(label, nodes)
+        column = self.store.columns[tier, name]
+        ids, rounds, rows = column.read(label, nodes)
         return ids - nodes.start, rounds, rows
 
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
-        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held
-        under this label.
+    def hold(
+        self,
+        label: str,
+        copy: int,
+        columns: Sequence[tuple[str, str]],
+    ) -> None:
+        """Hold the rows that one seed's nodes keep now in these (tier, name).
+
+        They replace the rows that were held under this label.
         """
         for tier, name in columns:
-            self.store.columns[tier, name].hold(label, self.nodes(tier, copy))
+            column = self.store.columns[tier, name]
+            column.hold(label, self.nodes(tier, copy))
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing of one seed under this label any more."""
@@ -220,15 +263,19 @@ class BaseRuntime(Runtime):
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
         """Everything that one seed's nodes keep and hold, for a checkpoint."""
-        return self.store.freeze({tier: self.nodes(tier, copy) for tier in self.tree.tiers})
+        nodes = {tier: self.nodes(tier, copy) for tier in self.tree.tiers}
+        return self.store.freeze(nodes)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Take over one entry of `freeze`; a ValueError if it cannot be one."""
         self.store.thaw(frozen, self.nodes(frozen.tier, copy))
 
     def report(self) -> dict[str, Any]:
-        """How programs are run here, in words and numbers."""
-        return {"runtime": type(self).__name__.lower(), "seeds": len(self.seeds)}
+        """How this runtime runs programs, in words and numbers."""
+        return {
+            "runtime": type(self).__name__.lower(),
+            "seeds": len(self.seeds),
+        }
 
     # What nodes use
 
@@ -239,11 +286,13 @@ class BaseRuntime(Runtime):
 
     def initial(self, tier: str, ids: Ids) -> Rows:
         """The common initial row of each node's tree, [n, P]."""
-        return self.start[self.tree.copy(tier, ids.to(self.start.device))]
+        copy = self.tree.copy(tier, ids.to(self.start.device))
+        return self.start[copy]
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under each node hold, [n]."""
-        return self.task.total("train", *self.tree.span(tier, ids))
+        first, stop = self.tree.span(tier, ids)
+        return self.task.total("train", first, stop)
 
     def ask(
         self,
@@ -283,77 +332,123 @@ class BaseRuntime(Runtime):
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         asking = torch.arange(len(me))
         if where is not None:
-            asking = where.reshape(-1).nonzero()[:, 0].cpu()
-        position, ids, answers, admission = self._cohort(me, tier, asking, sample, path)
-        asker = asking[position]
-        idle = self._idle(me, asker, len(ids), answers)
-        own = tuple(self._own_entries(me, value, asker, ids) for value in each)
+            positions = where.reshape(-1).nonzero()
+            asking = positions[:, 0].cpu()
+        cohort = self._cohort(me, tier, asking, sample, path)
+        asker = asking[cohort.position]
+        own = [self._own_entries(me, value, asker, cohort.ids) for value in each]
         return Question(
-            program, (me.tier, tier), me.round, path, me.ids, asker=asker, ids=ids,
-            answers=answers, idle=idle, rows=rows, each=own, admission=admission,
-        )  # fmt: skip
+            program,
+            (me.tier, tier),
+            me.round,
+            path,
+            askers=me.ids,
+            ids=cohort.ids,
+            asker=asker,
+            answers=cohort.answers,
+            idle=self._idle(me, asker, len(cohort.ids), cohort.answers),
+            rows=rows,
+            each=tuple(own),
+            admission=cohort.admission,
+        )
 
     def _cohort(
-        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
-    ) -> tuple[Tensor, Tensor, Tensor, Admission | None]:
-        """Who runs, as (position of the asker, child id), which of them answer, and what they are
-        admitted with.
-        """
+        self,
+        me: Nodes,
+        tier: str,
+        asking: Tensor,
+        sample: Cohort,
+        path: int,
+    ) -> _AskedNodes:
+        """Who runs, which of them answer, and their admission."""
+        position, ids = self._sampled(me, tier, asking, sample, path)
+        everybody = sample is None
+        if not self._play.trains:
+            return _AskedNodes(position, ids, torch.arange(len(ids)))
+        admission = self.environment.admit(tier, ids, me.round)
+        if admission is not None and not bool(admission.asked.all()):
+            position = position[admission.asked]
+            ids = ids[admission.asked]
+            everybody = False
+        asked = ids
+        if me.idle is not None:
+            asked = ids[~me.idle[asking][position]]
+        self._play.facts.asked(tier, asked)
+        if everybody or self.idle == "skip":
+            return _AskedNodes(position, ids, torch.arange(len(ids)), admission)
+        position, children = self._children(me.tier, me.ids[asking])
+        asked_too = torch.isin(children, ids)
+        answers = asked_too.nonzero()[:, 0]
+        return _AskedNodes(position, children, answers, admission)
+
+    def _sampled(
+        self,
+        me: Nodes,
+        tier: str,
+        asking: Tensor,
+        sample: Cohort,
+        path: int,
+    ) -> tuple[Tensor, Ids]:
+        """The children that `sample` names: (position of the asker, child id)."""
         askers = me.ids[asking]
-        if sample is None or isinstance(sample, Tensor):
-            position, ids = self._children(me.tier, askers)
-        else:
-            self.tree.picks(
-                me.tier, sample
-            )  # also when nobody asks, so that a wrong number shows before the first round
-            address = draws.keys(self.seeds, me.round, path, tier)[self.tree.copy(me.tier, askers)]
-            position, ids = self.tree.cohort(me.tier, askers, sample=sample, address=address)
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
-                raise ProgramError(
-                    f"{me.tier}: sample= is {sample.dtype}; give a number, or a bool for each child."
-                )
-            chosen = self._own_entries(me, sample, asking[position], ids, argument="sample")
-            position, ids = position[chosen], ids[chosen]
-        everybody = sample is None
-        admission = self.environment.admit(tier, ids, me.round) if self._play.trains else None
-        if admission is not None and not bool(admission.asked.all()):
-            position, ids, everybody = position[admission.asked], ids[admission.asked], False
-        if self._play.trains:
-            asked = ids if me.idle is None else ids[~me.idle[asking][position]]
-            self._play.facts.asked(tier, asked)
-        if everybody or self.idle == "skip" or not self._play.trains:
-            return position, ids, torch.arange(len(ids)), admission
-        position, children = self._children(me.tier, askers)
-        return position, children, torch.isin(children, ids).nonzero()[:, 0], admission
+                fix = "give a number, or a bool for each child"
+                raise ProgramError(f"{me.tier}: sample= is {sample.dtype}; {fix}.")
+            position, ids = self._children(me.tier, askers)
+            asker = asking[position]
+            chosen = self._own_entries(me, sample, asker, ids, argument="sample")
+            return position[chosen], ids[chosen]
+        if sample is None:
+            return self._children(me.tier, askers)
+        # Also when nobody asks, so that a wrong number is an error before the first round.
+        self.tree.picks(me.tier, sample)
+        copy = self.tree.copy(me.tier, askers)
+        by_seed = draws.keys(self.seeds, me.round, path, tier)
+        return self.tree.cohort(me.tier, askers, sample=sample, address=by_seed[copy])
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
-        """All children of these nodes; who asks every round asks for the same."""
+        """All children of these nodes, cached: most programs ask the same children every round."""
         last = self._last_cohort.get(tier)
         if last is None or not torch.equal(last[0], ids):
-            last = (ids, *self.tree.cohort(tier, ids, sample=None, address=0))
+            position, children = self.tree.cohort(tier, ids, sample=None, address=0)
+            last = (ids, position, children)
             self._last_cohort[tier] = last
         return last[1:]
 
-    def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
-        """Who of those that run was not asked, or stands under a node that was not."""
+    def _idle(
+        self,
+        me: Nodes,
+        asker: Tensor,
+        count: int,
+        answers: Tensor,
+    ) -> Tensor | None:
+        """Which of those that run were not asked, or have an asker that was not, bool [m]."""
         if self.idle == "skip":
             return None
         idle = torch.ones(count, dtype=torch.bool)
         idle[answers] = False
-        return idle if me.idle is None else idle | me.idle[asker]
+        if me.idle is not None:
+            idle = idle | me.idle[asker]
+        return idle
 
     def _own_entries(
-        self, me: Nodes, value: Tensor, asker: Tensor, ids: Ids, argument: str = "each"
+        self,
+        me: Nodes,
+        value: Tensor,
+        asker: Tensor,
+        ids: Ids,
+        argument: str = "each",
     ) -> Tensor:
-        """Each child's own entry of a value that has one for every child of the askers, [m, ...]."""
+        """The entries of these children in a value with one for each child of `me`, [m, ...]."""
         counts = me.children
-        if len(value) != int(counts.sum()):
-            raise ProgramError(
-                f"{argument}= holds {len(value)} values for the {int(counts.sum())} children of {len(me)} {me.tier} nodes."
-            )
+        total = int(counts.sum())
+        if len(value) != total:
+            children = f"the {total} children of {len(me)} {me.tier} nodes"
+            raise ProgramError(f"{argument}= holds {len(value)} values for {children}.")
         starts = torch.cumsum(counts, 0) - counts
-        positions = starts[asker] + ids - self.tree.first(me.tier, me.ids)[asker]
+        first = self.tree.first(me.tier, me.ids)
+        positions = starts[asker] + ids - first[asker]
         return value[positions.to(value.device)]
 
     # Replies
@@ -364,33 +459,41 @@ class BaseRuntime(Runtime):
         if answers.counted is not None:
             answered = answered[answers.counted]
         asker = question.asker[answered]
-        child = question.ids[answered] - self.tree.first(question.ends[0], question.askers)[asker]
+        first = self.tree.first(question.ends[0], question.askers)
+        child = question.ids[answered] - first[asker]
         askers = len(question.askers)
 
         def replies(messages: list[Any]) -> Replies:
             if answers.counted is not None:
-                messages = [select(together(messages), answers.counted.nonzero()[:, 0])]
-            parts = [
-                message.rows if isinstance(message, Exact) else message for message in messages
-            ]
-            answered = [part for part in parts if part is not None]
-            return Replies(answered or None, asker=asker, askers=askers, child=child)
+                positions = answers.counted.nonzero()[:, 0]
+                messages = [select(together(messages), positions)]
+            parts = []
+            for message in messages:
+                if isinstance(message, Exact):
+                    message = message.rows
+                if message is not None:
+                    parts.append(message)
+            return Replies(parts or None, asker=asker, askers=askers, child=child)
 
         if isinstance(answers.parts[0], tuple):
-            return tuple(replies(list(messages)) for messages in zip(*answers.parts, strict=True))
+            by_number = zip(*answers.parts, strict=True)
+            return tuple(replies(list(messages)) for messages in by_number)
         return replies(list(answers.parts))
 
     # Links
 
     def _cut(self, key: MessageKey) -> float | None:
-        """Below which size the sender's entries are sent as zeros."""
-        return self.algorithm.cut(key.sender, self._play.round) if self._play.trains else None
+        """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
+        if not self._play.trains:
+            return None
+        return self.algorithm.cut(key.sender, self._play.round)
 
     def _wire_keys(self, key: MessageKey, ids: Ids) -> Callable[[], Tensor]:
         """The keys of the draws that a codec makes for the rows of these senders."""
 
         def keys() -> Tensor:
-            words = (
+            by_seed = draws.keys(
+                self.seeds,
                 self._play.round,
                 key.path,
                 "wire",
@@ -399,18 +502,21 @@ class BaseRuntime(Runtime):
                 key.program,
                 key.number,
             )
-            each = draws.keys(self.seeds, *words)[self.tree.copy(key.sender, ids)].to(
-                self.task.device
-            )
-            return draws.bits(each, self.tree.local(key.sender, ids).to(self.task.device), 1)[:, 0]
+            copy = self.tree.copy(key.sender, ids)
+            device = self.task.device
+            addresses = by_seed[copy].to(device)
+            local = self.tree.local(key.sender, ids).to(device)
+            return draws.bits(addresses, local, 1)[:, 0]
 
         return keys
 
     def _memory(self, key: MessageKey, ids: Ids) -> Residuals | None:
-        """The residuals of these senders' earlier messages of this kind: an ordinary kept row,
-        which is no model.
+        """The residuals of these senders' earlier messages of this kind.
+
+        A residual is an ordinary kept row, which is no model.
         """
-        if not self.wires[key.link, key.direction].feedback or not self._play.trains:
+        wire = self.wires[key.link, key.direction]
+        if not wire.feedback or not self._play.trains:
             return None
         name = f"_lost {key.link} {key.direction} {key.program} {key.number}"
         round = self._play.round
@@ -422,135 +528,200 @@ class BaseRuntime(Runtime):
         def recall(zeros: Rows) -> Rows:
             with self._storing:
                 residual = self.store.get(key.sender, name, ids, zeros, 0)
-            return zeros if residual is None else residual
+            if residual is None:
+                return zeros
+            return residual
 
         return Residuals(recall, keep)
 
-    # What calls leave behind
+    # The record of calls
 
     def _new_play(self, round: int, lane: Lane) -> Play:
         facts = Facts(self.tree)
         return Play(round, lane, facts, Ledger(facts.meters))
 
     def _settle(self, me: Nodes, answer: Any) -> None:
-        """The end of a program at the top of what is played here."""
+        """End a program of the top tier: record its call, check its answer, count all bytes."""
         self._record(me.tier, me.ids, me.call, me.idle)
-        self._doubt(
-            me.tier, "the new global model", answer if isinstance(answer, Tensor) else None, me.ids
-        )
+        if isinstance(answer, Tensor):
+            self._suspect(me.tier, "the new global model", answer, me.ids)
         with self._timed("links"):
             self._check(last=True)
             self._play.ledger.settle()
 
-    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
+    def _record(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
         """Store what a call kept, and add up what it noted and worked."""
         play = self._play
         for name, rows in call.kept.items():
-            self._doubt(tier, f"the kept {name!r}", rows, ids)
+            self._suspect(tier, f"the kept {name!r}", rows, ids)
             with self._storing:  # workers take turns
                 self.store.put(tier, name, ids, rows, play.round)
         if play.trains:
-            for name, noted in call.notes.items():
-                for values in noted:
-                    self._doubt(tier, f"the note {name!r}", values, ids)
-                    play.facts.notes.add(tier, name, ids, values, idle)
+            self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)
 
-    def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
-        """An error if an answer is not one row per node; rows that are not finite are noted."""
+    def _record_notes(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        idle: Tensor | None,
+    ) -> None:
+        """Add the notes of a call."""
+        for name, noted in call.notes.items():
+            for values in noted:
+                self._suspect(tier, f"the note {name!r}", values, ids)
+                self._play.facts.notes.add(tier, name, ids, values, idle)
+
+    def _checked_answer(
+        self,
+        question: Question,
+        ids: Ids,
+        message: Message,
+        call: Call,
+    ) -> None:
+        """Raise unless an answer is one row per node; note rows that are not finite."""
         rows = rows_of(message)
         if rows is None:
             return
-        tier, program = question.ends[1], question.program.__name__
+        tier = question.ends[1]
+        program = question.program.__name__
         if rows.ndim != 2 or len(rows) != len(ids):
-            shape = f"{rows.dtype} of shape {tuple(rows.shape)}"
-            raise ProgramError(
-                f"{tier}: {program} answered {shape} for {len(ids)} nodes; give float32 or float64 rows [n, width]."
-            )
+            answer = f"{rows.dtype} of shape {tuple(rows.shape)} for {len(ids)} nodes"
+            fix = "give float32 or float64 rows [n, width]"
+            raise ProgramError(f"{tier}: {program} answered {answer}; {fix}.")
         if not any(rows is kept for kept in call.kept.values()):
-            self._doubt(tier, f"the answer of {program}", rows, ids)
+            self._suspect(tier, f"the answer of {program}", rows, ids)
 
-    def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
+    def _timed(
+        self,
+        name: str,
+        threads: int = 1,
+    ) -> AbstractContextManager[None]:
         """Time `name`, except during scoring, which is timed as a whole."""
-        return self.clock(name, threads) if self._play.trains else nullcontext()
+        if not self._play.trains:
+            return nullcontext()
+        return self.clock(name, threads)
 
     # Divergence
 
-    def _doubt(self, tier: str, text: str, rows: Tensor | None, ids: Ids) -> None:
-        """Note rows that are no longer finite; on a GPU, which would have to be waited for, all
-        that may not be.
+    def _suspect(
+        self,
+        tier: str,
+        text: str,
+        rows: Tensor,
+        ids: Ids,
+    ) -> None:
+        """Note rows that are not finite.
+
+        A GPU would have to be waited for: of rows on it, sums are noted whether finite or not.
         """
-        if rows is None or not rows.is_floating_point() or not rows.numel():
+        if not rows.is_floating_point() or not rows.numel():
             return
+        if not rows.is_cuda and native.finite(rows):
+            return
+        by_node = rows.reshape(len(ids), -1)
         if rows.is_cuda:
-            self._play.doubts.append(Doubt(tier, text, ids, rows.reshape(len(ids), -1).sum(1)))
-        elif not native.finite(rows):
-            finite = torch.isfinite(rows.reshape(len(ids), -1)).all(1)
-            self._play.doubts.append(Doubt(tier, text, ids, torch.where(finite, 0.0, math.nan)))
+            sums = by_node.sum(1)
+        else:
+            finite = torch.isfinite(by_node).all(1)
+            sums = torch.where(finite, 0.0, math.nan)
+        suspect = Suspect(tier, text, ids, sums)
+        self._play.suspects.append(suspect)
 
     def _check(self, *, last: bool = False) -> None:
-        """Raise an error that names the nodes whose rows are not finite; a GPU is asked at the end
-        of a round only.
-        """
-        doubts = self._play.doubts
-        if not doubts or (self.task.device.type == "cuda" and not last):
-            return
-        wrong = ~torch.isfinite(torch.cat([doubt.sums for doubt in doubts])).cpu()
-        parts = torch.split(wrong, [len(doubt.ids) for doubt in doubts])
-        certain = [
-            (doubt, doubt.ids[part])
-            for doubt, part in zip(doubts, parts, strict=True)
-            if bool(part.any())
-        ]
-        doubts.clear()
-        if certain:
-            raise self._diverged(certain)
+        """Raise an error that names the nodes whose rows are not finite.
 
-    def _diverged(self, certain: list[tuple[Doubt, Ids]]) -> DivergedError:
-        tier, text = min(
-            (doubt.tier, doubt.text) for doubt, _ in certain
-        )  # whichever worker came first
-        bad = (
-            torch.cat([ids for doubt, ids in certain if (doubt.tier, doubt.text) == (tier, text)])
-            .sort()
-            .values
-        )
-        seeds = sorted({self.seeds[copy] for copy in self.tree.copy(tier, bad).tolist()})
-        which = some(self.tree.local(tier, bad).tolist())
+        A GPU is waited for at the end of a round only.
+        """
+        suspects = self._play.suspects
+        on_gpu = self.task.device.type == "cuda"
+        if not suspects or (on_gpu and not last):
+            return
+        sums = torch.cat([suspect.sums for suspect in suspects])
+        bad = ~torch.isfinite(sums).cpu()
+        sizes = [len(suspect.ids) for suspect in suspects]
+        diverged: dict[tuple[str, str], list[Ids]] = {}
+        parts = torch.split(bad, sizes)
+        for suspect, part in zip(suspects, parts, strict=True):
+            if bool(part.any()):
+                key = (suspect.tier, suspect.text)
+                diverged.setdefault(key, []).append(suspect.ids[part])
+        suspects.clear()
+        if diverged:
+            raise self._diverged(diverged)
+
+    def _diverged(
+        self,
+        diverged: dict[tuple[str, str], list[Ids]],
+    ) -> DivergedError:
+        """The error for the first of the rows in alphabetical order, whichever worker was first."""
+        tier, text = min(diverged)
+        bad_ids = torch.cat(diverged[tier, text]).sort().values
+        local = self.tree.local(tier, bad_ids)
+        nodes = some(local.tolist())
         if len(self.seeds) > 1:
-            which += f" (seed {some(seeds)})"
+            copies = self.tree.copy(tier, bad_ids).tolist()
+            seeds = sorted({self.seeds[copy] for copy in copies})
+            nodes += f" (seed {some(seeds)})"
         return DivergedError(
-            f"round {self._play.round + 1}: {text} of {tier} {which} is no longer finite "
-            f"({len(bad)} of {self.tree.size(tier)} nodes); "
+            f"round {self._play.round + 1}: {text} of {tier} {nodes} is no longer finite "
+            f"({len(bad_ids)} of {self.tree.size(tier)} nodes); "
             "the state of the round before remains. Lower the step sizes or the penalties."
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _AskedNodes:
+    """The nodes that run for an ask: positions of their askers and their ids, [m] each."""
+
+    position: Tensor
+    ids: Ids
+    answers: Tensor
+    """The positions of those who answer, [k]."""
+    admission: Admission | None = None
+
+
 def check_carried(rows: Rows | None, key: MessageKey) -> None:
-    """Refuse numbers of another type than a message can hold; on no rows too, so before the first
-    round.
+    """Raise unless the numbers are of a type that links carry.
+
+    It is checked on no rows too, and so before the first round.
     """
     if rows is None or rows.dtype in (torch.float32, torch.float64):
         return
-    asks = f"ask({key.program}) sends" if key.direction == "down" else f"{key.program} answers"
+    sends = f"{key.program} answers"
+    if key.direction == "down":
+        sends = f"ask({key.program}) sends"
     raise ProgramError(
-        f"{key.sender}: {asks} {rows.dtype}, but links carry float32 and float64 only; "
-        "convert it first: x.to(w) has the model's type, x.double() holds whole numbers up to 2**53."
+        f"{key.sender}: {sends} {rows.dtype}, but links carry float32 and float64 only; "
+        "convert it first: x.to(w) has the model's type, "
+        "x.double() holds whole numbers up to 2**53."
     )
 
 
 def rows_of(message: Message) -> Rows | None:
     """The rows of a message of any kind."""
-    return message.rows if isinstance(message, Masked | Exact) else message
+    if isinstance(message, Masked | Exact):
+        return message.rows
+    return message
 
 
 def together(messages: list[Message]) -> Message:
     """Messages of one kind as one."""
-    if isinstance(messages[0], Masked):
-        both = [(message.rows, message.mask) for message in messages if isinstance(message, Masked)]
-        return Masked(*(torch.cat(parts) for parts in zip(*both, strict=True)))
     parts = [rows for rows in map(rows_of, messages) if rows is not None]
-    return torch.cat(parts) if parts else None
+    if not parts:
+        return None
+    rows = torch.cat(parts)
+    masks = [message.mask for message in messages if isinstance(message, Masked)]
+    if masks:
+        return Masked(rows, torch.cat(masks))
+    return rows
 
 
 def select(message: Message, positions: Tensor) -> Message:
@@ -561,18 +732,23 @@ def select(message: Message, positions: Tensor) -> Message:
     chosen = positions.to(rows.device, non_blocking=True)
     if isinstance(message, Masked):
         return Masked(message.rows[chosen], message.mask[chosen])
-    return Exact(rows[chosen]) if isinstance(message, Exact) else rows[chosen]
+    if isinstance(message, Exact):
+        return Exact(rows[chosen])
+    return rows[chosen]
 
 
 def flat(values: Tensor) -> Exact:
     """One row per child, as a link carries it."""
-    return Exact(values[:, None] if values.ndim == 1 else values.flatten(1))
+    if values.ndim == 1:
+        return Exact(values[:, None])
+    return Exact(values.flatten(1))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One intra-op thread, on which the bits of a row do not depend on its neighbours; the caller's
-    number comes back.
+    """Compute on one intra-op thread, where the bits of a row do not depend on other rows.
+
+    The caller's number of threads is restored.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -12,10 +12,10 @@ OTHER = "other"
 
 
 class Clock:
-    """Seconds by name, all of them: what is under no name is "other", and an entry inside another
-    is taken out of that one.
+    """Seconds by name; seconds under no name are "other".
 
-    It is the host's time. A GPU works behind its back, so whoever waits for one says what for.
+    The time of an entry inside another counts for the inner one alone. It is the host's time: a GPU
+    works asynchronously, so the code that waits for it names what it waits for.
     """
 
     def __init__(self) -> None:
@@ -24,18 +24,18 @@ class Clock:
 
     @contextmanager
     def __call__(self, name: str, threads: int = 1) -> Iterator[None]:
-        """Count what happens in here under this name.
+        """Count the time of this block under a name.
 
-        `threads` workers may call the clock in here, each for its share.
+        `threads` workers may call the clock inside the block, each for its share.
         """
         if threading.get_ident() != self._owner:
             began = time.perf_counter()
             yield
-            self._apart.append(
-                (name, self._names[-1], (time.perf_counter() - began) / self._threads)
-            )
+            seconds = (time.perf_counter() - began) / self._threads
+            self._apart.append((name, self._names[-1], seconds))
             return
-        before, self._threads = self._threads, threads
+        before = self._threads
+        self._threads = threads
         self._names.append(name)
         self._mark()
         try:
@@ -49,12 +49,10 @@ class Clock:
         """Forget what was counted; this thread is the one whose time it is."""
         self._owner = threading.get_ident()
         self._names = [OTHER]
-        self._marks: list[
-            tuple[str, float]
-        ] = []  # from each mark to the next, time goes to its name
-        self._apart: list[
-            tuple[str, str, float]
-        ] = []  # (name, the entry it is taken out of, seconds)
+        # From each mark to the next, time goes to the name of the first.
+        self._marks: list[tuple[str, float]] = []
+        # (name, the entry it is taken out of, seconds)
+        self._apart: list[tuple[str, str, float]] = []
         self._mark()
 
     def take(self) -> dict[str, float]:

@@ -1,6 +1,4 @@
-"""The contract between a run and what plays its programs: the simulator, or nodes that share
-nothing.
-"""
+"""The contract between a run and the runtime that plays its programs."""
 
 from __future__ import annotations
 
@@ -18,8 +16,10 @@ from covey.tree import Topology
 from covey.types import Rows
 
 Lane = Literal["train", "score"]
-"""Training, or scoring: scores have bytes of their own, no cut, no feedback, no notes and no cohort
-in the record.
+"""Training, or scoring.
+
+The bytes of scoring are counted apart; it has no cut, no feedback, no notes and no cohort in the
+record.
 """
 
 
@@ -37,7 +37,14 @@ class Runtime(ABC):
     """The initial rows, [seeds, P]."""
 
     @abstractmethod
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
 
     @abstractmethod
@@ -50,18 +57,34 @@ class Runtime(ABC):
 
     @abstractmethod
     def kept(self) -> dict[tuple[str, str], Tensor]:
-        """(tier, name) of everything that nodes keep, with no rows of its shape and type, [0, ...]."""
+        """Empty rows [0, ...] of the shape and type of everything that nodes keep.
 
-    @abstractmethod
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, rounds, rows) of what one seed's nodes keep, now or in a version held; ids count
-        from 0.
+        The keys are (tier, name).
         """
 
     @abstractmethod
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
-        """Hold what one seed's nodes keep now in these (tier, name), in place of what was held
-        under this label.
+    def read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+        copy: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
+
+        The ids count from 0.
+        """
+
+    @abstractmethod
+    def hold(
+        self,
+        label: str,
+        copy: int,
+        columns: Sequence[tuple[str, str]],
+    ) -> None:
+        """Hold the rows that one seed's nodes keep now in these (tier, name).
+
+        They replace the rows that were held under this label.
         """
 
     @abstractmethod
@@ -74,13 +97,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def thaw(self, frozen: Frozen, copy: int) -> None:
-        """Take over one entry of `freeze`, of this runtime or of another; a ValueError if it cannot
-        be one.
+        """Take over one entry of `freeze`, of this runtime or of another.
+
+        An invalid entry is a ValueError.
         """
 
     @abstractmethod
     def report(self) -> dict[str, Any]:
-        """How programs are run here, in words and numbers."""
+        """How this runtime runs programs, in words and numbers."""
 
     def nodes(self, tier: str, copy: int) -> slice:
         """The ids that the nodes of a tier have in one seed's tree."""

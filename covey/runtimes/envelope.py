@@ -1,6 +1,4 @@
-"""One message between two nodes that share nothing: a JSON header, and the encoded rows of its
-messages behind it.
-"""
+"""An envelope between two nodes that share nothing: a JSON header, then encoded rows."""
 
 from __future__ import annotations
 
@@ -21,20 +19,21 @@ _TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 def seal(header: dict[str, Any], messages: Sequence[Packed]) -> bytes:
     """A header and packed messages as bytes."""
-    described = []
+    descriptions = []
     rows: list[bytes] = []
     for packed in messages:
         schema = packed.schema
         name = str(schema.dtype).removeprefix("torch.")
         lengths = [len(row) for row in packed.messages]
-        described.append([schema.kind, schema.width, name, lengths])
+        descriptions.append([schema.kind, schema.width, name, lengths])
         rows += packed.messages
-    head = json.dumps({**header, "messages": described}).encode()
-    return b"".join([_LENGTH.pack(len(head)), head, *rows])
+    head = json.dumps({**header, "messages": descriptions}).encode()
+    length = _LENGTH.pack(len(head))
+    return b"".join([length, head, *rows])
 
 
 def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
-    """The header and the packed messages; what cannot be an envelope is a DecodeError.
+    """The header and the packed messages; invalid bytes are a DecodeError.
 
     >>> open_sealed(seal({"round": 3}, []))
     ({'round': 3}, [])
@@ -45,26 +44,35 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     start = _LENGTH.size
     if length > min(_LIMIT, len(data) - start):
         raise DecodeError(f"an envelope with a header of {length} bytes in {len(data)} bytes.")
+    position = start + length
+    messages = []
     try:
-        header = json.loads(data[start : start + length])
-        described = header.pop("messages")
-        messages, position = [], start + length
-        for kind, width, name, lengths in described:
-            rows = []
-            for size in lengths:
-                if type(size) is not int or size < 0 or position + size > len(data):
-                    raise DecodeError(
-                        f"an envelope with a row of {size!r} bytes at {position} of {len(data)}."
-                    )
-                rows.append(data[position : position + size])
-                position += size
-            messages.append(Packed(Schema(kind, width, _TYPES[name]), tuple(rows)))
+        header = json.loads(data[start:position])
+        for kind, width, name, lengths in header.pop("messages"):
+            schema = Schema(kind, width, _TYPES[name])
+            rows, position = _read_rows(data, position, lengths)
+            messages.append(Packed(schema, tuple(rows)))
     except DecodeError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DecodeError(f"an envelope whose header cannot be read: {error!r}.") from None
     if position != len(data):
-        raise DecodeError(
-            f"an envelope of {len(data)} bytes of which {position} are accounted for."
-        )
+        read = f"{position} are accounted for"
+        raise DecodeError(f"an envelope of {len(data)} bytes of which {read}.")
     return header, messages
+
+
+def _read_rows(
+    data: bytes,
+    position: int,
+    lengths: list[Any],
+) -> tuple[list[bytes], int]:
+    """The rows of these lengths from a position on, and the position behind them."""
+    rows = []
+    for length in lengths:
+        if type(length) is not int or length < 0 or position + length > len(data):
+            row = f"a row of {length!r} bytes at {position} of {len(data)}"
+            raise DecodeError(f"an envelope with {row}.")
+        rows.append(data[position : position + length])
+        position += length
+    return rows, position

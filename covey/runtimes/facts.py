@@ -1,5 +1,6 @@
-"""What happened below some nodes while a program ran, beside its answer: it travels up with the
-answers, and is added up.
+"""The facts of a program run besides its answer: cohorts, notes, gradients, traffic, reports.
+
+The facts of a subtree travel up with its answers, and are added up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from covey.links.meter import Key, Meter, Traffic
 from covey.runtimes.notes import Note, Notes, Partial
 from covey.tree import Topology
 from covey.types import Ids
+
+ReportChunk = tuple[str, Ids, Tensor]
+"""(tier, ids, figures [n, k]) of some nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,36 +59,51 @@ class Facts:
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     gradients: Tensor = field(init=False)
-    reports: dict[str, list[tuple[str, Ids, Tensor]]] = field(default_factory=dict)
+    reports: dict[str, list[ReportChunk]] = field(default_factory=dict)
     needs: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.meters = [Meter() for _ in range(self.tree.copies)]
-        self.gradients = torch.zeros(self.tree.copies, dtype=torch.float64)
+        copies = self.tree.copies
+        self.meters = [Meter() for _ in range(copies)]
+        self.gradients = torch.zeros(copies, dtype=torch.float64)
         self._writing = threading.Lock()
 
     def asked(self, tier: str, ids: Ids) -> None:
         """Record who was asked."""
         self.cohorts.setdefault(tier, []).append(ids)
 
-    def add(self, tier: str, ids: Ids, call: Call, *, trains: bool) -> None:
+    def add(
+        self,
+        tier: str,
+        ids: Ids,
+        call: Call,
+        *,
+        trains: bool,
+    ) -> None:
         """Record the work of a call.
 
         Gradients are whole numbers, so the order of workers does not matter.
         """
         with self._writing:
-            for name, figures in call.reports.items() if len(ids) else ():
-                self.reports.setdefault(name, []).append((tier, ids, figures))
+            if len(ids):
+                for name, figures in call.reports.items():
+                    chunks = self.reports.setdefault(name, [])
+                    chunks.append((tier, ids, figures))
             for model, names in call.needs.items():
                 self.needs.setdefault(model, set()).update(names)
             if trains:
-                counts = torch.as_tensor(call.gradients, dtype=torch.float64).cpu().expand(len(ids))
-                self.gradients.index_add_(0, self.tree.copy(tier, ids), counts)
+                counts = torch.as_tensor(call.gradients, dtype=torch.float64)
+                counts = counts.cpu().expand(len(ids))
+                copy = self.tree.copy(tier, ids)
+                self.gradients.index_add_(0, copy, counts)
 
     def played(
-        self, answer: Any, environment: Sequence[Any] | None, spent: Mapping[str, float]
+        self,
+        answer: Any,
+        environment: Sequence[Any] | None,
+        spent: Mapping[str, float],
     ) -> Played:
-        """Everything as the run's record wants it."""
+        """Everything in the form of the run's record."""
         return Played(
             answer=answer,
             cohorts=self._cohorts(),
@@ -103,15 +122,19 @@ class Facts:
         notes = []
         for (tier, name), partial in partials.items():
             short = partial.condensed()
-            notes.append([tier, name, list(short.sums), short.least, short.most, short.count])
+            sums = list(short.sums)
+            note = [tier, name, sums, short.least, short.most, short.count]
+            notes.append(note)
         reports = []
         for name, chunks in self.reports.items():
-            reports += [
-                [name, tier, ids.tolist(), figures.tolist()] for tier, ids, figures in chunks
-            ]
+            for tier, ids, figures in chunks:
+                reports.append([name, tier, ids.tolist(), figures.tolist()])
+        cohorts = {}
+        for tier, numbers in self.cohorts.items():
+            cohorts[tier] = torch.cat(numbers).tolist()
         return {
             "traffic": self.meters[0].state(),
-            "cohorts": {tier: torch.cat(ids).tolist() for tier, ids in self.cohorts.items()},
+            "cohorts": cohorts,
             "notes": notes,
             "gradients": float(self.gradients[0]),
             "reports": reports,
@@ -120,29 +143,38 @@ class Facts:
 
     def merge(self, facts: Mapping[str, Any]) -> None:
         """Add the facts of a subtree, as its `as_dict` gave them."""
-        for key, traffic in Meter.from_state(facts["traffic"]).totals.items():
+        meter = Meter.from_state(facts["traffic"])
+        for key, traffic in meter.totals.items():
             self.meters[0].count(*key, traffic)
-        for tier, ids in facts["cohorts"].items():
-            self.asked(tier, torch.tensor(ids, dtype=torch.int64))
-        for tier, name, sums, least, most, count in facts["notes"]:
-            self.notes.merge(tier, name, Partial(tuple(sums), least, most, count))
+        for tier, numbers in facts["cohorts"].items():
+            ids = torch.tensor(numbers, dtype=torch.int64)
+            self.asked(tier, ids)
+        for tier, name, sums, *rest in facts["notes"]:
+            partial = Partial(tuple(sums), *rest)
+            self.notes.merge(tier, name, partial)
         self.gradients[0] += facts["gradients"]
-        for name, tier, ids, figures in facts["reports"]:
-            chunk = (tier, torch.tensor(ids), torch.tensor(figures, dtype=torch.float64))
-            self.reports.setdefault(name, []).append(chunk)
+        for name, tier, numbers, values in facts["reports"]:
+            ids = torch.tensor(numbers)
+            figures = torch.tensor(values, dtype=torch.float64)
+            chunks = self.reports.setdefault(name, [])
+            chunks.append((tier, ids, figures))
         for model, names in facts["needs"].items():
             self.needs.setdefault(model, set()).update(names)
 
     def _cohorts(self) -> list[dict[str, list[int]]]:
+        """The ids of those asked, by seed and tier; each seed counts from 0."""
         out: list[dict[str, list[int]]] = [{} for _ in range(self.tree.copies)]
         for tier, chunks in self.cohorts.items():
             ids = np.unique(torch.cat(chunks).numpy())
             size = self.tree.size(tier) // self.tree.copies
+            copy = ids // size
             for number, cohorts in enumerate(out):
-                cohorts[tier] = (ids[ids // size == number] - number * size).tolist()
+                own = ids[copy == number] - number * size
+                cohorts[tier] = own.tolist()
         return out
 
     def _reports(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        """(ids, figures) of single nodes, by seed and name, in id order."""
         out: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(self.tree.copies)]
         for name, chunks in sorted(self.reports.items()):
             tier = chunks[0][0]
@@ -152,5 +184,6 @@ class Facts:
             copy = self.tree.copy(tier, ids)[order]
             for number, reports in enumerate(out):
                 own = order[copy == number]
-                reports[name] = (self.tree.local(tier, ids[own]), figures[own])
+                local = self.tree.local(tier, ids[own])
+                reports[name] = (local, figures[own])
         return out

@@ -1,5 +1,4 @@
-"""The loopback runtime: every node an object with its own task, its own store and only its own
-shard.
+"""The loopback runtime: every node is an object with its own task, store and shard.
 
 Encoded bytes go between them as they would between machines, without sockets. It is as slow as it
 is strict: an algorithm that runs here, bit for bit as in the simulator, uses nothing that a device,
@@ -46,16 +45,19 @@ from covey.types import Ids, Rows
 
 Send = Callable[[bytes], bytes]
 """Hands a request to a child and returns its reply."""
+Expected = tuple[bool, list[Schema]]
+"""Whether a program answers several messages, and the schema of each."""
 ALGORITHM = "algorithm"
 
 
 class Owner(Protocol):
-    """Programs that are no algorithm's, such as those that score: they travel as a name and
-    parameters.
+    """The owner of programs that are no algorithm's, such as those that score.
+
+    Its programs travel as a name and parameters.
     """
 
     def parameters(self) -> dict[str, Any]:
-        """What JSON can hold, from which another node makes the same programs."""
+        """The parameters as JSON can hold them; another node makes the same programs from them."""
         ...
 
 
@@ -69,7 +71,7 @@ class Station(BaseRuntime):
 
     place: Place = field(kw_only=True)
     under: int = field(kw_only=True)
-    """How many training examples all devices under this node hold, as it was told."""
+    """How many training examples all devices under this node hold, as the node was told."""
     makers: Mapping[str, Make] = field(kw_only=True)
     """Makes the owners of programs that are not the algorithm's, by the name of their class."""
     children: dict[int, Send] = field(default_factory=dict)
@@ -77,13 +79,11 @@ class Station(BaseRuntime):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.forget()
-        self._schemas: dict[tuple[Any, ...], tuple[bool, list[Schema]]] = {}
+        self._schemas: dict[tuple[Any, ...], Expected] = {}
 
     def forget(self) -> None:
         """Forget everything that this node keeps."""
-        self.store = OwnStore(
-            dict(zip(self.tree.tiers, self.tree.sizes, strict=True)), place=self.place
-        )
+        self.store = OwnStore(self._sizes(), place=self.place)
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
         """How many training examples all devices under this node hold, [1]."""
@@ -93,36 +93,47 @@ class Station(BaseRuntime):
     # Asking
 
     def exchange(self, me: Nodes, question: Question) -> Answers:
-        """Send a request to every child that runs, and unpack what those who answer send back."""
+        """Send a request to every child that runs, and unpack the answers."""
         if not len(question.ids):
             return Answers([self._on_no_rows(question)])
         several, schemas = self._expected(question)
         with self._timed("links"):
-            down = [
-                self._packed_down(question, rows, number)
-                for number, rows in enumerate(question.rows)
-            ]
+            down = []
+            for number, rows in enumerate(question.rows):
+                down.append(self._packed_down(question, rows, number))
             each = [self._packed_each(question, values) for values in question.each]
         answering = set(question.answers.tolist())
         parts: list[Any] = []
         failures: list[CoveyError] = []
         for position, child in enumerate(question.ids.tolist()):
-            own = [Packed(packed.schema, (packed.messages[position],)) for packed in each]
-            request = seal(self._request(question, position, position in answering), [*down, *own])
-            header, messages = open_sealed(self.children[child](request))
+            own = [packed.only(position) for packed in each]
+            head = self._request(question, position, position in answering)
+            request = seal(head, [*down, *own])
+            reply = self.children[child](request)
+            header, messages = open_sealed(reply)
             if header["error"] is not None:
                 failures.append(_raised(*header["error"]))
                 continue
             self._play.facts.merge(header["facts"])
             if position in answering:
                 answers = self._deferred(question, down, messages, schemas)
-                parts.append(tuple(answers) if several else answers[0])
+                parts.append(_answer(answers, several))
         if failures:
             raise failures[0]
         return Answers(parts or [self._on_no_rows(question)])
 
-    def _request(self, question: Question, position: int, answers: bool) -> dict[str, Any]:
+    def _request(
+        self,
+        question: Question,
+        position: int,
+        answers: bool,
+    ) -> dict[str, Any]:
+        """The header of a request to one child."""
         owner, parameters = self._owner(question.program)
+        shapes = [list(values.shape[1:]) for values in question.each]
+        idle = None
+        if question.idle is not None:
+            idle = bool(question.idle[position])
         return {
             "round": question.round,
             "lane": self._play.lane,
@@ -131,8 +142,8 @@ class Station(BaseRuntime):
             "parameters": parameters,
             "program": question.program.__name__,
             "rows": len(question.rows),
-            "shapes": [list(values.shape[1:]) for values in question.each],
-            "idle": None if question.idle is None else bool(question.idle[position]),
+            "shapes": shapes,
+            "idle": idle,
             "answers": answers,
         }
 
@@ -143,16 +154,21 @@ class Station(BaseRuntime):
             return ALGORITHM, {}
         return type(owner).__name__, owner.parameters()
 
-    def _packed_down(self, question: Question, message: Message, number: int) -> Packed:
-        return self._pack(
-            message, question.askers, question.copies, question.key("down", number), None
-        )
+    def _packed_down(
+        self,
+        question: Question,
+        message: Message,
+        number: int,
+    ) -> Packed:
+        """A message that goes to all children."""
+        key = question.key("down", number)
+        return self._pack(message, question.askers, question.copies, key)
 
     def _packed_each(self, question: Question, values: Tensor) -> Packed:
+        """Messages with each child's own value."""
         senders = question.askers[question.asker]
-        return self._pack(
-            flat(values), senders, torch.ones_like(senders), question.key("down"), None
-        )
+        copies = torch.ones_like(senders)
+        return self._pack(flat(values), senders, copies, question.key("down"))
 
     def _deferred(
         self,
@@ -161,75 +177,80 @@ class Station(BaseRuntime):
         messages: Sequence[Packed],
         schemas: Sequence[Schema],
     ) -> list[Deferred | None]:
-        """The answers of one child; each is unpacked when it is reduced, so that not all are
-        decoded at once.
+        """The answers of one child.
+
+        Each is unpacked when it is reduced, so that not all are decoded at once.
         """
         if len(messages) != len(schemas):
-            raise ProgramError(
-                f"{self.place}: {len(messages)} answers of a child, expected {len(schemas)}."
-            )
-        link = Link(self.wires[question.key("up").link, "up"], self._play.ledger)
-        reference = self._reference(question, down) if link.wire.update else None
+            counts = f"{len(messages)} answers of a child, expected {len(schemas)}"
+            raise ProgramError(f"{self.place}: {counts}.")
+        link = self._link(question.key("up"))
+        reference = None
+        if link.wire.update:
+            reference = self._reference(question, down)
         out: list[Deferred | None] = []
         for packed, schema in zip(messages, schemas, strict=True):
-            packed.check(schema, 0 if schema.kind == "nothing" else 1)
             if schema.kind == "nothing":
+                packed.check(schema, 0)
                 out.append(None)
-            else:
-                read = partial(link.unpack, packed, reference=reference, expect=schema, count=1)
-                out.append(Deferred(read, masked=schema.kind == "masked"))
+                continue
+            packed.check(schema, 1)
+            read = partial(link.unpack, packed, reference=reference, expect=schema, count=1)
+            out.append(Deferred(read, masked=schema.kind == "masked"))
         return out
 
-    def _reference(self, question: Question, down: Sequence[Packed]) -> Rows | None:
-        """The first row that went down, as it arrived there; updates that come up are differences
-        from it.
-        """
+    def _reference(
+        self,
+        question: Question,
+        down: Sequence[Packed],
+    ) -> Rows | None:
+        """The first row that went down, as it arrived; updates are differences from it."""
         if not down:
             return None
-        link = Link(self.wires[question.key("down").link, "down"], self._play.ledger)
+        link = self._link(question.key("down"))
         return rows_of(link.unpack(down[0]))
 
-    def _expected(self, question: Question) -> tuple[bool, list[Schema]]:
-        """Whether the program answers several messages, and what each looks like: a rehearsal on no
-        rows tells.
+    def _expected(self, question: Question) -> Expected:
+        """Whether the program answers several messages, and the schema of each.
+
+        A rehearsal on no rows tells; its result is cached.
         """
         owner, parameters = self._owner(question.program)
-        dtypes = tuple(str(Schema.of(message)) for message in question.rows)
+        arguments = tuple(str(Schema.of(message)) for message in question.rows)
         key = (
             question.ends,
             question.program.__name__,
             self._play.lane,
             owner,
             str(parameters),
-            dtypes,
+            arguments,
         )
         if key not in self._schemas:
             answer = self._on_no_rows(question)
-            messages = answer if isinstance(answer, tuple) else (answer,)
-            self._schemas[key] = (
-                isinstance(answer, tuple),
-                [Schema.of(message) for message in messages],
-            )
+            schemas = [Schema.of(message) for message in _messages(answer)]
+            self._schemas[key] = (isinstance(answer, tuple), schemas)
         return self._schemas[key]
 
     def _on_no_rows(self, question: Question) -> Any:
-        """The program of the tier below on no rows: nothing happens, and its answers have their
-        widths.
-        """
+        """The answer of the program of the tier below on no rows, which has the right widths."""
+        tier = question.ends[1]
         nobody = torch.zeros(0, dtype=torch.int64)
-        nodes = Nodes(self, question.ends[1], nobody, round=question.round, path=question.path)
-        arguments = []
+        nodes = Nodes(self, tier, nobody, round=question.round, path=question.path)
+        arguments: list[Tensor | None] = []
         for number, message in enumerate(question.rows):
             rows = rows_of(message)
             check_carried(rows, question.key("down", number))
-            arguments.append(None if rows is None else rows[:0])
+            if rows is not None:
+                rows = rows[:0]
+            arguments.append(rows)
         for values in question.each:
             check_carried(values, question.key("down"))
-        answer = question.program(nodes, *arguments, *(values[:0] for values in question.each))
-        for number, message in enumerate(answer if isinstance(answer, tuple) else (answer,)):
+            arguments.append(values[:0])
+        answer = question.program(nodes, *arguments)
+        for number, message in enumerate(_messages(answer)):
             check_carried(rows_of(message), question.key("up", number))
             self._checked_answer(question, nobody, message, nodes.call)
-        self._record(question.ends[1], nobody, nodes.call, None)
+        self._record(tier, nobody, nodes.call, None)
         return answer
 
     # Answering
@@ -240,24 +261,23 @@ class Station(BaseRuntime):
             header, messages = open_sealed(request)
             return self._served(header, messages)
         except CoveyError as error:
-            return seal({"error": [type(error).__name__, str(error)]}, [])
+            kind = type(error).__name__
+            return seal({"error": [kind, str(error)]}, [])
         except Exception as error:  # of a program: it ends the round everywhere, with its text
             text = f"{self.place}: {type(error).__name__}: {error}"
             return seal({"error": ["ProgramError", text]}, [])
 
     def _served(self, header: dict[str, Any], messages: list[Packed]) -> bytes:
-        play = self._play = self._new_play(header["round"], header["lane"])
+        """The reply to a request."""
+        play = self._new_play(header["round"], header["lane"])
+        self._play = play
         self.clock.start()
         ids = torch.tensor([self.place.number])
-        owner = (
-            self.algorithm
-            if header["owner"] == ALGORITHM
-            else self.makers[header["owner"]](header["parameters"])
-        )
-        program: Program = getattr(owner, header["program"])
-        question = self._question_of(header, program, ids)
+        question = self._question_of(header, ids)
         arguments = self._arguments(header, messages, question)
-        received = arguments[0] if header["rows"] else None
+        received = None
+        if header["rows"]:
+            received = arguments[0]
         with one_thread(), torch.no_grad():
             nodes = Nodes(
                 self,
@@ -267,36 +287,63 @@ class Station(BaseRuntime):
                 path=header["path"],
                 idle=question.idle,
             )
-            answer = program(nodes, *arguments)
+            answer = question.program(nodes, *arguments)
             self._record(self.place.tier, ids, nodes.call, question.idle)
-            several = answer if isinstance(answer, tuple) else (answer,)
             packed = []
-            for number, message in enumerate(several):
+            for number, message in enumerate(_messages(answer)):
                 self._checked_answer(question, ids, message, nodes.call)
                 if header["answers"]:
                     key = question.key("up", number)
-                    packed.append(self._pack(message, ids, torch.ones_like(ids), key, received))
+                    copies = torch.ones_like(ids)
+                    sent = self._pack(message, ids, copies, key, received)
+                    packed.append(sent)
             self._check(last=True)
             play.ledger.settle()
-        return seal({"error": None, "facts": play.facts.as_dict()}, packed)
+        facts = play.facts.as_dict()
+        return seal({"error": None, "facts": facts}, packed)
 
-    def _question_of(self, header: dict[str, Any], program: Program, ids: Ids) -> Question:
-        """The question as this node sees it."""
-        above = self.tree.tiers[self.tree.index(self.place.tier) - 1]
+    def _program(self, header: dict[str, Any]) -> Program:
+        """The program that a request names."""
+        owner: Any = self.algorithm
+        if header["owner"] != ALGORITHM:
+            make = self.makers[header["owner"]]
+            owner = make(header["parameters"])
+        program: Program = getattr(owner, header["program"])
+        return program
+
+    def _question_of(self, header: dict[str, Any], ids: Ids) -> Question:
+        """The question as this node sees it: one asker, and itself as the only child."""
+        tier = self.place.tier
+        above = self.tree.tiers[self.tree.index(tier) - 1]
         zero = torch.zeros(1, dtype=torch.int64)
-        idle = None if header["idle"] is None else torch.tensor([header["idle"]])
-        answers = zero if header["answers"] else zero[:0]
-        ends = (above, self.place.tier)
+        idle = None
+        if header["idle"] is not None:
+            idle = torch.tensor([header["idle"]])
+        answers = zero
+        if not header["answers"]:
+            answers = zero[:0]
         return Question(
-            program, ends, header["round"], header["path"], zero, ids, zero, answers, idle, (), ()
+            self._program(header),
+            ends=(above, tier),
+            round=header["round"],
+            path=header["path"],
+            askers=zero,
+            ids=ids,
+            asker=zero,
+            answers=answers,
+            idle=idle,
+            rows=(),
+            each=(),
         )
 
     def _arguments(
-        self, header: dict[str, Any], messages: list[Packed], question: Question
+        self,
+        header: dict[str, Any],
+        messages: list[Packed],
+        question: Question,
     ) -> list[Tensor]:
-        """What came down to this node."""
-        key = question.key("down")
-        link = Link(self.wires[key.link, "down"], self._play.ledger)
+        """The arguments of the program, from the messages that came down to this node."""
+        link = self._link(question.key("down"))
         rows = [rows_of(link.unpack(packed)) for packed in messages]
         arguments = [row for row in rows if row is not None]
         for number, shape in enumerate(header["shapes"], start=header["rows"]):
@@ -305,12 +352,22 @@ class Station(BaseRuntime):
 
     # Both
 
+    def _link(self, key: MessageKey) -> Link:
+        """The link of a message."""
+        wire = self.wires[key.link, key.direction]
+        return Link(wire, self._play.ledger)
+
     def _pack(
-        self, message: Message, ids: Ids, copies: Tensor, key: MessageKey, reference: Rows | None
+        self,
+        message: Message,
+        ids: Ids,
+        copies: Tensor,
+        key: MessageKey,
+        reference: Rows | None = None,
     ) -> Packed:
         """The bytes of a message that this node sends."""
         check_carried(rows_of(message), key)
-        link = Link(self.wires[key.link, key.direction], self._play.ledger)
+        link = self._link(key)
         packed = link.pack(
             message,
             cut=self._cut(key),
@@ -318,17 +375,31 @@ class Station(BaseRuntime):
             keys=self._wire_keys(key, ids),
             memory=self._memory(key, ids),
         )
-        link.count(
-            packed, Route((key.link, key.direction, self._play.lane), copies, torch.zeros_like(ids))
-        )
+        meter_key = (key.link, key.direction, self._play.lane)
+        route = Route(meter_key, copies, tree=torch.zeros_like(ids))
+        link.count(packed, route)
         return packed
+
+
+def _messages(answer: Any) -> tuple[Message, ...]:
+    """The messages of an answer: one, or a tuple of several."""
+    if isinstance(answer, tuple):
+        return answer
+    return (answer,)
+
+
+def _answer(messages: list[Deferred | None], several: bool) -> Any:
+    """The answer of these messages: the inverse of `_messages`."""
+    if several:
+        return tuple(messages)
+    return messages[0]
 
 
 def _raised(kind: str, text: str) -> CoveyError:
     """The error that another node raised."""
-    known = getattr(errors, kind, ProgramError)
-    if isinstance(known, type) and issubclass(known, CoveyError):
-        return known(text)
+    error = getattr(errors, kind, ProgramError)
+    if isinstance(error, type) and issubclass(error, CoveyError):
+        return error(text)
     return ProgramError(text)
 
 
@@ -342,33 +413,40 @@ class Loopback(Runtime):
         task: Callable[[Shards, Population], Task],
         station: Callable[[Place, Task, int], Station],
     ) -> None:
-        """`task` makes the task of a node from its own shard; `station` a node from its place, task
-        and told examples.
+        """Make a station for every node.
+
+        `task` makes the task of a node from its own shard. `station` makes a node from its place,
+        its task, and the number of examples under it, which the node is told.
         """
         if tree.copies != 1:
-            raise errors.ConfigError(
-                "the loopback runtime runs one seed at a time; run the seeds one after the other."
-            )
+            fix = "run the seeds one after the other"
+            raise errors.ConfigError(f"the loopback runtime runs one seed at a time; {fix}.")
         population = Population.of(shards)
         self.tree: Tree = tree
         self.stations: dict[str, list[Station]] = {}
         nothing = Shards.none(shards)
+        offset = shards.train.offset
         for tier in reversed(tree.tiers):
             ids = torch.arange(tree.size(tier))
             first, stop = tree.span(tier, ids)
-            under = (shards.train.offset[stop] - shards.train.offset[first]).tolist()
-            row = []
+            under = (offset[stop] - offset[first]).tolist()
+            stations = []
             for number in range(tree.size(tier)):
-                own = shards.only([number]) if tree.below(tier) is None else nothing
-                place = Place.of(tree, tier, number)
-                row.append(station(place, task(own, population.local()), under[number]))
-            self.stations[tier] = row
+                own = nothing
+                if tree.below(tier) is None:
+                    own = shards.only([number])
+                own_task = task(own, population.local())
+                node = Place.of(tree, tier, number)
+                stations.append(station(node, own_task, under[number]))
+            self.stations[tier] = stations
         self._connect()
-        self.server = self.stations[tree.tiers[0]][0]
+        top = tree.tiers[0]
+        self.server = self.stations[top][0]
         self.task = self.server.task
         self.start = self.server.start
 
     def _connect(self) -> None:
+        """Give every station the way to its children."""
         for tier in self.tree.tiers[:-1]:
             below = self.stations[self.tree.below(tier) or ""]
             for station in self.stations[tier]:
@@ -376,10 +454,15 @@ class Loopback(Runtime):
                 children = range(first, first + station.place.children)
                 station.children = {child: below[child].serve for child in children}
 
-    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
-        """Run a program at the server station; with no rows at all, every program below runs on
-        none.
-        """
+    def play(
+        self,
+        program: Program,
+        rows: Rows,
+        *,
+        round: int,
+        lane: Lane = "train",
+    ) -> Played:
+        """Run a program at the server station; with no rows, every program below runs on none."""
         return self.server.play(program, rows, round=round, lane=lane)
 
     def commit(self) -> None:
@@ -393,15 +476,21 @@ class Loopback(Runtime):
             station.rollback()
 
     def kept(self) -> dict[tuple[str, str], Tensor]:
-        """(tier, name) of everything that some station keeps, with no rows of its shape and type."""
+        """Empty rows of the shape and type of everything that stations keep, by (tier, name)."""
         out: dict[tuple[str, str], Tensor] = {}
         for station in self._all():
             for key, rows in station.kept().items():
                 out.setdefault(key, rows)
         return out
 
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(ids, rounds, rows) of what the stations of a tier keep, now or in a version held."""
+    def read(
+        self,
+        tier: str,
+        name: str,
+        label: str,
+        copy: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, rounds, rows) that the stations of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         nothing = torch.zeros(0, dtype=torch.int64)
         parts = [(nothing, nothing, template)]
@@ -410,16 +499,27 @@ class Loopback(Runtime):
             if column is not None:
                 parts.append(column.read(label, _only(station)))
         ids, rounds, rows = zip(*parts, strict=True)
-        return torch.cat(ids), torch.cat(rounds), torch.cat(rows)
+        return (
+            torch.cat(ids),
+            torch.cat(rounds),
+            torch.cat(rows),
+        )
 
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
-        """Hold what stations keep now in these (tier, name), in place of what was held under this
-        label.
+    def hold(
+        self,
+        label: str,
+        copy: int,
+        columns: Sequence[tuple[str, str]],
+    ) -> None:
+        """Hold the rows that stations keep now in these (tier, name).
+
+        They replace the rows that were held under this label.
         """
         for tier, name in columns:
             for station in self.stations[tier]:
-                if (tier, name) in station.store.columns:
-                    station.store.columns[tier, name].hold(label, _only(station))
+                column = station.store.columns.get((tier, name))
+                if column is not None:
+                    column.hold(label, _only(station))
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing under this label any more."""
@@ -427,73 +527,82 @@ class Loopback(Runtime):
             station.release(label, copy)
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
-        """Everything that stations keep and hold, for a checkpoint of the same form as the
-        simulator's.
-        """
-        for (tier, name), template in sorted(self.kept().items(), key=lambda item: item[0]):
-            rows, count = [template], 0
-            parts: dict[str, list[Entry]] = {}
-            for station in self.stations[tier]:
-                column = station.store.columns.get((tier, name))
-                if column is None:
-                    continue
-                own, entries = column.freeze(_only(station))
-                for label, entry in entries.items():
-                    ids = entry.ids + station.place.number
-                    parts.setdefault(label, []).append(
-                        Entry(ids, entry.rounds, entry.places + count)
-                    )
-                rows.append(own)
-                count += len(own)
-            entries = {
-                label: _joined(parts.get(label, []))
-                for label in (PRESENT, *sorted(set(parts) - {PRESENT}))
-            }
-            yield Frozen(tier, name, torch.cat(rows), entries)
+        """Everything that stations keep and hold, in the form of the simulator's checkpoints."""
+        templates = self.kept()
+        for tier, name in sorted(templates):
+            yield self._freeze_column(tier, name, templates[tier, name])
+
+    def _freeze_column(self, tier: str, name: str, template: Tensor) -> Frozen:
+        """The rows of all stations of a tier under one name."""
+        rows = [template]
+        count = 0
+        parts: dict[str, list[Entry]] = {PRESENT: []}
+        for station in self.stations[tier]:
+            column = station.store.columns.get((tier, name))
+            if column is None:
+                continue
+            own, entries = column.freeze(_only(station))
+            for label, entry in entries.items():
+                ids = entry.ids + station.place.number
+                moved = Entry(ids, entry.rounds, entry.places + count)
+                parts.setdefault(label, []).append(moved)
+            rows.append(own)
+            count += len(own)
+        held = sorted(set(parts) - {PRESENT})
+        joined = {label: _joined(parts[label]) for label in (PRESENT, *held)}
+        return Frozen(tier, name, torch.cat(rows), joined)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
-        """Hand every station its own rows of one entry of `freeze`, of this runtime or of another."""
-        check = Store(dict(zip(self.tree.tiers, self.tree.sizes, strict=True)))
+        """Hand every station its own rows of one entry of `freeze`, of any runtime."""
+        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
+        check = Store(sizes)
         check.thaw(frozen, self.nodes(frozen.tier, copy))
+        everyone = slice(0, self.tree.size(frozen.tier))
         for station in self.stations[frozen.tier]:
-            entries = {
-                label: _of_node(entry, station.place.number)
-                for label, entry in frozen.entries.items()
-            }
-            places = torch.unique(torch.cat([entry.places for entry in entries.values()]))
-            for label, entry in entries.items():
-                entries[label] = Entry(
-                    entry.ids, entry.rounds, torch.searchsorted(places, entry.places)
-                )
-            own = Frozen(
-                frozen.tier, frozen.name, frozen.rows[places.to(frozen.rows.device)], entries
-            )
-            station.store.thaw(own, slice(0, self.tree.size(frozen.tier)))
+            own = _frozen_of_node(frozen, station.place.number)
+            station.store.thaw(own, everyone)
 
     def report(self) -> dict[str, Any]:
-        """How programs are run here."""
-        return {"runtime": "loopback", "nodes": sum(self.tree.sizes), "seeds": 1}
+        """How this runtime runs programs."""
+        return {
+            "runtime": "loopback",
+            "nodes": sum(self.tree.sizes),
+            "seeds": 1,
+        }
 
     def _all(self) -> Iterator[Station]:
-        for row in self.stations.values():
-            yield from row
+        for stations in self.stations.values():
+            yield from stations
 
 
 def _only(station: Station) -> slice:
     """The one node of its tier that a station is."""
-    return slice(station.place.number, station.place.number + 1)
+    number = station.place.number
+    return slice(number, number + 1)
 
 
 def _joined(entries: Sequence[Entry]) -> Entry:
     """The entries of several stations as one."""
     nothing = torch.zeros(0, dtype=torch.int64)
-    ids = torch.cat([nothing, *(entry.ids for entry in entries)])
-    rounds = torch.cat([nothing, *(entry.rounds for entry in entries)])
-    places = torch.cat([nothing, *(entry.places for entry in entries)])
-    return Entry(ids, rounds, places)
+    everything = [Entry(nothing, nothing, nothing), *entries]
+    return Entry(
+        ids=torch.cat([entry.ids for entry in everything]),
+        rounds=torch.cat([entry.rounds for entry in everything]),
+        places=torch.cat([entry.places for entry in everything]),
+    )
 
 
-def _of_node(entry: Entry, number: int) -> Entry:
-    """One node's part of an entry."""
-    own = entry.ids == number
-    return Entry(entry.ids[own], entry.rounds[own], entry.places[own])
+def _frozen_of_node(frozen: Frozen, number: int) -> Frozen:
+    """One node's rows and entries of a column."""
+    parts = {}
+    for label, entry in frozen.entries.items():
+        own = entry.ids == number
+        parts[label] = Entry(entry.ids[own], entry.rounds[own], entry.places[own])
+    every_place = torch.cat([part.places for part in parts.values()])
+    places = torch.unique(every_place)
+    entries = {}
+    for label, part in parts.items():
+        new_places = torch.searchsorted(places, part.places)
+        entries[label] = Entry(part.ids, part.rounds, new_places)
+    rows = frozen.rows[places.to(frozen.rows.device)]
+    return Frozen(frozen.tier, frozen.name, rows, entries)

@@ -1,6 +1,4 @@
-"""Figures that programs note of their nodes in a round: the mean, the min and the max of each, per
-tier.
-"""
+"""Figures that programs note in a round: the mean, the min and the max of each, per tier."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from covey.types import Ids
 
 @dataclass(frozen=True)
 class Note:
-    """One figure over all nodes that noted it in a round; a node that noted it twice counts twice."""
+    """One figure over all nodes that noted it in a round; a node may have noted it twice."""
 
     mean: float
     least: float
@@ -49,18 +47,21 @@ class Partial:
         return Partial(listed, min(listed), max(listed), len(listed))
 
     def __add__(self, other: Partial) -> Partial:
-        least, most = min(self.least, other.least), max(self.most, other.most)
-        return Partial((*self.sums, *other.sums), least, most, self.count + other.count)
+        return Partial(
+            sums=(*self.sums, *other.sums),
+            least=min(self.least, other.least),
+            most=max(self.most, other.most),
+            count=self.count + other.count,
+        )
 
     def condensed(self) -> Partial:
         """The same with as few sums as hold it, to be sent."""
         return replace(self, sums=exact_sums(self.sums))
 
     def note(self) -> Note:
-        """The figure; its sum is rounded once, so the order in which partials were added does not
-        matter.
-        """
-        return Note(math.fsum(self.sums) / self.count, self.least, self.most, self.count)
+        """The figure; its sum is rounded once, so the order of the partials does not matter."""
+        mean = math.fsum(self.sums) / self.count
+        return Note(mean, self.least, self.most, self.count)
 
 
 def exact_sums(values: Iterable[float]) -> tuple[float, ...]:
@@ -88,6 +89,10 @@ def exact_sums(values: Iterable[float]) -> tuple[float, ...]:
     return tuple(partial for partial in partials if partial) or (0.0,)
 
 
+NoteKey = tuple[str, str]
+"""The tier and the name of a figure."""
+
+
 class Notes:
     """What was noted in a round.
 
@@ -95,36 +100,48 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self._values: dict[tuple[str, str], list[tuple[Ids, Tensor]]] = {}
-        self._partials: dict[tuple[str, str], list[Partial]] = {}
+        self._values: dict[NoteKey, list[tuple[Ids, Tensor]]] = {}
+        self._partials: dict[NoteKey, list[Partial]] = {}
         self._writing = threading.Lock()
 
     def add(
-        self, tier: str, name: str, ids: Ids, values: Tensor, idle: Tensor | None = None
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        values: Tensor,
+        idle: Tensor | None = None,
     ) -> None:
         """A figure of each of these nodes, [n], except those that are idle."""
         if idle is not None:
             asked = (~idle).nonzero()[:, 0]
-            ids, values = ids[asked], values[asked.to(values.device, non_blocking=True)]
+            ids = ids[asked]
+            values = values[asked.to(values.device, non_blocking=True)]
         with self._writing:  # workers take turns
-            self._values.setdefault((tier, name), []).append((ids, values))
+            noted = self._values.setdefault((tier, name), [])
+            noted.append((ids, values))
 
     def merge(self, tier: str, name: str, partial: Partial) -> None:
         """A figure over the nodes of another machine, in a run of one seed."""
         self._partials.setdefault((tier, name), []).append(partial)
 
-    def partials(self, tree: Topology) -> list[dict[tuple[str, str], Partial]]:
+    def partials(self, tree: Topology) -> list[dict[NoteKey, Partial]]:
         """The figures so far of each copy of the tree, by tier and name."""
-        out: list[dict[tuple[str, str], Partial]] = [{} for _ in range(tree.copies)]
+        out: list[dict[NoteKey, Partial]] = [{} for _ in range(tree.copies)]
         for (tier, name), noted in self._values.items():
             values = torch.cat([part.double() for _, part in noted]).cpu()
-            copy = tree.copy(tier, torch.cat([ids for ids, _ in noted]))
+            ids = torch.cat([numbers for numbers, _ in noted])
+            copy = tree.copy(tier, ids)
             for number, figures in enumerate(out):
-                if own := values[copy == number].tolist():
+                own = values[copy == number].tolist()
+                if own:
                     figures[tier, name] = Partial.of(own)
+        first = out[0]
         for key, partials in self._partials.items():
             for partial in partials:
-                out[0][key] = out[0][key] + partial if key in out[0] else partial
+                if key in first:
+                    partial = first[key] + partial
+                first[key] = partial
         return out
 
     def read(self, tree: Topology) -> list[dict[str, dict[str, Note]]]:
@@ -132,7 +149,9 @@ class Notes:
         out = []
         for figures in self.partials(tree):
             notes: dict[str, dict[str, Note]] = {}
-            for tier, name in sorted(figures, key=lambda key: (tree.index(key[0]), key[1])):
-                notes.setdefault(tier, {})[name] = figures[tier, name].note()
+            keys = sorted(figures, key=lambda key: (tree.index(key[0]), key[1]))
+            for tier, name in keys:
+                of_tier = notes.setdefault(tier, {})
+                of_tier[name] = figures[tier, name].note()
             out.append(notes)
         return out

@@ -1,5 +1,6 @@
-"""What a node that shares nothing with others knows: its own place in the tree, its own rows, and a
-few facts it was told.
+"""The knowledge of a node that shares nothing with others.
+
+It has its own position in the tree, its own rows, and a few facts that it was told.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from covey.types import Ids
 
 @dataclass(frozen=True, eq=False)
 class Place(Topology):
-    """A tree as one of its nodes knows it. To ask about another node is an error that names both.
+    """A tree as one of its nodes knows it.
 
-    Told are the tiers, how many nodes each has, and the min and the max of their children: what
-    programs on no rows, lists of hyper-parameters and error texts need.
+    To ask about another node is an error that names both. Told are the tiers, how many nodes each
+    has, and the min and the max of their children: what programs on no rows, lists of
+    hyper-parameters and error texts need.
     """
 
     tier: str
@@ -38,12 +40,14 @@ class Place(Topology):
     def of(tree: Tree, tier: str, number: int) -> Place:
         """What a node of a tree is told when it joins."""
         ids = torch.tensor([number])
-        leaf = tree.below(tier) is None
+        first_child = 0
+        if tree.below(tier) is not None:
+            first_child = int(tree.first(tier, ids))
         return Place(
             tier=tier,
             number=number,
             children=int(tree.counts(tier, ids)),
-            first_child=0 if leaf else int(tree.first(tier, ids)),
+            first_child=first_child,
             tiers=tree.tiers,
             told_sizes=tree.sizes,
             min_children=(*map(min, tree.children), 0),
@@ -60,10 +64,12 @@ class Place(Topology):
 
     def check(self, tier: str, ids: Ids, about: str) -> None:
         """Refuse to say anything of another node."""
-        if len(ids) and (tier != self.tier or ids.tolist() != [self.number]):
-            raise ProgramError(
-                f"{self} touched {about} of {tier} {some(ids.tolist())}; a node has its own alone."
-            )
+        if not len(ids):
+            return
+        numbers = ids.tolist()
+        if tier != self.tier or numbers != [self.number]:
+            other = f"{tier} {some(numbers)}"
+            raise ProgramError(f"{self} touched {about} of {other}; a node has its own alone.")
 
     def counts(self, tier: str, ids: Tensor) -> Tensor:
         """How many children this node has, [1]."""
@@ -76,26 +82,26 @@ class Place(Topology):
         return torch.full_like(ids, self.first_child)
 
     def widest(self, tier: str) -> int:
-        """The most children that any node of a tier has, as it was told."""
+        """The max number of children of a node of a tier, as it was told."""
         return self.max_children[self.index(tier)]
 
     def span(self, tier: str, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Nobody but the whole tree knows which devices stand under which node."""
-        raise ProgramError(
-            f"{self} touched the devices under {tier} {some(ids.tolist())}; a node has its own alone."
-        )
+        """Raise: a node does not know which devices are under which node."""
+        other = f"{tier} {some(ids.tolist())}"
+        raise ProgramError(f"{self} touched the devices under {other}; a node has its own alone.")
 
     def picks(self, tier: str, sample: int | float) -> Tensor:
-        """How many children this node asks under `sample`, at its own position of its tier; 0 at
-        all others.
+        """How many children this node asks under `sample`, [nodes of the tier].
+
+        The entries of all other nodes are 0.
         """
-        narrow = self.min_children[self.index(tier)]
-        Tree.flat(narrow).picks(
-            "server", sample
-        )  # an error where some node of the tier has too few children
+        # An error if any node of the tier has too few children.
+        smallest = Tree.flat(self.min_children[self.index(tier)])
+        smallest.picks("server", sample)
         picks = torch.zeros(self.size(tier), dtype=torch.int64)
         if tier == self.tier:
-            picks[self.number] = Tree.flat(self.children).picks("server", sample)[0]
+            own = Tree.flat(self.children)
+            picks[self.number] = own.picks("server", sample)[0]
         return picks
 
 
@@ -105,13 +111,25 @@ class OwnStore(Store):
 
     place: Place | None = None
 
-    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
+    def put(
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        rows: Tensor,
+        round: int,
+    ) -> None:
         """Rows of this node."""
         self._check(tier, name, ids)
         super().put(tier, name, ids, rows, round)
 
     def get(
-        self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int
+        self,
+        tier: str,
+        name: str,
+        ids: Ids,
+        default: Tensor | None,
+        since: int,
     ) -> Tensor | None:
         """The row of this node, `default` where there is none as young as `since`."""
         self._check(tier, name, ids)

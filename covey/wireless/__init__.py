@@ -1,18 +1,19 @@
-"""Radio: channels, what a round takes a device in seconds and joules, and who should get how much
-of the band.
+"""Radio: channels, the seconds and joules of a round, and plans that share each cell's band.
+
 
 >>> from covey.wireless import Cells, Channel, Devices, Noise, Scenario, Work, equal, plan
 >>> devices = Devices.of([0, 0], distance=[60.0, 240.0], cpu=3e9, cycles=20.0, power=0.63)
 >>> work = Work(shared=120_000, personal=30_000, steps=5, personal_steps=3)
->>> scenario = Scenario(devices, Cells.of(20e6), Channel(Noise(1e-14), fading="none"), work, deadline=0.015)
+>>> channel = Channel(Noise(1e-14), fading="none")
+>>> scenario = Scenario(devices, Cells.of(20e6), channel, work, deadline=0.015)
 >>> best = plan(scenario)
 >>> best.ratio.round(decimals=3).tolist(), plan(scenario, equal).ratio.round(decimals=3).tolist()
 ([[0.238, 0.95]], [[0.535, 0.732]])
 """
 
 from covey.kernel.work import Work
-from covey.wireless.air import RadioRecord
 from covey.wireless.channel import Channel, LogDistance, Noise, Urban
+from covey.wireless.clock import RadioRecord
 from covey.wireless.device import Cells, Devices, Spread
 from covey.wireless.latency import Timing, encoded_bits, formula_bits
 from covey.wireless.plan import Plan, Scenario, plan

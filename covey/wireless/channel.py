@@ -1,8 +1,8 @@
-"""A radio channel: path loss, shadowing, block fading, and the noise it is heard against.
+"""A radio channel: path loss, shadowing, block fading, and noise.
 
-Shadowing and line of sight belong to a device and last; fading is new in every round. All of them
-are draws by address, so a device's channel in a round does not depend on which other devices or
-rounds are looked at.
+Shadowing and line of sight are fixed per device; fading is drawn anew in every round. All of them
+are draws by address, so that a device's channel in a round does not depend on which other devices
+or rounds are computed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _EFFECTIVE_HEIGHT = 1.0  # m: 38.901 takes it off both antennas before the break
 
 
 class PathLoss(Protocol):
-    """Mean loss in dB over distances [n] in metres; `chance` [n] in [0, 1) decides who is in line
-    of sight.
+    """Mean loss in dB over distances [n] in metres.
+
+    `uniform` [n] in [0, 1) decides which devices are in line of sight.
     """
 
-    def loss(self, distance: Tensor, chance: Tensor) -> Tensor: ...
+    def loss(self, distance: Tensor, uniform: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class LogDistance:
     3GPP's older urban macro cell at 2 GHz, 128.1 + 37.6 log10(d in km), is reference 128.1,
     exponent 3.76, near 1000.
 
-    >>> LogDistance(reference=30, exponent=3.5).loss(torch.tensor([1.0, 10.0]), torch.zeros(2)).tolist()
+    >>> distance = torch.tensor([1.0, 10.0])
+    >>> LogDistance(reference=30, exponent=3.5).loss(distance, torch.zeros(2)).tolist()
     [30.0, 65.0]
     """
 
@@ -45,24 +47,21 @@ class LogDistance:
     near: float = 1.0  # m
 
     def __post_init__(self) -> None:
-        if not (
-            0 < self.exponent < math.inf
-            and 0 < self.near < math.inf
-            and math.isfinite(self.reference)
-        ):
+        positive = 0 < self.exponent < math.inf and 0 < self.near < math.inf
+        if not (positive and math.isfinite(self.reference)):
             facts = f"reference = {self.reference}, exponent = {self.exponent}, near = {self.near}"
             raise ConfigError(f"LogDistance: {facts} must be finite, the last two above 0.")
 
-    def loss(self, distance: Tensor, chance: Tensor) -> Tensor:
+    def loss(self, distance: Tensor, uniform: Tensor) -> Tensor:
         return self.reference + 10 * self.exponent * torch.log10(distance / self.near)
 
 
 @dataclass(frozen=True)
 class Urban:
-    """The urban macro and micro cells of 3GPP TR 38.901 (tables 7.4.1-1 and 7.4.2-1), devices at up
-    to 13 m.
+    """The urban macro and micro cells of 3GPP TR 38.901 (tables 7.4.1-1 and 7.4.2-1).
 
-    `sight` "chance" draws line of sight with the standard's probability; "yes" and "no" decide it.
+    Devices are at up to 13 m. `sight` "chance" draws line of sight with the standard's probability;
+    "yes" and "no" decide it.
     """
 
     kind: Literal["macro", "micro"] = "macro"
@@ -73,69 +72,80 @@ class Urban:
 
     def __post_init__(self) -> None:
         if not 0.5e9 <= self.carrier <= 100e9:
-            raise ConfigError(
-                f"Urban: carrier = {self.carrier:g} Hz; the model holds from 0.5 to 100 GHz."
-            )
+            value = f"carrier = {self.carrier:g} Hz"
+            raise ConfigError(f"Urban: {value}; the model holds from 0.5 to 100 GHz.")
         if not 1.5 <= self.device_height <= 13:
-            raise ConfigError(
-                f"Urban: device_height = {self.device_height:g} m; the model holds from 1.5 to 13 m."
-            )
+            value = f"device_height = {self.device_height:g} m"
+            raise ConfigError(f"Urban: {value}; the model holds from 1.5 to 13 m.")
 
-    def loss(self, distance: Tensor, chance: Tensor) -> Tensor:
-        height = self.edge_height or (25.0 if self.kind == "macro" else 10.0)
+    @property
+    def _is_macro(self) -> bool:
+        return self.kind == "macro"
+
+    @property
+    def _height(self) -> float:
+        """The height of the edge's antenna."""
+        default = 25.0 if self._is_macro else 10.0
+        return self.edge_height or default
+
+    def loss(self, distance: Tensor, uniform: Tensor) -> Tensor:
         flat = distance.clamp(min=10.0)  # where the tables start
-        line = torch.hypot(flat, torch.full_like(flat, height - self.device_height))
-        clear = self._clear(flat, line, height)
+        climb = torch.full_like(flat, self._height - self.device_height)
+        line = torch.hypot(flat, climb)
+        clear = self._clear(flat, line)
         blocked = torch.maximum(clear, self._blocked(line))
-        seen = {
-            "yes": torch.ones_like(chance),
-            "no": torch.zeros_like(chance),
+        probability = {
+            "yes": torch.ones_like(uniform),
+            "no": torch.zeros_like(uniform),
             "chance": self.sight_probability(distance),
         }
-        return torch.where(chance < seen[self.sight], clear, blocked)
+        in_sight = uniform < probability[self.sight]
+        return torch.where(in_sight, clear, blocked)
 
     def sight_probability(self, distance: Tensor) -> Tensor:
         """The probability of line of sight, 1 up to 18 m."""
-        fall = 63.0 if self.kind == "macro" else 36.0
+        fall = 63.0 if self._is_macro else 36.0
         near = (18 / distance.clamp(min=1e-9)).clamp(max=1.0)
         return near + torch.exp(-distance / fall) * (1 - near)
 
-    def _clear(self, flat: Tensor, line: Tensor, height: float) -> Tensor:
-        start, slope, bend = (28.0, 22.0, 9.0) if self.kind == "macro" else (32.4, 21.0, 9.5)
+    def _clear(self, flat: Tensor, line: Tensor) -> Tensor:
+        """The loss in line of sight, with another slope beyond the breakpoint."""
+        start, slope, bend = (28.0, 22.0, 9.0) if self._is_macro else (32.4, 21.0, 9.5)
         carrier = 20 * math.log10(self.carrier / 1e9)
+        height = self._height
         heights = (height - _EFFECTIVE_HEIGHT) * (self.device_height - _EFFECTIVE_HEIGHT)
         breakpoint = 4 * heights * self.carrier / _LIGHT
         near = start + slope * torch.log10(line) + carrier
         bent = bend * math.log10(breakpoint**2 + (height - self.device_height) ** 2)
-        return torch.where(
-            flat <= breakpoint, near, start + 40 * torch.log10(line) + carrier - bent
-        )
+        beyond = start + 40 * torch.log10(line) + carrier - bent
+        return torch.where(flat <= breakpoint, near, beyond)
 
     def _blocked(self, line: Tensor) -> Tensor:
-        carrier, above = math.log10(self.carrier / 1e9), self.device_height - 1.5
-        if self.kind == "macro":
+        """The loss without line of sight."""
+        carrier = math.log10(self.carrier / 1e9)
+        above = self.device_height - 1.5
+        if self._is_macro:
             return 13.54 + 39.08 * torch.log10(line) + 20 * carrier - 0.6 * above
         return 22.4 + 35.3 * torch.log10(line) + 21.3 * carrier - 0.3 * above
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of a fixed power, in watts, whatever band a device has (the paper's), or of a power per
-    hertz of its band.
-    """
+    """Noise of a fixed power in watts for any band (the paper's), or of a power per hertz."""
 
     watts: float
     per_hertz: bool = False
 
     def __post_init__(self) -> None:
         if not (self.watts > 0 and math.isfinite(self.watts)):
-            raise ConfigError(
-                f"Noise: watts = {self.watts} must be above 0; in a file, write noise in dBm or dBm/Hz."
-            )
+            rule = "must be above 0; in a file, write noise in dBm or dBm/Hz"
+            raise ConfigError(f"Noise: watts = {self.watts} {rule}.")
 
     def over(self, band: Tensor) -> Tensor:
-        """Its power over a band in hertz."""
-        return self.watts * band if self.per_hertz else torch.full_like(band, self.watts)
+        """The noise power over a band in hertz."""
+        if self.per_hertz:
+            return self.watts * band
+        return torch.full_like(band, self.watts)
 
 
 @dataclass(frozen=True)
@@ -152,21 +162,28 @@ class Channel:
         if self.shadowing < 0:
             raise ConfigError(f"Channel: shadowing = {self.shadowing:g} dB must be 0 or more.")
         if self.fading not in ("none", "rayleigh", "rician"):
-            raise ConfigError(
-                f"Channel: fading = {self.fading!r} must be 'none', 'rayleigh' or 'rician'."
-            )
+            kinds = "'none', 'rayleigh' or 'rician'"
+            raise ConfigError(f"Channel: fading = {self.fading!r} must be {kinds}.")
 
     def gain(self, distance: Tensor, ids: Tensor, *, rounds: range, seed: int) -> Tensor:
         """The power gain h of every device in every round, [rounds, n]."""
-        chance = draws.uniform(draws.key(seed, "sight"), ids, 1)[:, 0]
-        shadow = self.shadowing * draws.normal(draws.key(seed, "shadowing"), ids, 1)[:, 0]
-        mean = 10 ** (-(self.path_loss.loss(distance, chance) + shadow) / 10)
-        return mean * torch.stack([self.fade(ids, round=g, seed=seed) for g in rounds])
+        sight = draws.key(seed, "sight")
+        uniform = draws.uniform(sight, ids, 1)[:, 0]
+        shadowing = draws.key(seed, "shadowing")
+        normal = draws.normal(shadowing, ids, 1)[:, 0]
+        loss = self.path_loss.loss(distance, uniform) + self.shadowing * normal
+        mean = 10 ** (-loss / 10)
+        fading = [self.fade(ids, round=number, seed=seed) for number in rounds]
+        return mean * torch.stack(fading)
 
     def fade(self, ids: Tensor, *, round: int, seed: int) -> Tensor:
         """The fading power of one round, [n], of mean 1."""
         if self.fading == "none":
             return torch.ones(len(ids), dtype=torch.float64)
-        factor = 10 ** (self.rice_factor / 10) if self.fading == "rician" else 0.0
-        real, imaginary = draws.normal(draws.key(seed, round, "fading"), ids, 2).unbind(1)
-        return ((math.sqrt(2 * factor) + real) ** 2 + imaginary**2) / (2 * (1 + factor))
+        factor = 0.0
+        if self.fading == "rician":
+            factor = 10 ** (self.rice_factor / 10)
+        address = draws.key(seed, round, "fading")
+        real, imaginary = draws.normal(address, ids, 2).unbind(1)
+        power = (math.sqrt(2 * factor) + real) ** 2 + imaginary**2
+        return power / (2 * (1 + factor))

@@ -1,6 +1,4 @@
-"""Devices and cells as columns: what each can compute and send, where it stands, and the band and
-wire of its edge.
-"""
+"""Devices and cells as columns: what devices compute and send with; bands and wires of cells."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class Spread:
     """A distribution that a column is drawn from.
 
     uniform, log_uniform (low, high); normal (mean, deviation); choice (any number of values); disc
-    (inner and outer radius: the distance from the centre of a place drawn evenly over the ring).
+    (inner and outer radius: the distance from the centre of a point drawn evenly over the ring).
 
     >>> Spread("choice", (1.0, 2.0)).draw(0, torch.arange(4)).unique().tolist()
     [1.0, 2.0]
@@ -33,46 +31,47 @@ class Spread:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
             raise ConfigError(f"a spread of kind {self.kind!r}; one of {', '.join(_KINDS)}.")
+        self._check_values()
+
+    def _check_values(self) -> None:
+        """Raise an error unless the values suit the kind."""
+        shown = f"{self.kind} = {list(self.values)}"
         if len(self.values) != 2 and self.kind != "choice":
-            raise ConfigError(
-                f"{self.kind} = {list(self.values)} must have two values: {_KINDS[self.kind]}."
-            )
-        if not self.values or (
-            self.kind in ("uniform", "log_uniform", "disc") and self.values[0] > self.values[1]
-        ):
-            raise ConfigError(
-                f"{self.kind} = {list(self.values)}: give {_KINDS[self.kind]}, the smaller first."
-            )
+            raise ConfigError(f"{shown} must have two values: {_KINDS[self.kind]}.")
+        ordered = self.kind in ("uniform", "log_uniform", "disc")
+        if not self.values or (ordered and self.values[0] > self.values[1]):
+            raise ConfigError(f"{shown}: give {_KINDS[self.kind]}, the smaller first.")
         if not all(abs(value) <= _LARGEST for value in self.values):  # which NaN is not
             rule = f"must be finite numbers, of size {_LARGEST:g} at most"
-            raise ConfigError(f"{self.kind} = {list(self.values)} {rule}.")
+            raise ConfigError(f"{shown} {rule}.")
         if self.kind == "log_uniform" and self.values[0] <= 0:
-            raise ConfigError(
-                f"log_uniform = {list(self.values)} must be above 0; use uniform for levels in dBm."
-            )
+            raise ConfigError(f"{shown} must be above 0; use uniform for levels in dBm.")
 
     def draw(self, address: int, ids: Tensor) -> Tensor:
         """One value for each id, float64 [n]."""
         if self.kind == "normal":
-            return self.values[0] + self.values[1] * draws.normal(address, ids, 1)[:, 0]
+            mean, deviation = self.values
+            return mean + deviation * draws.normal(address, ids, 1)[:, 0]
         u = draws.uniform(address, ids, 1)[:, 0]
         if self.kind == "choice":
-            return torch.tensor(self.values, dtype=torch.float64)[(u * len(self.values)).long()]
+            values = torch.tensor(self.values, dtype=torch.float64)
+            return values[(u * len(values)).long()]
         low, high = self.values
         if self.kind == "log_uniform":
             return low * (high / low) ** u
-        return (
-            torch.sqrt(low**2 + (high**2 - low**2) * u)
-            if self.kind == "disc"
-            else low + (high - low) * u
-        )
+        if self.kind == "disc":
+            return torch.sqrt(low**2 + (high**2 - low**2) * u)
+        return low + (high - low) * u
 
 
-_LARGEST = 1e100  # its square is a number still
+_LARGEST = 1e100  # its square is still finite
 _KINDS = {
-    "uniform": "low and high", "log_uniform": "low and high", "normal": "mean and deviation", "choice": "one value or more",
+    "uniform": "low and high",
+    "log_uniform": "low and high",
+    "normal": "mean and deviation",
+    "choice": "one value or more",
     "disc": "inner and outer radius",
-}  # fmt: skip
+}
 
 Column = float | Sequence[float] | Tensor | Spread
 """One number for all devices, one for each, or a distribution."""
@@ -82,7 +81,8 @@ Column = float | Sequence[float] | Tensor | Spread
 class Devices:
     """Every device of every cell; all columns float64 [n], `cell` int64 [n].
 
-    >>> Devices.of([0, 0, 1], distance=[50, 80, 20], cpu=3e9, cycles=Spread("uniform", (15, 40)), power=0.6)
+    >>> cycles = Spread("uniform", (15, 40))
+    >>> Devices.of([0, 0, 1], distance=[50, 80, 20], cpu=3e9, cycles=cycles, power=0.6)
     Devices: 3 in 2 cells
     """
 
@@ -99,15 +99,13 @@ class Devices:
         for name in _COLUMNS:
             column = getattr(self, name)
             if column.shape != self.cell.shape:
-                raise ConfigError(
-                    f"{name} has {len(column)} values for {len(self.cell)} devices; give one for each, or one."
-                )
+                counts = f"{len(column)} values for {len(self.cell)} devices"
+                raise ConfigError(f"{name} has {counts}; give one for each, or one.")
             wrong = ~(torch.isfinite(column) & (column > 0))
             if wrong.any():
-                at = int(wrong.nonzero()[0])
-                raise ConfigError(
-                    f"{name} of {self.name(at)} is {column[at]:g}; it must be above 0 and finite."
-                )
+                device = int(wrong.nonzero()[0])
+                value = f"{name} of {self.name(device)} is {column[device]:g}"
+                raise ConfigError(f"{value}; it must be above 0 and finite.")
 
     @classmethod
     def of(
@@ -125,7 +123,7 @@ class Devices:
     ) -> Devices:
         """Devices from numbers, lists and distributions."""
         cells = torch.as_tensor(cell, dtype=torch.int64)
-        given = {
+        values = {
             "distance": distance,
             "cpu": cpu,
             "cycles": cycles,
@@ -133,22 +131,26 @@ class Devices:
             "capacitance": capacitance,
             "weight": weight,
         }
-        columns = {name: column(value, len(cells), name, seed) for name, value in given.items()}
+        columns = {name: column(value, len(cells), name, seed) for name, value in values.items()}
         return cls(cell=cells, names=tuple(names), **columns)
 
     def take(self, chosen: Tensor) -> Devices:
-        """Some of the devices, in this order."""
-        names = tuple(self.names[at] for at in chosen.tolist()) if self.names else ()
-        return replace(
-            self, names=names, **{name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)}
-        )
+        """The chosen devices, in this order."""
+        names: tuple[str, ...] = ()
+        if self.names:
+            names = tuple(self.names[device] for device in chosen.tolist())
+        columns = {name: getattr(self, name)[chosen] for name in ("cell", *_COLUMNS)}
+        return replace(self, names=names, **columns)
 
     @classmethod
     def stack(cls, parts: Sequence[Devices], *, cells: int) -> Devices:
-        """Populations beside each other, each with `cells` cells of its own; without their names."""
-        cell = torch.cat([part.cell + at * cells for at, part in enumerate(parts)])
-        columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in _COLUMNS}
-        return cls(cell=cell, names=(), **columns)
+        """Populations beside each other, without names, each with `cells` cells of its own."""
+        numbered = [part.cell + number * cells for number, part in enumerate(parts)]
+        columns = {}
+        for name in _COLUMNS:
+            values = [getattr(part, name) for part in parts]
+            columns[name] = torch.cat(values)
+        return cls(cell=torch.cat(numbered), names=(), **columns)
 
     def __len__(self) -> int:
         return len(self.cell)
@@ -156,9 +158,11 @@ class Devices:
     def __repr__(self) -> str:
         return f"Devices: {len(self)} in {len(set(self.cell.tolist()))} cells"
 
-    def name(self, at: int) -> str:
-        """What a message calls a device."""
-        return self.names[at] if self.names else f"device {at}"
+    def name(self, device: int) -> str:
+        """The name of a device in messages."""
+        if self.names:
+            return self.names[device]
+        return f"device {device}"
 
 
 _COLUMNS = ("distance", "cpu", "cycles", "power", "capacitance", "weight")
@@ -168,8 +172,14 @@ def column(value: Column, n: int, name: str, seed: int) -> Tensor:
     """A column as float64 [n]; a distribution is drawn from the address of its name."""
     if isinstance(value, Spread):
         return value.draw(draws.key(seed, name), torch.arange(n))
-    given = torch.as_tensor(value, dtype=torch.float64)
-    return given.expand(n).clone() if given.ndim == 0 else given
+    return _expanded(torch.as_tensor(value, dtype=torch.float64), n)
+
+
+def _expanded(values: Tensor, n: int) -> Tensor:
+    """One number n times over; a list of numbers as it is."""
+    if values.ndim == 0:
+        return values.expand(n).clone()
+    return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,16 +191,19 @@ class Cells:
     wire_delay: Tensor  # s
 
     def __post_init__(self) -> None:
-        for name, low in (("bandwidth", True), ("wire_rate", True), ("wire_delay", False)):
+        for name in ("bandwidth", "wire_rate", "wire_delay"):
             values = getattr(self, name)
             if values.shape != self.bandwidth.shape:
-                raise ConfigError(
-                    f"{name} has {len(values)} values for {len(self.bandwidth)} cells; give one for each, or one."
-                )
-            if not (values > 0 if low else values >= 0).all():
-                raise ConfigError(
-                    f"{name} = {values.tolist()} must be {'above 0' if low else '0 or more'}."
-                )
+                counts = f"{len(values)} values for {len(self.bandwidth)} cells"
+                raise ConfigError(f"{name} has {counts}; give one for each, or one.")
+            if name == "wire_delay":
+                allowed = values >= 0
+                rule = "0 or more"
+            else:
+                allowed = values > 0
+                rule = "above 0"
+            if not allowed.all():
+                raise ConfigError(f"{name} = {values.tolist()} must be {rule}.")
 
     @classmethod
     def of(
@@ -202,20 +215,25 @@ class Cells:
         count: int | None = None,
     ) -> Cells:
         """Cells from numbers and lists; one number serves all `count` of them."""
-        given = [
+        columns = [
             torch.as_tensor(value, dtype=torch.float64)
             for value in (bandwidth, wire_rate, wire_delay)
         ]
-        n = count or max([len(value) for value in given if value.ndim], default=1)
-        return cls(*(value.expand(n).clone() if value.ndim == 0 else value for value in given))
+        lengths = [len(values) for values in columns if values.ndim]
+        n = count or max(lengths, default=1)
+        return cls(*(_expanded(values, n) for values in columns))
 
     def times(self, copies: int) -> Cells:
         """The same cells several times over."""
         return self.take(torch.arange(len(self)).repeat(copies))
 
     def take(self, chosen: Tensor) -> Cells:
-        """Some of the cells, in this order."""
-        return Cells(self.bandwidth[chosen], self.wire_rate[chosen], self.wire_delay[chosen])
+        """The chosen cells, in this order."""
+        return Cells(
+            bandwidth=self.bandwidth[chosen],
+            wire_rate=self.wire_rate[chosen],
+            wire_delay=self.wire_delay[chosen],
+        )
 
     def __len__(self) -> int:
         return len(self.bandwidth)

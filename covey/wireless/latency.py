@@ -1,9 +1,8 @@
-"""How long a round takes a device and what it costs in joules: (12) to (18) of Liu and Ratnarajah,
-2023.
+"""Seconds and joules of a device's round: (12) to (18) of Liu and Ratnarajah, 2023.
 
 The paper's N_u, N_v, q, tau_u, tau_v, tau_hat_u, rho, C, f, p are `shared`, `personal`, `bits`,
 `steps`, `personal_steps`, `probe_steps`, `ratio`, and the devices' `cycles`, `cpu`, `power`.
-Sending down and adding up are free, as there.
+Sending down and aggregation are free, as in the paper.
 """
 
 from __future__ import annotations
@@ -21,16 +20,15 @@ from covey.wireless.device import Cells, Devices
 
 
 def rate(band: Tensor, gain: Tensor, power: Tensor, noise: Noise) -> Tensor:
-    """(13): what a device sends over a band, in bit/s; 0 over none."""
-    heard = noise.over(band)
-    return band * torch.log2(1 + torch.where(heard > 0, gain * power / heard, 0.0))
+    """(13): the rate of a device over a band, in bit/s; 0 where it has no band."""
+    noise_power = noise.over(band)
+    snr = torch.where(noise_power > 0, gain * power / noise_power, 0.0)
+    return band * torch.log2(1 + snr)
 
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """Seconds and joules of every device in every round, [rounds, n]; 0 for those that are not
-    asked.
-    """
+    """Seconds and joules of every device in every round, [rounds, n]; 0 for devices not asked."""
 
     compute: Tensor  # (12)
     upload: Tensor  # (14)
@@ -50,18 +48,18 @@ class Timing:
 def timing(
     work: Work, devices: Devices, *, kept: Tensor, rate: Tensor, bits: Tensor, asked: Tensor
 ) -> Timing:
-    """What a round takes at these parts kept and rates; `bits` is what is sent: `formula_bits`,
-    `encoded_bits` or measured.
+    """Seconds and joules of a round, for the share of weights kept and the rates.
+
+    `bits` are those sent: `formula_bits`, `encoded_bits` or measured.
     """
-    cycles = asked * (
-        work.constant_cycles(devices.cycles) + kept * work.shared_cycles(devices.cycles)
-    )
+    constant = work.constant_cycles(devices.cycles)
+    cycles = asked * (constant + kept * work.shared_cycles(devices.cycles))
     upload = torch.where(asked & (bits > 0), bits / rate, 0.0)
     return Timing(
-        cycles / devices.cpu,
-        upload,
-        devices.capacitance * devices.cpu**2 * cycles,
-        devices.power * upload,
+        compute=cycles / devices.cpu,
+        upload=upload,
+        compute_joules=devices.capacitance * devices.cpu**2 * cycles,
+        upload_joules=devices.power * upload,
     )
 
 
@@ -71,8 +69,9 @@ def formula_bits(work: Work, kept: Tensor) -> Tensor:
 
 
 def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
-    """The bits of the message a codec really makes of the kept weights and their mask, in float32;
-    or as the work itself says.
+    """The bits of a codec's message of the kept weights and their mask, in float32.
+
+    Where `work` states the bits beyond the weights, those count instead.
     """
     if work.extra is not None:
         count = whole_weights(kept, work.shared)
@@ -81,34 +80,38 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
     count = whole_weights(kept, width).long()
     out = torch.zeros(kept.shape, dtype=torch.float64)
     for size in sorted(set(width.reshape(-1).tolist())):
-        here = width == size
-        lengths = CODECS[codec].lengths(count[here], width=int(size), size=4, masked=True)
+        rows = width == size
+        lengths = CODECS[codec].lengths(
+            count[rows],
+            width=int(size),
+            size=4,
+            masked=True,
+        )
         if lengths is None:
-            raise ConfigError(
-                f"codec {codec!r}: its lengths depend on the values; give the bits measured."
-            )
-        out[here] = 8 * lengths.double() + work.number_bits
+            problem = "its lengths depend on the values"
+            raise ConfigError(f"codec {codec!r}: {problem}; give the bits measured.")
+        out[rows] = 8 * lengths.double() + work.number_bits
     return torch.where(count > 0, out, 0.0)
 
 
 def whole_weights(kept: Tensor, width: Tensor | float) -> Tensor:
-    """How many weights a part is, and not one too many for the deadline it was reckoned for."""
+    """The number of weights kept, rounded down so that the deadline is still met."""
     return torch.floor(kept * width * (1 + 1e-9))
 
 
 def mask_bits(work: Work) -> Tensor:
-    """What is sent beyond the weights: a header, a bit for each weight that may be kept, padded,
-    and the numbers beside them.
+    """The bits sent beyond the weights.
+
+    They are a header, one bit for each weight that may be kept, padded, and the numbers beside.
     """
     if work.extra is not None:
         return torch.tensor(work.extra, dtype=torch.float64)
-    return (
-        8 * (header.SIZE + torch.ceil(torch.as_tensor(work.shared, dtype=torch.float64) / 8))
-        + work.number_bits
-    )
+    width = torch.as_tensor(work.shared, dtype=torch.float64)
+    mask_bytes = torch.ceil(width / 8)
+    return 8 * (header.SIZE + mask_bytes) + work.number_bits
 
 
 def wire_seconds(cells: Cells, work: Work) -> Tensor:
-    """What an edge's own message to the server takes, [cells]: its whole shared part."""
+    """Seconds of an edge's own message to the server, [cells]: its whole shared part."""
     widest = torch.as_tensor(work.shared, dtype=torch.float64).max()
     return cells.wire_delay + work.bits * widest / cells.wire_rate

@@ -1,6 +1,4 @@
-"""A plan: who gets which part of the band and prunes how much, round by round, what that takes, and
-who is left out and why.
-"""
+"""A plan: each device's share of the band and pruning ratio, round by round."""
 
 from __future__ import annotations
 
@@ -35,8 +33,9 @@ LATE = 1e-9  # relative: a device that ends at the deadline may end an ulp after
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Everything a plan depends on; `mask` plans for the header and the mask of a real message,
-    which the paper leaves out.
+    """Everything a plan depends on.
+
+    With `mask` it plans for the header and the mask of a real message, which the paper leaves out.
     """
 
     devices: Devices
@@ -53,37 +52,40 @@ class Scenario:
             raise ConfigError(f"deadline = {self.deadline} s must be above 0 and finite.")
         if not 0 < self.rho_max <= 1:
             raise ConfigError(f"rho_max = {self.rho_max} must be above 0 and at most 1.")
-        if len(self.devices) and int(self.devices.cell.max()) >= len(self.cells):
-            most = int(self.devices.cell.max())
-            raise ConfigError(
-                f"a device stands in cell {most}, but there are {len(self.cells)} cells, counted from 0."
-            )
+        last_cell = int(self.devices.cell.max()) if len(self.devices) else -1
+        if last_cell >= len(self.cells):
+            counts = f"there are {len(self.cells)} cells, counted from 0"
+            raise ConfigError(f"a device stands in cell {last_cell}, but {counts}.")
 
     def gain(self, rounds: range) -> Tensor:
         """The channel gains, [rounds, n]."""
-        return self.channel.gain(
-            self.devices.distance, torch.arange(len(self.devices)), rounds=rounds, seed=self.seed
-        )
+        ids = torch.arange(len(self.devices))
+        return self.channel.gain(self.devices.distance, ids, rounds=rounds, seed=self.seed)
 
     def problem(self, gain: Tensor) -> Problem:
         """The problem of these rounds, one entry per round and device."""
-        devices, work, rounds = self.devices, self.work, len(gain)
+        devices = self.devices
+        work = self.work
+        rounds = len(gain)
+        noise = self.channel.noise
         band = self.cells.bandwidth[devices.cell]
-        whole = rate(band, gain, devices.power, self.channel.noise)
+        whole_rate = rate(band, gain, devices.power, noise)
         budget = self.deadline - work.constant_cycles(devices.cycles) / devices.cpu
+        compute = work.shared_cycles(devices.cycles) / devices.cpu
+        extra_bits: Tensor | int = 0
+        if self.mask:
+            extra_bits = mask_bits(work)
+        snr = None
+        if noise.per_hertz:
+            snr = (gain * devices.power / noise.over(band)).reshape(-1)
         group = torch.arange(rounds)[:, None] * len(self.cells) + devices.cell
-        snr = (
-            gain * devices.power / self.channel.noise.over(band)
-            if self.channel.noise.per_hertz
-            else None
-        )
         return Problem(
             budget=budget.repeat(rounds),
-            compute=(work.shared_cycles(devices.cycles) / devices.cpu).repeat(rounds),
-            send=(work.bits * work.shared / whole).reshape(-1),
-            mask=((mask_bits(work) if self.mask else 0) / whole).reshape(-1),
+            compute=compute.repeat(rounds),
+            send=(work.bits * work.shared / whole_rate).reshape(-1),
+            mask=(extra_bits / whole_rate).reshape(-1),
             weight=devices.weight.repeat(rounds),
-            snr=None if snr is None else snr.reshape(-1),
+            snr=snr,
             group=group.reshape(-1),
             groups=rounds * len(self.cells),
             rho_max=self.rho_max,
@@ -92,21 +94,24 @@ class Scenario:
 
 def plan(scenario: Scenario, policy: Policy = optimal, *, rounds: int | range = 1) -> Plan:
     """The plan of a policy, for rounds 0, 1, ... or for a range of them."""
-    rounds = range(rounds) if isinstance(rounds, int) else rounds
+    if isinstance(rounds, int):
+        rounds = range(rounds)
     return plan_for(scenario.gain(rounds), scenario, policy, rounds=rounds)
 
 
 def plan_for(gain: Tensor, scenario: Scenario, policy: Policy, *, rounds: range) -> Plan:
-    """The plan for channel gains [rounds, n] that are known, whatever the scenario's own would be."""
-    doing = replace(scenario, work=policy.work(scenario.work))
-    problem = doing.problem(gain)
-    return Plan(doing, policy.name, rounds, gain, problem, policy.allocate(problem))
+    """The plan for these channel gains [rounds, n], instead of the scenario's own."""
+    scenario = replace(scenario, work=policy.work(scenario.work))
+    problem = scenario.problem(gain)
+    allocation = policy.allocate(problem)
+    return Plan(scenario, policy.name, rounds, gain, problem, allocation)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Shares, ratios, rates and times, [rounds, n]; what a device that is not asked has is 0, its
-    ratio 1.
+    """Shares, ratios, rates and times, [rounds, n].
+
+    The figures of a device that is not asked are 0, its ratio is 1.
     """
 
     scenario: Scenario
@@ -118,17 +123,17 @@ class Plan:
 
     @property
     def share(self) -> Tensor:
-        """b, the part of its cell's band."""
+        """b, the share of its cell's band."""
         return self.allocation.share.view(self.gain.shape)
 
     @property
     def ratio(self) -> Tensor:
-        """rho, the part of the shared weights that is pruned."""
+        """rho, the share of the shared weights that is pruned."""
         return self.allocation.ratio.view(self.gain.shape)
 
     @property
     def kept(self) -> Tensor:
-        """1 - rho, the part that is trained and sent."""
+        """1 - rho, the share that is trained and sent."""
         return self.allocation.kept.view(self.gain.shape)
 
     @property
@@ -142,8 +147,9 @@ class Plan:
 
     @property
     def price(self) -> Tensor:
-        """By how much the weighted sum of ratios would fall for one more band, [rounds, cells]; 0
-        where band is left.
+        """By how much one more band would lower the weighted sum of ratios, [rounds, cells].
+
+        It is 0 where band is left.
         """
         return self.allocation.price.view(len(self.gain), -1)
 
@@ -159,12 +165,18 @@ class Plan:
         return rate(band, self.gain, devices.power, self.scenario.channel.noise)
 
     def timing(self, bits: Tensor | None = None) -> Timing:
-        """Seconds and joules, by the paper's count of bits or by `bits` [rounds, n] that were
-        measured or encoded.
-        """
-        bits = formula_bits(self.scenario.work, self.kept) if bits is None else bits
-        work, devices = self.scenario.work, self.scenario.devices
-        return timing(work, devices, kept=self.kept, rate=self.rate, bits=bits, asked=self.asked)
+        """Seconds and joules, by `bits` [rounds, n] or by the paper's count of bits."""
+        work = self.scenario.work
+        if bits is None:
+            bits = formula_bits(work, self.kept)
+        return timing(
+            work,
+            self.scenario.devices,
+            kept=self.kept,
+            rate=self.rate,
+            bits=bits,
+            asked=self.asked,
+        )
 
     @cached_property
     def formula(self) -> Timing:
@@ -178,52 +190,60 @@ class Plan:
 
     @property
     def starved(self) -> Tensor:
-        """Asked, yet pruned as far as is allowed."""
+        """Devices asked with the largest ratio allowed."""
         return self.asked & (self.ratio >= self.scenario.rho_max - 1e-9)
 
     def late(self, timing: Timing | None = None) -> Tensor:
-        """Who ends after the deadline: by the message that is really sent, or by another clock."""
-        return (timing or self.encoded).latency > self.scenario.deadline * (1 + LATE)
+        """Devices that end after the deadline, by the message really sent or by another timing."""
+        timing = timing or self.encoded
+        return timing.latency > self.scenario.deadline * (1 + LATE)
 
     def round_seconds(self, timing: Timing | None = None) -> Tensor:
-        """(18) with the wires, [rounds]: the last device of each cell, then its edge's message to
-        the server.
-        """
-        latency = (timing or self.formula).latency
-        cells = torch.zeros(len(latency), len(self.scenario.cells), dtype=torch.float64)
-        cells = cells.scatter_reduce(
-            1, self.scenario.devices.cell.expand(latency.shape), latency, "amax"
-        )
-        return (
-            cells
-            + torch.where(cells > 0, wire_seconds(self.scenario.cells, self.scenario.work), 0.0)
-        ).amax(1)
+        """(18) with the wires, [rounds].
 
-    def why(self, at: int, row: int = 0) -> str:
-        """One sentence on why a device is left out, late or starved in a round; empty where it is
-        none of these.
+        A cell takes the time of its last device, then of its edge's message to the server.
         """
-        return reasons.why(self, at, row)
+        timing = timing or self.formula
+        latency = timing.latency
+        cell = self.scenario.devices.cell.expand(latency.shape)
+        cells = len(self.scenario.cells)
+        last = torch.zeros(len(latency), cells, dtype=torch.float64)
+        last = last.scatter_reduce(1, cell, latency, "amax")
+        wires = wire_seconds(self.scenario.cells, self.scenario.work)
+        total = last + torch.where(last > 0, wires, 0.0)
+        return total.amax(1)
+
+    def why(self, device: int, row: int = 0) -> str:
+        """One sentence on why a device is left out, late or starved in a round, or ""."""
+        return reasons.why(self, device, row)
 
     def summary(self) -> dict[str, Any]:
         """The plan in a few figures, over all rounds, as JSON can hold them."""
-        asked, ratio = self.asked, self.ratio
+        asked = self.asked
+        ratio = self.ratio
+        rounds = len(ratio)
         count = max(int(asked.sum()), 1)
         sent = float(self.kept[asked].sum())
-        certificate = self.certificate
+        cells = rounds * len(self.scenario.cells)
+        worst_ratio = 0.0
+        if rounds:
+            worst_ratio = float(torch.where(asked, ratio, 0.0).max())
+        certificate = None
+        if self.certificate is not None:
+            certificate = self.certificate.worst()
         return {
             "policy": self.policy,
-            "asked": int(asked.sum()) / len(ratio),
-            "left_out": int((~asked).sum()) / len(ratio),
-            "starved": int(self.starved.sum()) / len(ratio),
-            "late": int(self.late().sum()) / len(ratio),
-            "late_by_formula": int(self.late(self.formula).sum()) / len(ratio),
+            "asked": int(asked.sum()) / rounds,
+            "left_out": int((~asked).sum()) / rounds,
+            "starved": int(self.starved.sum()) / rounds,
+            "late": int(self.late().sum()) / rounds,
+            "late_by_formula": int(self.late(self.formula).sum()) / rounds,
             "mean_ratio": 1 - sent / count,
-            "worst_ratio": float(torch.where(asked, ratio, 0.0).max()) if len(ratio) else 0.0,
-            "sum_ratio": float(ratio.sum()) / len(ratio),
-            "band_used": float(self.share.sum()) / (len(ratio) * len(self.scenario.cells)),
+            "worst_ratio": worst_ratio,
+            "sum_ratio": float(ratio.sum()) / rounds,
+            "band_used": float(self.share.sum()) / cells,
             "round_ms": 1e3 * float(self.round_seconds().mean()),
             "round_ms_encoded": 1e3 * float(self.round_seconds(self.encoded).mean()),
-            "joules": float(self.formula.joules.sum()) / len(ratio),
-            "certificate": None if certificate is None else certificate.worst(),
+            "joules": float(self.formula.joules.sum()) / rounds,
+            "certificate": certificate,
         }

@@ -1,11 +1,12 @@
-"""Who gets which share of a cell's band, without units: the problem that a round is for every cell.
+"""The problem of sharing a cell's band in one round, without units.
 
 A device with share b of the band keeps at most the part kept(b) = (A e - m) / (c e + s) of its
-shared weights, so that it ends at the deadline: A is the time left of it after what no pruning
-shortens, c the time to train all shared weights, s and m the times to send all of them and to send
-their mask over the whole band, and e(b) the rate over the share as a part of the rate over the
-whole band: b itself where noise has a fixed power, b log(1 + snr / b) / log(1 + snr) where it has a
-density. Its ratio is rho = 1 - kept. docs/radio.md derives all of this.
+shared weights, so that it ends at the deadline. A is the time left until the deadline after the
+work that no pruning shortens. c is the time to train all shared weights. s and m are the times to
+send all of them and to send their mask over the whole band. e(b) is the rate over the share,
+relative to the rate over the whole band: b itself where noise has a fixed power,
+b log(1 + snr / b) / log(1 + snr) where it has a density. The ratio is rho = 1 - kept. docs/radio.md
+derives all of this.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-LEAST_SHARE = (
-    1e-200  # a share by noise density is never 0: the first hertz is worth more than any price
-)
-LEAST_LOG = math.log(LEAST_SHARE)
+MIN_SHARE = 1e-200
+"""By noise density a share is never 0: the first hertz is worth more than any price."""
+_MIN_LOG = math.log(MIN_SHARE)
 _ROUNDING = 1e-12  # by which a share may seem to exceed the band
-_SMALL = 1e-4  # below this snr the slope of e is a difference of nearly equal numbers; four terms of its series are exact
+_SMALL = 1e-4
+"""Below this snr the slope of e is a difference of nearly equal numbers; its series is exact."""
 
 
 class Reason(IntEnum):
@@ -38,8 +39,9 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One entry per device and round, float64 [n]; those of one cell and one round are a group and
-    share a band.
+    """One entry per device and round, float64 [n].
+
+    The devices of one cell in one round are a group and share a band.
     """
 
     budget: Tensor  # A
@@ -53,19 +55,21 @@ class Problem:
     rho_max: float
 
     def take(self, chosen: Tensor) -> Problem:
-        """The problem of some devices alone."""
-        columns = ("budget", "compute", "send", "mask", "weight", "group")
-        snr = None if self.snr is None else self.snr[chosen]
-        return replace(self, snr=snr, **{name: getattr(self, name)[chosen] for name in columns})
+        """The problem of the chosen devices alone."""
+        names = ("budget", "compute", "send", "mask", "weight", "group")
+        columns = {name: getattr(self, name)[chosen] for name in names}
+        snr = self.snr
+        if snr is not None:
+            snr = snr[chosen]
+        return replace(self, snr=snr, **columns)
 
     def total(self, values: Tensor) -> Tensor:
         """Sums by group, [groups]."""
-        return torch.zeros(self.groups, dtype=torch.float64).index_add(
-            0, self.group, values.double()
-        )
+        zeros = torch.zeros(self.groups, dtype=torch.float64)
+        return zeros.index_add(0, self.group, values.double())
 
-    def most(self, values: Tensor) -> Tensor:
-        """The largest by group; -inf where a group is empty."""
+    def max(self, values: Tensor) -> Tensor:
+        """The maximum by group; -inf where a group is empty."""
         start = torch.full((self.groups,), -torch.inf, dtype=torch.float64)
         return start.scatter_reduce(0, self.group, values, "amax")
 
@@ -73,20 +77,21 @@ class Problem:
         """e(b)."""
         if self.snr is None:
             return share
-        held = share.clamp(min=LEAST_SHARE)
-        return torch.where(
-            share > 0, share * torch.log1p(self.snr / held) / torch.log1p(self.snr), 0.0
-        )
+        snr_of_share = self.snr / share.clamp(min=MIN_SHARE)
+        rate = share * torch.log1p(snr_of_share) / torch.log1p(self.snr)
+        return torch.where(share > 0, rate, 0.0)
 
     def rate_slope(self, share: Tensor) -> Tensor:
         """e'(b)."""
         if self.snr is None:
             return torch.ones_like(share)
-        return _psi(self.snr / share.clamp(min=LEAST_SHARE)) / torch.log1p(self.snr)
+        snr_of_share = self.snr / share.clamp(min=MIN_SHARE)
+        return _psi(snr_of_share) / torch.log1p(self.snr)
 
     def kept(self, share: Tensor) -> Tensor:
-        """The part of the shared weights that meets the deadline exactly; above 1 where there is
-        time to spare.
+        """The part of the shared weights that meets the deadline exactly.
+
+        It is above 1 where there is time to spare.
         """
         e = self.rate(share)
         return (self.budget * e - self.mask) / (self.compute * e + self.send)
@@ -94,44 +99,52 @@ class Problem:
     def slope(self, share: Tensor) -> Tensor:
         """d kept / d b, positive and falling: kept is concave."""
         gain = self.budget * self.send + self.mask * self.compute
-        return gain * self.rate_slope(share) / (self.compute * self.rate(share) + self.send) ** 2
+        cost = self.compute * self.rate(share) + self.send
+        return gain * self.rate_slope(share) / cost**2
 
     def bend(self, share: Tensor) -> Tensor:
         """d log slope / d log b, negative."""
-        e, de = self.rate(share), self.rate_slope(share)
-        bend = -2 * self.compute * share * de / (self.compute * e + self.send)
+        e = self.rate(share)
+        slope = self.rate_slope(share)
+        bend = -2 * self.compute * share * slope / (self.compute * e + self.send)
         if self.snr is not None:
-            u = self.snr / share.clamp(min=LEAST_SHARE)
+            u = self.snr / share.clamp(min=MIN_SHARE)
             bend = bend - (u / (1 + u)) ** 2 / _psi(u)
         return bend
 
     def share(self, kept: Tensor | float) -> Tensor:
-        """The share with which a device keeps this part, the inverse of `kept`; inf where the whole
-        band is too little.
+        """The share with which a device keeps this part, the inverse of `kept`.
+
+        It is inf where the whole band is too little.
         """
         left = self.budget - kept * self.compute
-        e = torch.where(left > 0, (kept * self.send + self.mask) / left, torch.inf)
-        within = e.clamp(LEAST_SHARE, 1.0)
+        send = kept * self.send + self.mask
+        e = torch.where(left > 0, send / left, torch.inf)
         if self.snr is None:
             return e
-        found = torch.exp(
-            root(
-                lambda x: self._rate_and_slope(x, within), within.log(), low=2 * LEAST_LOG, high=0.0
-            )
+        within = e.clamp(MIN_SHARE, 1.0)
+        log_share = root(
+            lambda x: self._rate_and_slope(x, within),
+            within.log(),
+            low=2 * _MIN_LOG,
+            high=0.0,
         )
-        return torch.where(e > 1 + _ROUNDING, torch.inf, torch.where(e > 0, found, 0.0))
+        share = torch.where(e > 0, torch.exp(log_share), 0.0)
+        return torch.where(e > 1 + _ROUNDING, torch.inf, share)
 
     def demand(self, price: Tensor, start: Tensor) -> Tensor:
-        """The share at which its last bit is worth its price, [n]; `start` is where the search
-        begins.
-        """
+        """The share at which its last bit is worth its price, [n]; the search begins at `start`."""
         if self.snr is None:
             gain = self.weight * (self.budget * self.send + self.mask * self.compute)
             return (torch.sqrt(gain / price) - self.send) / self.compute
         target = torch.log(price / self.weight)
-        return torch.exp(
-            root(lambda x: self._price_and_bend(x, target), start.log(), low=LEAST_LOG, high=0.0)
+        log_share = root(
+            lambda x: self._price_and_bend(x, target),
+            start.log(),
+            low=_MIN_LOG,
+            high=0.0,
         )
+        return torch.exp(log_share)
 
     def _rate_and_slope(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         b = torch.exp(x)
@@ -144,9 +157,10 @@ class Problem:
 
 
 def _psi(u: Tensor) -> Tensor:
-    """log(1 + u) - u / (1 + u): what a wider share gains, less what its noise costs."""
+    """log(1 + u) - u / (1 + u): the gain of a wider share, less the cost of its noise."""
     series = u**2 * (1 / 2 - u * (2 / 3 - u * (3 / 4 - u * 4 / 5)))
-    return torch.where(u < _SMALL, series, torch.log1p(u) - u / (1 + u))
+    exact = torch.log1p(u) - u / (1 + u)
+    return torch.where(u < _SMALL, series, exact)
 
 
 def root(
@@ -157,25 +171,30 @@ def root(
     high: Tensor | float,
     last: float = 1e-11,
 ) -> Tensor:
-    """Where increasing functions are 0, all at once: Newton's steps, halving where one leaves the
-    bracket.
+    """The zeros of increasing functions, all at once.
 
-    `function` gives values and derivatives. An end of the bracket is the answer where the root lies
-    beyond it. Each ends with a step up to `last`, and does not move again while others do; the
-    error after one of Newton's is of the order of its square.
+    It takes Newton's steps, and halves the bracket where a step leaves it. `function` gives values
+    and derivatives. An end of the bracket is the answer where the root lies beyond it. An entry is
+    done after a step of size up to `last`, and does not move again while others do. The error after
+    one of Newton's steps is of the order of the step's square.
     """
-    left, right = torch.zeros_like(start) + low, torch.zeros_like(start) + high
+    zeros = torch.zeros_like(start)
+    left = zeros + low
+    right = zeros + high
     right = torch.where(function(left)[0] >= 0, left, right)
     left = torch.where(function(right)[0] <= 0, right, left)
     x = start.maximum(left).minimum(right)
-    found = torch.zeros_like(x, dtype=torch.bool)
+    done = torch.zeros_like(x, dtype=torch.bool)
     for _ in range(100):
         value, slope = function(x)
-        left, right = torch.where(value < 0, x, left), torch.where(value > 0, x, right)
-        step = x - value / slope
-        new = torch.where((step >= left) & (step <= right), step, (left + right) / 2)
+        left = torch.where(value < 0, x, left)
+        right = torch.where(value > 0, x, right)
+        newton = x - value / slope
+        inside = (newton >= left) & (newton <= right)
+        new = torch.where(inside, newton, (left + right) / 2)
         close = (new - x).abs() <= last
-        x, found = torch.where(found, x, new), found | close
-        if found.all():
+        x = torch.where(done, x, new)
+        done = done | close
+        if done.all():
             break
     return x

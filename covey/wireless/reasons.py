@@ -6,64 +6,69 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from covey.wireless.problem import LEAST_SHARE, Reason
+from covey.wireless.problem import MIN_SHARE, Problem, Reason
 
 if TYPE_CHECKING:
     from covey.wireless.plan import Plan
 
 
-def why(plan: Plan, at: int, row: int = 0) -> str:
-    """The sentence on device `at` in the plan's round number `row`; empty where all is well with
-    it.
-    """
-    reason = Reason(int(plan.reason[row, at]))
+def why(plan: Plan, device: int, row: int = 0) -> str:
+    """The sentence on a device in the plan's round number `row`; empty where it has no problem."""
+    reason = Reason(int(plan.reason[row, device]))
     if reason != Reason.ASKED:
-        return _left_out(plan, at, row, reason)
+        return _left_out(plan, device, row, reason)
     causes = []
-    if plan.late()[row, at]:
-        causes.append(_late(plan, at, row))
-    if plan.starved[row, at]:
-        causes.append(_starved(plan, at, row))
+    if plan.late()[row, device]:
+        causes.append(_late(plan, device, row))
+    if plan.starved[row, device]:
+        causes.append(_starved(plan, device, row))
     return "; ".join(causes)
 
 
-def _late(plan: Plan, at: int, row: int) -> str:
-    """When it ends, and whether only what the paper's formula leaves out makes it late."""
-    ends = f"it ends after {_ms(plan.encoded.latency[row, at])}"
+def _late(plan: Plan, device: int, row: int) -> str:
+    """When it ends, and whether header and mask alone, which the paper omits, make it late."""
+    ends = f"it ends after {_ms(plan.encoded.latency[row, device])}"
     deadline = f"the deadline is {_ms(plan.scenario.deadline)}"
-    if plan.late(plan.formula)[row, at]:
+    if plan.late(plan.formula)[row, device]:
         return f"{ends}, {deadline}"
     return f"with header and mask {ends}, {deadline}; mask = true plans for them"
 
 
-def _left_out(plan: Plan, at: int, row: int, reason: Reason) -> str:
-    deadline, most = plan.scenario.deadline, f"{plan.scenario.rho_max:g}"
-    mine = plan.problem.take(torch.tensor([row * plan.gain.shape[1] + at]))
-    busy = _ms(deadline - float(mine.budget))
+def _left_out(plan: Plan, device: int, row: int, reason: Reason) -> str:
+    problem = _problem_of(plan, device, row)
+    deadline = _ms(plan.scenario.deadline)
+    busy = _ms(plan.scenario.deadline - float(problem.budget))
+    needed = f"{deadline} need a ratio above {plan.scenario.rho_max:g}"
     if reason == Reason.TIME:
-        return f"its personal and probe steps take {busy}, the deadline is {_ms(deadline)}"
+        return f"its personal and probe steps take {busy}, the deadline is {deadline}"
     if reason == Reason.COMPUTING:
-        return f"its steps take {busy} + (1 - ratio) {_ms(mine.compute)}: {_ms(deadline)} need a ratio above {most}"
+        return f"its steps take {busy} + (1 - ratio) {_ms(problem.compute)}: {needed}"
     if reason == Reason.CHANNEL:
-        return f"its shared part takes {_ms(mine.send)} over the whole band: {_ms(deadline)} need a ratio above {most}"
-    share = float(mine.share(1 - plan.scenario.rho_max))
+        return f"its shared part takes {_ms(problem.send)} over the whole band: {needed}"
+    share = float(problem.share(1 - plan.scenario.rho_max))
     return f"its least share {share:.3g} does not fit beside the smaller ones of the others"
 
 
-def _starved(plan: Plan, at: int, row: int) -> str:
-    """What one more band would be worth to it, to the others, and what sets it apart from them."""
+def _starved(plan: Plan, device: int, row: int) -> str:
+    """The value of more band to it and to the others, and how its channel differs from theirs."""
     cells = plan.scenario.devices.cell
-    mine = plan.problem.take(torch.tensor([row * plan.gain.shape[1] + at]))
-    worth = float(mine.weight * mine.slope(plan.share[row, at : at + 1].clamp(min=LEAST_SHARE)))
-    peers = plan.asked[row] & (cells == cells[at])
-    median = plan.problem.send.view(plan.gain.shape)[row][peers].median()
-    cause = f"its shared part takes {_ms(mine.send)} over the whole band, the median device's {_ms(median)}"
-    price = float(plan.price[row, cells[at]])
-    return (
-        f"more band is worth {worth:.3g} to it and {price:.3g} to others; {cause}"
-        if price
-        else cause
-    )
+    peers = plan.asked[row] & (cells == cells[device])
+    sends = plan.problem.send.view(plan.gain.shape)[row]
+    problem = _problem_of(plan, device, row)
+    own = f"its shared part takes {_ms(problem.send)} over the whole band"
+    cause = f"{own}, the median device's {_ms(sends[peers].median())}"
+    price = float(plan.price[row, cells[device]])
+    if not price:
+        return cause
+    share = plan.share[row, device : device + 1].clamp(min=MIN_SHARE)
+    worth = float(problem.weight * problem.slope(share))
+    return f"more band is worth {worth:.3g} to it and {price:.3g} to others; {cause}"
+
+
+def _problem_of(plan: Plan, device: int, row: int) -> Problem:
+    """The problem of one device in one round."""
+    entry = row * plan.gain.shape[1] + device
+    return plan.problem.take(torch.tensor([entry]))
 
 
 def _ms(seconds: float | torch.Tensor) -> str:

@@ -12,7 +12,7 @@ import covey
 from covey.cli.config import load
 from covey.errors import ConfigError
 from covey.runtimes.simulator import Simulator
-from covey.wireless.air import RadioClock
+from covey.wireless.clock import RadioClock
 from tests.cli.command import ROOT
 from tests.cli.command import covey as command
 

@@ -127,7 +127,7 @@ def tallies(made: Task, x: Tensor, ids: Tensor) -> list[Tensor]:
     for split in SPLITS:
         for bins in (0, 5) if made.classifies else (0,):
             tally = made.evaluate(x, split, ids, bins=bins, errors=True)
-            found = (tally.right, tally.loss, tally.count, tally.honesty, tally.errors)
+            found = (tally.right, tally.loss, tally.count, tally.calibration, tally.errors)
             out += [values for values in found if values is not None]
     return out
 

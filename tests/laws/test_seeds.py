@@ -9,7 +9,7 @@ import torch
 
 import covey
 from covey.errors import ConfigError
-from covey.runs.experiment import unlike
+from covey.runs.experiment import difference
 from tests.laws.cases import (
     PLAIN,
     Case,
@@ -131,15 +131,15 @@ def test_experiments_that_compute_differently_do_not_run_in_one_go() -> None:
             covey.algorithms.FedAvg(), shards, tree=covey.Tree.flat(4), rounds=1, seed=seed, **plain
         )
 
-    assert unlike([experiment(0), experiment(1)]) is None
-    assert "models differ" in str(unlike([experiment(0), experiment(1, model=Scaled(2.0))]))
+    assert difference([experiment(0), experiment(1)]) is None
+    assert "models differ" in str(difference([experiment(0), experiment(1, model=Scaled(2.0))]))
     losses = [lambda out, y: out.sum(1), lambda out, y: 2 * out.sum(1)]
     assert "differ in loss" in str(
-        unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)])
+        difference([experiment(s, loss=loss) for s, loss in enumerate(losses)])
     )
     losses = [
         lambda out, y: out.sum(1) for _ in range(2)
     ]  # equal code, but what they refer to may differ
     assert "two functions" in str(
-        unlike([experiment(s, loss=loss) for s, loss in enumerate(losses)])
+        difference([experiment(s, loss=loss) for s, loss in enumerate(losses)])
     )

@@ -117,6 +117,8 @@ def test_the_table_has_a_row_for_every_model_and_link() -> None:
     first = [record(0, validation=0.5, test=0.6, traffic=traffic)]
     show.table(Console(file=out, width=200), summarise([first, SECOND]))
     rows = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    heads = "test % (all) worst 10 % last round best on test (optimistic) non-zero %"
+    assert f"model kept by {heads}" in rows
     assert (
         "global 1 server 70.00 ± 14.14 35.00 ± 7.07 40.00 ± 28.28 72.50 ± 17.68 62.50 ± 17.68"
         in rows
@@ -130,7 +132,7 @@ def test_the_table_of_regression_without_errors_has_the_loss() -> None:
         Console(file=out, width=200), summarise([[record(0, validation=None, test=None, loss=1.0)]])
     )
     rows = [line.split() for line in out.getvalue().splitlines()]
-    assert ["model", "kept", "by", "test", "loss", "non-zero", "%"] in rows
+    assert ["model", "kept", "by", "test", "loss", "(all)", "non-zero", "%"] in rows
     assert ["global", "1", "server", "1", "50.00"] in rows
 
 

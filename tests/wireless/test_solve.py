@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.wireless import Problem, Reason
+from covey.wireless.policies import assigned as allocate
 from covey.wireless.policies import fastest
-from covey.wireless.policies import given as allocate
 from covey.wireless.problem import root
 from covey.wireless.solve import admit, best, certify, level
 from experiments.plan.run import generic

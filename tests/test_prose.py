@@ -1,0 +1,156 @@
+"""The prose is readable and true.
+
+Names resolve, lines and sentences are short, links lead to files, and every block of Python runs or
+says that it is a fragment. tests/test_readme.py and tests/test_one_file.py run the blocks.
+"""
+
+import ast
+import importlib
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import covey
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+MAX_LINE = 120
+MAX_WORDS = 30
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.S | re.M)
+DOTTED = re.compile(r"(?<![\w./\"-])covey(?:\.[A-Za-z_]\w*)+(?!/)")
+SENTENCE_END = re.compile(r"(?<=[.!?])[*_)\"]*\s+")
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]*)\)")
+LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
+CODE = re.compile(r"`[^`]*`")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def without_fences(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+def is_table(line: str) -> bool:
+    return line.lstrip().startswith("|")
+
+
+def is_indented_code(line: str) -> bool:
+    return line.startswith("    ")
+
+
+def prose_lines(text: str) -> list[str]:
+    """The lines outside fences and tables."""
+    return [line for line in without_fences(text).splitlines() if not is_table(line)]
+
+
+def paragraphs(text: str) -> list[str]:
+    """Paragraphs, headings and list items, each on one line and without code or link addresses."""
+    blocks: list[list[str]] = [[]]
+    for line in prose_lines(text):
+        if is_indented_code(line):
+            continue
+        starts_item = re.match(r"\s*([-*]|\d+\.)\s", line) or line.startswith("#")
+        if not line.strip() or starts_item:
+            blocks.append([])
+        blocks[-1].append(line.strip().lstrip("#-* "))
+    plain = [" ".join(block).strip() for block in blocks]
+    return [unmarked(block) for block in plain if block]
+
+
+def unmarked(text: str) -> str:
+    """Pictures become their descriptions, links their words, and code one word."""
+    text = PICTURE.sub(r"\1.", text)
+    text = LINK.sub(r"\1", text)
+    return CODE.sub("code", text)
+
+
+def sentences(text: str) -> list[str]:
+    """
+    >>> sentences("One fact. Another one: `x.y = 3`! See [the page](a.md).")
+    ['One fact.', 'Another one: code!', 'See the page.']
+    """
+    return [part for block in paragraphs(text) for part in SENTENCE_END.split(block) if part]
+
+
+def resolve(dotted: str) -> Any:
+    """The module, class or function of that name."""
+    value: Any = covey
+    path = "covey"
+    for name in dotted.split(".")[1:]:
+        path += f".{name}"
+        if not hasattr(value, name):
+            importlib.import_module(path)
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
+def test_every_dotted_name_resolves(page: Path) -> None:
+    for dotted in sorted(set(DOTTED.findall(page.read_text()))):
+        try:
+            resolve(dotted)
+        except (ImportError, AttributeError) as error:
+            pytest.fail(f"{name_of(page)} names {dotted}, which does not resolve: {error}")
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
+def test_lines_are_short(page: Path) -> None:
+    long = [line for line in prose_lines(page.read_text()) if len(line) > MAX_LINE]
+    assert not long
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
+def test_sentences_are_short(page: Path) -> None:
+    counts = {sentence: len(sentence.split()) for sentence in sentences(page.read_text())}
+    long = {sentence: count for sentence, count in counts.items() if count > MAX_WORDS}
+    assert not long
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    for _, target in LINK.findall(without_fences(page.read_text())):
+        file = target.partition("#")[0]
+        if file and "://" not in file:
+            assert (page.parent / file).exists(), target
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
+def test_a_block_of_python_runs_or_is_a_fragment(page: Path) -> None:
+    for kind, block in FENCE.findall(page.read_text()):
+        if kind.startswith("python"):
+            assert kind in ("python", "python fragment")
+            ast.parse(textwrap.dedent(block))
+        else:
+            assert not re.search(r"^\s*(def|import|class) ", block, re.M), "mark it as python"
+
+
+def test_the_readme_lists_every_algorithm() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = [line for line in text.splitlines() if line.startswith("| `")]
+    named = {name for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert {kind.__name__ for kind in covey.algorithms.ALGORITHMS.values()} <= named
+
+
+def programs(source: str) -> dict[str, str]:
+    """The programs of a file or fragment as syntax trees, without types and comments."""
+    trees = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name in ("server", "edge", "device"):
+            node.returns = None
+            for argument in node.args.args:
+                argument.annotation = None
+            trees[node.name] = ast.dump(node)
+    return trees
+
+
+def test_the_programs_of_sfedhp_are_those_of_its_file() -> None:
+    text = (ROOT / "README.md").read_text()
+    fragment = next(block for kind, block in FENCE.findall(text) if kind == "python fragment")
+    file = ROOT / "covey" / "algorithms" / "sfedhp.py"
+    assert programs(fragment) == programs(file.read_text())
