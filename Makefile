@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint types tests bench clean
+.PHONY: demo test test-all lint types tests coverage bench clean
 
 demo: .venv/ready
 	$(BIN)/covey run
@@ -22,6 +22,16 @@ types: .venv/dev
 
 tests: .venv/dev
 	$(BIN)/python -m pytest -n 2 -q
+
+# Minutes longer than the tests: which lines of the kernel, the engine, the links and the algorithms
+# no test runs. Not part of `make test`.
+MEASURED = covey/kernel/*,covey/engine/*,covey/links/*,covey/algorithms/*
+coverage: .venv/dev
+	mkdir -p build/coverage
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -n 2 -q
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --include='$(MEASURED)' --show-missing --skip-covered --fail-under=95
 
 # Others: benchmarks.whole, benchmarks.growth, benchmarks.gpu, benchmarks.peers (benchmarks/RESULTS.md).
 bench: .venv/dev

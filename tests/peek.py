@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from covey.kernel.nodes import Nodes
+from covey.kernel.replies import Replies, _Total
 from covey.kernel.store import Store
 from covey.runs.experiment import Experiment
 from covey.runs.run import Runs
@@ -56,6 +57,15 @@ def server(run: Seed) -> Station:
 def runtime_of(me: Nodes) -> Any:
     """What plays a program; a program itself may not look at it."""
     return me._runtime
+
+
+def total_on_gpu(replies: Replies, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The sums per asker as a GPU computes them: after the last part, in the order of answers."""
+    total = _Total(replies, parts[0][0])
+    total._sum = None
+    for rows, asker in parts:
+        total.add(rows, asker)
+    return total.value()
 
 
 def use_graphs(run: Seed, replay: type[Any]) -> None:

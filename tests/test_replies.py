@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.errors import ProgramError
 from covey.kernel.replies import Deferred, Exact, Masked, Message, Replies, exact
+from tests import peek
 
 quick = settings(max_examples=60)
 
@@ -287,3 +288,25 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
     assert Replies([Deferred(lambda: exact(rows))], asker=asker, askers=1).mean().tolist() == [
         [1.0] * 3
     ]
+
+
+@quick
+@given(case=answers(), cut=st.integers(0, 12))
+def test_sums_as_on_a_gpu_equal_those_on_a_cpu(
+    case: tuple[Tensor, Tensor, Tensor, Tensor, int], cut: int
+) -> None:
+    """A GPU adds up all parts at the end, in a fixed order."""
+    rows, _, _, asker, askers = case
+    replies = Replies(rows, asker=asker, askers=askers)
+    parts = [(rows[:cut], asker[:cut]), (rows[cut:], asker[cut:])]
+    torch.testing.assert_close(peek.total_on_gpu(replies, parts), replies.sum())
+    whole = [(rows, asker)]
+    assert torch.equal(peek.total_on_gpu(replies, whole), peek.total_on_gpu(replies, parts))
+
+
+@pytest.mark.parametrize("askers", [1, 2, 3])
+def test_sums_as_on_a_gpu_of_groups_of_one_size(askers: int) -> None:
+    rows = torch.arange(6.0 * 2).reshape(6, 2)
+    asker = torch.arange(askers).repeat_interleave(6 // askers)
+    replies = Replies(rows, asker=asker, askers=askers)
+    assert torch.equal(peek.total_on_gpu(replies, [(rows, asker)]), replies.sum())

@@ -75,6 +75,15 @@ def test_it_is_a_dictionary_with_transactions(data: st.DataObject) -> None:
         assert held == now
 
 
+def reloaded(store: Store, parts: list[slice]) -> Store:
+    """A new store with all that the old one has, part by part."""
+    fresh = Store({"device": NODES})
+    for nodes_of_seed in parts:
+        for frozen in store.freeze({"device": nodes_of_seed}):
+            fresh.thaw(frozen, nodes_of_seed)
+    return fresh
+
+
 @settings(max_examples=80)
 @given(data=st.data())
 def test_held_versions_stay_as_they_were(data: st.DataObject) -> None:
@@ -105,11 +114,7 @@ def test_held_versions_stay_as_they_were(data: st.DataObject) -> None:
         if step == "fail":
             store.rollback()
         if step == "reload":
-            fresh = Store({"device": NODES})
-            for nodes_of_seed in halves:
-                for frozen in store.freeze({"device": nodes_of_seed}):
-                    fresh.thaw(frozen, nodes_of_seed)
-            store = fresh
+            store = reloaded(store, halves)
         column = store.columns["device", "w"]
         for name in ("a", "b"):
             for k, span in enumerate(halves):

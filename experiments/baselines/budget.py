@@ -24,6 +24,15 @@ from covey.algorithms import (
 from covey.kernel.algorithm import Algorithm
 
 
+def flips(a: L2GD | AL2GD) -> float:
+    """The expected flips of the coin at which a device steps, before the server's coin falls."""
+    expected = (1 - a.p) / a.p
+    if isinstance(a, L2GD):
+        return expected
+    assert isinstance(a.edge_p, float)
+    return expected * (1 - a.edge_p)  # the edge's coin lets devices step
+
+
 def gradients(a: Algorithm) -> float:
     """Gradients of a mini-batch that a device evaluates in one round of the server; of coins, the
     expected number.
@@ -49,10 +58,7 @@ def gradients(a: Algorithm) -> float:
             assert isinstance(a.edge_rounds, int)
             assert isinstance(a.steps, int)
             return a.edge_rounds * a.steps
-        case L2GD():
-            return (1 - a.p) / a.p
-        case AL2GD():  # of the flips before the server's coin, those at which the edge's coin lets devices step
-            assert isinstance(a.edge_p, float)
-            return (1 - a.p) / a.p * (1 - a.edge_p)
+        case L2GD() | AL2GD():
+            return flips(a)
         case _:
             return float(getattr(a, "steps"))  # noqa: B009
