@@ -12,7 +12,15 @@ from covey.cli.load import load
 from covey.engine.descend import NO_DATA, Stepper, descend
 from covey.errors import CoveyError
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.fields import Count, NonNegative, Positive, Range, Share, Whole, require
+from covey.kernel.fields import (
+    Count,
+    NonNegative,
+    Positive,
+    Range,
+    Share,
+    Whole,
+    require,
+)
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Masked, Replies, exact
 from covey.runs.experiment import Experiment

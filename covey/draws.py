@@ -52,12 +52,7 @@ def path(parent: int, ask: int) -> int:
     return key(parent, ask)
 
 
-def bits(
-    address: Address,
-    ids: Tensor,
-    width: int,
-    start: int = 0,
-) -> Tensor:
+def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
     slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device)
     offsets = slots * _signed(_GOLDEN)
@@ -67,14 +62,7 @@ def bits(
     return _finalise_rows(states + offsets)
 
 
-def integers(
-    address: Address,
-    ids: Tensor,
-    width: int,
-    *,
-    below: Tensor,
-    start: int = 0,
-) -> Tensor:
+def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
     """Integers in [0, below) for each id and slot; `below` is [n].
 
     The bias of the modulo is under below / 2**63.
@@ -119,11 +107,7 @@ def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
 
 
 def choose(
-    address: Address,
-    groups: Tensor,
-    *,
-    sizes: Tensor,
-    picks: Tensor,
+    address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`picks[g]` different numbers below `sizes[g]` for each group g.
 
@@ -154,12 +138,7 @@ def _unsigned(address: Address) -> Any:
     return np.uint64(address & _MASK)
 
 
-def _permuted(
-    number: Any,
-    keys: Any,
-    size: Any,
-    position: Any,
-) -> Any:
+def _permuted(number: Any, keys: Any, size: Any, position: Any) -> Any:
     """Swap-or-not, round by round, on all numbers at once."""
     sizes = size[position]
     for turn in range(_SHUFFLE_ROUNDS):

@@ -56,10 +56,7 @@ def declared(kind: str) -> dict[str, tuple[Declared, ...]]:
 
 
 @cache
-def _declared(
-    kind: str,
-    path: tuple[str, ...],
-) -> dict[str, tuple[Declared, ...]]:
+def _declared(kind: str, path: tuple[str, ...]) -> dict[str, tuple[Declared, ...]]:
     """The same, kept for as long as the folders are the same in which packages are looked for."""
     out: dict[str, tuple[Declared, ...]] = {}
     if kind not in KINDS:
@@ -69,7 +66,10 @@ def _declared(
         others = out.get(point.name, ())
         new = Declared(kind, point)
         earlier = [(other.point.value, other.package) for other in others]
-        if (point.value, new.package) not in earlier:  # a folder may be in the path twice
+        if (
+            point.value,
+            new.package,
+        ) not in earlier:  # a folder may be in the path twice
             out[point.name] = (*others, new)
     return out
 

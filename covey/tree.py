@@ -101,12 +101,7 @@ class Topology(ABC):
         return ids % size
 
     def cohort(
-        self,
-        tier: str,
-        ids: Tensor,
-        *,
-        sample: Sample,
-        address: draws.Address,
+        self, tier: str, ids: Tensor, *, sample: Sample, address: draws.Address
     ) -> tuple[Tensor, Tensor]:
         """The cohort of these nodes: (position of the asker in `ids`, child id), by child."""
         counts = self.counts(tier, ids)

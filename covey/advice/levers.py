@@ -16,11 +16,23 @@ from typing import Any
 
 from covey.advice.curvature import Curvature
 from covey.advice.own import stated_by
-from covey.kernel.advice import FLAT, Levers, Proposal, Step, Tie, Upper, far, per_cent
+from covey.kernel.advice import (
+    FLAT,
+    Levers,
+    Proposal,
+    Step,
+    Tie,
+    Upper,
+    far,
+    per_cent,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import largest
 
-_RATIOS = (1.0, 0.25)  # lam as multiples of L: personal models go half, or 4/5, of their way
+_RATIOS = (
+    1.0,
+    0.25,
+)  # lam as multiples of L: personal models go half, or 4/5, of their way
 _LOOSER = 1.4  # how many times smaller a penalty must be to be worth a trial
 
 

@@ -80,7 +80,12 @@ def _checked(stated: RoundFactor, loss: Loss) -> Iterator[Advice]:
     where = _words(low, high)
     numbers = {"lowest curvature": low, "highest curvature": high}
     if loss.L is None:
-        yield Advice("note", "one round", f"on quadratics it converges at {where}.", numbers)
+        yield Advice(
+            "note",
+            "one round",
+            f"on quadratics it converges at {where}.",
+            numbers,
+        )
         return
     change = _evaluate(excess, np.array([loss.L]))
     factor = 1 + float(change[0])
@@ -122,12 +127,7 @@ def _hopeless(excess: Excess, up_to: float, certain: bool) -> Advice:
 def _evaluate(excess: Excess, curvatures: Vector) -> Vector:
     """The excess at each curvature; infinite where it is too large for a float or not a number."""
     with np.errstate(all="ignore"):
-        return np.nan_to_num(
-            excess(curvatures),
-            nan=np.inf,
-            posinf=np.inf,
-            neginf=-np.inf,
-        )
+        return np.nan_to_num(excess(curvatures), nan=np.inf, posinf=np.inf, neginf=-np.inf)
 
 
 def _margin(change: Vector) -> Vector:

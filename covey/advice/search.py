@@ -201,7 +201,12 @@ class _Search:
         self.longer = min(_LONGER * self.rounds, experiment.rounds)
 
     def _short(self, rounds: int, algorithm: Algorithm) -> Experiment:
-        return replace(self.experiment, algorithm=algorithm, rounds=rounds, score_every=rounds)
+        return replace(
+            self.experiment,
+            algorithm=algorithm,
+            rounds=rounds,
+            score_every=rounds,
+        )
 
     def _try(self, algorithm: Algorithm) -> Trial:
         """A few rounds with this setting."""

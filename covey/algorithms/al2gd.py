@@ -17,8 +17,19 @@ from covey import draws
 from covey.engine.descend import descend
 from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import averaging_step, inner_step, largest, smallest
-from covey.kernel.fields import Count, NonNegative, Positive, Probability, ProbabilityPerNode
+from covey.kernel.conditions import (
+    averaging_step,
+    inner_step,
+    largest,
+    smallest,
+)
+from covey.kernel.fields import (
+    Count,
+    NonNegative,
+    Positive,
+    Probability,
+    ProbabilityPerNode,
+)
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
 from covey.types import Rows
@@ -89,12 +100,7 @@ class AL2GD(Algorithm):
         lr = task[:, 1:]
         x = me.recall("personal", default=me.initial())
         gradient = me.grad(self.batch)
-        x = descend(
-            x,
-            gradient,
-            steps=steps,
-            lr=lr,
-        )
+        x = descend(x, gradient, steps=steps, lr=lr)
         return me.keep("personal", x)
 
     def pull(self, me: Nodes, mean: Rows, share: Rows) -> None:
@@ -119,13 +125,7 @@ class AL2GD(Algorithm):
         not_server = 1 - self.p
         local = self.lr / not_server / (1 - largest(self.edge_p))
         pull = self.lr * self.lam / not_server / smallest(self.edge_p)
-        yield from inner_step(
-            local,
-            0.0,
-            loss,
-            steps=2,
-            names=("lr/((1-p)(1-edge_p))", "lam"),
-        )
+        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/((1-p)(1-edge_p))", "lam"))
         yield from averaging_step(pull, "lr*lam/((1-p) edge_p)")
         yield from averaging_step(self.lr * self.gamma / self.p, "lr*gamma/p")
 

@@ -62,12 +62,7 @@ class APFL(Algorithm):
         for _ in range(self.steps):
             mixture = torch.lerp(x, v, alpha)  # alpha v + (1 - alpha) x
             v = v - self.lr * alpha * gradient_of_mixture(mixture)
-            x = descend(
-                x,
-                gradient,
-                steps=1,
-                lr=self.lr,
-            )
+            x = descend(x, gradient, steps=1, lr=self.lr)
         mixture = torch.lerp(x, v, alpha)
         me.keep("_own", v)
         me.keep("personal", mixture)
@@ -86,12 +81,7 @@ class APFL(Algorithm):
         return me.keep("_alpha", alpha)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)
 
     def levers(self, L: float) -> Levers:
         return Levers(steps=(Step("lr"),))

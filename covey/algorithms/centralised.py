@@ -47,17 +47,7 @@ class Centralised(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         gradient = me.grad(self.batch)  # as of FedAvg, on its own data
-        return descend(
-            w,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        return descend(w, gradient, steps=self.steps, lr=self.lr)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -87,12 +87,7 @@ class Clustered(Algorithm):
         start = torch.where(is_picked, rows, 0).sum(1)
         me.keep("cluster", start)
         gradient = me.grad(self.batch)
-        theta = descend(
-            start,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        theta = descend(start, gradient, steps=self.steps, lr=self.lr)
         me.keep("personal", theta)
         weight = me.weight(self.weight)
         if weight is not None:
@@ -108,9 +103,4 @@ class Clustered(Algorithm):
         return one_hot(table.argmin(1), len(models)).to(table)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -111,7 +111,12 @@ class DemLearn(Algorithm):
         return members(hierarchy.to_tree(merges), self.levels)
 
     def mix_down(
-        self, group: Group, theta: Rows, parent: Rows, factor: float, above: Rows | None = None
+        self,
+        group: Group,
+        theta: Rows,
+        parent: Rows,
+        factor: float,
+        above: Rows | None = None,
     ) -> Rows:
         """The group's model, mixed with the model of the group above it.
 
@@ -128,13 +133,7 @@ class DemLearn(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Where all devices have the same model, grouping and mixing do not change it."""
-        return prox_steps(
-            self.lr,
-            self.mu,
-            loss,
-            steps=self.steps,
-            names=("lr", "mu"),
-        )
+        return prox_steps(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.mu, "mu")

@@ -12,7 +12,15 @@ from typing import ClassVar
 import numpy as np
 
 from covey.engine.descend import descend
-from covey.kernel.advice import Levers, Loss, RoundFactor, Statement, Step, Tie, Vector
+from covey.kernel.advice import (
+    Levers,
+    Loss,
+    RoundFactor,
+    Statement,
+    Step,
+    Tie,
+    Vector,
+)
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step, power
 from covey.kernel.fields import Count, NonNegative, Positive
@@ -47,12 +55,7 @@ class Ditto(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Weighted:
         self.adapt(me, w)
         gradient = me.grad(self.batch)
-        x = descend(
-            w,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        x = descend(w, gradient, steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
@@ -68,21 +71,10 @@ class Ditto(Algorithm):
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """v continues from its last value, so that one step a round adds up as two would."""
-        yield from inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
         lasting = max(self.personal_steps, 2)
         personal = ("personal_lr", "lam")
-        yield from inner_step(
-            self.personal_lr,
-            self.lam,
-            loss,
-            steps=lasting,
-            names=personal,
-        )
+        yield from inner_step(self.personal_lr, self.lam, loss, steps=lasting, names=personal)
         yield RoundFactor(self._excess)
 
     def _excess(self, h: Vector) -> Vector:
@@ -98,7 +90,4 @@ class Ditto(Algorithm):
 
     def levers(self, L: float) -> Levers:
         steps = (Step("lr"), Step("personal_lr", self.lam, "lam"))
-        return Levers(
-            steps,
-            penalties=(Tie("lam"),),
-        )
+        return Levers(steps, penalties=(Tie("lam"),))

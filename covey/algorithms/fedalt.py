@@ -87,13 +87,7 @@ class FedAlt(Algorithm):
             steps=self.personal_steps,
             lr=self.personal_lr,
         )
-        x = descend(
-            x,
-            me.grad(self.batch),
-            part=me.shared,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 

@@ -69,13 +69,7 @@ class FedAMP(Algorithm):
         return weights, tie
 
     def device(self, me: Nodes, u: Rows, tie: Rows) -> Rows:
-        theta = descend(
-            u,
-            me.grad(self.batch),
-            prox=(tie, u),
-            steps=self.steps,
-            lr=self.lr,
-        )
+        theta = descend(u, me.grad(self.batch), prox=(tie, u), steps=self.steps, lr=self.lr)
         return me.keep("personal", theta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
@@ -85,18 +79,9 @@ class FedAMP(Algorithm):
     def advice(self, loss: Loss) -> Iterator[Statement]:
         tie = self.lam / self.alpha
         names = ("lr", "lam/alpha")
-        return prox_steps(
-            self.lr,
-            tie,
-            loss,
-            steps=self.steps,
-            names=names,
-        )
+        return prox_steps(self.lr, tie, loss, steps=self.steps, names=names)
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.lam / self.alpha, "lam/alpha")
         lam = Tie("lam", scale=self.alpha)
-        return Levers(
-            steps=(step,),
-            penalties=(lam,),
-        )
+        return Levers(steps=(step,), penalties=(lam,))

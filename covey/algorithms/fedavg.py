@@ -41,18 +41,8 @@ class FedAvg(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> Weighted:
         gradient = me.grad(self.batch)
-        x = descend(
-            w,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        x = descend(w, gradient, steps=self.steps, lr=self.lr)
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

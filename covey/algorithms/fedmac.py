@@ -181,12 +181,7 @@ class FedMac(Algorithm):
             names=names,
         )
         if self.method == "nesterov":
-            yield from momentum_step(
-                self.personal_lr,
-                0.0,
-                loss,
-                names=names,
-            )
+            yield from momentum_step(self.personal_lr, 0.0, loss, names=names)
         if smooth:
             yield from smooth_l1_cycle(
                 self.personal_lr,
@@ -244,10 +239,7 @@ class FedMac(Algorithm):
                 f"nearly local SGD and what acts is lr*lam = {self.lr * self.lam:g}, an average of "
                 "its path; raise lam, and lower lr, to tie theta to w."
             )
-            numbers = {
-                "personal_lr*lam": pull,
-                "lr*lam": self.lr * self.lam,
-            }
+            numbers = {"personal_lr*lam": pull, "lr*lam": self.lr * self.lam}
             yield Advice("note", "correlation", text, numbers)
         if loss.mu is not None:
             yield self._theorem(loss.mu)
@@ -265,23 +257,10 @@ class FedMac(Algorithm):
         scale = self.beta * self.local_rounds
         bound = 1 / ((18 + 256 * smooth / strong) * smooth) / scale
         beta: Condition = (f"beta = {self.beta:g} >= 1", self.beta >= 1)
-        numbers = {
-            "largest lr": bound,
-            "L_F": smooth,
-            "mu_F": strong,
-        }
+        numbers = {"largest lr": bound, "L_F": smooth, "mu_F": strong}
         conditions = [convex, at_most("lr", self.lr, bound), beta]
         return theorem("Theorem 1 of FedMac", conditions, numbers)
 
     def levers(self, L: float) -> Levers:
-        w_i = Upper(
-            "lr",
-            HALFWAY / self.lam,
-            self.lam,
-            "w_i moves lr*lam",
-            "theta",
-        )
-        return Levers(
-            steps=(Step("personal_lr"),),
-            uppers=(w_i,),
-        )
+        w_i = Upper("lr", HALFWAY / self.lam, self.lam, "w_i moves lr*lam", "theta")
+        return Levers(steps=(Step("personal_lr"),), uppers=(w_i,))

@@ -46,12 +46,7 @@ class FedPer(Algorithm):
         head = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([base, head], dim=1)
         gradient = me.grad(self.batch)
-        x = descend(
-            x,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        x = descend(x, gradient, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 
@@ -60,9 +55,4 @@ class FedPer(Algorithm):
         return me.kept["personal"]
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

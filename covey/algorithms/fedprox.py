@@ -43,13 +43,7 @@ class FedProx(Algorithm):
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return prox_steps(
-            self.lr,
-            self.mu,
-            loss,
-            steps=self.steps,
-            names=("lr", "mu"),
-        )
+        return prox_steps(self.lr, self.mu, loss, steps=self.steps, names=("lr", "mu"))
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.mu, "mu")

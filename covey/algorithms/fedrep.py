@@ -48,13 +48,7 @@ class FedRep(Algorithm):
 
     def device(self, me: Nodes, base: Rows) -> Weighted:
         x = self.fitted(me, base)
-        x = descend(
-            x,
-            me.grad(self.batch),
-            part=me.shared,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 
@@ -74,17 +68,6 @@ class FedRep(Algorithm):
         return self.fitted(me, w[:, me.shared])
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
         head = ("head_lr", "lam")
-        yield from inner_step(
-            self.head_lr,
-            0.0,
-            loss,
-            steps=self.head_steps,
-            names=head,
-        )
+        yield from inner_step(self.head_lr, 0.0, loss, steps=self.head_steps, names=head)

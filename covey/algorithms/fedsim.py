@@ -80,12 +80,7 @@ class FedSim(Algorithm):
         v = me.recall("personal", default=me.initial())[:, me.private]
         x = torch.cat([u, v], dim=1)
         lr = me.by_part(self.lr, self.personal_lr)
-        x = descend(
-            x,
-            me.grad(self.batch),
-            steps=self.steps,
-            lr=lr,
-        )
+        x = descend(x, me.grad(self.batch), steps=self.steps, lr=lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 

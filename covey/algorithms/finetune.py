@@ -38,34 +38,13 @@ class FineTune(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> Weighted:
         gradient = me.grad(self.batch)
-        x = descend(
-            w,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        x = descend(w, gradient, steps=self.steps, lr=self.lr)
         gradient = me.grad(self.batch, "tune")
-        theta = descend(
-            w,
-            gradient,
-            steps=self.tune_steps,
-            lr=self.tune_lr,
-        )
+        theta = descend(w, gradient, steps=self.tune_steps, lr=self.tune_lr)
         me.keep("personal", theta)
         return x, me.weight(self.weight)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        yield from inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        yield from inner_step(self.lr, 0.0, loss, steps=self.steps)
         tune = ("tune_lr", "lam")
-        yield from inner_step(
-            self.tune_lr,
-            0.0,
-            loss,
-            steps=self.tune_steps,
-            names=tune,
-        )
+        yield from inner_step(self.tune_lr, 0.0, loss, steps=self.tune_steps, names=tune)

@@ -69,16 +69,8 @@ class HeurFedAMP(Algorithm):
         return me.keep("personal", theta)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return prox_steps(
-            self.lr,
-            self.lam,
-            loss,
-            steps=self.steps,
-        )
+        return prox_steps(self.lr, self.lam, loss, steps=self.steps)
 
     def levers(self, L: float) -> Levers:
         step = Step("lr", self.lam, "lam")
-        return Levers(
-            steps=(step,),
-            penalties=(Tie("lam"),),
-        )
+        return Levers(steps=(step,), penalties=(Tie("lam"),))

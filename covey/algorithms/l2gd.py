@@ -73,13 +73,7 @@ class L2GD(Algorithm):
     def advice(self, loss: Loss) -> Iterator[Statement]:
         """Flips add up over rounds, so that several local steps follow each other."""
         local = self.lr / (1 - self.p)
-        yield from inner_step(
-            local,
-            0.0,
-            loss,
-            steps=2,
-            names=("lr/(1-p)", "lam"),
-        )
+        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/(1-p)", "lam"))
         yield from averaging_step(self.lr * self.lam / self.p, "lr*lam/p")
         if loss.L is not None:
             local_curvature = loss.L / (1 - self.p)

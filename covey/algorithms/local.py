@@ -34,12 +34,7 @@ class Local(Algorithm):
     def device(self, me: Nodes) -> None:
         theta = me.recall("personal", default=me.initial())
         gradient = me.grad(self.batch)
-        theta = descend(
-            theta,
-            gradient,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        theta = descend(theta, gradient, steps=self.steps, lr=self.lr)
         me.keep("personal", theta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
@@ -47,9 +42,4 @@ class Local(Algorithm):
         return me.kept["personal"]
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -18,9 +18,21 @@ import numpy as np
 from covey.engine import smooth_l1
 from covey.engine.descend import descend
 from covey.errors import ConfigError, TreeError, shown
-from covey.kernel.advice import Advice, Levers, Loss, RoundFactor, Statement, Vector
+from covey.kernel.advice import (
+    Advice,
+    Levers,
+    Loss,
+    RoundFactor,
+    Statement,
+    Vector,
+)
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.conditions import descended, inner_step, power, smooth_l1_cycle
+from covey.kernel.conditions import (
+    descended,
+    inner_step,
+    power,
+    smooth_l1_cycle,
+)
 from covey.kernel.fields import Count, NonNegative, Positive, check
 from covey.kernel.nodes import Nodes
 from covey.tree import Sample, Tree
@@ -73,22 +85,9 @@ class Level:
     def advice(self, loss: Loss) -> Iterator[Advice]:
         """What theory says of this level alone, whose loss is that of the levels below it."""
         lam = self.ridge + self.prox
-        yield from inner_step(
-            self.lr,
-            lam,
-            loss,
-            steps=self.steps,
-            curve=self.gamma / self.rho,
-        )
+        yield from inner_step(self.lr, lam, loss, steps=self.steps, curve=self.gamma / self.rho)
         names = ("lr", "lam", "gamma")
-        yield from smooth_l1_cycle(
-            self.lr,
-            lam,
-            self.gamma,
-            self.rho,
-            L=loss.L,
-            names=names,
-        )
+        yield from smooth_l1_cycle(self.lr, lam, self.gamma, self.rho, L=loss.L, names=names)
 
 
 @dataclass(frozen=True)
@@ -180,11 +179,7 @@ class Nested(Algorithm):
         level = self.levels[index]
         x = anchor
         if level.warm:
-            x = me.recall(
-                level.name,
-                default=anchor,
-                since=me.round,
-            )
+            x = me.recall(level.name, default=anchor, since=me.round)
         if index + 1 == len(self.levels):
             x = self.descend_data(me, level, x, anchor)
         else:

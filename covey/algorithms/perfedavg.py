@@ -86,12 +86,7 @@ class PerFedAvg(Algorithm):
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         gradient = me.grad(self.batch, "personal")
-        theta = descend(
-            w,
-            gradient,
-            steps=1,
-            lr=self.alpha,
-        )
+        theta = descend(w, gradient, steps=1, lr=self.alpha)
         return me.keep("personal", theta)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
@@ -108,15 +103,6 @@ class PerFedAvg(Algorithm):
 
     def levers(self, L: float) -> Levers:
         best = HALFWAY / max(L, FLAT)
-        alpha = Upper(
-            "alpha",
-            best,
-            L,
-            "the personal step goes alpha*L",
-            "the minimum",
-        )
+        alpha = Upper("alpha", best, L, "the personal step goes alpha*L", "the minimum")
         meta = Step("lr")
-        return Levers(
-            steps=(meta,),
-            uppers=(alpha,),
-        )
+        return Levers(steps=(meta,), uppers=(alpha,))

@@ -95,11 +95,7 @@ class PerMFL(Algorithm):
         alpha = me.own(self.lr)
         steps = me.own(self.steps)
         theta = descend(  # (4)
-            w,
-            me.grad(self.batch),
-            prox=(self.lam, w),
-            steps=steps,
-            lr=alpha,
+            w, me.grad(self.batch), prox=(self.lam, w), steps=steps, lr=alpha
         )
         return me.keep("personal", theta)
 
@@ -121,12 +117,7 @@ class PerMFL(Algorithm):
         lr = largest(self.lr)
         eta = largest(self.edge_lr)
         steps = int(largest(self.steps))
-        yield from inner_step(
-            lr,
-            self.lam,
-            loss,
-            steps=steps,
-        )
+        yield from inner_step(lr, self.lam, loss, steps=steps)
         yield from self._edge_step(eta)
         yield from self._server_step()
         alike = same_for_all(self.lr, self.edge_lr, self.steps, self.edge_rounds)
@@ -141,10 +132,7 @@ class PerMFL(Algorithm):
         gamma = self.gamma
         tied = eta * gamma
         both = eta * (lam + gamma)
-        numbers = {
-            "edge_lr*gamma": tied,
-            "edge_lr*(lam+gamma)": both,
-        }
+        numbers = {"edge_lr*gamma": tied, "edge_lr*(lam+gamma)": both}
         if tied >= 2 and largest(self.edge_rounds) > 1:
             text = (
                 f"edge_lr*gamma = {eta:g}*{gamma:g} = {tied:g} is 2 or more: every edge round "
@@ -264,11 +252,7 @@ class PerMFL(Algorithm):
         edge_rate = math.log1p(-edge)
         K = math.ceil(math.log(_NU) / edge_rate)
         slope = edge_rate / math.log1p(-device)
-        numbers = {
-            "K": K,
-            "L": math.ceil(slope * K),
-            "L per K": slope,
-        }
+        numbers = {"K": K, "L": math.ceil(slope * K), "L per K": slope}
         text = (
             f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for "
             f"edge_rounds K >= {K} (now {largest(self.edge_rounds):g}) and (58) for steps "
@@ -302,13 +286,7 @@ class PerMFL(Algorithm):
     def levers(self, L: float) -> Levers:
         both = self.lam + self.gamma
         moves = "an edge moves edge_lr*(lam + gamma)"
-        edge = Upper(
-            "edge_lr",
-            HALFWAY / both,
-            both,
-            moves,
-            "its minimum",
-        )
+        edge = Upper("edge_lr", HALFWAY / both, both, moves, "its minimum")
         penalties: tuple[Proposal, ...] = ()
         if isinstance(self.edge_lr, int | float) and far(self.lam, self.gamma):
             share = f"lam/(lam + gamma) = {per_cent(self.lam / both)}"
@@ -316,8 +294,4 @@ class PerMFL(Algorithm):
             equal = Proposal({"lam": self.gamma}, {"lam": why})
             penalties = (equal,)
         device = Step("lr", self.lam, "lam")
-        return Levers(
-            (device,),
-            (edge,),
-            penalties,
-        )
+        return Levers((device,), (edge,), penalties)

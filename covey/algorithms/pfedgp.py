@@ -26,7 +26,13 @@ from covey.engine.descend import descend
 from covey.engine.task import Batch, Predict
 from covey.kernel.advice import Advice, Levers, Loss, Statement
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.fields import LARGEST_COUNT, Count, NonNegative, Positive, Range
+from covey.kernel.fields import (
+    LARGEST_COUNT,
+    Count,
+    NonNegative,
+    Positive,
+    Range,
+)
 from covey.kernel.nodes import Nodes, Weight
 from covey.kernel.replies import Weighted
 from covey.maths import gp
@@ -74,13 +80,7 @@ class PFedGP(Algorithm):
             norm: Tensor = g.norm(dim=1, keepdim=True)
             return g / (norm / self.clip).clamp(min=1)
 
-        w = descend(
-            w,
-            gradient,
-            decay=self.weight_decay,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        w = descend(w, gradient, decay=self.weight_decay, steps=self.steps, lr=self.lr)
         me.keep("personal", w)
         return w, me.weight(self.weight)
 

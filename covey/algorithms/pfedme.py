@@ -102,12 +102,7 @@ class PFedMe(Algorithm):
     @property
     def l1(self) -> L1:
         """The penalty of the modified pFedMe."""
-        return L1(
-            self.gamma,
-            self.rho,
-            lr=self.personal_lr,
-            lam=self.lam,
-        )
+        return L1(self.gamma, self.rho, lr=self.personal_lr, lam=self.lam)
 
     def cut(self, tier: str, round: int = 0) -> float | None:
         return self.l1.cut()
@@ -127,20 +122,10 @@ class PFedMe(Algorithm):
             names=personal,
         )
         if self.method == "nesterov":
-            yield from momentum_step(
-                self.personal_lr,
-                lam,
-                loss,
-                names=personal,
-            )
+            yield from momentum_step(self.personal_lr, lam, loss, names=personal)
         names = (*personal, "gamma")
         yield from smooth_l1_cycle(
-            self.personal_lr,
-            lam,
-            self.gamma,
-            self.rho,
-            L=loss.L,
-            names=names,
+            self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names
         )
         largest = envelope_bound(self.lr * self.lam, self.lam)
         yield from outer_step(
@@ -190,15 +175,5 @@ class PFedMe(Algorithm):
     def levers(self, L: float) -> Levers:
         best = HALFWAY * min(1 / envelope(self.lam, L), 1 / self.lam)
         theta = Step("personal_lr", self.lam + self.weight_decay, "lam")
-        w_i = Upper(
-            "lr",
-            best,
-            self.lam,
-            "w_i moves lr*lam",
-            "theta",
-        )
-        return Levers(
-            steps=(theta,),
-            uppers=(w_i,),
-            penalties=(Tie("lam"),),
-        )
+        w_i = Upper("lr", best, self.lam, "w_i moves lr*lam", "theta")
+        return Levers(steps=(theta,), uppers=(w_i,), penalties=(Tie("lam"),))

@@ -97,11 +97,7 @@ class Pruned(Algorithm):
         fixed = torch.zeros_like(v, dtype=torch.bool)
         moving = torch.cat([mask, fixed], dim=1)
         x = descend(  # (10)
-            x,
-            me.grad(self.batch),
-            mask=moving,
-            steps=self.steps,
-            lr=self.lr,
+            x, me.grad(self.batch), mask=moving, steps=self.steps, lr=self.lr
         )
         return self.answer(me, u, x, mask)
 
@@ -114,13 +110,7 @@ class Pruned(Algorithm):
         private = torch.ones_like(v, dtype=torch.bool)
         moving = torch.cat([mask, private], dim=1)
         lr = me.by_part(self.lr, self.personal_lr)
-        x = descend(
-            x,
-            me.grad(self.batch),
-            mask=moving,
-            steps=self.steps,
-            lr=lr,
-        )
+        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps, lr=lr)
         return self.answer(me, u, x, mask)
 
     def below(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:

@@ -47,13 +47,7 @@ class Scaffold(Algorithm):
 
     def device(self, me: Nodes, x: Rows, c: Rows) -> tuple[Rows, Rows]:
         c_i = me.recall("_control", default=torch.zeros_like(x))
-        y = descend(
-            x,
-            me.grad(self.batch),
-            linear=c - c_i,
-            steps=self.steps,
-            lr=self.lr,
-        )
+        y = descend(x, me.grad(self.batch), linear=c - c_i, steps=self.steps, lr=self.lr)
         change = (x - y) / (self.steps * self.lr) - c
         me.keep("_control", c_i + change)
         return y, change
@@ -64,9 +58,4 @@ class Scaffold(Algorithm):
         return y
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
-        return inner_step(
-            self.lr,
-            0.0,
-            loss,
-            steps=self.steps,
-        )
+        return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -95,12 +95,7 @@ class SFedHP(Algorithm):
             theta = me.ask(self.device, phi, sample=self.device_sample)
             phi = torch.lerp(w, theta.mean(), share)  # (10)
             w = descend(  # (11)
-                w,
-                NO_DATA,
-                prox=(self.lam2, phi),
-                l1=l1,
-                steps=1,
-                lr=self.lr1,
+                w, NO_DATA, prox=(self.lam2, phi), l1=l1, steps=1, lr=self.lr1
             )
         me.keep("edge", phi)
         return me.keep("edge_global", w)
@@ -175,12 +170,7 @@ class SFedHP(Algorithm):
             names=("lr2", "lam1"),
         )
         if self.method == "nesterov":
-            yield from momentum_step(
-                self.lr2,
-                self.lam1,
-                loss,
-                names=("lr2", "lam1"),
-            )
+            yield from momentum_step(self.lr2, self.lam1, loss, names=("lr2", "lam1"))
         if self.l1 == "smooth":
             names = ("lr2", "lam1", "gamma1")
             yield from smooth_l1_cycle(
@@ -192,13 +182,7 @@ class SFedHP(Algorithm):
                 names=names,
             )
             names = ("lr1", "lam_bar", "gamma2")
-            yield from smooth_l1_cycle(
-                self.lr1,
-                both,
-                self.gamma2,
-                self.rho,
-                names=names,
-            )
+            yield from smooth_l1_cycle(self.lr1, both, self.gamma2, self.rho, names=names)
         largest = envelope_bound(self.lr1 * both, both)
         yield from outer_step(
             self.lr1,
@@ -242,7 +226,12 @@ class SFedHP(Algorithm):
         second = (f"lam2 = {lam2:g} > 2 lam1 = {2 * lam1:g}", lam2 > 2 * lam1)
         conditions = [first, second]
         numbers = {"gamma1/rho": curve1, "L_F": smooth}
-        yield theorem("Theorem 1 of sFedHP", conditions, numbers, "a convex loss needs neither")
+        yield theorem(
+            "Theorem 1 of sFedHP",
+            conditions,
+            numbers,
+            "a convex loss needs neither",
+        )
         lam = lam1 * lam2 / math.hypot(lam1, lam2)
         scale = self.beta * self.edge_rounds
         wide_step = 1 / (588 * smooth * lam**2)
@@ -269,16 +258,6 @@ class SFedHP(Algorithm):
         moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
         halfway = "as lam1: an edge stands halfway between its devices and the server"
         theta = Step("lr2", self.lam1, "lam1")
-        w_i = Upper(
-            "lr1",
-            best,
-            both,
-            moves,
-            "its devices",
-        )
+        w_i = Upper("lr1", best, both, moves, "its devices")
         lam = Tie("lam1", alike={"lam2": halfway})
-        return Levers(
-            steps=(theta,),
-            uppers=(w_i,),
-            penalties=(lam,),
-        )
+        return Levers(steps=(theta,), uppers=(w_i,), penalties=(lam,))

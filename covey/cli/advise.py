@@ -28,19 +28,28 @@ def advise(
     arguments: What = None,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Make the changes in the file; its comments and order stay."),
+        typer.Option(
+            "--write",
+            help="Make the changes in the file; its comments and order stay.",
+        ),
     ] = False,
     fast: Annotated[
         bool,
         typer.Option(
-            "--fast", help="Run nothing: report settings that are certain or likely to diverge."
+            "--fast",
+            help="Run nothing: report settings that are certain or likely to diverge.",
         ),
     ] = False,
     theory: Annotated[
-        bool, typer.Option("--theory", help="Also check the file against the theorems' conditions.")
+        bool,
+        typer.Option(
+            "--theory",
+            help="Also check the file against the theorems' conditions.",
+        ),
     ] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Has no effect: measuring is the default.")
+        bool,
+        typer.Option("--measure", help="Has no effect: measuring is the default."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -151,7 +160,10 @@ def _searched(experiment: Experiment) -> Findings:
     """The search, with what is tried shown on a terminal."""
     console = Console(stderr=True)
     with console.status("measuring the curvature") as status:
-        return advice.improve(experiment, told=lambda text: status.update(f"trying {escape(text)}"))
+        return advice.improve(
+            experiment,
+            told=lambda text: status.update(f"trying {escape(text)}"),
+        )
 
 
 def _serious(items: list[Advice]) -> list[Advice]:
@@ -232,13 +244,19 @@ def _figure(value: float, findings: Findings, *, unit: bool = True) -> str:
 
 
 def _as_dict(
-    findings: Findings, theorems: list[Advice], seconds: float, written: Path | None
+    findings: Findings,
+    theorems: list[Advice],
+    seconds: float,
+    written: Path | None,
 ) -> dict[str, Any]:
     """Everything, as JSON can hold it; `advice` has the theorems."""
     curvature = findings.curvature
     return {
         "smoothness": _smoothness(findings),
-        "curvature": {"start": _plain(findings.start), "along": _plain(curvature)},
+        "curvature": {
+            "start": _plain(findings.start),
+            "along": _plain(curvature),
+        },
         "changes": [
             {**asdict(change), "field": f"algorithm.{change.field}"} for change in findings.changes
         ],

@@ -93,14 +93,25 @@ def newcomer(config: Config, shards: Shards, seed: int) -> Experiment:
     """The same learning on the data of one new device."""
     algorithm = config.learner()
     model = named.make_model(config.model, shards, seed)
-    return Experiment(algorithm, shards, model, Tree.flat(1), rounds=1, **_training(config, seed))
+    return Experiment(
+        algorithm,
+        shards,
+        model,
+        Tree.flat(1),
+        rounds=1,
+        **_training(config, seed),
+    )
 
 
 def _training(config: Config, seed: int) -> dict[str, Any]:
     """What decides how a device learns from its data."""
     private = config.private if isinstance(config.private, str) else tuple(config.private)
     out = {name: getattr(config, name) for name in _TRAINING}
-    return out | {"seed": seed, "private": private, "dtype": _DTYPES[config.dtype]}
+    return out | {
+        "seed": seed,
+        "private": private,
+        "dtype": _DTYPES[config.dtype],
+    }
 
 
 def _shards(config: Config, seed: int) -> Shards:

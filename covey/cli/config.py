@@ -32,7 +32,15 @@ from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
 
-__all__ = ["DEMO", "SECTIONS", "Config", "TreeConfig", "defaults", "explain", "load"]
+__all__ = [
+    "DEMO",
+    "SECTIONS",
+    "Config",
+    "TreeConfig",
+    "defaults",
+    "explain",
+    "load",
+]
 
 DEMO = resources.files("covey.cli").joinpath("demo.toml")
 
@@ -98,7 +106,11 @@ class Config(BaseModel):
         out = {}
         for table in self.compared():
             name = _as_file(str(table["name"]))
-            change = {"name": f"{self.title}-{name}", "algorithm": table, "compare": []}
+            change = {
+                "name": f"{self.title}-{name}",
+                "algorithm": table,
+                "compare": [],
+            }
             out[name] = self.model_copy(update=change)
         return out
 
@@ -131,7 +143,11 @@ class Config(BaseModel):
         return tomli_w.dumps(self.resolved())
 
 
-def load(path: Path | None, changes: Sequence[str] = (), notes: list[str] | None = None) -> Config:
+def load(
+    path: Path | None,
+    changes: Sequence[str] = (),
+    notes: list[str] | None = None,
+) -> Config:
     """The experiment in a file (None: the demo), wholly checked.
 
     `changes` such as "algorithm.lam1=15" are applied first. `notes` is given what the user should

@@ -102,7 +102,8 @@ def check(
 def show(
     arguments: What = None,
     out: Annotated[
-        Path | None, typer.Option(help="The picture to write. Default: NAME-data.png here.")
+        Path | None,
+        typer.Option(help="The picture to write. Default: NAME-data.png here."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

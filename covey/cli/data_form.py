@@ -30,7 +30,11 @@ class DataForm:
     def of(shards: Shards) -> DataForm:
         """The form of these shards."""
         return DataForm(
-            shards.name, tuple(shards.x.shape[1:]), shards.classes, shards.names, shards.scaling
+            shards.name,
+            tuple(shards.x.shape[1:]),
+            shards.classes,
+            shards.names,
+            shards.scaling,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -38,7 +42,11 @@ class DataForm:
         how = self.scaling
         scaling = None
         if how is not None:
-            scaling = {"kind": how.kind, "shift": how.shift.tolist(), "factor": how.factor.tolist()}
+            scaling = {
+                "kind": how.kind,
+                "shift": how.shift.tolist(),
+                "factor": how.factor.tolist(),
+            }
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -59,7 +67,13 @@ class DataForm:
                 shift = torch.tensor(how["shift"], dtype=torch.float64)
                 factor = torch.tensor(how["factor"], dtype=torch.float64)
                 scaling = Scaling(how["kind"], shift, factor)
-            return DataForm(facts["name"], tuple(facts["shape"]), facts["classes"], names, scaling)
+            return DataForm(
+                facts["name"],
+                tuple(facts["shape"]),
+                facts["classes"],
+                names,
+                scaling,
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"cannot read {path}: {error!r}; it is written when a run starts."

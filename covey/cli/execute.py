@@ -103,7 +103,14 @@ class _Command:
                 self.folder.sweep()
                 self._prepare(self.config, self.folder)
                 self._write_commands(go_on)
-                seeds = Seeds(self.config, folders, self.experiments, self.console, stop, first)
+                seeds = Seeds(
+                    self.config,
+                    folders,
+                    self.experiments,
+                    self.console,
+                    stop,
+                    first,
+                )
                 histories, engine = seeds.run()
                 others = self._beside(stop, seeds.printed)
                 summary = self._finish(histories, others, engine)
@@ -127,7 +134,10 @@ class _Command:
     def _write_commands(self, go_on: str) -> None:
         """How to repeat the run, and on what it was run."""
         repeat = f"covey run {shlex.quote(str(self.folder.path / 'config.toml'))}"
-        self.folder.write("repeat.txt", f"{repeat}\n{go_on} rounds={self.config.rounds + 10}\n")
+        self.folder.write(
+            "repeat.txt",
+            f"{repeat}\n{go_on} rounds={self.config.rounds + 10}\n",
+        )
         self.folder.write_json("environment.json", environment(self.command))
 
     def _beside(self, stop: Stop, printed: set[str]) -> dict[str, Histories]:
@@ -142,7 +152,13 @@ class _Command:
             folder = self.folder.beside(name)
             folder.make()
             self._prepare(other, folder)
-            seeds = Seeds(other, folders_of(other, folder), self.experiments, self.console, stop)
+            seeds = Seeds(
+                other,
+                folders_of(other, folder),
+                self.experiments,
+                self.console,
+                stop,
+            )
             seeds.printed = printed
             seeds.lines = 1
             try:
@@ -155,7 +171,10 @@ class _Command:
         return others
 
     def _finish(
-        self, histories: Histories, others: dict[str, Histories], engine: dict[str, Any]
+        self,
+        histories: Histories,
+        others: dict[str, Histories],
+        engine: dict[str, Any],
     ) -> Summary:
         """The summary and the pictures."""
         config = self.config
@@ -170,7 +189,10 @@ class _Command:
         return summary
 
     def _draw(
-        self, histories: Histories, others: dict[str, Histories], devices: list[list[DeviceScore]]
+        self,
+        histories: Histories,
+        others: dict[str, Histories],
+        devices: list[list[DeviceScore]],
     ) -> None:
         title = method(self.config.algorithm["name"])
         plot, per_device, compared = (

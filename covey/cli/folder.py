@@ -113,12 +113,16 @@ class Folder:
         Rounds that a crash wrote after the last checkpoint are run again.
         """
         self.write(
-            "metrics.jsonl", "".join(json.dumps(record.as_dict()) + "\n" for record in history)
+            "metrics.jsonl",
+            "".join(json.dumps(record.as_dict()) + "\n" for record in history),
         )
 
     def append(self, record: Round) -> None:
         """One more line of metrics.jsonl."""
-        with refused(self.path / "metrics.jsonl"), open(self.path / "metrics.jsonl", "a") as file:
+        with (
+            refused(self.path / "metrics.jsonl"),
+            open(self.path / "metrics.jsonl", "a") as file,
+        ):
             file.write(json.dumps(record.as_dict()) + "\n")
 
     def models(self, run: Seed) -> None:
@@ -180,8 +184,15 @@ def environment(command: list[str]) -> dict[str, Any]:
     cuda = None
     if torch.cuda.is_available():
         cuda = torch.cuda.get_device_name()
-    versions = {"covey": covey.__version__, "torch": torch.__version__, "numpy": numpy.__version__}
-    versions |= {"safetensors": safetensors.__version__, "python": platform.python_version()}
+    versions = {
+        "covey": covey.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+    }
+    versions |= {
+        "safetensors": safetensors.__version__,
+        "python": platform.python_version(),
+    }
     machine = {
         "system": platform.platform(),
         "cores": os.cpu_count(),

@@ -45,7 +45,11 @@ Array = npt.NDArray[Any]
 
 _FOLDERS: dict[Which, str] = {"chosen": "models", "last": "models/last"}
 _CHUNK = 4096  # examples that go through a module at once
-_MOST_PERSONAL = ("personal", "edge", "global")  # which model is used where none is named
+_MOST_PERSONAL = (
+    "personal",
+    "edge",
+    "global",
+)  # which model is used where none is named
 
 
 def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
@@ -221,7 +225,10 @@ class Loaded:
         return self._snapshots[name, which]
 
     def module(
-        self, model: str | None = None, device: str | int | None = None, which: Which = "chosen"
+        self,
+        model: str | None = None,
+        device: str | int | None = None,
+        which: Which = "chosen",
     ) -> nn.Module:
         """The module that a device uses, with the device's private layers.
 
@@ -371,7 +378,11 @@ class Loaded:
         return type(self.experiment.algorithm).predictor is not Algorithm.predictor
 
     def _outputs(
-        self, x: Tensor, device: str | int | None, model: str | None, which: Which
+        self,
+        x: Tensor,
+        device: str | int | None,
+        model: str | None,
+        which: Which,
     ) -> Tensor:
         read = self.snapshot(model, which)
         if self._own_way:

@@ -32,7 +32,13 @@ from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.data import inventory
-from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError, ProgramError
+from covey.errors import (
+    CheckpointError,
+    ConfigError,
+    CoveyError,
+    DivergedError,
+    ProgramError,
+)
 from covey.runs.run import Run
 
 EXIT_CODES = {
@@ -69,7 +75,10 @@ def _covey(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:
@@ -101,7 +110,11 @@ def run(
         typer.Option("--resume", metavar="DIR", help="Resume the run in this folder."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Start even where the settings are certain to diverge.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Start even where the settings are certain to diverge.",
+        ),
     ] = False,
     runtime: Annotated[
         str,
@@ -169,11 +182,16 @@ app.command(epilog=_EPILOG)(results.predict)
 
 @app.command(epilog=_EPILOG)
 def personalize(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a finished run."),
+    ],
     file: Annotated[
         Path,
         typer.Option(
-            "--data", metavar="FILE", help="The new device's examples: .csv, .parquet or .npz."
+            "--data",
+            metavar="FILE",
+            help="The new device's examples: .csv, .parquet or .npz.",
         ),
     ],
     changes: Annotated[
@@ -189,7 +207,8 @@ def personalize(
         typer.Option(help="The model to write. Default: RUN/personal-FILE.safetensors."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Which of the run's seeds. Default: the first.")
+        int | None,
+        typer.Option(help="Which of the run's seeds. Default: the first."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -219,10 +238,12 @@ app.command(epilog=_EPILOG)(advise)
 @app.command(name="list", epilog=_EPILOG)
 def list_(
     kind: Annotated[
-        Kind | None, typer.Argument(help="What to list. Default: the names of every kind.")
+        Kind | None,
+        typer.Argument(help="What to list. Default: the names of every kind."),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="One of them: its table, with defaults and meanings.")
+        str | None,
+        typer.Argument(help="One of them: its table, with defaults and meanings."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -28,9 +28,21 @@ KINDS = {"algorithm": "algorithms", "data": "data", "model": "models"}
 SECTIONS = {kind: section for section, kind in KINDS.items()}
 """The table of a file in which something of this kind stands."""
 
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_BY_NAME = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 # What TOML can hold, or nothing.
-_PLAIN = (types.EllipsisType, types.NoneType, bool, int, float, str, list, tuple)
+_PLAIN = (
+    types.EllipsisType,
+    types.NoneType,
+    bool,
+    int,
+    float,
+    str,
+    list,
+    tuple,
+)
 
 
 def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
@@ -50,7 +62,11 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
         return modules.make(section, name, build, arguments)
     try:
         return build(**arguments)
-    except (RuntimeError, MemoryError, OverflowError) as error:  # of sizes beyond all memory
+    except (
+        RuntimeError,
+        MemoryError,
+        OverflowError,
+    ) as error:  # of sizes beyond all memory
         raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 

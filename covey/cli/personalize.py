@@ -52,7 +52,12 @@ class Personalized:
 
 
 def personalize(
-    run: Path, data: Path, edge: str | None, out: Path | None, changes: list[str], seed: int | None
+    run: Path,
+    data: Path,
+    edge: str | None,
+    out: Path | None,
+    changes: list[str],
+    seed: int | None,
 ) -> Personalized:
     """The personal model of the device whose data is in a file, written beside the run or to `out`.
 
@@ -170,11 +175,19 @@ def _scores(
 
 
 def _write(
-    path: Path, space: ParameterLayout, personal: Tensor, config: Config, data: Path
+    path: Path,
+    space: ParameterLayout,
+    personal: Tensor,
+    config: Config,
+    data: Path,
 ) -> None:
     """The personal model as a module's state, in one step."""
     module = space.fill(personal[0].cpu())
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
-    metadata = {"model": "personal", "algorithm": str(config.algorithm["name"]), "data": data.name}
+    metadata = {
+        "model": "personal",
+        "algorithm": str(config.algorithm["name"]),
+        "data": data.name,
+    }
     with refused(path):
         checkpoint.write_tensors(path, state, metadata)

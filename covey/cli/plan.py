@@ -26,7 +26,11 @@ from covey.report.plan_picture import draw
 from covey.wireless import POLICIES, Plan, Policy, fixed
 from covey.wireless import plan as make
 
-SWEEPS = {"deadline": "deadline", "bandwidth": "cells.bandwidth", "devices": "devices.count"}
+SWEEPS = {
+    "deadline": "deadline",
+    "bandwidth": "cells.bandwidth",
+    "devices": "devices.count",
+}
 _OF_RUNS = {
     "deadline": "radio.deadline",
     "bandwidth": "radio.cells.bandwidth",
@@ -44,13 +48,16 @@ def plan(
         ),
     ],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE ...]", help="Changes to it."),
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices.")
+        str | None,
+        typer.Option(metavar="NAME=A,B,...", help="Of deadline, bandwidth or devices."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The picture to write. Default: NAME.png here.")
+        Path | None,
+        typer.Option(help="The picture to write. Default: NAME.png here."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -239,7 +246,16 @@ def _show(
     limits = f"deadline {1e3 * scenario.deadline:g} ms, max ratio {scenario.rho_max:g}"
     console.print(f"{plan.policy}: {', '.join(sizes)}, {limits}")
     table = _table(
-        "device", "cell", "m", "band %", "pruned %", "Mbit/s", "ms", "ms encoded", "mJ", "asked"
+        "device",
+        "cell",
+        "m",
+        "band %",
+        "pruned %",
+        "Mbit/s",
+        "ms",
+        "ms encoded",
+        "mJ",
+        "asked",
     )
     entries = rows(plan)
     for row in entries[:_ROWS]:
@@ -276,9 +292,22 @@ def _show(
 
 
 def _summaries(first: str, summaries: list[dict[str, Any]]) -> Table:
-    table = _table(first, "mean %", "worst %", "starved", "excluded", "late", "ms", "encoded", "mJ")
+    table = _table(
+        first,
+        "mean %",
+        "worst %",
+        "starved",
+        "excluded",
+        "late",
+        "ms",
+        "encoded",
+        "mJ",
+    )
     for summary in summaries:
-        ratios = [f"{100 * summary['mean_ratio']:.2f}", f"{100 * summary['worst_ratio']:.2f}"]
+        ratios = [
+            f"{100 * summary['mean_ratio']:.2f}",
+            f"{100 * summary['worst_ratio']:.2f}",
+        ]
         counts = [_count(summary[key]) for key in ("starved", "left_out", "late")]
         times = [
             f"{summary['round_ms']:.2f}",

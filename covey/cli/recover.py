@@ -73,7 +73,10 @@ def history(folder: Folder, experiment: Experiment) -> list[Round]:
     facts = checkpoint.read(folder.checkpoint, tensors=False).facts
     wanted = experiment.fingerprint()
     checkpoint.same_experiment(
-        folder.checkpoint, facts["experiment"], wanted, data=experiment.data.name
+        folder.checkpoint,
+        facts["experiment"],
+        wanted,
+        data=experiment.data.name,
     )
     return covey.history(folder.checkpoint)
 

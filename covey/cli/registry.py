@@ -134,7 +134,11 @@ REGISTRY: dict[str, dict[str, Listed]] = {
 }
 """What covey itself has."""
 
-_TABLES = {"algorithms": "algorithm", "data": "data", "models": "model"}  # of a file, by kind
+_TABLES = {
+    "algorithms": "algorithm",
+    "data": "data",
+    "models": "model",
+}  # of a file, by kind
 
 
 def find(kind: str, name: str) -> Listed | None:

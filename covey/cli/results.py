@@ -26,15 +26,20 @@ from covey.errors import ConfigError
 from covey.runs.devices import DeviceScore
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or not.")
+    Path,
+    typer.Argument(metavar="RUN", help="The folder of a run, finished or not."),
 ]
-OfSeed = Annotated[int | None, typer.Option(help="Which of the run's seeds. Default: the first.")]
+OfSeed = Annotated[
+    int | None,
+    typer.Option(help="Which of the run's seeds. Default: the first."),
+]
 
 
 def show_run(
     run: RunFolder,
     devices: Annotated[
-        bool, typer.Option("--devices", help="Every device on its test examples, worst first.")
+        bool,
+        typer.Option("--devices", help="Every device on its test examples, worst first."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +61,11 @@ def show_run(
     done = len(seeds[0].history)
     rounds = seeds[0].config.rounds
     if as_json:
-        facts = {"folder": str(run), "finished": done >= rounds, **figures.as_dict()}
+        facts = {
+            "folder": str(run),
+            "finished": done >= rounds,
+            **figures.as_dict(),
+        }
         print(json.dumps(facts))
         return
     console = Console(soft_wrap=True, highlight=False)
@@ -68,17 +77,24 @@ def show_run(
 def predict(
     run: RunFolder,
     file: Annotated[
-        Path, typer.Option("--data", metavar="FILE", help="The examples: .csv, .parquet or .npz.")
+        Path,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="The examples: .csv, .parquet or .npz.",
+        ),
     ],
     device: Annotated[
         str | None,
         typer.Option(help="The device whose model predicts. Default: each row's device column."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The model. Default: personal, else edge, else global.")
+        str | None,
+        typer.Option(help="The model. Default: personal, else edge, else global."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The .csv file to write. Default: to the terminal.")
+        Path | None,
+        typer.Option(help="The .csv file to write. Default: to the terminal."),
     ] = None,
     seed: OfSeed = None,
     as_json: AsJson = False,
@@ -121,7 +137,9 @@ def _seeds(run: Path) -> list[Loaded]:
 
 
 def _show_devices(
-    seeds: Sequence[Loaded], scores: Sequence[Sequence[DeviceScore]], as_json: bool
+    seeds: Sequence[Loaded],
+    scores: Sequence[Sequence[DeviceScore]],
+    as_json: bool,
 ) -> None:
     """A row per device, all models side by side; worst first by the most personal one."""
     lines = [(seed.seed, line) for seed, part in zip(seeds, scores, strict=True) for line in part]
@@ -190,13 +208,24 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
     for role in ("label", "device", "edge", "part"):
         if isinstance(data.get(role), str):
             columns = replace(columns, **{role: data[role]})
-    table = unlabelled(file, columns, features=run.names.features, shape=run.shape, faults=faults)
+    table = unlabelled(
+        file,
+        columns,
+        features=run.names.features,
+        shape=run.shape,
+        faults=faults,
+    )
     faults.refuse("correct or remove them")
     return table
 
 
 def _owners(
-    run: Loaded, table: Table, file: Path, device: str | None, model: str | None, faults: Faults
+    run: Loaded,
+    table: Table,
+    file: Path,
+    device: str | None,
+    model: str | None,
+    faults: Faults,
 ) -> list[str | None]:
     """Whose model each row is predicted by; None where it is the same for all."""
     if device is not None:
@@ -214,7 +243,9 @@ def _owners(
     for row, name in enumerate(table.device):
         if name not in trained:
             faults.add(
-                table.source[row], table.position[row], f"device {name!r} did not train in this run"
+                table.source[row],
+                table.position[row],
+                f"device {name!r} did not train in this run",
             )
     faults.refuse("correct them, or predict by --device NAME or --model global")
     return list(table.device)

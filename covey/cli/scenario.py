@@ -108,11 +108,19 @@ class ChannelFile(BaseModel):
             None if self.edge_height is None else one("edge_height", "length"),
             one("device_height", "length"),
         )
-        plain = LogDistance(one("reference_loss", "decibels"), self.exponent, one("near", "length"))
+        plain = LogDistance(
+            one("reference_loss", "decibels"),
+            self.exponent,
+            one("near", "length"),
+        )
         loss = plain if self.path_loss == "log_distance" else urban
         noise = Noise(heard.si, heard.kind == "power per hertz")
         return Channel(
-            noise, loss, one("shadowing", "decibels"), self.fading, one("rice_factor", "decibels")
+            noise,
+            loss,
+            one("shadowing", "decibels"),
+            self.fading,
+            one("rice_factor", "decibels"),
         )
 
 
@@ -136,7 +144,14 @@ class RadioFile(BaseModel):
 
     model_config = STRICT
     policy: (
-        Literal["optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only"]
+        Literal[
+            "optimal",
+            "equal",
+            "fair",
+            "personal_only",
+            "personal_fastest",
+            "pruning_only",
+        ]
         | None
     ) = None
     deadline: str | None = None
@@ -155,7 +170,13 @@ class ScenarioFile(BaseModel):
     model_config = STRICT
     name: str = Field(default="plan", pattern=r"^[^/\\]{1,100}$")
     policy: Literal[
-        "optimal", "equal", "fair", "personal_only", "personal_fastest", "pruning_only", "fixed"
+        "optimal",
+        "equal",
+        "fair",
+        "personal_only",
+        "personal_fastest",
+        "pruning_only",
+        "fixed",
     ] = "optimal"
     ratio: float = Field(default=0.5, ge=0, le=1)  # of the policy fixed
     deadline: str = "25 ms"
@@ -224,9 +245,15 @@ def radio(table: Mapping[str, Any], tree: Tree) -> Radio:
         policy = POLICIES[file.policy]
     return Radio(
         devices=Devices(
-            cell=cell, names=(), **_columns(columns, rows, len(cell), file.seed, "radio.devices.")
+            cell=cell,
+            names=(),
+            **_columns(columns, rows, len(cell), file.seed, "radio.devices."),
         ),
-        cells=_cells(check(BandsFile, file.cells, "radio.cells."), len(counts), "radio.cells."),
+        cells=_cells(
+            check(BandsFile, file.cells, "radio.cells."),
+            len(counts),
+            "radio.cells.",
+        ),
         channel=check(ChannelFile, file.channel, "radio.channel.").build("radio.channel."),
         deadline=deadline,
         policy=policy,
@@ -248,7 +275,11 @@ KINDS = {
 
 
 def _columns(
-    file: ColumnsFile, rows: Mapping[str, list[Any]], n: int, seed: int, prefix: str
+    file: ColumnsFile,
+    rows: Mapping[str, list[Any]],
+    n: int,
+    seed: int,
+    prefix: str,
 ) -> dict[str, Tensor]:
     values = {key: rows.get(key, getattr(file, key)) for key in KINDS}
     return {
@@ -287,7 +318,12 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
         devices=Devices(cell=cell, names=tuple(map(str, rows.get("name", ()))), **columns),
         cells=cells,
         channel=check(ChannelFile, file.channel, "channel.").build("channel."),
-        work=Work(sizes["shared"].round(), sizes["personal"].round(), model.bits, **steps),
+        work=Work(
+            sizes["shared"].round(),
+            sizes["personal"].round(),
+            model.bits,
+            **steps,
+        ),
         deadline=quantity(file.deadline, "deadline", "time").si,
         rho_max=file.rho_max,
         mask=file.mask,
@@ -297,7 +333,11 @@ def _scenario(file: ScenarioFile, folder: Path) -> Scenario:
 
 def _cells(file: BandsFile, count: int | None, prefix: str) -> Cells:
     values: dict[str, Any] = {}
-    for key, kind in (("bandwidth", "frequency"), ("wire_rate", "rate"), ("wire_delay", "time")):
+    for key, kind in (
+        ("bandwidth", "frequency"),
+        ("wire_rate", "rate"),
+        ("wire_delay", "time"),
+    ):
         setting = getattr(file, key)
         each = [
             quantity(item, f"{prefix}{key}", kind).si
@@ -359,7 +399,11 @@ def _table(path: Path, allowed: Sequence[str], key: str) -> dict[str, list[Any]]
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             rows = [cells for cells in reader if cells]
-    except (OSError, ValueError, csv.Error) as error:  # also bytes that are no text
+    except (
+        OSError,
+        ValueError,
+        csv.Error,
+    ) as error:  # also bytes that are no text
         raise ConfigError(f"{key}: cannot read {shown(str(path))}: {error}.") from error
     if trouble := _trouble(header, rows, allowed):
         listed = ", ".join(sorted(allowed))
@@ -413,7 +457,8 @@ def _drawn_column(value: dict[Any, Any], name: str, kind: str, n: int, seed: int
     drawn = Spread(distribution, numbers).draw(draws.key(seed, name), torch.arange(n))
     if units[0]:
         drawn = torch.tensor(
-            [to_si(item, units[0]) for item in drawn.tolist()], dtype=torch.float64
+            [to_si(item, units[0]) for item in drawn.tolist()],
+            dtype=torch.float64,
         )
     if not drawn.isfinite().all():
         raise ConfigError(f"{name} = {shown(value)} draws values out of range; give smaller ones.")

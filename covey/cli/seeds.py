@@ -58,7 +58,10 @@ class Start:
         seeds = list(range(config.seed, config.seed + config.seeds))
         each = [experiments.of(config, seed) for seed in seeds]
         groups = _groups(seeds, each, experiments.runtime)
-        return Start(groups, covey.runs(each[: len(groups[0])], runtime=experiments.runtime))
+        return Start(
+            groups,
+            covey.runs(each[: len(groups[0])], runtime=experiments.runtime),
+        )
 
     def take(self, seeds: list[int]) -> Runs | None:
         """The runs of these seeds, if they are the first and were not taken before."""

@@ -9,11 +9,23 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from covey.cli.personalize import Personalized
-from covey.report.summary import Figure, ModelFigures, RadioFigures, SampleFigures, Summary
+from covey.report.summary import (
+    Figure,
+    ModelFigures,
+    RadioFigures,
+    SampleFigures,
+    Summary,
+)
 from covey.runs.run import Round
 
 Show = Callable[[Sequence[Round]], None]
@@ -74,7 +86,12 @@ class _Lines:
     """One line for the first scored round, then at most `lines` more, evenly spaced."""
 
     def __init__(
-        self, console: Console, label: str, rounds: int, notes: _Notes, lines: int
+        self,
+        console: Console,
+        label: str,
+        rounds: int,
+        notes: _Notes,
+        lines: int,
     ) -> None:
         self._console = console
         self._label = label
@@ -99,7 +116,10 @@ class _Lines:
 def text(summary: Summary) -> str:
     """The tables as plain text."""
     out = io.StringIO()
-    table(Console(file=out, soft_wrap=True, width=200, no_color=True, highlight=False), summary)
+    table(
+        Console(file=out, soft_wrap=True, width=200, no_color=True, highlight=False),
+        summary,
+    )
     return out.getvalue().strip("\n") + "\n"
 
 
@@ -212,12 +232,18 @@ _OF_NUMBERS = {
     "last round": "rmse_last",
     "best on test (optimistic)": "rmse_best_on_test",
 }
-_OF_LOSSES = {"test loss (all)": "loss", "holders": "loss_holders", "last round": "loss_last"}
+_OF_LOSSES = {
+    "test loss (all)": "loss",
+    "holders": "loss_holders",
+    "last round": "loss_last",
+}
 """The columns of the table of the models, and the figure of a model that each one has."""
 
 
 def _cells(
-    models: Sequence[ModelFigures], figures: dict[str, str], spell: Callable[[Figure | None], str]
+    models: Sequence[ModelFigures],
+    figures: dict[str, str],
+    spell: Callable[[Figure | None], str],
 ) -> dict[str, list[str]]:
     """Every column's cells, one per model."""
     return {
@@ -246,7 +272,11 @@ def _models(summary: Summary, without: Sequence[str] = ()) -> Table:
     for position, model in enumerate(models):
         ending = "" if model.holders.mean == 1 else "s"
         holders = f"{model.holders.mean:g} {model.tier}{ending}"
-        out.add_row(names[position], holders, *(columns[head][position] for head in heads))
+        out.add_row(
+            names[position],
+            holders,
+            *(columns[head][position] for head in heads),
+        )
     return out
 
 
@@ -324,7 +354,9 @@ def newcomer(console: Console, done: Personalized) -> None:
     for name, scores in done.scores.items():
         figures = {part: getattr(scores[part], kind) for part, kind in kinds.items()}
         rows.add_row(
-            name, "", *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items())
+            name,
+            "",
+            *(_one(figures[part], kind == "accuracy") for part, kind in kinds.items()),
         )
     print_wide(console, rows)
     console.print(f"personal model: {done.path}")
@@ -352,9 +384,19 @@ def _links(summary: Summary) -> Table:
         share = f"{100 * k.nonzeros:.1f}" if k.nonzeros is not None else "-"
         ratios = [
             f"{a / b:.3f}" if b else "-"
-            for a, b in ((k.down + k.up, k.dense), (k.formula_paper, k.formula_dense))
+            for a, b in (
+                (k.down + k.up, k.dense),
+                (k.formula_paper, k.formula_dense),
+            )
         ]
-        links.add_row(k.link, "", f"{k.down / 1e6:.3f}", f"{k.up / 1e6:.3f}", *ratios, share)
+        links.add_row(
+            k.link,
+            "",
+            f"{k.down / 1e6:.3f}",
+            f"{k.up / 1e6:.3f}",
+            *ratios,
+            share,
+        )
     return links
 
 

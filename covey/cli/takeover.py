@@ -14,7 +14,11 @@ from covey.errors import ConfigError
 
 
 def taken_over(
-    section: str, old: dict[str, Any], name: Any, changes: Sequence[str], notes: list[str]
+    section: str,
+    old: dict[str, Any],
+    name: Any,
+    changes: Sequence[str],
+    notes: list[str],
 ) -> dict[str, Any]:
     """The fields of an algorithm that another one has too, with the same meaning.
 
@@ -46,7 +50,10 @@ def _same_field(old: str, new: str, key: str, value: Any) -> bool:
     try:
         makers = [named.maker("algorithm", name) for name in (old, new)]
         schemas = [named.schema(build, "algorithm") for build in makers]
-    except (ConfigError, AssertionError):  # a name that is wrong is refused later, by name
+    except (
+        ConfigError,
+        AssertionError,
+    ):  # a name that is wrong is refused later, by name
         return False
     if any(key not in schema.model_fields for schema in schemas):
         return False

@@ -44,7 +44,10 @@ class Auto:
         """Unknown, as that of `Coo` is."""
 
     def roundtrip(
-        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Each value as it is."""
         return blocks.arriving(rows, mask, "own")

@@ -133,7 +133,10 @@ class Sent:
     def header(self, tag: Tag) -> bytes:
         """The first bytes; `tag` is the layout's without a mask."""
         return Header(
-            Tag(tag + (self.mask is not None)), self.dtype, self.width, self.values
+            Tag(tag + (self.mask is not None)),
+            self.dtype,
+            self.width,
+            self.values,
         ).pack()
 
     def all_values(self) -> NDArray[Any]:
@@ -216,7 +219,9 @@ class Reader:
         if self.head.values != "own":
             name += f" as {self.head.values}"
         return numbers.from_wire(
-            self.block(count * size, name), self.head.values, LITTLE_ENDIAN[dtype]
+            self.block(count * size, name),
+            self.head.values,
+            LITTLE_ENDIAN[dtype],
         )
 
     @property

@@ -74,7 +74,10 @@ class Codec(Protocol):
         ...
 
     def roundtrip(
-        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """The rows that the receiver gets, `[n, P]`.
 

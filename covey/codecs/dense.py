@@ -63,7 +63,10 @@ class Dense:
         return torch.full_like(sent, _length(width, numbers.size(self.values, size), masked))
 
     def roundtrip(
-        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Each value as it arrives."""
         return blocks.arriving(rows, mask, self.values)

@@ -83,7 +83,9 @@ class Header:
                 "split the row."
             )
         return LAYOUT.pack(
-            VERSION << 4 | self.tag, FORMATS.index(self.values) << 4 | TYPES[self.dtype], self.width
+            VERSION << 4 | self.tag,
+            FORMATS.index(self.values) << 4 | TYPES[self.dtype],
+            self.width,
         )
 
 

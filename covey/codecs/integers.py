@@ -101,10 +101,19 @@ def rounded(rows: Tensor, *, block: int, levels: int, keys: Tensor | None) -> Te
         values = rows.contiguous().numpy()
         out = np.empty_like(values)
         for row, to, key in zip(
-            values, out, [None] * len(values) if keys is None else keys.tolist(), strict=True
+            values,
+            out,
+            [None] * len(values) if keys is None else keys.tolist(),
+            strict=True,
         ):
             integers, scales = quantise(row, block=block, levels=levels, key=key)
-            native.dequantise(integers, scales, to, np.empty(len(scales), np.uint8), block=block)
+            native.dequantise(
+                integers,
+                scales,
+                to,
+                np.empty(len(scales), np.uint8),
+                block=block,
+            )
         return torch.from_numpy(out)
     back = torch.empty_like(rows)
     few = max(1, _AT_ONCE // max(1, rows.shape[1]))

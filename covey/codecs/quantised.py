@@ -90,7 +90,12 @@ class Quantised:
         head = Header(tag, row.dtype, len(row), self.name).pack()
         block_size = self.block.to_bytes(_BLOCK, "little")
         if self.bits == 4:
-            return blocks.join(head + block_size, packed, scales, integers.pack_nibbles(numbered))
+            return blocks.join(
+                head + block_size,
+                packed,
+                scales,
+                integers.pack_nibbles(numbered),
+            )
         return blocks.join(head + block_size, packed, scales, numbered)
 
     def decode(self, message: bytes, *, limit: int) -> tuple[Tensor, Tensor | None]:
@@ -144,7 +149,10 @@ class Quantised:
         return always + (sent * self.bits + 7) // 8
 
     def roundtrip(
-        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Integers times scales."""
         blocks.check_rows(rows, mask, ndim=2)

@@ -53,7 +53,10 @@ class Sparse:
         return blocks.decode(self.layouts, message, values=self.values, limit=limit)
 
     def roundtrip(
-        self, rows: Tensor, mask: Tensor | None = None, keys: Tensor | None = None
+        self,
+        rows: Tensor,
+        mask: Tensor | None = None,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """Each value as it arrives."""
         return blocks.arriving(rows, mask, self.values)

@@ -10,7 +10,16 @@ from covey.data.leaks import Overlaps, overlaps
 from covey.data.named_partitions import PARTITIONS, deal
 from covey.data.own import own, own_parts
 from covey.data.scaling import Normalise, Scaling, scaling
-from covey.data.sets import Raw, cifar10, cifar100, emnist, fashion_mnist, femnist, load, mnist
+from covey.data.sets import (
+    Raw,
+    cifar10,
+    cifar100,
+    emnist,
+    fashion_mnist,
+    femnist,
+    load,
+    mnist,
+)
 from covey.data.shards import Names, Part, Shards
 from covey.data.synthetic import synthetic
 

@@ -98,8 +98,14 @@ def _emnist(split: str, classes: str, train: int, test: int) -> KnownSet:
 
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-CIFAR10_BINARY = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-CIFAR10_PYTHON = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+CIFAR10_BINARY = (
+    *(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test_batch.bin",
+)
+CIFAR10_PYTHON = (
+    *(f"data_batch_{number}" for number in range(1, 6)),
+    "test_batch",
+)
 CIFAR100_BINARY = ("train.bin", "test.bin")
 CIFAR100_PYTHON = ("train", "test")
 
@@ -206,7 +212,10 @@ _SETS = (
         train=805_263,  # by LEAF's paper; its scripts have given slightly more since
         test=0,
         ways=(Way("leaf", ("all_data_*.json",)),),
-        places=_places(("femnist", "FEMNIST", "leaf/data/femnist"), ("all_data", "data/all_data")),
+        places=_places(
+            ("femnist", "FEMNIST", "leaf/data/femnist"),
+            ("all_data", "data/all_data"),
+        ),
         page="https://github.com/TalwalkarLab/leaf",
         download="all_data_0.json and the others that its preprocessing writes",
         repository="flwrlabs/femnist",
@@ -225,7 +234,8 @@ _SETS = (
             Way("cifar-10 python", ("cifar-10-python.tar.gz",)),
         ),
         places=_places(
-            ("cifar10", "cifar-10", "CIFAR10"), ("cifar-10-batches-bin", "cifar-10-batches-py")
+            ("cifar10", "cifar-10", "CIFAR10"),
+            ("cifar-10-batches-bin", "cifar-10-batches-py"),
         ),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         download=f"cifar-10-binary.tar.gz, or cifar-10-python.tar.gz, or {_listed(CIFAR10_BINARY)}",
@@ -245,7 +255,8 @@ _SETS = (
             Way("cifar-100 python", ("cifar-100-python.tar.gz",)),
         ),
         places=_places(
-            ("cifar100", "cifar-100", "CIFAR100"), ("cifar-100-binary", "cifar-100-python")
+            ("cifar100", "cifar-100", "CIFAR100"),
+            ("cifar-100-binary", "cifar-100-python"),
         ),
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         download="cifar-100-binary.tar.gz, or cifar-100-python.tar.gz, "

@@ -54,7 +54,9 @@ def _deal(
 def _load() -> tuple[Tensor, Tensor]:
     packed = resources.files("covey.data").joinpath("digits.csv.gz").read_bytes()
     table = np.loadtxt(
-        gzip.decompress(packed).decode().splitlines(), delimiter=",", dtype=np.float32
+        gzip.decompress(packed).decode().splitlines(),
+        delimiter=",",
+        dtype=np.float32,
     )
     x = torch.from_numpy(
         table[:, :64] / 16

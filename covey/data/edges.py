@@ -43,7 +43,10 @@ def random(shards: Shards, edges: int, seed: int = 0) -> tuple[Shards, Tree]:
     Tree: 1 server, 4 edges, 10 devices
     """
     check_edges(edges, shards.devices)
-    return grouped(shards, _even(generator(seed, Use.EDGES).permutation(shards.devices), edges))
+    return grouped(
+        shards,
+        _even(generator(seed, Use.EDGES).permutation(shards.devices), edges),
+    )
 
 
 def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
@@ -60,7 +63,11 @@ def given(shards: Shards, names: Sequence[str]) -> tuple[Shards, Tree]:
             "give one per device."
         )
     number = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return grouped(shards, np.array([number[name] for name in names]), tuple(map(str, number)))
+    return grouped(
+        shards,
+        np.array([number[name] for name in names]),
+        tuple(map(str, number)),
+    )
 
 
 def by_label(shards: Shards, sets: Sequence[Sequence[int]]) -> tuple[Shards, Tree]:

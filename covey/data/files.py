@@ -124,7 +124,13 @@ def device_file(
         names = replace(names, classes=())
     x = _inputs(table, scaling)
     return Shards(
-        x, goal.y, *parts, classes=goal.classes, name=path.stem, names=names, scaling=scaling
+        x,
+        goal.y,
+        *parts,
+        classes=goal.classes,
+        name=path.stem,
+        names=names,
+        scaling=scaling,
     )
 
 
@@ -154,7 +160,10 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError) as error:  # a name too long, or with a byte that no name has
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # a name too long, or with a byte that no name has
         raise DataError(
             f"path = {shown(str(path))} cannot be looked up: {error!s:.100}."
         ) from error
@@ -168,7 +177,10 @@ def _table(path: Path, columns: Columns, faults: Faults) -> Table:
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [
         name
-        for name, usual in ((columns.edge, Columns.edge), (columns.part, Columns.part))
+        for name, usual in (
+            (columns.edge, Columns.edge),
+            (columns.part, Columns.part),
+        )
         if name != usual
     ]
     table = read(path, replace(columns, needed=(columns.device, *named)), faults)
@@ -177,7 +189,11 @@ def _table(path: Path, columns: Columns, faults: Faults) -> Table:
 
 
 def _goal(
-    table: Table, classes: Sequence[str] | None, faults: Faults, *, regression: bool
+    table: Table,
+    classes: Sequence[str] | None,
+    faults: Faults,
+    *,
+    regression: bool,
 ) -> Targets:
     """What the labels are, once every row is fit for use."""
     faults.refuse("correct or remove them, or list the columns that are features")
@@ -219,7 +235,10 @@ def _homes(table: Table) -> _Homes:
     rows = np.split(np.argsort(who, kind="stable"), np.bincount(who).cumsum()[:-1])
     sizes = tuple(np.bincount(home).tolist()) if table.edge else ()
     return _Homes(
-        [rows[device] for device in order], tuple(devices[device] for device in order), edges, sizes
+        [rows[device] for device in order],
+        tuple(devices[device] for device in order),
+        edges,
+        sizes,
     )
 
 

@@ -75,7 +75,10 @@ def _check_twice(paths: Sequence[Path], folder: Path) -> None:
 
 def check_alone(table: Table, columns: Columns, path: Path) -> None:
     """That a device's file does not speak of several devices or edges."""
-    for name, cells in ((columns.device, table.device), (columns.edge, table.edge)):
+    for name, cells in (
+        (columns.device, table.device),
+        (columns.edge, table.edge),
+    ):
         values = sorted(set(cells or ()))
         if len(values) > 1:
             raise DataError(

@@ -177,7 +177,12 @@ def _cifar_python(files: Files, *, members: Sequence[str], labels: str) -> Array
                 "download the official file again."
             )
         with named(name):
-            pairs.append((content["data"].reshape(-1, 3, 32, 32), _labels(content[labels])))
+            pairs.append(
+                (
+                    content["data"].reshape(-1, 3, 32, 32),
+                    _labels(content[labels]),
+                )
+            )
         names.append(name)
     return _joined(pairs, names)
 
@@ -195,14 +200,18 @@ def _emnist_matlab(files: Files) -> Arrays:
         images = [_upright(part["images"].reshape(-1, _SIDE, _SIDE)) for part in parts]
         labels = [_labels(part["labels"].reshape(-1)) for part in parts]
         who = _labels(np.concatenate([part["writers"].reshape(-1) for part in parts]))
-    arrays = _joined(list(zip(images, labels, strict=True)), [f"{path} (train)", f"{path} (test)"])
+    arrays = _joined(
+        list(zip(images, labels, strict=True)),
+        [f"{path} (train)", f"{path} (test)"],
+    )
     if len(who) != len(arrays.y):
         raise DataError(
             f"{path} has {len(who)} writers for {len(arrays.y)} images; download it again."
         )
     numbers, writers = np.unique(who, return_inverse=True)
     return arrays._replace(
-        writers=writers.astype(np.int64), writer_names=tuple(str(number) for number in numbers)
+        writers=writers.astype(np.int64),
+        writer_names=tuple(str(number) for number in numbers),
     )
 
 

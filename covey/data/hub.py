@@ -45,7 +45,9 @@ def fetch(entry: KnownSet, repository: str) -> Arrays:
             "choose another repository with hub."
         )
     return _converted(
-        entry, repository, [splits[name] for name in ("train", "test") if name in splits]
+        entry,
+        repository,
+        [splits[name] for name in ("train", "test") if name in splits],
     )
 
 
@@ -172,5 +174,6 @@ def _signed(arrays: Arrays, who: list[str]) -> Arrays:
     names = tuple(dict.fromkeys(who))
     number = {name: index for index, name in enumerate(names)}
     return arrays._replace(
-        writers=np.array([number[name] for name in who], dtype=np.int64), writer_names=names
+        writers=np.array([number[name] for name in who], dtype=np.int64),
+        writer_names=names,
     )

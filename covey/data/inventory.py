@@ -105,7 +105,10 @@ def _compared(entry: KnownSet, path: Path) -> tuple[str, bool]:
         return "md5 as published", True
     if path.suffix == ".gz" and locations.unpacked_md5(path) == entry.md5.get(path.stem):
         return "recompressed, contents as published", True
-    return f"md5 is {have}, published is {want}; download it again from {entry.page}", False
+    return (
+        f"md5 is {have}, published is {want}; download it again from {entry.page}",
+        False,
+    )
 
 
 def _counted(entry: KnownSet, arrays: Arrays | None) -> tuple[str, bool]:

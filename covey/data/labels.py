@@ -63,7 +63,10 @@ def targets(labels: Sequence[str], classes: Sequence[str] | None, complain: Comp
     code = {name: index for index, name in enumerate(classes)}
     numbers = [code.get(label, -1) for label in labels]
     for row in [row for row, index in enumerate(numbers) if index < 0]:
-        complain(row, f"label {labels[row]!r} is not among the classes {some(classes)}")
+        complain(
+            row,
+            f"label {labels[row]!r} is not among the classes {some(classes)}",
+        )
     return Targets(torch.tensor(numbers), len(classes), tuple(classes))
 
 
@@ -74,7 +77,10 @@ def _numbers(labels: Sequence[str], complain: Complain) -> Targets:
     return Targets(torch.from_numpy(y).to(torch.float32))
 
 
-_ODD = {"text": "not a number as others are", "fraction": "a number where others are text"}
+_ODD = {
+    "text": "not a number as others are",
+    "fraction": "a number where others are text",
+}
 
 
 def _kind(label: str) -> str:

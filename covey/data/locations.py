@@ -95,7 +95,12 @@ def _lack(located: Located) -> tuple[bool, int]:
 def _look(way: Way, folder: Path) -> Located:
     matches = {name: _matches(folder, name) for name in way.files}
     files = tuple(path for paths in matches.values() for path in paths)
-    return Located(way, folder, files, tuple(name for name, paths in matches.items() if not paths))
+    return Located(
+        way,
+        folder,
+        files,
+        tuple(name for name, paths in matches.items() if not paths),
+    )
 
 
 def _matches(folder: Path, name: str) -> list[Path]:

@@ -69,7 +69,12 @@ def deal(
     ways.check_split(split)
     if not ways.whole_within(seed, 0, math.inf):
         raise DataError(f"seed={shown(seed)}; give a non-negative integer.")
-    options = {"devices": devices, "labels": labels, "alpha": alpha, "writers": writers}
+    options = {
+        "devices": devices,
+        "labels": labels,
+        "alpha": alpha,
+        "writers": writers,
+    }
     chosen = {name: value for name, value in options.items() if value is not None}
     _check(partition, chosen, len(y))
     share = split[1] / (split[0] + split[1]) if split[1] else 0.0

@@ -61,7 +61,9 @@ def check_memory(size: int, name: object) -> None:
 
 
 def _check_members(
-    listed: Sequence[zipfile.ZipInfo], members: dict[str, zipfile.ZipInfo], size: int
+    listed: Sequence[zipfile.ZipInfo],
+    members: dict[str, zipfile.ZipInfo],
+    size: int,
 ) -> None:
     if len(members) < len(listed):
         raise ValueError("two of its arrays have the same name")

@@ -73,11 +73,24 @@ def own_parts(
     ready = _converted(train, "train")
     n = len(ready)
     _check_filled(ready)
-    pairs = [*ready, *_ready(validation, "validation", devices=n), *_ready(test, "test", devices=n)]
+    pairs = [
+        *ready,
+        *_ready(validation, "validation", devices=n),
+        *_ready(test, "test", devices=n),
+    ]
     parts = [Part.of(_pieces(pairs)[start : start + n]) for start in (0, n, 2 * n)]
     x, y = _joined(pairs, n)
     y, classes, names = _numbered(y, classes)
-    return Shards(x, y, parts[0], parts[1], parts[2], classes=classes, name=name, names=names)
+    return Shards(
+        x,
+        y,
+        parts[0],
+        parts[1],
+        parts[2],
+        classes=classes,
+        name=name,
+        names=names,
+    )
 
 
 def _ready(pairs: Pairs | None, split: str, *, devices: int) -> list[tuple[Tensor, Tensor]]:
@@ -191,7 +204,11 @@ def _numbered(y: Tensor, classes: int | None) -> tuple[Tensor, int | None, Names
     from_one = k > 1 and torch.equal(occurring, torch.arange(1, k + 1))
     if not from_one or classes not in (None, k):
         return y, _classes(y, classes), Names()
-    return y - 1, k, Names(classes=tuple(str(label) for label in range(1, k + 1)))
+    return (
+        y - 1,
+        k,
+        Names(classes=tuple(str(label) for label in range(1, k + 1))),
+    )
 
 
 def _classes(y: Tensor, classes: int | None) -> int | None:

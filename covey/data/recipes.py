@@ -168,7 +168,11 @@ def sfedhp(
 
 
 def permfl(
-    y: Labels, *, devices: int = 40, labels: int = 2, seeds: tuple[int, int] = (5, 9)
+    y: Labels,
+    *,
+    devices: int = 40,
+    labels: int = 2,
+    seeds: tuple[int, int] = (5, 9),
 ) -> Dealt:
     """PerMFL's MNIST and Fashion-MNIST, 25 % for testing.
 
@@ -192,7 +196,8 @@ def permfl(
         draws, 300, 600, owned.shape
     )
     return _quarter_tested(
-        _in_turn(pools, owned, first=10, more=more * (2 if devices <= 20 else 1)), draws
+        _in_turn(pools, owned, first=10, more=more * (2 if devices <= 20 else 1)),
+        draws,
     )
 
 
@@ -214,7 +219,12 @@ def permfl_cifar100(y: Labels, *, devices: int = 350, labels: int = 3, seed: int
 
 
 def permfl_femnist(
-    y: Labels, *, devices: int = 3500, labels: int = 3, seed: int = 1, shuffle: bool = True
+    y: Labels,
+    *,
+    devices: int = 3500,
+    labels: int = 3,
+    seed: int = 1,
+    shuffle: bool = True,
 ) -> Dealt:
     """PerMFL's FEMNIST (EMNIST by class), 25 % for testing.
 
@@ -344,7 +354,8 @@ def _shuffled(pile: Numbers, draws: random.Random) -> Numbers:
 def _whole_numbers(draws: random.Random, low: int, high: int, shape: tuple[int, ...]) -> Numbers:
     """Whole numbers from low to high, both included, in the order of the published loops."""
     return np.array(
-        [draws.randint(low, high) for _ in range(int(np.prod(shape)))], dtype=np.int64
+        [draws.randint(low, high) for _ in range(int(np.prod(shape)))],
+        dtype=np.int64,
     ).reshape(shape)
 
 
@@ -357,7 +368,10 @@ def _per_label(
         )
     half = sum(map(len, pools)) <= 6000 * len(pools)
     usual = [each // 2 if half else each for each in SFEDHP[setting]]
-    asked = usual[0] if train is None else train, usual[1] if test is None else test
+    asked = (
+        usual[0] if train is None else train,
+        usual[1] if test is None else test,
+    )
     if min(asked) < 1:
         raise DataError(
             f"train_per_label={asked[0]}, test_per_label={asked[1]}; give at least 1 of each."

@@ -76,7 +76,9 @@ def scaling(kind: Normalise, values: Tensor, train: Tensor) -> Scaling:
     if kind in ("pixel", "paper"):
         return Scaling(kind, mean, 1 / (deviation + _EPS))
     return Scaling(
-        kind, mean, torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation))
+        kind,
+        mean,
+        torch.where(deviation > 0, 1 / deviation, torch.ones_like(deviation)),
     )
 
 

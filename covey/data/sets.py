@@ -122,10 +122,12 @@ femnist = _published(
     usual="writer",
 )
 cifar10 = _published(
-    "cifar10", "CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour."
+    "cifar10",
+    "CIFAR-10: 60,000 photographs of 10 kinds of things, 32 x 32 pixels in colour.",
 )
 cifar100 = _published(
-    "cifar100", "CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour."
+    "cifar100",
+    "CIFAR-100: 60,000 photographs of 100 kinds of things, 32 x 32 pixels in colour.",
 )
 
 

@@ -190,7 +190,12 @@ class Shards:
         number = held.cumsum(0) - 1
         train, validation, test = (self.part(split)._only(present, number) for split in SPLITS)
         return replace(
-            self, x=self.x[held], y=self.y[held], train=train, validation=validation, test=test
+            self,
+            x=self.x[held],
+            y=self.y[held],
+            train=train,
+            validation=validation,
+            test=test,
         )
 
     @staticmethod
@@ -207,7 +212,11 @@ class Shards:
             raise ConfigError(
                 f"no split is called {split!r}; ask for one of {', '.join(map(repr, SPLITS))}."
             )
-        return {"train": self.train, "validation": self.validation, "test": self.test}[split]
+        return {
+            "train": self.train,
+            "validation": self.validation,
+            "test": self.test,
+        }[split]
 
     @staticmethod
     def stack(shards: Sequence[Shards]) -> Shards:
@@ -242,7 +251,14 @@ class Shards:
         train, validation, test = (part(split) for split in SPLITS)
         names = Names(classes=first.names.classes)
         return replace(
-            first, x=x, y=y, edges=(), names=names, train=train, validation=validation, test=test
+            first,
+            x=x,
+            y=y,
+            edges=(),
+            names=names,
+            train=train,
+            validation=validation,
+            test=test,
         )
 
     def chosen(self, devices: Sequence[int]) -> Shards:
@@ -265,7 +281,12 @@ class Shards:
         edge_names = self.names.edges and tuple(self.names.edges[e] for e in order)
         names = replace(self.names, devices=device_names, edges=edge_names)
         return replace(
-            self, edges=sizes, names=names, train=train, validation=validation, test=test
+            self,
+            edges=sizes,
+            names=names,
+            train=train,
+            validation=validation,
+            test=test,
         )
 
     def labels(self) -> npt.NDArray[np.int64]:

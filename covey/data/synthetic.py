@@ -62,7 +62,13 @@ def synthetic(
     x, y = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*pairs, strict=True))
     train, validation, test = partition.split(pieces, split=split, seed=seed)
     return Shards(
-        x, y, train, validation, test, classes=CLASSES, name=f"synthetic({alpha}, {beta})"
+        x,
+        y,
+        train,
+        validation,
+        test,
+        classes=CLASSES,
+        name=f"synthetic({alpha}, {beta})",
     )
 
 
@@ -107,7 +113,11 @@ def _examples(
 
 
 def _device(
-    mean_w: float, mean_b: float, v: Floats, count: int, draws: np.random.RandomState
+    mean_w: float,
+    mean_b: float,
+    v: Floats,
+    count: int,
+    draws: np.random.RandomState,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     w = draws.normal(mean_w, 1, (FEATURES, CLASSES))
     b = draws.normal(mean_b, 1, CLASSES)

@@ -20,7 +20,15 @@ import numpy.typing as npt
 from covey.data import npz
 from covey.data.extras import needed
 from covey.data.shards import SPLITS
-from covey.data.tables import Columns, Faults, Table, check_header, joined, look, number
+from covey.data.tables import (
+    Columns,
+    Faults,
+    Table,
+    check_header,
+    joined,
+    look,
+    number,
+)
 from covey.errors import DataError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -86,7 +94,13 @@ def _sheet(path: Path, records: Iterator[Record], columns: Columns, faults: Faul
     tables = [_piece(source, [], header, columns, faults)]
     while chunk := list(islice(records, _CHUNK)):
         tables.append(
-            _piece(source, _fitting(source, chunk, header, faults), header, columns, faults)
+            _piece(
+                source,
+                _fitting(source, chunk, header, faults),
+                header,
+                columns,
+                faults,
+            )
         )
     return joined(tables)
 
@@ -97,14 +111,22 @@ def _fitting(
     """The records with a cell for every column."""
     misfits = [(line, len(cells)) for line, cells in records if len(cells) != len(header)]
     for line, count in misfits:
-        faults.add(source, line, f"has {count} cells where the header has {len(header)}")
+        faults.add(
+            source,
+            line,
+            f"has {count} cells where the header has {len(header)}",
+        )
     if misfits:
         return [record for record in records if len(record[1]) == len(header)]
     return records
 
 
 def _piece(
-    source: str, records: Sequence[Record], header: Sequence[str], columns: Columns, faults: Faults
+    source: str,
+    records: Sequence[Record],
+    header: Sequence[str],
+    columns: Columns,
+    faults: Faults,
 ) -> Table:
     """The table of a few records."""
     lines = [line for line, _ in records]
@@ -113,8 +135,19 @@ def _piece(
     positions = [header.index(name) for name in features]
     x = _numbers(list(map(itemgetter(*positions), rows))).reshape(len(rows), len(positions))
     texts = {role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()}
-    table = Table([source] * len(rows), lines, x, features=features, **{"label": [], **texts})
-    look(table, columns, lambda row, feature: rows[row][positions[feature]].strip(), faults)
+    table = Table(
+        [source] * len(rows),
+        lines,
+        x,
+        features=features,
+        **{"label": [], **texts},
+    )
+    look(
+        table,
+        columns,
+        lambda row, feature: rows[row][positions[feature]].strip(),
+        faults,
+    )
     return table
 
 
@@ -219,7 +252,11 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def _examples(
-    path: Path, source: str, arrays: Mapping[str, Array], columns: Columns, faults: Faults
+    path: Path,
+    source: str,
+    arrays: Mapping[str, Array],
+    columns: Columns,
+    faults: Faults,
 ) -> Table:
     """The table of an array x of features, an array y of labels, and columns of text."""
     _check_arrays(path, arrays, columns)
@@ -232,7 +269,13 @@ def _examples(
         role: _texts(_decoded(arrays[name]).tolist())
         for role, name in columns.roles(list(arrays)).items()
     }
-    table = Table([source] * len(x), list(range(len(x))), x, features=(), **{"label": [], **texts})
+    table = Table(
+        [source] * len(x),
+        list(range(len(x))),
+        x,
+        features=(),
+        **{"label": [], **texts},
+    )
     look(table, columns, lambda row, position: str(x[row].flat[position]), faults)
     return table
 

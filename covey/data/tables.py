@@ -80,7 +80,9 @@ class Table:
     def under(self, *, device: str, edge: str | None) -> Table:
         """The same rows, all of one device."""
         return replace(
-            self, device=[device] * len(self), edge=None if edge is None else [edge] * len(self)
+            self,
+            device=[device] * len(self),
+            edge=None if edge is None else [edge] * len(self),
         )
 
 
@@ -137,7 +139,9 @@ def joined(tables: Sequence[Table]) -> Table:
 
     texts = {name: column(name) for name in ("source", "position", *_ROLES)}
     return Table(
-        x=np.concatenate([table.x for table in tables]), features=tables[0].features, **texts
+        x=np.concatenate([table.x for table in tables]),
+        features=tables[0].features,
+        **texts,
     )
 
 
@@ -187,7 +191,12 @@ def unusable(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return ~fine
 
 
-def look(table: Table, columns: Columns, cell: Callable[[int, int], str], faults: Faults) -> None:
+def look(
+    table: Table,
+    columns: Columns,
+    cell: Callable[[int, int], str],
+    faults: Faults,
+) -> None:
     """Add what is wrong with each row to `faults`.
 
     cell(row, feature) is the file's text of a value.

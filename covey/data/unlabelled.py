@@ -16,7 +16,12 @@ from covey.errors import DataError
 
 
 def unlabelled(
-    path: Path, columns: Columns, *, features: Sequence[str], shape: tuple[int, ...], faults: Faults
+    path: Path,
+    columns: Columns,
+    *,
+    features: Sequence[str],
+    shape: tuple[int, ...],
+    faults: Faults,
 ) -> Table:
     """The rows of a file in the form of the training data.
 

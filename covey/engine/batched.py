@@ -39,7 +39,11 @@ _NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that pass values on; a layout allows dropout with p = 0 only."""
 
 
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
+    1: F.conv1d,
+    2: F.conv2d,
+    3: F.conv3d,
+}
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,7 @@ class BatchedLayer:
     folded: bool | None = None  # the layout that the layer needs; None: either
 
 
-def chain(
-    space: ParameterLayout,
-    axes: int,
-    *,
-    alone: bool,
-) -> Step | str:
+def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     """The pass through nested Sequentials of known layers, for examples of so many axes.
 
     For any other module, the reason why there is no such pass. With `alone`, rows come one at a
@@ -84,11 +83,7 @@ def chain(
     return _run(steps)
 
 
-def _own(
-    name: str,
-    layer: nn.Module,
-    slots: dict[str, int],
-) -> Own | None:
+def _own(name: str, layer: nn.Module, slots: dict[str, int]) -> Own | None:
     """The slots of a layer's parameters; None where one has none under the layer's name."""
     own = {}
     for key, _ in layer.named_parameters(recurse=False):
@@ -108,10 +103,7 @@ def _turn(folded: bool, alone: bool) -> list[Step]:
     return [_fold]
 
 
-def layers(
-    module: nn.Module,
-    prefix: str = "",
-) -> list[tuple[str, nn.Module]]:
+def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     """The layers of nested Sequentials in the order they run, with their parameters' prefix.
 
     A layer that stands twice is listed twice, which `named_children` would not do. Its parameters
@@ -168,12 +160,7 @@ def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _batched(
-    layer: nn.Module,
-    own: Own | None,
-    axes: int,
-    alone: bool,
-) -> BatchedLayer | None:
+def _batched(layer: nn.Module, own: Own | None, axes: int, alone: bool) -> BatchedLayer | None:
     """A layer for many models; None where it is not known."""
     kind = type(layer)
     if own is None:
@@ -190,11 +177,7 @@ def _batched(
     return None
 
 
-def _linear(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight = own["weight"]
     bias = own.get("bias")
 
@@ -214,11 +197,7 @@ def _linear(
     return BatchedLayer(on_the_last_axis, axes, folded=False)
 
 
-def _convolution(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     dimensions = len(layer.kernel_size)
     convolve = _CONVOLUTIONS[dimensions]
     weight = own["weight"]
@@ -244,21 +223,14 @@ def _convolution(
     return BatchedLayer(apply, axes, folded=True)
 
 
-def _flat(
-    parameters: list[Tensor],
-    slot: int | None,
-) -> Tensor | None:
+def _flat(parameters: list[Tensor], slot: int | None) -> Tensor | None:
     """One parameter of all models, [n * C], where the layer has it."""
     if slot is None:
         return None
     return parameters[slot].flatten()
 
 
-def _pool(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _pool(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     if axes != _POOLS[type(layer)] + 1:
         return None
     if getattr(layer, "return_indices", False):
@@ -266,11 +238,7 @@ def _pool(
     return BatchedLayer(lambda parameters, x: layer(x), axes, folded=True)
 
 
-def _group_norm(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight = own.get("weight")
     bias = own.get("bias")
 
@@ -285,11 +253,7 @@ def _group_norm(
     return BatchedLayer(apply, axes, folded=True)
 
 
-def _layer_norm(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     shape = layer.normalized_shape
     weight = own.get("weight")
     bias = own.get("bias")
@@ -311,11 +275,7 @@ def _layer_norm(
     return BatchedLayer(apply, axes, folded=False)
 
 
-def _flatten(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     start = layer.start_dim % (axes + 1)
     end = layer.end_dim % (axes + 1)
     if not 1 <= start <= end:  # it would mix examples
@@ -327,11 +287,7 @@ def _flatten(
     return BatchedLayer(apply, axes - (end - start), folded=False)
 
 
-def _unflatten(
-    layer: Any,
-    own: Own,
-    axes: int,
-) -> BatchedLayer | None:
+def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     if not isinstance(layer.dim, int) or not layer.dim % (axes + 1):
         return None
     dim = layer.dim % (axes + 1) + 1

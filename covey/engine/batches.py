@@ -98,12 +98,7 @@ class Examples:
             offset = self._offset_on_device[split]
         return offset[ids + 1] - offset[ids]
 
-    def total(
-        self,
-        split: str,
-        first: Ids,
-        stop: Ids,
-    ) -> Tensor:
+    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
         totals = self._totals[split]
         return totals[stop] - totals[first]
@@ -127,23 +122,12 @@ class Examples:
         below = self.counts("train", ids)
         if local is None:
             local = ids
-        chosen = draws.integers(
-            address,
-            local,
-            width,
-            below=below,
-            start=size * steps.start,
-        )
+        chosen = draws.integers(address, local, width, below=below, start=size * steps.start)
         whole = self.take("train", ids, chosen, None)
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples) for examples in by_step]
 
-    def cyclic(
-        self,
-        ids: Ids,
-        size: int,
-        turn: Tensor,
-    ) -> Batch:
+    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
         The last batch of a lap is short.
@@ -175,11 +159,7 @@ class Examples:
             return self.population.blocks[split]
         return block_size(self.shards.part(split))
 
-    def blocks(
-        self,
-        split: str,
-        ids: Ids,
-    ) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size.
 
         Gives (which rows have any left, None for all; the block). The size does not depend on who
@@ -202,13 +182,7 @@ class Examples:
             else:
                 yield rows, batch
 
-    def take(
-        self,
-        split: str,
-        ids: Ids,
-        slots: Tensor,
-        weight: Tensor | None,
-    ) -> Batch:
+    def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
         """The examples in these slots [n, B] of each device's part."""
         start = self._offset_on_device[split][ids.to(self.device)]
         index = self.index[split]

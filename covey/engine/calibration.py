@@ -26,11 +26,7 @@ class Calibration:
     accuracy: float  # the fraction of examples predicted right
 
 
-def calibration(
-    probabilities: Tensor,
-    labels: Tensor,
-    bins: int = 15,
-) -> Calibration:
+def calibration(probabilities: Tensor, labels: Tensor, bins: int = 15) -> Calibration:
     """The calibration of probabilities [N, classes] for labels [N].
 
     A bin holds the confidences in [k/bins, (k+1)/bins), the last one also 1.
@@ -45,12 +41,7 @@ def calibration(
     return read(total)
 
 
-def sums(
-    outputs: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    bins: int,
-) -> Tensor:
+def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
     """The sums that a calibration follows from, float64 [n, 3 bins + 2].
 
     They are the right answers, the confidence and the count by bin, then Brier score and log loss.

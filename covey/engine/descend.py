@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from covey.engine.methods import METHODS, Stepper
-from covey.engine.objective import NO_DATA, Coefficient, DataLoss, Gradient, Method, Objective
+from covey.engine.objective import (
+    NO_DATA,
+    Coefficient,
+    DataLoss,
+    Gradient,
+    Method,
+    Objective,
+)
 from covey.engine.solver import STEP_BY_STEP, refusals, solver
 from covey.errors import ProgramError
 from covey.types import Rows
@@ -55,18 +62,7 @@ def descend(
             return start.clone()
         if len(columns) == width:
             part = None
-    terms = Objective(
-        steps,
-        lr,
-        prox,
-        l1,
-        linear,
-        mask,
-        part,
-        decay,
-        method,
-        tol,
-    )
+    terms = Objective(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
     _check(terms)
     if isinstance(gradient, DataLoss):
         return _on_data(start, gradient, terms)
@@ -88,11 +84,7 @@ def _check(terms: Objective) -> None:
         raise ProgramError(f"method = {terms.method!r}: choose one of {', '.join(METHODS)}.")
 
 
-def _on_data(
-    start: Rows,
-    loss: DataLoss,
-    terms: Objective,
-) -> Rows:
+def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
     loss.begin(start, terms)
     chosen = solver(loss, start, terms)

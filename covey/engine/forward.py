@@ -40,11 +40,7 @@ class Forward:
         return outputs[:0]
 
 
-def forward(
-    space: ParameterLayout,
-    example: torch.Size,
-    device: str = "cpu",
-) -> Forward:
+def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
     """The fastest exact pass for this module, this shape of example and this type of device."""
     modules = space.module.modules()
     convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)

@@ -107,11 +107,7 @@ class NoDraws(TorchDispatchMode):
         return func(*args, **keywords)
 
 
-def draws(
-    func: OpOverload[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> bool:
+def draws(func: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether this call draws from a default generator."""
     names = _arguments(func)
     if torch.Tag.nondeterministic_seeded not in func.tags and "generator" not in names:
@@ -129,10 +125,7 @@ def draws(
     return _drops(names, values)
 
 
-def _drops(
-    names: Sequence[str],
-    values: Mapping[str, Any],
-) -> bool:
+def _drops(names: Sequence[str], values: Mapping[str, Any]) -> bool:
     """Whether an operator without a generator draws, as its probabilities tell."""
     probabilities = [values.get(name) for name in _PROBABILITIES if name in names]
     if not probabilities:
@@ -186,18 +179,10 @@ def _pass(
     argument = func._schema.arguments[position]
     if argument.kwarg_only or len(args) <= position:
         return func(*args, **{**kwargs, "generator": generator})
-    return func(
-        *args[:position],
-        generator,
-        *args[position + 1 :],
-        **kwargs,
-    )
+    return func(*args[:position], generator, *args[position + 1 :], **kwargs)
 
 
-def _elsewhere(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> torch.device | None:
+def _elsewhere(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
     """A device other than the CPU on which this call draws."""
     if kwargs.get("device") is not None:
         devices = [torch.device(kwargs["device"])]

@@ -61,20 +61,11 @@ class Gradients:
             for view, g in zip(views, self.by_autograd(x, batch), strict=True):
                 view.copy_(g)
             return out
-        factors = self.stack.factors(
-            self.views(x),
-            batch.x,
-            batch.y,
-            batch.weight,
-        )
+        factors = self.stack.factors(self.views(x), batch.x, batch.y, batch.weight)
         self.stack.add(views, factors, scale=1.0, keep=0.0)
         return out
 
-    def by_autograd(
-        self,
-        x: Rows,
-        batch: Batch,
-    ) -> tuple[Tensor, ...]:
+    def by_autograd(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, parameter by parameter."""
         if self.forward.path == "each" and len(x) > 1:  # holds one row's activations at a time
             by_row = [self.by_autograd(_row(x, i), batch.row(i)) for i in range(len(x))]
@@ -89,12 +80,7 @@ class Gradients:
             total = _total(losses, batch.weight)
             return torch.autograd.grad(total, leaves)
 
-    def gradient_of(
-        self,
-        x: Rows,
-        batch: Batch,
-        loss: Callable[[Tensor], Tensor],
-    ) -> Rows:
+    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own.
 
         It takes the outputs [n, B, ...] and gives one number per row, [n].
@@ -109,12 +95,7 @@ class Gradients:
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient
 
-    def hessian_product(
-        self,
-        x: Rows,
-        batch: Batch,
-        v: Rows,
-    ) -> Rows:
+    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P].
 
         It is the derivative of <gradient, v> by autograd. A difference of gradients is far off if
@@ -134,12 +115,7 @@ class Gradients:
             view.copy_(product)
         return out
 
-    def _products(
-        self,
-        x: Rows,
-        batch: Batch,
-        v: Rows,
-    ) -> tuple[Tensor, ...]:
+    def _products(self, x: Rows, batch: Batch, v: Rows) -> tuple[Tensor, ...]:
         """H v per row, parameter by parameter."""
         leaves = self._leaves(x)
         outputs = []
@@ -174,11 +150,7 @@ class Gradients:
     def _leaves(self, x: Rows) -> list[Tensor]:
         return [view.detach().requires_grad_() for view in self.views(x)]
 
-    def _differentiable(
-        self,
-        leaves: list[Tensor],
-        batch: Batch,
-    ) -> tuple[Tensor, ...]:
+    def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
         outputs = self.forward(leaves, batch.x)
         if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:

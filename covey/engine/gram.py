@@ -42,11 +42,7 @@ def unfit(loss: DataLoss, terms: Objective) -> str | None:
     return None
 
 
-def refusal(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> str | None:
+def refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """Why these steps are not factored here; None if they can be and it is worth it."""
     reason = unfit(loss, terms) or in_place.refusal(loss, start, terms)
     if reason is None and terms.longest < MIN_STEPS:
@@ -54,11 +50,7 @@ def refusal(
     return reason
 
 
-def run(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def run(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after `terms.steps` plain steps on one batch."""
     task = loss.task
     batch = loss.fixed
@@ -122,29 +114,14 @@ def descend(
         b = shrink * b + lr * lam
         c = torch.add(shrink * c, factors[-1].errors, alpha=-lr)
     if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
-        torch.lerp(
-            slot.view(start),
-            slot.view(anchor),
-            float(b),
-            out=views[number],
-        )
+        torch.lerp(slot.view(start), slot.view(anchor), float(b), out=views[number])
     else:
         torch.add(a * slot.view(start), b * slot.view(anchor), out=views[number])
-    rowwise.baddbmm_(
-        views[number],
-        x.transpose(1, 2),
-        c,
-        keep=1.0,
-        scale=1.0,
-    )
+    rowwise.baddbmm_(views[number], x.transpose(1, 2), c, keep=1.0, scale=1.0)
     return out
 
 
-def _all_but(
-    start: int,
-    stop: int,
-    rows: Rows,
-) -> Rows:
+def _all_but(start: int, stop: int, rows: Rows) -> Rows:
     """A copy whose columns [start, stop) are not yet set."""
     out = torch.empty_like(rows)
     out[:, :start] = rows[:, :start]

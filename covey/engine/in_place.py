@@ -9,11 +9,7 @@ from covey.engine.objective import DataLoss, Gradient, Objective
 from covey.types import Rows
 
 
-def refusal(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> str | None:
+def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     """Why steps in place cannot do what these terms ask for; None if they can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -32,22 +28,14 @@ def refusal(
     return None
 
 
-def data_refusal(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> str | None:
+def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """As `refusal`, for steps on mini-batches."""
     if loss.all_examples:
         return "each step takes the gradient of all examples"
     return refusal(loss, start, terms)
 
 
-def without_data(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     """The rows after steps on all terms but a data loss."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
@@ -59,11 +47,7 @@ def without_data(
     return x
 
 
-def on_batches(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after steps on mini-batches: of stacks by hand, of other models by autograd."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
@@ -93,22 +77,12 @@ def _step(
         for view, part in zip(views, gradients, strict=True):
             view.add_(part, alpha=-lr)
         return
-    factors = task.stack.factors(
-        views,
-        batch.x,
-        batch.y,
-        batch.weight,
-    )
+    factors = task.stack.factors(views, batch.x, batch.y, batch.weight)
     step_without_data(x, terms, lr, task.l2)
     task.stack.add(views, factors, scale=-lr)
 
 
-def step_without_data(
-    x: Rows,
-    terms: Objective,
-    lr: float,
-    l2: float = 0.0,
-) -> None:
+def step_without_data(x: Rows, terms: Objective, lr: float, l2: float = 0.0) -> None:
     """One step in place on everything but the data loss, each term at the x that comes in."""
     slope = None
     if terms.l1 is not None and terms.l1[1] > 0:
@@ -125,12 +99,7 @@ def step_without_data(
         x.sub_(slope, alpha=lr * gamma)
 
 
-def _shrink(
-    x: Rows,
-    terms: Objective,
-    lr: float,
-    decay: float,
-) -> None:
+def _shrink(x: Rows, terms: Objective, lr: float, decay: float) -> None:
     """The step of the prox term and of the decay, in place."""
     if terms.prox is None:
         if decay:

@@ -16,7 +16,10 @@ from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
 
-_MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+_MIXES_EXAMPLES = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+)
 _DROPS = (nn.modules.dropout._DropoutNd,)
 
 
@@ -62,12 +65,7 @@ class ParameterLayout:
     (11, 8)
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        private: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
         if isinstance(private, str):
@@ -135,10 +133,7 @@ class ParameterLayout:
         return module
 
 
-def private_default(
-    module: nn.Module,
-    patterns: Sequence[str],
-) -> tuple[str, ...]:
+def private_default(module: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
     """The first pattern that matches some but not all of the module's parameters.
 
     Empty where there is none.
@@ -196,11 +191,7 @@ def _reset(module: nn.Module, seed: int) -> None:
                 raise ModelError(f"{mode.drawer} cannot be initialised: {told(error)}") from error
 
 
-def _private(
-    module: nn.Module,
-    names: list[str],
-    patterns: Sequence[str],
-) -> set[str]:
+def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:
     aliases = _aliases(module, names)
     out = set()
     for pattern in patterns:
@@ -215,10 +206,7 @@ def _private(
     return out
 
 
-def _aliases(
-    module: nn.Module,
-    names: list[str],
-) -> dict[str, set[str]]:
+def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
     """The names by which a pattern may call each parameter.
 
     They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer.

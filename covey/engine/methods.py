@@ -34,11 +34,7 @@ class Stepper:
         self._moments: list[tuple[Rows, Rows]] = []
         self._taken = 0
 
-    def step(
-        self,
-        rows: tuple[Rows, ...],
-        gradients: tuple[Rows, ...],
-    ) -> tuple[Rows, ...]:
+    def step(self, rows: tuple[Rows, ...], gradients: tuple[Rows, ...]) -> tuple[Rows, ...]:
         """The rows after a step along each one's gradient; nothing is changed in place."""
         if self._method == "gradient":
             return tuple(x - self._lr * g for x, g in zip(rows, gradients, strict=True))
@@ -50,12 +46,7 @@ class Stepper:
             out.append(self._adam(number, x, g))
         return tuple(out)
 
-    def _adam(
-        self,
-        number: int,
-        x: Rows,
-        g: Rows,
-    ) -> Rows:
+    def _adam(self, number: int, x: Rows, g: Rows) -> Rows:
         """Adam's step of one of the rows."""
         beta1, beta2 = self._betas
         mean, square = self._moments[number]
@@ -67,11 +58,7 @@ class Stepper:
         return x - self._lr * mean / (1 - beta1**self._taken) / size
 
 
-def plain(
-    x: Rows,
-    gradient: Gradient,
-    terms: Objective,
-) -> Rows:
+def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     """Steps along the negative gradient."""
     active = None
     for step in range(terms.longest):
@@ -84,11 +71,7 @@ def plain(
     return x
 
 
-def nesterov(
-    x: Rows,
-    gradient: Gradient,
-    terms: Objective,
-) -> Rows:
+def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     """Accelerated steps.
 
     The momentum uses the strong convexity that prox and decay give, else Nesterov's own sequence.
@@ -121,11 +104,7 @@ def _momentum(strong: Coefficient, step: int) -> Coefficient:
     return step / (step + 3)
 
 
-def adam(
-    x: Rows,
-    gradient: Gradient,
-    terms: Objective,
-) -> Rows:
+def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
     """Adam's steps."""
     stepper = Stepper("adam", terms.lr)
     active = None
@@ -140,11 +119,7 @@ def adam(
     return x
 
 
-def _settle(
-    x: Rows,
-    moved: Rows,
-    active: Tensor | None,
-) -> tuple[Rows, bool]:
+def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
     """Rows that are done stay where they are; True when all are."""
     if active is None:
         return moved, False

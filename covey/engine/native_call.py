@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from covey.engine.batches import Batch
 
 _SCORED = 48  # examples that meet a model together when it is scored
-_STRIDED = ("start", "anchor", "linear", "mask")  # rows, of which one may stand for all
+_STRIDED = (
+    "start",
+    "anchor",
+    "linear",
+    "mask",
+)  # rows, of which one may stand for all
 _AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
 
 
@@ -79,11 +84,7 @@ class NativeKernel:
         return rows
 
     def score(
-        self,
-        rows: Rows,
-        index: Tensor,
-        starts: Tensor,
-        counts: Tensor,
+        self, rows: Rows, index: Tensor, starts: Tensor, counts: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Right answers and summed loss of each row, float64 [n] each.
 
@@ -105,12 +106,7 @@ class NativeKernel:
             examples=index.data_ptr(),
         )
         self._point(work)
-        return native.score(
-            work,
-            rows.dtype,
-            starts.contiguous(),
-            counts.contiguous(),
-        )
+        return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
 
     def _point(self, work: native.NativeWork) -> None:
         """Let the work read this model and these examples."""
@@ -131,11 +127,7 @@ class NativeKernel:
             )
 
 
-def refusal(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> str | None:
+def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
     """Why the kernel cannot do what these terms ask for; None if it can."""
     if terms.method != "gradient":
         return f"the method is {terms.method}"
@@ -156,11 +148,7 @@ def _by_column(lr: float | Tensor) -> bool:
     return isinstance(lr, Tensor) and lr.ndim == 2 and lr.shape[1] > 1
 
 
-def data_refusal(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> str | None:
+def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """As `refusal`, for steps on mini-batches."""
     task = loss.task
     fixed = loss.fixed
@@ -175,55 +163,28 @@ def data_refusal(
     return refusal(loss, start, terms)
 
 
-def factored_refusal(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> str | None:
+def factored_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     """As `data_refusal`, for factored steps."""
     return gram.unfit(loss, terms) or data_refusal(loss, start, terms)
 
 
-def on_batches(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """Plain steps on mini-batches."""
     task = loss.task
     assert isinstance(task.native, NativeKernel)
-    return task.native.descend(
-        start,
-        loss.batch_of,
-        terms,
-        l2=task.l2,
-        fixed=loss.fixed,
-    )
+    return task.native.descend(start, loss.batch_of, terms, l2=task.l2, fixed=loss.fixed)
 
 
-def factored(
-    loss: DataLoss,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def factored(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """Plain steps on one batch, factored for each row that takes enough of them."""
     task = loss.task
     assert isinstance(task.native, NativeKernel)
     return task.native.descend(
-        start,
-        loss.batch_of,
-        terms,
-        l2=task.l2,
-        fixed=loss.fixed,
-        factored=True,
+        start, loss.batch_of, terms, l2=task.l2, fixed=loss.fixed, factored=True
     )
 
 
-def without_data(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     """Plain steps on all terms but a data loss: one pass over the rows per step."""
     rows = torch.empty_like(start, memory_format=torch.contiguous_format)
     arrays = _arrays(start, terms)
@@ -241,7 +202,11 @@ def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
 
     They must live as long as the call.
     """
-    scalars: dict[str, float | Tensor] = {"lr": terms.lr, "lam": 0.0, "gamma": 0.0}
+    scalars: dict[str, float | Tensor] = {
+        "lr": terms.lr,
+        "lam": 0.0,
+        "gamma": 0.0,
+    }
     rows = {"start": start, "linear": terms.linear, "mask": terms.mask}
     if terms.prox is not None:
         scalars["lam"], rows["anchor"] = terms.prox
@@ -256,12 +221,7 @@ def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
     return arrays
 
 
-def _work(
-    start: Rows,
-    terms: Objective,
-    arrays: dict[str, Tensor],
-    l2: float,
-) -> native.NativeWork:
+def _work(start: Rows, terms: Objective, arrays: dict[str, Tensor], l2: float) -> native.NativeWork:
     """The call's numbers and pointers, but for what depends on the data loss."""
     columns = (terms.part or slice(None)).indices(start.shape[1])
     work = native.NativeWork(
@@ -334,7 +294,13 @@ def _description(layer: Layer, space: ParameterLayout) -> list[int]:
     activation = "none"
     if layer.activation is not None:
         activation = layer.activation.name
-    return [inputs, outputs, weight.start, bias, native.ACTIVATIONS.index(activation)]
+    return [
+        inputs,
+        outputs,
+        weight.start,
+        bias,
+        native.ACTIVATIONS.index(activation),
+    ]
 
 
 def _run(
@@ -361,11 +327,7 @@ def _run(
     native.descend(work, dtype)
 
 
-def _each(
-    value: float | Tensor,
-    count: int,
-    dtype: torch.dtype,
-) -> Tensor:
+def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """One number for every row."""
     if not isinstance(value, Tensor):
         return torch.full((count,), value, dtype=dtype)

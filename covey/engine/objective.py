@@ -105,12 +105,7 @@ class Objective:
             return soft
         return x + self._restrict(soft - x)
 
-    def active(
-        self,
-        step: int,
-        total: Rows,
-        moving: Tensor | None,
-    ) -> Tensor | None:
+    def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
         """Which rows still move, [n, 1], of those that moved until now; None when all do."""
         conditions = []
         if moving is not None:

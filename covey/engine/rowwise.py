@@ -22,40 +22,25 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b)
 
 
-def baddbmm(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-) -> Tensor:
+def baddbmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """c + a @ b."""
     if _alone(a, b):
         return torch.baddbmm(_twice(c), _twice(a), _twice(b))[:1]
     return torch.baddbmm(c, a, b)
 
 
-def baddbmm_(
-    c: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    keep: float,
-    scale: float,
-) -> None:
+def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> None:
     """c <- keep * c + scale * a @ b."""
     if _alone(a, b):
-        total = torch.baddbmm(
-            _twice(c),
-            _twice(a),
-            _twice(b),
-            beta=keep,
-            alpha=scale,
-        )
+        total = torch.baddbmm(_twice(c), _twice(a), _twice(b), beta=keep, alpha=scale)
         c.copy_(total[:1])
     else:
         c.baddbmm_(a, b, beta=keep, alpha=scale)
 
 
-def elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def elementwise(
+    function: Callable[[Tensor], Tensor],
+) -> Callable[[Tensor], Tensor]:
     """The function on whole vectors only, so that no value ever falls into a tail."""
 
     def apply(x: Tensor) -> Tensor:

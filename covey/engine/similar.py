@@ -23,12 +23,7 @@ _LAPS = 50  # of one start
 Floats = npt.NDArray[np.float64]
 
 
-def similar(
-    shards: Shards,
-    model: nn.Module,
-    edges: int,
-    seed: int = 0,
-) -> tuple[Shards, Tree]:
+def similar(shards: Shards, model: nn.Module, edges: int, seed: int = 0) -> tuple[Shards, Tree]:
     """Edges of devices whose first updates have similar directions.
 
     The devices are clustered by k-means of the directions of their loss gradients. A gradient is
@@ -77,11 +72,7 @@ def _sketched(rows: Tensor, seed: int) -> Tensor:
     return sketch.scatter_add_(1, column.expand_as(rows), rows * sign)
 
 
-def _clusters(
-    rows: Floats,
-    count: int,
-    seed: int,
-) -> Numbers:
+def _clusters(rows: Floats, count: int, seed: int) -> Numbers:
     """The cluster of each row, by k-means on the sphere: the best of a few starts."""
     draw = generator(seed, Use.EDGES)
     attempts = []
@@ -94,11 +85,7 @@ def _clusters(
     return number[cluster]
 
 
-def _start(
-    rows: Floats,
-    count: int,
-    draw: np.random.Generator,
-) -> Floats:
+def _start(rows: Floats, count: int, draw: np.random.Generator) -> Floats:
     """The first centres by k-means++.
 
     The probability of a row is proportional to its squared distance from the centres before it.

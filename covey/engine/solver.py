@@ -25,19 +25,11 @@ class Solver:
     run: Callable[[Any, Rows, Objective], Rows]
 
 
-def _takes_all(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> None:
+def _takes_all(gradient: Gradient, start: Rows, terms: Objective) -> None:
     return None
 
 
-def _step_by_step(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> Rows:
+def _step_by_step(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     return METHODS[terms.method](start.clone(), gradient, terms)
 
 
@@ -66,11 +58,7 @@ def solvers(gradient: Gradient) -> tuple[Solver, ...]:
     return ANY_GRADIENT
 
 
-def solver(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> Solver:
+def solver(gradient: Gradient, start: Rows, terms: Objective) -> Solver:
     """The first solver that fits.
 
     >>> import torch
@@ -84,11 +72,7 @@ def solver(
     raise AssertionError("the last solver of a list takes everything")
 
 
-def refusals(
-    gradient: Gradient,
-    start: Rows,
-    terms: Objective,
-) -> dict[str, str]:
+def refusals(gradient: Gradient, start: Rows, terms: Objective) -> dict[str, str]:
     """Why the solvers that are faster than the one chosen do not fit, by their names.
 
     >>> import torch

@@ -31,7 +31,9 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: Activation("relu", torch.relu, lambda out: out > 0),
     nn.Tanh: Activation("tanh", torch.tanh, lambda out: 1 - out * out),
     nn.Sigmoid: Activation(
-        "sigmoid", rowwise.elementwise(torch.sigmoid), lambda out: out * (1 - out)
+        "sigmoid",
+        rowwise.elementwise(torch.sigmoid),
+        lambda out: out * (1 - out),
     ),
 }
 
@@ -120,11 +122,7 @@ class LinearStack:
                     bias.copy_(total).mul_(scale)
 
 
-def stack(
-    space: ParameterLayout,
-    loss: object,
-    example: torch.Size,
-) -> LinearStack | str:
+def stack(space: ParameterLayout, loss: object, example: torch.Size) -> LinearStack | str:
     """The stack of a module on examples of this shape, or the reason why it is none."""
     if not isinstance(loss, str):
         return "the loss is a function of your own"
@@ -141,10 +139,7 @@ def stack(
     return LinearStack(tuple(chain), _DERIVATIVES[loss])
 
 
-def _chain(
-    space: ParameterLayout,
-    example: torch.Size,
-) -> list[Layer] | str:
+def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
     """The linear layers in the order they run, or why the model is not made of these alone."""
     slots = {slot.name: i for i, slot in enumerate(space.slots)}
     chain: list[Layer] = []
@@ -175,11 +170,7 @@ def _is_bare(chain: list[Layer]) -> bool:
     return bool(chain) and chain[-1].activation is None
 
 
-def _owns(
-    name: str,
-    module: nn.Linear,
-    slots: dict[str, int],
-) -> bool:
+def _owns(name: str, module: nn.Linear, slots: dict[str, int]) -> bool:
     """Whether weight and bias of a layer have slots under its own name."""
     if f"{name}weight" not in slots:
         return False
@@ -200,24 +191,14 @@ def _unknown(name: str, module: nn.Module) -> str:
     return f"{kind} is a layer other than Linear and ReLU, Tanh or Sigmoid"
 
 
-def _forward(
-    layer: Layer,
-    parameters: list[Tensor],
-    x: Tensor,
-    inside: Tensor | None,
-) -> Tensor:
+def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
     out = _linear(layer, parameters, x, inside)
     if layer.activation is None:
         return out
     return layer.activation.run(out)
 
 
-def _linear(
-    layer: Layer,
-    parameters: list[Tensor],
-    x: Tensor,
-    inside: Tensor | None,
-) -> Tensor:
+def _linear(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
     """x times the weight, which is `inside` where that is given, plus the bias."""
     weight = parameters[layer.weight]
     if layer.bias is None:

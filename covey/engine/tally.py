@@ -79,11 +79,7 @@ def _outputs_of(task: Task, x: Rows) -> Predict:
     return predict
 
 
-def error_sums(
-    outputs: Tensor,
-    y: Tensor,
-    weight: Tensor,
-) -> Tensor:
+def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Of each row, float64 [n, 3 + outputs]: the sums of |error|, error^2, y^2, and of y by output.
 
     They are all that RMSE, MAE and R2 need, whoever adds them up.
@@ -99,24 +95,12 @@ def error_sums(
     return torch.cat([totals, targets.sum(1)], dim=1)
 
 
-def _by_kernel(
-    task: Task,
-    x: Rows,
-    split: str,
-    ids: Ids,
-    *,
-    errors: bool,
-) -> PartScore:
+def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> PartScore:
     assert not isinstance(task.native, str)
     examples = task.examples
     counts = examples.counts(split, ids)
     starts = examples.offset[split][ids]
-    right, loss = task.native.score(
-        x,
-        examples.index[split],
-        starts,
-        counts,
-    )
+    right, loss = task.native.score(x, examples.index[split], starts, counts)
     sums = None
     if errors:  # the kernel knows the loss alone
         sums = _errors(task, x, split, ids)
@@ -161,12 +145,7 @@ def _by_torch(
     return PartScore(right, loss, counts, by_bin, sums)
 
 
-def _errors(
-    task: Task,
-    x: Rows,
-    split: str,
-    ids: Ids,
-) -> Tensor:
+def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
     """The sums of errors of each row on its device's part, [n, 3 + outputs]."""
     shape = (len(ids), 3 + task.targets)
     sums = torch.zeros(shape, dtype=torch.float64, device=task.device)

@@ -72,20 +72,8 @@ class Task:
         self.y = self.examples.y
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards)
-        self.native: NativeKernel | str = kernel(
-            self.stack,
-            self.space,
-            loss,
-            self.x,
-            self.y,
-        )
-        self.gradients = Gradients(
-            self.space,
-            self.forward,
-            self.stack,
-            function,
-            self.classifies,
-        )
+        self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
+        self.gradients = Gradients(self.space, self.forward, self.stack, function, self.classifies)
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -130,12 +118,7 @@ class Task:
         """How many examples of a part each device holds, [n], on the device of `ids`."""
         return self.examples.counts(split, ids)
 
-    def total(
-        self,
-        split: str,
-        first: Ids,
-        stop: Ids,
-    ) -> Tensor:
+    def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
         return self.examples.total(split, first, stop)
 
@@ -151,12 +134,7 @@ class Task:
         """For each step, `size` training examples of each device, uniform with replacement."""
         return self.examples.draw(address, ids, size, steps, local=local)
 
-    def cyclic(
-        self,
-        ids: Ids,
-        size: int,
-        turn: Tensor,
-    ) -> Batch:
+    def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order."""
         return self.examples.cyclic(ids, size, turn)
 
@@ -168,11 +146,7 @@ class Task:
         """How many examples of a part go through the model at once."""
         return self.examples.block(split)
 
-    def blocks(
-        self,
-        split: str,
-        ids: Ids,
-    ) -> Iterator[tuple[Tensor | None, Batch]]:
+    def blocks(self, split: str, ids: Ids) -> Iterator[tuple[Tensor | None, Batch]]:
         """All examples of a part in blocks of one fixed size: (rows that have any left, block)."""
         return self.examples.blocks(split, ids)
 
@@ -203,22 +177,12 @@ class Task:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
 
-    def gradient_of(
-        self,
-        x: Rows,
-        batch: Batch,
-        loss: Callable[[Tensor], Tensor],
-    ) -> Rows:
+    def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
         self.solvers.setdefault("step by step", {"in place": "the algorithm has a loss of its own"})
         return self.gradients.gradient_of(x, batch, loss)
 
-    def hessian_product(
-        self,
-        x: Rows,
-        batch: Batch,
-        v: Rows,
-    ) -> Rows:
+    def hessian_product(self, x: Rows, batch: Batch, v: Rows) -> Rows:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]."""
         return self.gradients.hessian_product(x, batch, v)
 
@@ -230,12 +194,7 @@ class Task:
 
         return self._over_all(x, ids, of_block)
 
-    def full_hessian_product(
-        self,
-        x: Rows,
-        ids: Ids,
-        v: Rows,
-    ) -> Rows:
+    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
@@ -289,22 +248,10 @@ class Task:
         With `bins` also the sums of a calibration. With `errors` also the sums of errors, where
         numbers are predicted. The outputs are the module's, or those that `predict` gives.
         """
-        return tally.evaluate(
-            self,
-            x,
-            split,
-            ids,
-            predict=predict,
-            bins=bins,
-            errors=errors,
-        )
+        return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
 
 
-def _stack(
-    space: ParameterLayout,
-    loss: Loss,
-    shards: Shards,
-) -> LinearStack | str:
+def _stack(space: ParameterLayout, loss: Loss, shards: Shards) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
     return stack(space, loss, shards.x.shape[1:])

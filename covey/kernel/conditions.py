@@ -14,7 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.kernel.advice import Advice, Excess, Loss, RoundFactor, Statement, Vector
+from covey.kernel.advice import (
+    Advice,
+    Excess,
+    Loss,
+    RoundFactor,
+    Statement,
+    Vector,
+)
 from covey.kernel.algorithm import PerNode
 
 Condition = tuple[str, bool | None]
@@ -120,7 +127,12 @@ def _against(
     if lam:
         shown = f"{step}*({tie}+L) = {curvature:g}"
     if curvature < 2:
-        return Advice("note", "inner step", f"{shown} is below 2: the step is stable.", numbers)
+        return Advice(
+            "note",
+            "inner step",
+            f"{shown} is below 2: the step is stable.",
+            numbers,
+        )
     limit = f"{step} < {2 / (lam + loss.L):.3g} is stable"
     text = f"{shown} is 2 or more: each step overshoots{loss.guess}; {limit}."
     return Advice("warning", "inner step", text, numbers)
@@ -140,21 +152,27 @@ def _too_long(
     numbers["factor"] = factor
     if steps > 1:
         worse = f"every step multiplies the distance to its minimiser by {factor:g} or worse"
-        return Advice("warning", "inner step", f"{product} is 2 or more: {worse}; {fix}.", numbers)
+        return Advice(
+            "warning",
+            "inner step",
+            f"{product} is 2 or more: {worse}; {fix}.",
+            numbers,
+        )
     if total > 1:
         worse = "the model overshoots its anchor, which only moving the anchor can make up for"
-        return Advice("warning", "inner step", f"{product} is 2 or more: {worse}; {fix}.", numbers)
+        return Advice(
+            "warning",
+            "inner step",
+            f"{product} is 2 or more: {worse}; {fix}.",
+            numbers,
+        )
     single = f"a single step starts at its anchor and does not feel {tie}"
     text = f"{product}, but {single}; with more steps it would diverge."
     return Advice("note", "inner step", text, numbers)
 
 
 def momentum_step(
-    lr: float,
-    lam: float,
-    loss: Loss,
-    *,
-    names: tuple[str, str] = ("lr", "lam"),
+    lr: float, lam: float, loss: Loss, *, names: tuple[str, str] = ("lr", "lam")
 ) -> Iterator[Advice]:
     """Nesterov's steps on a loss + lam/2 |x - anchor|^2, which overshoot sooner than plain ones.
 
@@ -214,7 +232,11 @@ def smooth_l1_cycle(
         f'The cut at {cut:.2g} {hidden}; l1="prox", where there is one, reaches exact zeros, '
         f"and {step} < {2 / (curvature / lr):.2g} would settle."
     )
-    numbers = {f"{step}*({terms})": curvature, "largest amplitude": amplitude, "cut": cut}
+    numbers = {
+        f"{step}*({terms})": curvature,
+        "largest amplitude": amplitude,
+        "cut": cut,
+    }
     yield Advice("warning", "smooth l1", text, numbers)
 
 
@@ -228,12 +250,7 @@ def _divisor(step: str, ties: list[str]) -> str:
 
 
 def outer_step(
-    lr: float,
-    lam: float,
-    *,
-    names: tuple[str, str],
-    largest: float,
-    why: str,
+    lr: float, lam: float, *, names: tuple[str, str], largest: float, why: str
 ) -> Iterator[Advice]:
     """The step of w_i towards theta, which itself follows w_i.
 
@@ -247,7 +264,12 @@ def outer_step(
         "w_i overshoots theta by more than their distance; "
         f"with theta at its minimiser it converges only for {why} = {largest:.4g}; lower {step}."
     )
-    yield Advice("warning", "outer step", text, {f"{step}*{tie}": lr * lam, "largest L": largest})
+    yield Advice(
+        "warning",
+        "outer step",
+        text,
+        {f"{step}*{tie}": lr * lam, "largest L": largest},
+    )
 
 
 def server_step(beta: float, moved: float, formula: str) -> Iterator[Advice]:
@@ -286,7 +308,11 @@ def theorem(
     >>> print(theorem("Theorem 1", [at_most("lr", 0.1, 0.05)], {}))
     note: Theorem 1: lr = 0.1 <= 0.05: fails.
     """
-    words = {True: "holds", False: "fails", None: "takes an L that is not given"}
+    words = {
+        True: "holds",
+        False: "fails",
+        None: "takes an L that is not given",
+    }
     parts = [f"{condition}: {words[holds]}" for condition, holds in conditions]
     if end:
         parts.append(end)
@@ -298,12 +324,7 @@ def at_most(name: str, value: float, bound: float) -> Condition:
     return f"{name} = {value:g} <= {bound:.3g}", value <= bound
 
 
-def at_most_of(
-    shown: str,
-    value: float,
-    formula: str,
-    bound: float | None,
-) -> Condition:
+def at_most_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
     """Whether a value, `shown` in the text, is at most a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -311,12 +332,7 @@ def at_most_of(
     return f"{shown} <= {formula}{_equals(bound)}", holds
 
 
-def at_least_of(
-    shown: str,
-    value: float,
-    formula: str,
-    bound: float | None,
-) -> Condition:
+def at_least_of(shown: str, value: float, formula: str, bound: float | None) -> Condition:
     """Whether a value, `shown` in the text, is at least a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -324,12 +340,7 @@ def at_least_of(
     return f"{shown} >= {formula}{_equals(bound)}", holds
 
 
-def exceeds(
-    shown: str,
-    value: float,
-    formula: str,
-    bound: float | None,
-) -> Condition:
+def exceeds(shown: str, value: float, formula: str, bound: float | None) -> Condition:
     """Whether a value, `shown` in the text, is above a formula; None takes an unknown L."""
     holds = None
     if bound is not None:
@@ -363,12 +374,7 @@ def same_for_all(*values: PerNode) -> bool:
     return all(len(set(entries)) <= 1 for entries in lists)
 
 
-def power(
-    lr: float,
-    lam: float,
-    h: Vector,
-    steps: int,
-) -> Vector:
+def power(lr: float, lam: float, h: Vector, steps: int) -> Vector:
     """(1 - lr (lam + h))^steps - 1, to the last digits, also where the power is near 1 or -1."""
     speed = lr * (lam + h)
     beyond = (lr * lam - 2) + lr * h  # the base is -(1 + beyond) where a step overshoots

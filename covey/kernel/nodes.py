@@ -163,11 +163,7 @@ class Nodes:
             return None
         return self.grad(size, stream).batch(0)
 
-    def grad(
-        self,
-        batch: Batch | int | None,
-        stream: str = "batch",
-    ) -> DataGradient:
+    def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
         """The gradient of the data loss.
 
         `batch` is one batch for all steps, the size of a fresh batch per step, or None for all
@@ -222,12 +218,7 @@ class Nodes:
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
 
-    def gradient(
-        self,
-        rows: Rows,
-        batch: Batch,
-        loss: Callable[[Tensor], Tensor],
-    ) -> Rows:
+    def gradient(self, rows: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient at `rows` of a loss of the algorithm's own.
 
         `loss` maps the outputs to one number per node, [n].
@@ -277,18 +268,8 @@ class Nodes:
     @overload
     def recall(self, name: str, default: Rows, since: int = 0) -> Rows: ...
     @overload
-    def recall(
-        self,
-        name: str,
-        default: None = None,
-        since: int = 0,
-    ) -> Rows | None: ...
-    def recall(
-        self,
-        name: str,
-        default: Rows | None = None,
-        since: int = 0,
-    ) -> Rows | None:
+    def recall(self, name: str, default: None = None, since: int = 0) -> Rows | None: ...
+    def recall(self, name: str, default: Rows | None = None, since: int = 0) -> Rows | None:
         """What was kept under a name in round `since` or later, `default` where nothing was."""
         if name in self.call.kept:
             return self.call.kept[name]
@@ -325,10 +306,7 @@ class Nodes:
         values = self._runtime.task.constant(value)
         return values[self.local][:, None]
 
-    def rounds(
-        self,
-        count: int | Sequence[int],
-    ) -> Iterator[tuple[int, Tensor]]:
+    def rounds(self, count: int | Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """The numbers k = 0, 1, ... of an inner loop, each with a mask [n, 1] of the active nodes.
 
         `count` is the number of rounds of all nodes, or a list with one entry per node of the tier.
@@ -554,13 +532,7 @@ _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 class DataGradient(DataLoss):
     """The gradient of the nodes' data loss, Rows -> Rows; `descend` computes whole loops of it."""
 
-    def __init__(
-        self,
-        me: Nodes,
-        batch: Batch | int | None,
-        stream: str,
-        call: int,
-    ) -> None:
+    def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
         self.task = me._runtime.task
         self.all_examples = batch is None
         self.fixed = batch if isinstance(batch, Batch) else None

@@ -170,12 +170,7 @@ class Replies:
         total, scale = self._totals(weighted)
         return total, scale
 
-    def mean(
-        self,
-        *,
-        weight: Replies | None = None,
-        default: Rows | None = None,
-    ) -> Rows:
+    def mean(self, *, weight: Replies | None = None, default: Rows | None = None) -> Rows:
         """The mean of the answers per asker; `default` where nobody answered.
 
         With masks, also where nobody sent a coordinate.
@@ -268,10 +263,7 @@ class Replies:
             return self._mask
         return self._mask[where]
 
-    def _totals(
-        self,
-        terms: Callable[[_Part], tuple[Rows, ...]],
-    ) -> tuple[Rows, ...]:
+    def _totals(self, terms: Callable[[_Part], tuple[Rows, ...]]) -> tuple[Rows, ...]:
         """Sums per asker of the values that `terms` computes from each part.
 
         They are added in id order, so that the bits do not depend on who else was asked, nor on
@@ -284,12 +276,7 @@ class Replies:
             del part  # before the next one is read
         return tuple(total.value() for total in totals)
 
-    def _add(
-        self,
-        totals: list[_Total],
-        values: tuple[Rows, ...],
-        asker: Tensor,
-    ) -> None:
+    def _add(self, totals: list[_Total], values: tuple[Rows, ...], asker: Tensor) -> None:
         """Add the values of a part; those of the first part say how wide the sums are."""
         if not totals:
             totals += [_Total(self, like) for like in values]

@@ -50,12 +50,7 @@ class Version:
         have = self.slot[nodes] != NEVER
         return have.nonzero()[:, 0]
 
-    def updated(
-        self,
-        ids: Tensor,
-        slot: Tensor | int,
-        round: Tensor | int,
-    ) -> Version:
+    def updated(self, ids: Tensor, slot: Tensor | int, round: Tensor | int) -> Version:
         """The same but for these nodes."""
         slots = self.slot.clone()
         rounds = self.round.clone()
@@ -118,12 +113,7 @@ class Column:
         """Whether rows are of the shape and type of this column."""
         return _form(rows) == _form(self.rows)
 
-    def get(
-        self,
-        ids: Tensor,
-        default: Tensor | None,
-        since: int,
-    ) -> Tensor | None:
+    def get(self, ids: Tensor, default: Tensor | None, since: int) -> Tensor | None:
         """The rows of these nodes, `default` where none was kept in round `since` or later."""
         slots = self.slot[ids]
         fresh = (slots != NEVER) & (self.round[ids] >= since)
@@ -186,12 +176,7 @@ class Column:
             entries[label] = Entry(ids[k], rounds[k], places[k].clone())
         return self._rows_at(unique), entries
 
-    def thaw(
-        self,
-        first: int,
-        rows: Tensor,
-        entries: Mapping[str, Entry],
-    ) -> None:
+    def thaw(self, first: int, rows: Tensor, entries: Mapping[str, Entry]) -> None:
         """Take over what `freeze` gave for the nodes from `first` on."""
         slots = self._take(len(rows))
         rows = rows.to(self.rows.device)
@@ -278,14 +263,7 @@ class Store:
     columns: dict[Key, Column] = field(default_factory=dict)
     _good_holds: dict[Key, Mapping[str, Version]] = field(default_factory=dict)
 
-    def put(
-        self,
-        tier: str,
-        name: str,
-        ids: Tensor,
-        rows: Tensor,
-        round: int,
-    ) -> None:
+    def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""
         column = self._column(tier, name, rows)
         column.put(ids, rows, round)
@@ -373,12 +351,7 @@ def _check_lists(name: str, *lists: Tensor) -> None:
             raise ValueError(f"{name}: ids, rounds and places are not three lists of equal length")
 
 
-def _check_entry(
-    name: str,
-    entry: Entry,
-    nodes: int,
-    rows: int,
-) -> None:
+def _check_entry(name: str, entry: Entry, nodes: int, rows: int) -> None:
     """Raise ValueError unless an entry is one of `nodes` nodes and `rows` rows."""
     _check_lists(name, entry.ids, entry.rounds, entry.places)
     if not len(entry.ids):

@@ -61,13 +61,7 @@ class _Entry:
             self.lengths is None,
         )
 
-    def traffic(
-        self,
-        length: int,
-        dense: int,
-        nonzeros: int,
-        messages: int,
-    ) -> Traffic:
+    def traffic(self, length: int, dense: int, nonzeros: int, messages: int) -> Traffic:
         """The traffic of messages of this kind, from their sums."""
         values = self.width * messages
         if self.exact:
@@ -385,11 +379,7 @@ def _residual(error: Rows, mask: Tensor | None, memory: Residuals) -> Rows:
     return torch.where(mask, error, old)
 
 
-def _received(
-    rows: Rows,
-    mask: Tensor | None,
-    reference: Rows | None,
-) -> Message:
+def _received(rows: Rows, mask: Tensor | None, reference: Rows | None) -> Message:
     """The message that decoded rows are for the receiver, which adds a reference to them."""
     if reference is not None:
         rows = rows + kept(reference, mask)

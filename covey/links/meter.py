@@ -62,13 +62,7 @@ class Meter:
 
     totals: dict[Key, Traffic] = field(default_factory=dict)
 
-    def count(
-        self,
-        link: str,
-        direction: str,
-        lane: str,
-        traffic: Traffic,
-    ) -> None:
+    def count(self, link: str, direction: str, lane: str, traffic: Traffic) -> None:
         """Add what has just crossed a link."""
         if direction not in DIRECTIONS or lane not in LANES:
             fix = f"use one of {DIRECTIONS} and of {LANES}"

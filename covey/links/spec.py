@@ -152,10 +152,7 @@ def _shared(spec: Any, direction: str) -> Any:
     return spec
 
 
-def difference(
-    rows: Rows,
-    reference: Tensor | None,
-) -> tuple[Rows, Tensor | None]:
+def difference(rows: Rows, reference: Tensor | None) -> tuple[Rows, Tensor | None]:
     """The difference from a reference, which is sent, and the reference, which the receiver adds.
 
     Without a reference of their shape the rows are sent as they are.

@@ -92,11 +92,7 @@ class Classifier:
     features: Tensor
     forks: tuple[Fork, ...]
 
-    def log_chances(
-        self,
-        features: Tensor,
-        which: Tensor | slice = slice(None),
-    ) -> Tensor:
+    def log_chances(self, features: Tensor, which: Tensor | slice = slice(None)) -> Tensor:
         """The log probability of every class for other examples, [m, M, classes].
 
         `which` nodes have these examples. A class that no node has gets 0.
@@ -235,12 +231,7 @@ def gibbs(
 
 
 def posterior_draw(
-    K: Tensor,
-    kappa: Tensor,
-    omega: Tensor,
-    *,
-    prior: Tensor,
-    noise: Tensor,
+    K: Tensor, kappa: Tensor, omega: Tensor, *, prior: Tensor, noise: Tensor
 ) -> Tensor:
     """A draw of f given omega, [n, D, N], from a draw of N(0, K) and one of N(0, I).
 
@@ -255,11 +246,7 @@ def posterior_draw(
 
 
 def predictive(
-    K: Tensor,
-    across: Tensor,
-    own: Tensor,
-    kappa: Tensor,
-    omega: Tensor,
+    K: Tensor, across: Tensor, own: Tensor, kappa: Tensor, omega: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of f given omega for M other examples, [n, D, M].
 

@@ -63,12 +63,7 @@ class L1:
             rho = 0.0
         return gamma, rho
 
-    def term_of(
-        self,
-        me: Recalls,
-        default: Rows,
-        kept: str | None = None,
-    ) -> Term:
+    def term_of(self, me: Recalls, default: Rows, kept: str | None = None) -> Term:
         """The `l1` of each device, by its personal model of an earlier round, or by `default`.
 
         A program that runs several times a round names the row that keeps its first decision.

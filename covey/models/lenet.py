@@ -17,5 +17,10 @@ def lenet(shape: Sequence[int] = (3, 32, 32), *, classes: int = 10) -> nn.Sequen
     64102
     """
     return cnn(
-        shape, channels=(6, 16), hidden=(120, 100), classes=classes, kernel=5, padding="valid"
+        shape,
+        channels=(6, 16),
+        hidden=(120, 100),
+        classes=classes,
+        kernel=5,
+        padding="valid",
     )

@@ -13,7 +13,13 @@ from covey.errors import ModelError
 from covey.models.cnn import cnn
 
 _NETS: dict[str, dict[str, Any]] = {
-    "mnist": {"channels": (16, 32), "hidden": 128, "kernel": 2, "padding": "valid", "stride": 1},
+    "mnist": {
+        "channels": (16, 32),
+        "hidden": 128,
+        "kernel": 2,
+        "padding": "valid",
+        "stride": 1,
+    },
     "fmnist": {"channels": (32, 64), "hidden": 128, "kernel": 3},
     "cifar100": {"channels": (64, 128, 256), "hidden": 512, "kernel": 3},
 }

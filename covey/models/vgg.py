@@ -63,7 +63,12 @@ def _convolution(before: int, after: int, groups: int | None) -> list[nn.Module]
     return [nn.Conv2d(before, after, 3, padding=1), *norm, nn.ReLU()]
 
 
-def _check(layers: Sequence[Layer], head: Sequence[int], classes: int, groups: int | None) -> None:
+def _check(
+    layers: Sequence[Layer],
+    head: Sequence[int],
+    classes: int,
+    groups: int | None,
+) -> None:
     channels = [layer for layer in layers if layer != "M"]
     sizes = (*channels, *head, classes)
     if not all(isinstance(size, int) and size >= 1 for size in sizes):

@@ -118,19 +118,12 @@ def serves(rows: Tensor) -> bool:
 def descend(work: NativeWork, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
     assert isinstance(_library, Library)
-    fault = _library.calls.covey_descend(
-        _library.number,
-        DTYPES.index(dtype),
-        ctypes.byref(work),
-    )
+    fault = _library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work))
     _raise(fault)
 
 
 def score(
-    work: NativeWork,
-    dtype: torch.dtype,
-    starts: Tensor,
-    counts: Tensor,
+    work: NativeWork, dtype: torch.dtype, starts: Tensor, counts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Right answers and summed loss of each row on its own examples, float64 [n] each.
 
@@ -152,10 +145,7 @@ def score(
     return right, loss
 
 
-def cut_count(
-    rows: Tensor,
-    threshold: float | None,
-) -> tuple[Tensor, Tensor]:
+def cut_count(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
     """The rows with every |v| <= threshold set to +0.0, and each row's number of non-zeros.
 
     The number is of values that have any bit set, [n] int64. The rows are new, or the rows
@@ -187,10 +177,7 @@ def cut_count(
     return out, counts
 
 
-def _cut_count_by_torch(
-    rows: Tensor,
-    threshold: float | None,
-) -> tuple[Tensor, Tensor]:
+def _cut_count_by_torch(rows: Tensor, threshold: float | None) -> tuple[Tensor, Tensor]:
     out = rows
     if threshold is not None:
         out = torch.nn.functional.hardshrink(rows, threshold)
@@ -216,13 +203,7 @@ def finite(rows: Tensor) -> bool:
     return bool(result)
 
 
-def choose(
-    group: Numbers,
-    keys: Numbers,
-    sizes: Numbers,
-    turns: int,
-    number: Numbers,
-) -> None:
+def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Numbers) -> None:
     """The permutation of `draws.choose`, in place on `number`.
 
     All arrays are contiguous and of 64 bits.
@@ -266,38 +247,14 @@ def nonzero(values: Values, bits: Bytes) -> int:
     return _on_wire("bits", values, values, len(values), bits)
 
 
-def squeeze(
-    values: Values,
-    bits: Bytes,
-    to: Values,
-) -> None:
+def squeeze(values: Values, bits: Bytes, to: Values) -> None:
     """The values under the bits, as many as `to` holds."""
-    _on_wire(
-        "squeeze",
-        to,
-        values,
-        bits,
-        len(values),
-        to,
-        len(to),
-    )
+    _on_wire("squeeze", to, values, bits, len(values), to, len(to))
 
 
-def spread(
-    values: Values,
-    bits: Bytes,
-    to: Values,
-) -> None:
+def spread(values: Values, bits: Bytes, to: Values) -> None:
     """The reverse of `squeeze`, zeros elsewhere; `values` may lie at any address."""
-    _on_wire(
-        "spread",
-        to,
-        values,
-        len(values),
-        bits,
-        len(to),
-        to,
-    )
+    _on_wire("spread", to, values, len(values), bits, len(to), to)
 
 
 def ones(bits: Bytes, width: int) -> int:
@@ -310,21 +267,12 @@ def gap_length(bits: Bytes, width: int) -> int:
     return _on_wire("gap_length", None, bits, width)
 
 
-def write_gaps(
-    bits: Bytes,
-    width: int,
-    to: Bytes,
-) -> None:
+def write_gaps(bits: Bytes, width: int, to: Bytes) -> None:
     """The zeros before each set bit, as numbers of seven bits to a byte."""
     _on_wire("write_gaps", None, bits, width, to)
 
 
-def read_gaps(
-    gaps: Bytes,
-    sent: int,
-    bits: Bytes,
-    width: int,
-) -> bool:
+def read_gaps(gaps: Bytes, sent: int, bits: Bytes, width: int) -> bool:
     """The reverse of `write_gaps`, into bits that are 0.
 
     False where these bytes are not `sent` gaps within the width, as short as can be.
@@ -332,42 +280,22 @@ def read_gaps(
     return not _on_wire("read_gaps", None, gaps, len(gaps), sent, bits, width)
 
 
-def nonzero_halves(
-    values: Values,
-    bits: Bytes,
-    *,
-    brain: bool,
-) -> None:
+def nonzero_halves(values: Values, bits: Bytes, *, brain: bool) -> None:
     """Into `bits` which of the values `narrow` would not make 0."""
     _on_wire("half_bits", values, values, len(values), bits, brain)
 
 
-def narrow(
-    values: Values,
-    to: Bytes,
-    *,
-    brain: bool,
-) -> None:
+def narrow(values: Values, to: Bytes, *, brain: bool) -> None:
     """Two bytes for each value: a half, or bfloat16."""
     _on_wire("narrow", values, values, to, len(values), brain)
 
 
-def widen(
-    halves: Bytes,
-    to: Values,
-    *,
-    brain: bool,
-) -> int:
+def widen(halves: Bytes, to: Values, *, brain: bool) -> int:
     """The reverse; returns how many are a NaN that `narrow` does not make."""
     return _on_wire("widen", to, halves, to, len(to), brain)
 
 
-def blur(
-    values: Values,
-    to: Values,
-    *,
-    brain: bool,
-) -> None:
+def blur(values: Values, to: Values, *, brain: bool) -> None:
     """What `narrow` and `widen` leave of the values."""
     _on_wire("blur", values, values, to, values.size, brain)
 
@@ -402,14 +330,7 @@ def quantise(
     )
 
 
-def dequantise(
-    integers: Small,
-    scales: Values,
-    to: Values,
-    peaks: Bytes,
-    *,
-    block: int,
-) -> None:
+def dequantise(integers: Small, scales: Values, to: Values, peaks: Bytes, *, block: int) -> None:
     """Integers times scales, and the largest magnitude among the integers of each block."""
     _on_wire("dequantise", to, integers, scales, to, peaks, len(to), block)
 
@@ -536,12 +457,24 @@ def _declare(calls: ctypes.CDLL) -> None:
     whole = ctypes.c_int
     size = ctypes.c_int64
     pointer = ctypes.c_void_p
-    typed: list[Any] = [whole, whole]  # the instruction set, and the type of the numbers
+    typed: list[Any] = [
+        whole,
+        whole,
+    ]  # the instruction set, and the type of the numbers
     signatures: dict[str, list[Any]] = {
         "supports": [whole],
         "descend": [*typed, pointer],
         "score": [*typed, *[pointer] * 5],
-        "cut_count": [*typed, pointer, pointer, size, size, whole, ctypes.c_double, pointer],
+        "cut_count": [
+            *typed,
+            pointer,
+            pointer,
+            size,
+            size,
+            whole,
+            ctypes.c_double,
+            pointer,
+        ],
         "finite": [*typed, pointer, size],
         "tanh": [*typed, pointer, pointer, size],
         "choose": [size, pointer, pointer, pointer, size, pointer],
@@ -556,7 +489,15 @@ def _declare(calls: ctypes.CDLL) -> None:
         "narrow": [*typed, pointer, pointer, size, whole],
         "widen": [*typed, pointer, pointer, size, whole],
         "blur": [*typed, pointer, pointer, size, whole],
-        "quantise": [*typed, *[pointer] * 3, size, size, whole, whole, ctypes.c_uint64],
+        "quantise": [
+            *typed,
+            *[pointer] * 3,
+            size,
+            size,
+            whole,
+            whole,
+            ctypes.c_uint64,
+        ],
         "dequantise": [*typed, *[pointer] * 4, size, size],
         "pack_nibbles": [pointer, pointer, size],
         "unpack_nibbles": [pointer, pointer, size],
@@ -564,7 +505,15 @@ def _declare(calls: ctypes.CDLL) -> None:
     }
     for name, arguments in signatures.items():
         getattr(calls, f"covey_{name}").argtypes = arguments
-    for name in ("bits", "squeeze", "spread", "ones", "gap_length", "write_gaps", "widen"):
+    for name in (
+        "bits",
+        "squeeze",
+        "spread",
+        "ones",
+        "gap_length",
+        "write_gaps",
+        "widen",
+    ):
         getattr(calls, f"covey_{name}").restype = size
     calls.covey_source.restype = ctypes.c_char_p
     new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize

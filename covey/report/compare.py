@@ -103,10 +103,7 @@ def _same(line: Line, other: Line) -> bool:
     return np.allclose(line.values, other.values, rtol=0.01, atol=0.0)
 
 
-def _values(
-    history: Sequence[Round],
-    name: str,
-) -> list[float]:
+def _values(history: Sequence[Round], name: str) -> list[float]:
     return [_value(record, name) for record in history]
 
 
@@ -120,11 +117,7 @@ def _value(record: Round, name: str) -> float:
     return float("nan")
 
 
-def draw(
-    runs: Mapping[str, Histories],
-    path: Path,
-    title: str = "",
-) -> None:
+def draw(runs: Mapping[str, Histories], path: Path, title: str = "") -> None:
     """Draw a PNG of test accuracy by round, with one line for every algorithm's models.
 
     A band shows one standard deviation over seeds.
@@ -156,13 +149,7 @@ def plot(
     """
     for line in drawn:
         mean = line.values.mean(0)
-        axes.plot(
-            line.rounds,
-            mean,
-            ls=line.style,
-            color=line.colour,
-            lw=2.0,
-        )
+        axes.plot(line.rounds, mean, ls=line.style, color=line.colour, lw=2.0)
         if len(line.values) > 1:
             spread = line.values.std(0, ddof=1)
             axes.fill_between(
@@ -189,12 +176,7 @@ def _zoom(axes: Axes, drawn: Sequence[Line]) -> None:
     axes.set_ylim(max(0.0, lowest - _BELOW), min(100.0, highest + 2.0))
 
 
-def _name_lines(
-    axes: Axes,
-    drawn: Sequence[Line],
-    number: str,
-    size: float,
-) -> None:
+def _name_lines(axes: Axes, drawn: Sequence[Line], number: str, size: float) -> None:
     """Write each line's last value, in the format `number`, and its name at its end."""
     low, high = axes.get_ylim()
     ordered = sorted(drawn, key=lambda line: line.end)

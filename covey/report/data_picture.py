@@ -25,24 +25,14 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 
-def draw(
-    shards: Shards,
-    tree: Tree,
-    path: Path,
-    title: str,
-) -> None:
+def draw(shards: Shards, tree: Tree, path: Path, title: str) -> None:
     """Draw a PNG: the labels of every device as a map, and the sizes of its parts below.
 
     The map is dark where most of a device's examples are.
     """
     figure = Figure(figsize=(11, 6), layout="constrained")
     if shards.classes is not None:
-        top, below = figure.subplots(
-            2,
-            1,
-            sharex=True,
-            height_ratios=[2, 1],
-        )
+        top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
         _labels(figure, top, shards)
     else:
         axes = figure.subplot_mosaic(
@@ -89,11 +79,7 @@ def target_histogram(shards: Shards) -> tuple[Floats, Counts]:
     return limits, counts
 
 
-def _labels(
-    figure: Figure,
-    axes: Axes,
-    shards: Shards,
-) -> None:
+def _labels(figure: Figure, axes: Axes, shards: Shards) -> None:
     """The share of every label per device; the numbers of examples where there is room."""
     classes = shards.classes or 0
     counts = shards.labels()
@@ -127,12 +113,7 @@ def _labels(
     axes.set(ylabel="label")
 
 
-def _targets(
-    figure: Figure,
-    axes: Axes,
-    side: Axes,
-    shards: Shards,
-) -> None:
+def _targets(figure: Figure, axes: Axes, side: Axes, shards: Shards) -> None:
     """A histogram of the targets of every device, and one of all of them beside it."""
     limits, counts = target_histogram(shards)
     low = float(limits[0])
@@ -185,19 +166,10 @@ def _sizes(axes: Axes, shards: Shards) -> None:
     axes.legend(frameon=False, ncols=3, loc="upper right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if shards.devices <= _NAMED and shards.names.devices:
-        axes.set_xticks(
-            range(shards.devices),
-            shards.names.devices,
-            rotation=90,
-            fontsize=8,
-        )
+        axes.set_xticks(range(shards.devices), shards.names.devices, rotation=90, fontsize=8)
 
 
-def _edges(
-    axes: Axes,
-    tree: Tree,
-    shards: Shards,
-) -> None:
+def _edges(axes: Axes, tree: Tree, shards: Shards) -> None:
     """A line between the devices of two edges, and the edges' names where there is room."""
     if tree.depth < 3:
         return

@@ -82,11 +82,7 @@ def _separate_cells(axes: Any, cells: Sequence[int]) -> None:
             axes.axvline(position - 0.5, color="lightgrey", linewidth=1)
 
 
-def _sweep(
-    axes: Any,
-    name: str,
-    points: Sequence[dict[str, Any]],
-) -> None:
+def _sweep(axes: Any, name: str, points: Sequence[dict[str, Any]]) -> None:
     positions = range(len(points))
     for key, label in (("mean_ratio", "mean"), ("worst_ratio", "worst")):
         ratios = [100 * point[key] for point in points]

@@ -27,7 +27,11 @@ Values = npt.NDArray[np.float64]
 Figures = dict[tuple[int, str], float]
 """By seed and device."""
 
-LABELS = {"round": "round", "seconds": "seconds over the air", "joules": "joules of all devices"}
+LABELS = {
+    "round": "round",
+    "seconds": "seconds over the air",
+    "joules": "joules of all devices",
+}
 COLOURS = {"server": "C0", "edge": "C1", "device": "C2", "new device": "C3"}
 _OTHERS = ("C4", "C5", "C6", "C8", "C9")  # tiers between these, in deeper trees
 _STYLES = ("-", "--", ":", "-.")
@@ -141,7 +145,11 @@ def colours(tiers: Iterable[str]) -> dict[str, str]:
     return {tier: COLOURS.get(tier) or extra[tier] for tier in names}
 
 
-_AXES = {"accuracy": "test accuracy (%)", "rmse": "test RMSE", "loss": "test loss"}
+_AXES = {
+    "accuracy": "test accuracy (%)",
+    "rmse": "test RMSE",
+    "loss": "test loss",
+}
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,9 @@ def compare(
     return replace(pairs, base=np.array([base[key] for key in keys]))
 
 
-def _tested(devices: Sequence[Sequence[DeviceScore]]) -> list[tuple[int, DeviceScore]]:
+def _tested(
+    devices: Sequence[Sequence[DeviceScore]],
+) -> list[tuple[int, DeviceScore]]:
     """(seed, score) of all devices on test."""
     out = []
     for seed, scores in enumerate(devices):
@@ -204,10 +214,7 @@ def _tested(devices: Sequence[Sequence[DeviceScore]]) -> list[tuple[int, DeviceS
     return out
 
 
-def _by_model(
-    lines: Sequence[tuple[int, DeviceScore]],
-    kind: str,
-) -> dict[str, Figures]:
+def _by_model(lines: Sequence[tuple[int, DeviceScore]], kind: str) -> dict[str, Figures]:
     """The figures of every model by seed and device; accuracies in percent."""
     scale = 1
     if kind == "accuracy":
@@ -220,11 +227,7 @@ def _by_model(
     return out
 
 
-def _worst_first(
-    own: Figures,
-    base: Figures,
-    kind: str,
-) -> list[tuple[int, str]]:
+def _worst_first(own: Figures, base: Figures, kind: str) -> list[tuple[int, str]]:
     """The devices that have both figures, in the order of their own."""
     keys = [key for key in own if key in base]
     return sorted(keys, key=lambda key: (own[key], base[key]), reverse=kind != "accuracy")
@@ -281,13 +284,7 @@ def _sorted_devices(axes: Axes, pairs: Pairs) -> None:
     )
 
 
-def _base(
-    axes: Axes,
-    pairs: Pairs,
-    base: Values,
-    *,
-    few: bool,
-) -> None:
+def _base(axes: Axes, pairs: Pairs, base: Values, *, few: bool) -> None:
     """The global model's figures; for few devices with a line to their own model's."""
     positions = np.arange(len(base))
     if not few:
@@ -310,14 +307,7 @@ def _base(
             alpha=0.5,
             linewidth=2,
         )
-    axes.scatter(
-        positions,
-        base,
-        s=30,
-        color=COLOURS["server"],
-        alpha=1,
-        label="global",
-    )
+    axes.scatter(positions, base, s=30, color=COLOURS["server"], alpha=1, label="global")
 
 
 def _gains(axes: Axes, pairs: Pairs) -> None:
@@ -354,12 +344,7 @@ def _bars(
         return
     positions = np.arange(len(gain))
     if len(gain) <= _NAMED:
-        axes.bar(
-            positions[mask],
-            gain[mask],
-            color=colour,
-            label=label,
-        )
+        axes.bar(positions[mask], gain[mask], color=colour, label=label)
         return
     axes.fill_between(
         positions[mask],
@@ -396,11 +381,7 @@ def _saving_links(history: Sequence[Round]) -> list[str]:
     return []
 
 
-def _links(
-    axes: Axes,
-    history: Sequence[Round],
-    links: Sequence[str],
-) -> None:
+def _links(axes: Axes, history: Sequence[Round], links: Sequence[str]) -> None:
     """Bytes of each link by round, measured and as dense messages, in its lower tier's colour."""
     rounds = [record.round + 1 for record in history]
     lower = {link: link.rpartition("-")[2] for link in links}
@@ -442,11 +423,7 @@ def _marker(points: int) -> str:
     return ""
 
 
-def _models(
-    axes: Axes,
-    histories: Sequence[Sequence[Round]],
-    against: str,
-) -> None:
+def _models(axes: Axes, histories: Sequence[Sequence[Round]], against: str) -> None:
     """Every model against rounds, seconds or joules.
 
     The seconds of several seeds differ: models are drawn against their mean.
@@ -455,7 +432,13 @@ def _models(
     shortest = min(map(len, scored))
     axes.set(xlabel=LABELS[against])
     if not shortest:
-        axes.text(0.5, 0.5, "no round was scored", ha="center", transform=axes.transAxes)
+        axes.text(
+            0.5,
+            0.5,
+            "no round was scored",
+            ha="center",
+            transform=axes.transAxes,
+        )
         return
     by_seed = [_spent(history, against)[:shortest] for history in histories]
     spent = np.array(by_seed).mean(0)
@@ -518,10 +501,7 @@ def _tiers(record: Round) -> dict[str, str]:
     return out
 
 
-def _spent(
-    history: Sequence[Round],
-    unit: str,
-) -> list[float]:
+def _spent(history: Sequence[Round], unit: str) -> list[float]:
     """The rounds, seconds or joules until the end of each round that is scored."""
     out = []
     total = 0.0
@@ -535,11 +515,7 @@ def _spent(
     return out
 
 
-def _curves(
-    scored: Sequence[Sequence[Round]],
-    name: str,
-    length: int,
-) -> Curves:
+def _curves(scored: Sequence[Sequence[Round]], name: str, length: int) -> Curves:
     """One curve per seed: accuracy in percent, RMSE where numbers are predicted, else the loss."""
     curves = []
     for history in scored:

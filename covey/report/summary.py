@@ -12,7 +12,13 @@ from itertools import chain
 from typing import Any, Literal
 
 from covey.kernel.algorithm import Algorithm
-from covey.links.meter import Meter, Traffic, bitmap_bits, dense_bits, paper_bits
+from covey.links.meter import (
+    Meter,
+    Traffic,
+    bitmap_bits,
+    dense_bits,
+    paper_bits,
+)
 from covey.runs.devices import DeviceScore
 from covey.runs.run import Round
 from covey.runs.scoring import Model
@@ -222,7 +228,9 @@ def _scored(history: Sequence[Round]) -> list[Round]:
     return [record for record in history if record.models]
 
 
-def _sample(selections: Mapping[str, Sequence[Selection]]) -> SampleFigures | None:
+def _sample(
+    selections: Mapping[str, Sequence[Selection]],
+) -> SampleFigures | None:
     """The number of devices drawn to be scored, and the standard errors that follow.
 
     None where all were scored.
@@ -246,10 +254,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _labels(
-    models: Sequence[ModelFigures],
-    private: str,
-) -> dict[str, str]:
+def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
     """The names of models from above the devices, where devices keep layers to themselves.
 
     Each device scores such a model with its own private layers, so it is not one model for all.
@@ -291,9 +296,7 @@ def _gains(
 
 
 def _pairs(
-    lines: Sequence[DeviceScore],
-    model: str,
-    other: str,
+    lines: Sequence[DeviceScore], model: str, other: str
 ) -> list[tuple[DeviceScore, DeviceScore]]:
     """The test scores of one model and of another, of every device that holds the first."""
     tested = [line for line in lines if line.part == "test"]
@@ -333,10 +336,7 @@ def _radio_records(history: Sequence[Round]) -> list[RadioRecord]:
     return [record.radio for record in history if record.radio is not None]
 
 
-def _total(
-    every: Sequence[Sequence[RadioRecord]],
-    name: str,
-) -> Figure | None:
+def _total(every: Sequence[Sequence[RadioRecord]], name: str) -> Figure | None:
     """The sum over all rounds; None where the rounds have no such figure."""
     sums = []
     for history in every:
@@ -347,10 +347,7 @@ def _total(
     return _over(sums)
 
 
-def _mean_length(
-    every: Sequence[Sequence[RadioRecord]],
-    name: str,
-) -> Figure:
+def _mean_length(every: Sequence[Sequence[RadioRecord]], name: str) -> Figure:
     """The mean over rounds of the length of a list."""
     means = []
     for history in every:
@@ -447,11 +444,7 @@ def _links(history: Sequence[Round]) -> list[LinkFigures]:
     return out
 
 
-def _link(
-    link: str,
-    down: Traffic,
-    up: Traffic,
-) -> LinkFigures:
+def _link(link: str, down: Traffic, up: Traffic) -> LinkFigures:
     both = down + up
     share = None
     if both.values:

@@ -28,7 +28,8 @@ _SAME = (
 
 
 def difference(
-    experiments: Sequence[Experiment], fingerprints: Sequence[dict[str, str]] | None = None
+    experiments: Sequence[Experiment],
+    fingerprints: Sequence[dict[str, str]] | None = None,
 ) -> str | None:
     """The difference that keeps experiments from running side by side; None if there is none.
 
@@ -48,10 +49,7 @@ def difference(
     return None
 
 
-def _fact_that_differs(
-    first: dict[str, str],
-    other: dict[str, str],
-) -> str | None:
+def _fact_that_differs(first: dict[str, str], other: dict[str, str]) -> str | None:
     for name in (first | other).keys() - _MAY_DIFFER:
         if first.get(name) != other.get(name):
             return f"they differ in {name}"

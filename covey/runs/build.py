@@ -117,11 +117,7 @@ def _loopback(
     start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(
-        location: Place,
-        task: Task,
-        examples: int,
-    ) -> Station:
+    def station(location: Place, task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
@@ -160,10 +156,7 @@ def training_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return data.chosen(_others(data.devices, out))
 
 
-def _others(
-    devices: int,
-    out: Sequence[int],
-) -> list[int]:
+def _others(devices: int, out: Sequence[int]) -> list[int]:
     """The devices that are not held out."""
     left_out = set(out)
     return [device for device in range(devices) if device not in left_out]
@@ -174,11 +167,7 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _task(
-    experiment: Experiment,
-    data: Shards,
-    population: Population | None = None,
-) -> Task:
+def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
     return Task(
         experiment.model,
         data,

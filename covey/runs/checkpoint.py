@@ -34,10 +34,7 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
-def write(
-    path: str | os.PathLike[str],
-    checkpoint: Checkpoint,
-) -> None:
+def write(path: str | os.PathLike[str], checkpoint: Checkpoint) -> None:
     """Replace the file at `path` in one step and keep the one before.
 
     Whatever goes wrong, a good file there stays.
@@ -121,11 +118,7 @@ def _link(path: Path, other: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    tensors: bool = True,
-) -> Checkpoint:
+def read(path: str | os.PathLike[str], *, tensors: bool = True) -> Checkpoint:
     """The checkpoint at `path`, or its facts alone.
 
     An error says whether it is missing, foreign or damaged.
@@ -140,14 +133,18 @@ def read(
         ) from error
 
 
-_DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RecursionError, AttributeError)
+_DAMAGE = (
+    OSError,
+    SafetensorError,
+    KeyError,
+    ValueError,
+    RecursionError,
+    AttributeError,
+)
 """Errors that a damaged file leads to."""
 
 
-def _read(
-    path: str | os.PathLike[str],
-    with_tensors: bool,
-) -> Checkpoint:
+def _read(path: str | os.PathLike[str], with_tensors: bool) -> Checkpoint:
     tensors = {}
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
@@ -165,10 +162,7 @@ def _read(
     return Checkpoint(tensors, facts)
 
 
-def _check_metadata(
-    path: str | os.PathLike[str],
-    metadata: dict[str, str],
-) -> None:
+def _check_metadata(path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         has = metadata.get("format", "none")
         raise CheckpointError(
@@ -216,11 +210,7 @@ def same_experiment(
         )
 
 
-def _around_difference(
-    had: str,
-    want: str,
-    reach: int = 50,
-) -> tuple[str, str]:
+def _around_difference(had: str, want: str, reach: int = 50) -> tuple[str, str]:
     """Both texts near the first character in which they differ."""
     same = 0
     while had[same : same + 1] == want[same : same + 1] != "":
@@ -230,11 +220,7 @@ def _around_difference(
     return _excerpt(had, start, stop), _excerpt(want, start, stop)
 
 
-def _excerpt(
-    text: str,
-    start: int,
-    stop: int,
-) -> str:
+def _excerpt(text: str, start: int, stop: int) -> str:
     """A part of a text, with dots where something is left out."""
     out = text[start:stop]
     if start:

@@ -27,13 +27,28 @@ if TYPE_CHECKING:
 PARTS = ("train", "validation", "test")
 
 _KINDS: tuple[tuple[str, type, str], ...] = (
-    ("algorithm", Algorithm, "an instance of an algorithm, for instance FedAvg()"),
-    ("data", Shards, "shards, for instance covey.data.digits() or covey.data.own(...)"),
-    ("model", nn.Module, "an instance of a module, for instance covey.models.mlp(64, 32, 10)"),
+    (
+        "algorithm",
+        Algorithm,
+        "an instance of an algorithm, for instance FedAvg()",
+    ),
+    (
+        "data",
+        Shards,
+        "shards, for instance covey.data.digits() or covey.data.own(...)",
+    ),
+    (
+        "model",
+        nn.Module,
+        "an instance of a module, for instance covey.models.mlp(64, 32, 10)",
+    ),
     ("tree", Tree, "a tree, for instance Tree.flat(20)"),
     ("seed", int, "a whole number"),
 )
-_LISTS = {"private": "a pattern or a list of patterns", "parts": "a list of parts"}
+_LISTS = {
+    "private": "a pattern or a list of patterns",
+    "parts": "a list of parts",
+}
 _COUNTS = {
     "rounds": 2**53,
     "score_every": 2**53,
@@ -255,9 +270,5 @@ def _devices() -> str:
     return f"'cpu', 'cuda' or 'cuda:0' to 'cuda:{count - 1}'"
 
 
-def _set(
-    experiment: Experiment,
-    name: str,
-    value: Any,
-) -> None:
+def _set(experiment: Experiment, name: str, value: Any) -> None:
     object.__setattr__(experiment, name, value)

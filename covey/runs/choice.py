@@ -45,10 +45,7 @@ def label(model: str, *, final: bool = False) -> str:
     return f"{REGULAR}{model}"
 
 
-def label_in(
-    chosen: Mapping[str, Chosen],
-    model: str,
-) -> str | None:
+def label_in(chosen: Mapping[str, Chosen], model: str) -> str | None:
     """The label of the round chosen for a model; None where none was."""
     for name in (label(model, final=True), label(model)):
         if name in chosen:
@@ -56,12 +53,7 @@ def label_in(
     return None
 
 
-def better(
-    scored: Model,
-    part: str,
-    chosen: Mapping[str, Chosen],
-    name: str,
-) -> float | None:
+def better(scored: Model, part: str, chosen: Mapping[str, Chosen], name: str) -> float | None:
     """The quality of a scored model where it beats the best regular round so far.
 
     None where it does not.

@@ -44,10 +44,7 @@ class DeviceScore:
     last_mae: float | None = None
 
 
-def sums_of(
-    reports: Mapping[str, tuple[Tensor, Tensor]],
-    devices: int,
-) -> dict[str, Sums]:
+def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
     """The figures of every device, by model and part.
 
     `reports` are what devices reported as "MODEL/PART" when models were scored.
@@ -113,13 +110,13 @@ def table(
 
 def fits(sums: Tensor, devices: int) -> bool:
     """Whether sums from a file have the form of a run's."""
-    return sums.dtype == torch.float64 and sums.shape in ((devices, 4), (devices, 6))
+    return sums.dtype == torch.float64 and sums.shape in (
+        (devices, 4),
+        (devices, 6),
+    )
 
 
-def _figures(
-    row: Sequence[float],
-    classifies: bool,
-) -> tuple[float | None, float | None]:
+def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:
     count = row[COUNT]
     if not count:
         return None, None

@@ -88,10 +88,7 @@ def describe(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(inside)})"
 
 
-def _model(
-    model: nn.Module,
-    private: str | tuple[str, ...],
-) -> str:
+def _model(model: nn.Module, private: str | tuple[str, ...]) -> str:
     """The module's layers, and what training does not change: frozen parameters and buffers.
 
     The layers may be the same and `forward` another, so the code of every layer counts too.

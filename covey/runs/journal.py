@@ -45,10 +45,7 @@ class Journal:
         return Journal(path)
 
     @staticmethod
-    def read(
-        checkpoint: Path,
-        facts: dict[str, Any],
-    ) -> tuple[Journal, list[dict[str, Any]]]:
+    def read(checkpoint: Path, facts: dict[str, Any]) -> tuple[Journal, list[dict[str, Any]]]:
         """The journal that a checkpoint names, and its records in order.
 
         A CheckpointError where it is damaged.
@@ -86,7 +83,11 @@ class Journal:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint says of it."""
-        return {"file": self.path.name, "length": self.length, "sum": self._sum.hexdigest()}
+        return {
+            "file": self.path.name,
+            "length": self.length,
+            "sum": self._sum.hexdigest(),
+        }
 
     @property
     def whole(self) -> bool:
@@ -96,11 +97,7 @@ class Journal:
         except OSError:
             return False
 
-    def append(
-        self,
-        records: Sequence[dict[str, Any]],
-        count: int,
-    ) -> None:
+    def append(self, records: Sequence[dict[str, Any]], count: int) -> None:
         """Write records behind the last good one; then the file holds `count` of the run's."""
         text = "".join(json.dumps(record) + "\n" for record in records).encode()
         try:

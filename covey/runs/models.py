@@ -34,10 +34,7 @@ def lead(runtime: Runtime) -> str:
     return GLOBAL
 
 
-def unscored(
-    runtime: Runtime,
-    algorithm: Algorithm,
-) -> list[tuple[str, str]]:
+def unscored(runtime: Runtime, algorithm: Algorithm) -> list[tuple[str, str]]:
     """(tier, name) of what the tier above devices keeps for new devices, if it is not scored."""
     above = algorithm.above()
     if above in names(runtime):

@@ -36,11 +36,7 @@ class Newcomers:
     Each newcomer is a tree of its own: the server that hands it a model, and itself.
     """
 
-    def __init__(
-        self,
-        experiments: Sequence[Experiment],
-        shards: Sequence[Shards],
-    ) -> None:
+    def __init__(self, experiments: Sequence[Experiment], shards: Sequence[Shards]) -> None:
         first = experiments[0]
         self.algorithm = first.algorithm
         self.each = shards[0].devices
@@ -102,23 +98,14 @@ class Newcomers:
         self._simulator.forget()
         visit = _Visit(self.algorithm)
         try:
-            played = self._simulator.play(
-                visit.server,
-                rows,
-                round=round,
-                lane="score",
-            )
+            played = self._simulator.play(visit.server, rows, round=round, lane="score")
         except DivergedError as error:
             raise DivergedError(f"adapting to new devices, {error}") from error
         answer: Rows = played.answer
         return answer
 
     def scores(
-        self,
-        w: Rows,
-        above: Sequence[Rows],
-        round: int,
-        parts: tuple[str, ...],
+        self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
     ) -> list[dict[str, Model]]:
         """The models by name and their scores on the newcomers, for each experiment.
 
@@ -139,12 +126,7 @@ class Newcomers:
                     by_name[name] = self._model(rows, tallies, self._own(number))
         return out
 
-    def _model(
-        self,
-        rows: Rows,
-        tallies: dict[str, PartScore],
-        own: slice,
-    ) -> Model:
+    def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:
         """One model of the newcomers of one experiment."""
         zero = self.algorithm.zero("device", "personal")
         shares = smooth_l1.nonzeros(rows, zero)
@@ -161,11 +143,7 @@ class Newcomers:
         )
 
     def tallies(
-        self,
-        name: str,
-        rows: Rows,
-        parts: Sequence[str],
-        round: int,
+        self, name: str, rows: Rows, parts: Sequence[str], round: int
     ) -> dict[str, PartScore]:
         """The score of each newcomer's row on its own data, by part.
 
@@ -174,13 +152,7 @@ class Newcomers:
         model = name
         if name == "edge":
             model = self.algorithm.above()
-        me = Nodes(
-            self._simulator,
-            self.tree.tiers[-1],
-            self.ids,
-            round=round,
-            path=0,
-        )
+        me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
         predict = self.algorithm.predictor(me, model, rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
@@ -216,11 +188,6 @@ def held_out(experiment: Experiment) -> tuple[int, ...]:
     up_to = (ends * wanted + tree.devices // 2) // tree.devices
     picks = torch.diff(up_to, prepend=torch.zeros(1, dtype=torch.int64))
     key = draws.key(experiment.seed, "holdout")
-    edge, number = draws.choose(
-        key,
-        torch.arange(len(sizes)),
-        sizes=sizes,
-        picks=picks,
-    )
+    edge, number = draws.choose(key, torch.arange(len(sizes)), sizes=sizes, picks=picks)
     devices = (ends - sizes)[edge] + number
     return tuple(sorted(devices.tolist()))

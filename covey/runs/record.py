@@ -36,19 +36,11 @@ class Round:
     radio: RadioRecord | None = None
     gradients: int = 0
 
-    def bytes(
-        self,
-        link: str | None = None,
-        direction: str | None = None,
-    ) -> int:
+    def bytes(self, link: str | None = None, direction: str | None = None) -> int:
         """What training sent in this round, in bytes."""
         return Meter(self.traffic).bytes(link=link, direction=direction)
 
-    def accuracy(
-        self,
-        model: str = "global",
-        part: str = "test",
-    ) -> float | None:
+    def accuracy(self, model: str = "global", part: str = "test") -> float | None:
         """The accuracy of a model, all examples alike; None where it was not scored."""
         scored = self.models.get(model)
         if scored is None or part not in scored.scores:

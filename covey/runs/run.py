@@ -170,19 +170,9 @@ class Runs(Iterator[tuple[Round, ...]]):
                 out["hessian"] = f"differences of gradients: {task.no_hessian}"
         return out
 
-    def belonging(
-        self,
-        tier: str,
-        name: str,
-    ) -> list[tuple[str, str]]:
+    def belonging(self, tier: str, name: str) -> list[tuple[str, str]]:
         """(tier, name) of all kept rows that a model consists of, and of those it is saved with."""
-        return models.belonging(
-            self.runtime,
-            self.experiment.algorithm,
-            self._needs,
-            tier,
-            name,
-        )
+        return models.belonging(self.runtime, self.experiment.algorithm, self._needs, tier, name)
 
     def _play(self) -> None:
         """One round: train, score, choose."""
@@ -209,12 +199,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             tuple(meters),
         )
 
-    def _records(
-        self,
-        trained: Played,
-        scored: Scored | None,
-        began: float,
-    ) -> list[Round]:
+    def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
         took = time.perf_counter() - began
         spent = dict(trained.spent)
@@ -246,11 +231,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(new)
         return out
 
-    def _choose(
-        self,
-        scores: Scored | None,
-        w: Tensor,
-    ) -> tuple[dict[str, Chosen], ...]:
+    def _choose(self, scores: Scored | None, w: Tensor) -> tuple[dict[str, Chosen], ...]:
         """Hold the rows of every model that is better than ever before.
 
         Returns the choices of each seed then.
@@ -263,12 +244,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             out.append(before | self._better(copy, row, scores))
         return tuple(out)
 
-    def _better(
-        self,
-        copy: int,
-        row: Tensor,
-        scores: Scored,
-    ) -> dict[str, Chosen]:
+    def _better(self, copy: int, row: Tensor, scores: Scored) -> dict[str, Chosen]:
         """Hold the models of one seed that are better than ever before; return them by label."""
         part = CHOSEN_ON[self.experiment.protocol]
         final = not self.experiment.regular(self.round)
@@ -283,12 +259,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 continue
             held = label(name, final=final)
             self.runtime.hold(held, copy, self.belonging(tier, name))
-            out[held] = Chosen(
-                self.round,
-                quality,
-                row,
-                scores.sums[copy][name],
-            )
+            out[held] = Chosen(self.round, quality, row, scores.sums[copy][name])
         return out
 
     def _rehearse(self) -> None:
@@ -338,12 +309,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         if not parts:
             return None
         scorer = self._scorer(parts)
-        played = self.runtime.play(
-            scorer.server,
-            w,
-            round=self.round,
-            lane="score",
-        )
+        played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
         self._needs = dict(played.needs)
         scores = [scorer.read(row, tree) for row in played.answer.split(1)]
         devices = tree.devices // tree.copies
@@ -397,10 +363,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             )
 
 
-def _in_round(
-    round: int,
-    by_name: Mapping[str, Sums],
-) -> dict[str, tuple[int, Sums]]:
+def _in_round(round: int, by_name: Mapping[str, Sums]) -> dict[str, tuple[int, Sums]]:
     """The devices' figures of each model, with the round that they are of."""
     return {name: (round, parts) for name, parts in by_name.items()}
 

@@ -22,11 +22,7 @@ Reports = Mapping[str, tuple[Tensor, Tensor]]
 """(ids, figures) of every device that was scored, by "MODEL/PART" (covey/runs/devices.py)."""
 
 
-def standard_error(
-    totals: Tensor,
-    counts: Tensor,
-    population: int,
-) -> float | None:
+def standard_error(totals: Tensor, counts: Tensor, population: int) -> float | None:
     """The standard error of r = sum(totals) / sum(counts) over n of N devices.
 
     `totals` y_i, [n], are the right answers or the summed loss of each device drawn, `counts` c_i,
@@ -62,11 +58,7 @@ def standard_error(
     return math.sqrt(correction / n * variance) / (examples / n)
 
 
-def with_errors(
-    models: Mapping[str, Model],
-    reports: Reports,
-    population: int,
-) -> dict[str, Model]:
+def with_errors(models: Mapping[str, Model], reports: Reports, population: int) -> dict[str, Model]:
     """The models with the number of devices drawn and the standard errors of their scores."""
     out = {}
     for name, model in models.items():
@@ -78,11 +70,7 @@ def with_errors(
     return out
 
 
-def _with_error(
-    score: Score,
-    figures: Tensor,
-    population: int,
-) -> Score:
+def _with_error(score: Score, figures: Tensor, population: int) -> Score:
     totals = figures[:, RIGHT]
     if score.accuracy_fallback is None:
         totals = figures[:, LOSS]

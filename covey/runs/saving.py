@@ -38,12 +38,7 @@ class Saved:
     state: State
     columns: Sequence[Frozen]
 
-    def checkpoint(
-        self,
-        *,
-        history: dict[str, Any],
-        fingerprint: dict[str, str],
-    ) -> Checkpoint:
+    def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
         """As tensors and facts; `history` says where the records are."""
         chosen = self.state.chosen[0]
         scored = self.state.scored[0]
@@ -127,12 +122,7 @@ def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
         history[-1] = replace(last, models=models)
     before = state.scored[0].items()
     scored = {model: entry for model, entry in before if history[entry[0]].models}
-    out = replace(
-        state,
-        histories=(tuple(history),),
-        chosen=(chosen,),
-        scored=(scored,),
-    )
+    out = replace(state, histories=(tuple(history),), chosen=(chosen,), scored=(scored,))
     return out, changed
 
 
@@ -148,11 +138,7 @@ def _regular_models(last: Round, experiment: Experiment) -> dict[str, Model]:
     return out
 
 
-def _read_chosen(
-    saved: Checkpoint,
-    like: Tensor,
-    devices: int,
-) -> dict[str, Chosen]:
+def _read_chosen(saved: Checkpoint, like: Tensor, devices: int) -> dict[str, Chosen]:
     out = {}
     for label, number, quality in saved.facts["chosen"]:
         row = saved.tensors[f"chosen.{number}"]
@@ -169,10 +155,7 @@ def _read_chosen(
     return out
 
 
-def _read_scored(
-    saved: Checkpoint,
-    devices: int,
-) -> dict[str, tuple[int, Sums]]:
+def _read_scored(saved: Checkpoint, devices: int) -> dict[str, tuple[int, Sums]]:
     out = {}
     for model, round in saved.facts.get("scored", []):
         if not 0 <= int(round) < saved.facts["round"]:
@@ -182,11 +165,7 @@ def _read_scored(
     return out
 
 
-def _read_sums(
-    saved: Checkpoint,
-    label: str,
-    devices: int,
-) -> Sums:
+def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
     """How every device did, by part of the data."""
     out = {}
     for part in PARTS:
@@ -199,11 +178,7 @@ def _read_sums(
     return out
 
 
-def _column(
-    saved: Checkpoint,
-    number: int,
-    round: int,
-) -> Frozen:
+def _column(saved: Checkpoint, number: int, round: int) -> Frozen:
     """One column of a checkpoint."""
     column = saved.facts["columns"][number]
     tier, name, labels = column

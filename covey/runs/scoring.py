@@ -133,12 +133,7 @@ class Scorer:
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         """All sums, one row."""
-        held = torch.ones(
-            len(me),
-            1,
-            dtype=torch.float64,
-            device=w.device,
-        )
+        held = torch.ones(len(me), 1, dtype=torch.float64, device=w.device)
         age = torch.zeros_like(held)
         facts = self._facts(me, "global", w, held, age)
         return self._sums_of(me, [w, held], [facts])
@@ -156,11 +151,7 @@ class Scorer:
                 models[i] = torch.cat([models[i][:, me.shared], private], dim=1)
         return exact(self._sums_of(me, models, []))
 
-    def read(
-        self,
-        sums: Tensor,
-        tree: Topology,
-    ) -> dict[str, Model]:
+    def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
         """The figures of every model by its name; "global" is the server's."""
         values = sums[0].tolist()
         keys = [(self.top, "global"), *self.names]
@@ -169,12 +160,7 @@ class Scorer:
         out = {}
         for number, (tier, name) in enumerate(keys):
             own = values[number * stride : (number + 1) * stride]
-            out[name] = self._model(
-                tier,
-                name,
-                self._scores(own),
-                facts[tier, name],
-            )
+            out[name] = self._model(tier, name, self._scores(own), facts[tier, name])
         return out
 
     def _scores(self, values: list[float]) -> dict[str, Score]:
@@ -184,21 +170,10 @@ class Scorer:
             stop = (number + 1) * self._width
             own = values[stop - self._width : stop]
             errors = own[self._width - 2 * self._errors :]
-            scores[part] = _score(
-                own[:_SUMS],
-                self.classifies,
-                errors,
-                self.targets,
-            )
+            scores[part] = _score(own[:_SUMS], self.classifies, errors, self.targets)
         return scores
 
-    def _model(
-        self,
-        tier: str,
-        name: str,
-        scores: dict[str, Score],
-        facts: list[float],
-    ) -> Model:
+    def _model(self, tier: str, name: str, scores: dict[str, Score], facts: list[float]) -> Model:
         """One model from its scores and the sums of its facts."""
         holders, *sums = facts
         age, nonzeros, *more = [value / max(holders, 1) for value in sums]
@@ -265,12 +240,7 @@ class Scorer:
             start += size
         return facts
 
-    def _sums_of(
-        self,
-        me: Nodes,
-        models: list[Rows],
-        facts: list[Rows],
-    ) -> Rows:
+    def _sums_of(self, me: Nodes, models: list[Rows], facts: list[Rows]) -> Rows:
         """The sums under these nodes, their own models sent along, then the facts of those."""
         w = models[0]
         for tier, name in self.names:
@@ -297,17 +267,7 @@ class Scorer:
         for name, (rows, held) in zip(self._model_names, pairs, strict=True):
             me.call.recalled.clear()
             predict = self.algorithm.predictor(me, name, rows)
-            columns += [
-                self._sums(
-                    me,
-                    name,
-                    rows,
-                    held,
-                    part,
-                    predict,
-                )
-                for part in self.parts
-            ]
+            columns += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
             me.needed_for(name)
         return torch.cat(columns, dim=1)
 
@@ -341,14 +301,7 @@ class Scorer:
         me.report(f"{name}/{part}", torch.cat(report, dim=1))
         return torch.cat(columns, dim=1)
 
-    def _facts(
-        self,
-        me: Nodes,
-        name: str,
-        rows: Rows,
-        held: Rows,
-        age: Rows,
-    ) -> Rows:
+    def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
         columns = [age, _nonzeros(rows, zero)]
         if zero is not None:
@@ -362,23 +315,14 @@ def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
     return smooth_l1.nonzeros(rows, zero).double()[:, None]
 
 
-def score_of(
-    score: PartScore,
-    rows: slice,
-    classifies: bool,
-) -> Score:
+def score_of(score: PartScore, rows: slice, classifies: bool) -> Score:
     """The score of a slice of the devices, all of which hold the model."""
     figures = _figures(score)[rows].sum(0).tolist()
     everybody = figures[:3]
     if score.errors is None:
         return _score([*figures, *everybody], classifies, [], 0)
     errors = score.errors[rows].sum(0).tolist()
-    return _score(
-        [*figures, *everybody],
-        classifies,
-        2 * errors,
-        len(errors) - 3,
-    )
+    return _score([*figures, *everybody], classifies, 2 * errors, len(errors) - 3)
 
 
 def _figures(score: PartScore) -> Tensor:
@@ -403,11 +347,7 @@ class Errors:
     r2: float | None = None
 
     @staticmethod
-    def of(
-        sums: list[float],
-        count: float,
-        targets: int,
-    ) -> Errors:
+    def of(sums: list[float], count: float, targets: int) -> Errors:
         """From sums over `count` examples: of |error|, error^2, y^2, and of y for each output.
 
         There are `targets` outputs.
@@ -427,12 +367,7 @@ class Errors:
         return Errors(rmse, mae, r2=1 - squared / spread)
 
 
-def _score(
-    values: list[float],
-    classifies: bool,
-    errors: list[float],
-    targets: int,
-) -> Score:
+def _score(values: list[float], classifies: bool, errors: list[float], targets: int) -> Score:
     """The figures that follow from the sums.
 
     `errors` are the sums of errors of the holders, then of everybody.

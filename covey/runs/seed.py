@@ -108,11 +108,7 @@ class Seed:
             out += [name for _, name in unscored]
         return out
 
-    def rows(
-        self,
-        model: str = "global",
-        which: Which = "last",
-    ) -> tuple[Tensor, Tensor]:
+    def rows(self, model: str = "global", which: Which = "last") -> tuple[Tensor, Tensor]:
         """(ids, rows) of a kept model, as it is now or as it was in the round chosen for it.
 
         The global one has the id 0. Several models of one node are numbered in order.
@@ -120,11 +116,7 @@ class Seed:
         snapshot = self.snapshot(model, which)
         return snapshot.ids, snapshot.rows
 
-    def snapshot(
-        self,
-        model: str = "global",
-        which: Which = "last",
-    ) -> Snapshot:
+    def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
         """A kept model with everything its predictions need.
 
         As it is now or as it was in the round chosen for it.
@@ -151,12 +143,7 @@ class Seed:
             beside = self._beside(tier, model, label)
         return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
-    def module(
-        self,
-        model: str = "global",
-        node: int = 0,
-        which: Which = "last",
-    ) -> nn.Module:
+    def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
         """A module with the parameters that a node keeps under this name.
 
         As they are now or were in the round chosen for the model.
@@ -196,11 +183,7 @@ class Seed:
             return list(names)
         return [str(k) for k in range(self.trained.devices)]
 
-    def calibration(
-        self,
-        part: str = "test",
-        bins: int = 15,
-    ) -> dict[str, Calibration]:
+    def calibration(self, part: str = "test", bins: int = 15) -> dict[str, Calibration]:
         """How well each model's probabilities are calibrated on a part of the data.
 
         Over the devices that hold the model.
@@ -221,12 +204,7 @@ class Seed:
             runtime.tree.tiers[0],
             bins=bins,
         )
-        played = runtime.play(
-            scorer.server,
-            self._state.w,
-            round=self._last_round,
-            lane="score",
-        )
+        played = runtime.play(scorer.server, self._state.w, round=self._last_round, lane="score")
         return scorer.calibrations(played.answer[self._copy : self._copy + 1])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -268,12 +246,7 @@ class Seed:
     def _load(self, saved: Checkpoint, path: Path) -> None:
         """Stand where a checkpoint stood."""
         journal, records = Journal.read(path, saved.facts["history"])
-        run = saving.read(
-            saved,
-            records,
-            like=self.w,
-            devices=self.trained.devices,
-        )
+        run = saving.read(saved, records, like=self.w, devices=self.trained.devices)
         for column in run.columns:
             self.runtime.thaw(column, self._copy)
         state: State = run.state
@@ -302,12 +275,7 @@ class Seed:
             yield (
                 tier,
                 name,
-                *self.runtime.read(
-                    tier,
-                    name,
-                    PRESENT,
-                    self._copy,
-                ),
+                *self.runtime.read(tier, name, PRESENT, self._copy),
             )
 
     def _tier_of(self, model: str) -> str:
@@ -321,11 +289,7 @@ class Seed:
             raise ConfigError(f"there is no model {model!r} in this run; there are {names}.")
         return by_name[model]
 
-    def _version(
-        self,
-        model: str,
-        which: Which,
-    ) -> tuple[str, int, Tensor]:
+    def _version(self, model: str, which: Which) -> tuple[str, int, Tensor]:
         """(label, round, global row) of a model as it is now or was in its chosen round.
 
         It is as it is now where no round was chosen.
@@ -336,27 +300,12 @@ class Seed:
             return label, chosen[label].round, chosen[label].w
         return PRESENT, self._last_round, self.w
 
-    def _read(
-        self,
-        tier: str,
-        name: str,
-        label: str,
-    ) -> tuple[Tensor, Tensor]:
+    def _read(self, tier: str, name: str, label: str) -> tuple[Tensor, Tensor]:
         """(ids, rows) of what this run's nodes keep under a name, in some version."""
-        ids, _, rows = self.runtime.read(
-            tier,
-            name,
-            label,
-            self._copy,
-        )
+        ids, _, rows = self.runtime.read(tier, name, label, self._copy)
         return ids, rows
 
-    def _beside(
-        self,
-        tier: str,
-        model: str,
-        label: str,
-    ) -> dict[str, Beside]:
+    def _beside(self, tier: str, model: str, label: str) -> dict[str, Beside]:
         """The other rows a model's predictions need."""
         algorithm = self.experiment.algorithm
         shared = self.runtime.task.space.shared

@@ -48,11 +48,7 @@ def select(
     return Selection(chosen, scored[-1], best_on_test)
 
 
-def _quality(
-    record: Round,
-    model: str,
-    part: str,
-) -> float:
+def _quality(record: Round, model: str, part: str) -> float:
     """How good a model is in a round; the first of equal rounds wins."""
     if part not in record.models[model].scores:
         raise ConfigError(

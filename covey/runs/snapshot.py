@@ -53,11 +53,7 @@ class Snapshot:
     fallback: Tensor | None = None  # [P]; None where every node of the tier has a row
     beside: Mapping[str, Beside] = field(default_factory=dict)
 
-    def row(
-        self,
-        node: int,
-        device: int | None = None,
-    ) -> Tensor | None:
+    def row(self, node: int, device: int | None = None) -> Tensor | None:
         """The row of a node [P], completed with a device's private layers.
 
         None where there is no row.
@@ -75,14 +71,12 @@ class Snapshot:
         return torch.cat([row[: private.start], layers[0]])
 
 
-def write(
-    path: Path,
-    snapshot: Snapshot,
-    space: ParameterLayout,
-    algorithm: str,
-) -> None:
+def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str) -> None:
     """The file, replaced in one step; the same bytes for the same model."""
-    tensors = {"ids": snapshot.ids, **dict(_parameters(snapshot.rows, space.slots))}
+    tensors = {
+        "ids": snapshot.ids,
+        **dict(_parameters(snapshot.rows, space.slots)),
+    }
     if snapshot.fallback is not None:
         for name, value in _parameters(snapshot.fallback[None], space.slots):
             tensors[f"fallback/{name}"] = value[0]
@@ -107,10 +101,7 @@ def write(
         ) from error
 
 
-def _beside_tensors(
-    part: Beside,
-    space: ParameterLayout,
-) -> Iterator[tuple[str, Tensor]]:
+def _beside_tensors(part: Beside, space: ParameterLayout) -> Iterator[tuple[str, Tensor]]:
     """Other rows as parameters, where they are the last columns of a model's row."""
     if part.rows.ndim != 2 or part.start + part.rows.shape[1] != space.width:
         yield "rows", part.rows
@@ -121,23 +112,24 @@ def _beside_tensors(
     yield from _parameters(rows, slots)
 
 
-def read(
-    path: str | os.PathLike[str],
-    space: ParameterLayout,
-) -> Snapshot:
+def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     """The snapshot that `write` wrote, for models of the same layers."""
     try:
         return _read(path, space)
-    except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, IndexError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        IndexError,
+    ) as error:
         raise CheckpointError(
             f"cannot read the model in {path}: {error}; run the experiment again."
         ) from error
 
 
-def _read(
-    path: str | os.PathLike[str],
-    space: ParameterLayout,
-) -> Snapshot:
+def _read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     with safe_open(path, framework="pt") as file:
         facts: dict[str, Any] = file.metadata() or {}
         names = file.keys()
@@ -160,10 +152,7 @@ def _read(
     )
 
 
-def _fallback(
-    tensors: Mapping[str, Tensor],
-    space: ParameterLayout,
-) -> Tensor | None:
+def _fallback(tensors: Mapping[str, Tensor], space: ParameterLayout) -> Tensor | None:
     """The global row [P], where the file has one."""
     prefix = "fallback/"
     single = {name: value[None] for name, value in tensors.items() if name.startswith(prefix)}
@@ -172,11 +161,7 @@ def _fallback(
     return _rows(single, prefix, 1, space.slots, space.width)[0]
 
 
-def _beside(
-    tensors: Mapping[str, Tensor],
-    prefix: str,
-    space: ParameterLayout,
-) -> Beside:
+def _beside(tensors: Mapping[str, Tensor], prefix: str, space: ParameterLayout) -> Beside:
     ids = tensors[f"{prefix}ids"]
     if f"{prefix}rows" in tensors:
         return Beside(ids, tensors[f"{prefix}rows"])
@@ -186,10 +171,7 @@ def _beside(
     return Beside(ids, rows[:, start:], start)
 
 
-def _parameters(
-    rows: Tensor,
-    slots: Sequence[Slot],
-) -> Iterator[tuple[str, Tensor]]:
+def _parameters(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[str, Tensor]]:
     """Every parameter of stacked rows, in the shape its module has it."""
     for slot in slots:
         yield slot.name, _turned(slot, slot.view(rows))

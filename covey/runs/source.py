@@ -28,12 +28,20 @@ from typing import Any
 
 from covey.origin import own_file
 
-_FOREIGN = ("torch", "numpy", "covey")  # packages that count by version, but for covey's algorithms
+_FOREIGN = (
+    "torch",
+    "numpy",
+    "covey",
+)  # packages that count by version, but for covey's algorithms
 _TARGETS = (ast.Name, ast.Attribute, ast.Subscript)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _INSIDE = ("fget", "__func__", "func")
 """The attributes in which properties, class methods and cached properties have their function."""
-_UNSEEN = {"kind", "type_comment", "type_ignores"}  # fields of a syntax tree that change nothing
+_UNSEEN = {
+    "kind",
+    "type_comment",
+    "type_ignores",
+}  # fields of a syntax tree that change nothing
 
 
 def digest(things: Iterable[Any]) -> str:
@@ -143,11 +151,7 @@ def _tree(file: str | None) -> ast.Module | None:
 
 
 @cache
-def _parsed(
-    file: str,
-    changed: int,
-    size: int,
-) -> ast.Module | None:
+def _parsed(file: str, changed: int, size: int) -> ast.Module | None:
     try:
         return ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -206,10 +210,7 @@ def _binds(statement: ast.stmt) -> set[str]:
     return out
 
 
-def _needed(
-    module: str,
-    names: Iterable[str],
-) -> list[ast.stmt]:
+def _needed(module: str, names: Iterable[str]) -> list[ast.stmt]:
     """The statements of a module that define these names and the names that those refer to."""
     tree = _tree(_file(module))
     if tree is None:
@@ -347,10 +348,7 @@ def _globals(thing: Any) -> set[str]:
     return out
 
 
-def _compiled(
-    thing: Any,
-    seen: tuple[Any, ...] = (),
-) -> str:
+def _compiled(thing: Any, seen: tuple[Any, ...] = ()) -> str:
     """What Python made of a class or function, and of those of its module that it refers to."""
     functions = _functions(thing)
     parts = []

@@ -78,11 +78,7 @@ class State:
 T = TypeVar("T")
 
 
-def _with(
-    values: tuple[T, ...],
-    position: int,
-    value: T,
-) -> tuple[T, ...]:
+def _with(values: tuple[T, ...], position: int, value: T) -> tuple[T, ...]:
     """The values, but for one of them."""
     out = list(values)
     out[position] = value

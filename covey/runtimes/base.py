@@ -173,14 +173,7 @@ class BaseRuntime(Runtime):
 
     # What a run uses
 
-    def play(
-        self,
-        program: Program,
-        rows: Rows,
-        *,
-        round: int,
-        lane: Lane = "train",
-    ) -> Played:
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
         play = self._new_play(round, lane)
         self._play = play
@@ -226,13 +219,7 @@ class BaseRuntime(Runtime):
         columns = self.store.columns
         return {key: column.rows[:0] for key, column in columns.items()}
 
-    def read(
-        self,
-        tier: str,
-        name: str,
-        label: str,
-        copy: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
 
         The ids count from 0.
@@ -242,12 +229,7 @@ class BaseRuntime(Runtime):
         ids, rounds, rows = column.read(label, nodes)
         return ids - nodes.start, rounds, rows
 
-    def hold(
-        self,
-        label: str,
-        copy: int,
-        columns: Sequence[tuple[str, str]],
-    ) -> None:
+    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
         """Hold the rows that one seed's nodes keep now in these (tier, name).
 
         They replace the rows that were held under this label.
@@ -353,12 +335,7 @@ class BaseRuntime(Runtime):
         )
 
     def _cohort(
-        self,
-        me: Nodes,
-        tier: str,
-        asking: Tensor,
-        sample: Cohort,
-        path: int,
+        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
     ) -> _AskedNodes:
         """Who runs, which of them answer, and their admission."""
         position, ids = self._sampled(me, tier, asking, sample, path)
@@ -382,12 +359,7 @@ class BaseRuntime(Runtime):
         return _AskedNodes(position, children, answers, admission)
 
     def _sampled(
-        self,
-        me: Nodes,
-        tier: str,
-        asking: Tensor,
-        sample: Cohort,
-        path: int,
+        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
     ) -> tuple[Tensor, Ids]:
         """The children that `sample` names: (position of the asker, child id)."""
         askers = me.ids[asking]
@@ -416,13 +388,7 @@ class BaseRuntime(Runtime):
             self._last_cohort[tier] = last
         return last[1:]
 
-    def _idle(
-        self,
-        me: Nodes,
-        asker: Tensor,
-        count: int,
-        answers: Tensor,
-    ) -> Tensor | None:
+    def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
         """Which of those that run were not asked, or have an asker that was not, bool [m]."""
         if self.idle == "skip":
             return None
@@ -549,13 +515,7 @@ class BaseRuntime(Runtime):
             self._check(last=True)
             self._play.ledger.settle()
 
-    def _record(
-        self,
-        tier: str,
-        ids: Ids,
-        call: Call,
-        idle: Tensor | None,
-    ) -> None:
+    def _record(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
         """Store what a call kept, and add up what it noted and worked."""
         play = self._play
         for name, rows in call.kept.items():
@@ -566,26 +526,14 @@ class BaseRuntime(Runtime):
             self._record_notes(tier, ids, call, idle)
         play.facts.add(tier, ids, call, trains=play.trains)
 
-    def _record_notes(
-        self,
-        tier: str,
-        ids: Ids,
-        call: Call,
-        idle: Tensor | None,
-    ) -> None:
+    def _record_notes(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
         """Add the notes of a call."""
         for name, noted in call.notes.items():
             for values in noted:
                 self._suspect(tier, f"the note {name!r}", values, ids)
                 self._play.facts.notes.add(tier, name, ids, values, idle)
 
-    def _checked_answer(
-        self,
-        question: Question,
-        ids: Ids,
-        message: Message,
-        call: Call,
-    ) -> None:
+    def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
         """Raise unless an answer is one row per node; note rows that are not finite."""
         rows = rows_of(message)
         if rows is None:
@@ -599,11 +547,7 @@ class BaseRuntime(Runtime):
         if not any(rows is kept for kept in call.kept.values()):
             self._suspect(tier, f"the answer of {program}", rows, ids)
 
-    def _timed(
-        self,
-        name: str,
-        threads: int = 1,
-    ) -> AbstractContextManager[None]:
+    def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
         """Time `name`, except during scoring, which is timed as a whole."""
         if not self._play.trains:
             return nullcontext()
@@ -611,13 +555,7 @@ class BaseRuntime(Runtime):
 
     # Divergence
 
-    def _suspect(
-        self,
-        tier: str,
-        text: str,
-        rows: Tensor,
-        ids: Ids,
-    ) -> None:
+    def _suspect(self, tier: str, text: str, rows: Tensor, ids: Ids) -> None:
         """Note rows that are not finite.
 
         A GPU would have to be waited for: of rows on it, sums are noted whether finite or not.
@@ -657,10 +595,7 @@ class BaseRuntime(Runtime):
         if diverged:
             raise self._diverged(diverged)
 
-    def _diverged(
-        self,
-        diverged: dict[tuple[str, str], list[Ids]],
-    ) -> DivergedError:
+    def _diverged(self, diverged: dict[tuple[str, str], list[Ids]]) -> DivergedError:
         """The error for the first of the rows in alphabetical order, whichever worker was first."""
         tier, text = min(diverged)
         bad_ids = torch.cat(diverged[tier, text]).sort().values

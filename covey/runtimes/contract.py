@@ -37,14 +37,7 @@ class Runtime(ABC):
     """The initial rows, [seeds, P]."""
 
     @abstractmethod
-    def play(
-        self,
-        program: Program,
-        rows: Rows,
-        *,
-        round: int,
-        lane: Lane = "train",
-    ) -> Played:
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program of the top tier; with no rows at all, every program below runs on none."""
 
     @abstractmethod
@@ -63,25 +56,14 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def read(
-        self,
-        tier: str,
-        name: str,
-        label: str,
-        copy: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
 
         The ids count from 0.
         """
 
     @abstractmethod
-    def hold(
-        self,
-        label: str,
-        copy: int,
-        columns: Sequence[tuple[str, str]],
-    ) -> None:
+    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
         """Hold the rows that one seed's nodes keep now in these (tier, name).
 
         They replace the rows that were held under this label.

@@ -56,19 +56,17 @@ class CudaReplay:
     before another graph runs. A pool lives as long as a graph that uses it.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        beside: CudaReplay | None,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, work: Work, beside: CudaReplay | None, device: torch.device) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._device = device
         pool = None
         if beside is not None:
             pool = beside._graph.pool()
         stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.device(device), torch.cuda.graph(self._graph, pool=pool, stream=stream):
+        with (
+            torch.cuda.device(device),
+            torch.cuda.graph(self._graph, pool=pool, stream=stream),
+        ):
             self.kept, self.answer = work()
 
     def replay(self) -> None:
@@ -87,11 +85,7 @@ class Watched:
         self._value = value
         self._tape = tape
 
-    def _compare(
-        self,
-        other: Any,
-        operation: Callable[[Any, Any], Any],
-    ) -> bool:
+    def _compare(self, other: Any, operation: Callable[[Any, Any], Any]) -> bool:
         result = bool(operation(self._value, other))
         self._tape.compared.append((operation, other, result))
         return result
@@ -136,11 +130,7 @@ class Watched:
         return self._compare(0, operator.ne)
 
 
-def _with_the_number(
-    compute: Callable[..., Any],
-    *,
-    swapped: bool = False,
-) -> Callable[..., Any]:
+def _with_the_number(compute: Callable[..., Any], *, swapped: bool = False) -> Callable[..., Any]:
     def method(self: Watched, *other: Any) -> Any:
         if swapped:
             return compute(*other, int(self))
@@ -204,12 +194,7 @@ class Tape:
 class Taped(Nodes):
     """Nodes whose program is noted as it runs."""
 
-    def __init__(
-        self,
-        runtime: Services,
-        call: Invocation,
-        tape: Tape,
-    ) -> None:
+    def __init__(self, runtime: Services, call: Invocation, tape: Tape) -> None:
         self._ids = call.ids
         self._tape = tape
         self._number = call.round
@@ -265,12 +250,7 @@ class Taped(Nodes):
         copy = self._runtime.tree.copy(self.tier, self._ids)
         return keys[copy].to(self._runtime.task.device)
 
-    def recall(
-        self,
-        name: str,
-        default: Rows | None = None,
-        since: Any = 0,
-    ) -> Any:
+    def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
         if name in self.call.kept:
             return self.call.kept[name]
         column = self._runtime.store.columns.get((self.tier, name))
@@ -288,12 +268,7 @@ class Taped(Nodes):
 class Recalled:
     """The static memory of one recalled name: rows, and which nodes have one."""
 
-    def __init__(
-        self,
-        template: Tensor,
-        nodes: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, template: Tensor, nodes: int, device: torch.device) -> None:
         self.rows = template.new_zeros((nodes, *template.shape[1:]))
         self.fresh = torch.zeros(nodes, dtype=torch.bool, device=device)
         self._slots = torch.full((nodes,), NEVER)  # NEVER where a node has no row
@@ -394,12 +369,7 @@ class Static(Nodes):
         self._drawn += 1
         return keys[self.copy]
 
-    def recall(
-        self,
-        name: str,
-        default: Rows | None = None,
-        since: Any = 0,
-    ) -> Any:
+    def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
         if name in self.call.kept:
             return self.call.kept[name]
         assert default is not None
@@ -509,17 +479,16 @@ class Graphs:
         nodes = call.nodes(self._runtime)
         return nodes, call.program(nodes, *call.arguments)
 
-    def _note(
-        self,
-        call: Invocation,
-        variants: list[_Variant],
-    ) -> tuple[Nodes, Any]:
+    def _note(self, call: Invocation, variants: list[_Variant]) -> tuple[Nodes, Any]:
         """Run a program kernel by kernel, and note what it reads."""
         tape = Tape()
         nodes = Taped(self._runtime, call, tape)
         try:
             answer = call.program(nodes, *call.arguments)
-        except (TypeError, RuntimeError) as error:  # the round's number is not quite a number here
+        except (
+            TypeError,
+            RuntimeError,
+        ) as error:  # the round's number is not quite a number here
             if "Watched" not in str(error) and "watched" not in str(error):
                 raise
             self._refuse(call, "it computes with the round's number")

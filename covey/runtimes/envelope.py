@@ -62,11 +62,7 @@ def open_sealed(data: bytes) -> tuple[dict[str, Any], list[Packed]]:
     return header, messages
 
 
-def _read_rows(
-    data: bytes,
-    position: int,
-    lengths: list[Any],
-) -> tuple[list[bytes], int]:
+def _read_rows(data: bytes, position: int, lengths: list[Any]) -> tuple[list[bytes], int]:
     """The rows of these lengths from a position on, and the position behind them."""
     rows = []
     for length in lengths:

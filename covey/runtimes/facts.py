@@ -72,14 +72,7 @@ class Facts:
         """Record who was asked."""
         self.cohorts.setdefault(tier, []).append(ids)
 
-    def add(
-        self,
-        tier: str,
-        ids: Ids,
-        call: Call,
-        *,
-        trains: bool,
-    ) -> None:
+    def add(self, tier: str, ids: Ids, call: Call, *, trains: bool) -> None:
         """Record the work of a call.
 
         Gradients are whole numbers, so the order of workers does not matter.

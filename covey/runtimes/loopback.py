@@ -122,12 +122,7 @@ class Station(BaseRuntime):
             raise failures[0]
         return Answers(parts or [self._on_no_rows(question)])
 
-    def _request(
-        self,
-        question: Question,
-        position: int,
-        answers: bool,
-    ) -> dict[str, Any]:
+    def _request(self, question: Question, position: int, answers: bool) -> dict[str, Any]:
         """The header of a request to one child."""
         owner, parameters = self._owner(question.program)
         shapes = [list(values.shape[1:]) for values in question.each]
@@ -154,12 +149,7 @@ class Station(BaseRuntime):
             return ALGORITHM, {}
         return type(owner).__name__, owner.parameters()
 
-    def _packed_down(
-        self,
-        question: Question,
-        message: Message,
-        number: int,
-    ) -> Packed:
+    def _packed_down(self, question: Question, message: Message, number: int) -> Packed:
         """A message that goes to all children."""
         key = question.key("down", number)
         return self._pack(message, question.askers, question.copies, key)
@@ -199,11 +189,7 @@ class Station(BaseRuntime):
             out.append(Deferred(read, masked=schema.kind == "masked"))
         return out
 
-    def _reference(
-        self,
-        question: Question,
-        down: Sequence[Packed],
-    ) -> Rows | None:
+    def _reference(self, question: Question, down: Sequence[Packed]) -> Rows | None:
         """The first row that went down, as it arrived; updates are differences from it."""
         if not down:
             return None
@@ -337,10 +323,7 @@ class Station(BaseRuntime):
         )
 
     def _arguments(
-        self,
-        header: dict[str, Any],
-        messages: list[Packed],
-        question: Question,
+        self, header: dict[str, Any], messages: list[Packed], question: Question
     ) -> list[Tensor]:
         """The arguments of the program, from the messages that came down to this node."""
         link = self._link(question.key("down"))
@@ -454,14 +437,7 @@ class Loopback(Runtime):
                 children = range(first, first + station.place.children)
                 station.children = {child: below[child].serve for child in children}
 
-    def play(
-        self,
-        program: Program,
-        rows: Rows,
-        *,
-        round: int,
-        lane: Lane = "train",
-    ) -> Played:
+    def play(self, program: Program, rows: Rows, *, round: int, lane: Lane = "train") -> Played:
         """Run a program at the server station; with no rows, every program below runs on none."""
         return self.server.play(program, rows, round=round, lane=lane)
 
@@ -483,13 +459,7 @@ class Loopback(Runtime):
                 out.setdefault(key, rows)
         return out
 
-    def read(
-        self,
-        tier: str,
-        name: str,
-        label: str,
-        copy: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, rounds, rows) that the stations of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         nothing = torch.zeros(0, dtype=torch.int64)
@@ -499,18 +469,9 @@ class Loopback(Runtime):
             if column is not None:
                 parts.append(column.read(label, _only(station)))
         ids, rounds, rows = zip(*parts, strict=True)
-        return (
-            torch.cat(ids),
-            torch.cat(rounds),
-            torch.cat(rows),
-        )
+        return (torch.cat(ids), torch.cat(rounds), torch.cat(rows))
 
-    def hold(
-        self,
-        label: str,
-        copy: int,
-        columns: Sequence[tuple[str, str]],
-    ) -> None:
+    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
         """Hold the rows that stations keep now in these (tier, name).
 
         They replace the rows that were held under this label.

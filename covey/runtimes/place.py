@@ -111,25 +111,13 @@ class OwnStore(Store):
 
     place: Place | None = None
 
-    def put(
-        self,
-        tier: str,
-        name: str,
-        ids: Ids,
-        rows: Tensor,
-        round: int,
-    ) -> None:
+    def put(self, tier: str, name: str, ids: Ids, rows: Tensor, round: int) -> None:
         """Rows of this node."""
         self._check(tier, name, ids)
         super().put(tier, name, ids, rows, round)
 
     def get(
-        self,
-        tier: str,
-        name: str,
-        ids: Ids,
-        default: Tensor | None,
-        since: int,
+        self, tier: str, name: str, ids: Ids, default: Tensor | None, since: int
     ) -> Tensor | None:
         """The row of this node, `default` where there is none as young as `since`."""
         self._check(tier, name, ids)

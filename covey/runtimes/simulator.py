@@ -84,12 +84,7 @@ class Simulator(BaseRuntime):
         self._check()
         return Answers(parts, self._counted(me, question, effort))
 
-    def _counted(
-        self,
-        me: Nodes,
-        question: Question,
-        effort: Effort | None,
-    ) -> Tensor | None:
+    def _counted(self, me: Nodes, question: Question, effort: Effort | None) -> Tensor | None:
         """Advance each asker's clock to its last answer; return a mask of the answers that count.
 
         None for the mask: all count.
@@ -141,10 +136,7 @@ class Simulator(BaseRuntime):
                 return self._answer(question, part, nodes, answer, received, effort)
 
     def _invoke(
-        self,
-        invocation: Invocation,
-        effort: Effort | None,
-        part: slice,
+        self, invocation: Invocation, effort: Effort | None, part: slice
     ) -> tuple[Nodes, Any]:
         """The nodes after their program has run, and its answer."""
         if self.graphs is not None and self._play.trains and self._leaf(invocation.tier):
@@ -191,13 +183,7 @@ class Simulator(BaseRuntime):
             return tuple(up(message, number) for number, message in enumerate(answer))
         return up(answer, 0)
 
-    def _sent(
-        self,
-        message: Message,
-        ids: Ids,
-        copies: Tensor,
-        key: MessageKey,
-    ) -> Any:
+    def _sent(self, message: Message, ids: Ids, copies: Tensor, key: MessageKey) -> Any:
         """The rows that arrive below."""
         arrived = self._cross(message, ids, copies, key)
         if isinstance(arrived, Exact):
@@ -243,13 +229,7 @@ class Simulator(BaseRuntime):
     def _leaf(self, tier: str) -> bool:
         return tier == self.tree.tiers[-1]
 
-    def _each_chunk(
-        self,
-        run: Callable[[slice], Any],
-        count: int,
-        *,
-        leaf: bool,
-    ) -> Iterator[Any]:
+    def _each_chunk(self, run: Callable[[slice], Any], count: int, *, leaf: bool) -> Iterator[Any]:
         """Devices in chunks over the workers, other tiers at once; results in id order."""
         size = count
         if leaf:
@@ -277,11 +257,7 @@ class Simulator(BaseRuntime):
         share = math.ceil(count / chunks)
         return min(room, max(smallest, share))
 
-    def _over_workers(
-        self,
-        run: Callable[[slice], Any],
-        parts: list[slice],
-    ) -> list[Any]:
+    def _over_workers(self, run: Callable[[slice], Any], parts: list[slice]) -> list[Any]:
         """The results in order.
 
         After an error, or an interrupt by the user, no worker is running any more when this raises.

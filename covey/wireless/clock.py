@@ -210,7 +210,13 @@ class RadioClock:
             excluded = ids[~asked & (reasons == reason)]
             self._left_out.setdefault(name, []).append(excluded)
 
-    def took(self, allocation: RadioAllocation, work: Tensor, sent: Tensor, idle: Tensor) -> Tensor:
+    def took(
+        self,
+        allocation: RadioAllocation,
+        work: Tensor,
+        sent: Tensor,
+        idle: Tensor,
+    ) -> Tensor:
         """Seconds of each answer, [m, 2]; `work` is in steps times weights, `sent` in bytes.
 
         `idle` [m] bool: devices below a node that was not asked. They train for no one, and are

@@ -46,7 +46,13 @@ class Timing:
 
 
 def timing(
-    work: Work, devices: Devices, *, kept: Tensor, rate: Tensor, bits: Tensor, asked: Tensor
+    work: Work,
+    devices: Devices,
+    *,
+    kept: Tensor,
+    rate: Tensor,
+    bits: Tensor,
+    asked: Tensor,
 ) -> Timing:
     """Seconds and joules of a round, for the share of weights kept and the rates.
 
@@ -81,12 +87,7 @@ def encoded_bits(work: Work, kept: Tensor, codec: str = "bitmap") -> Tensor:
     out = torch.zeros(kept.shape, dtype=torch.float64)
     for size in sorted(set(width.reshape(-1).tolist())):
         rows = width == size
-        lengths = CODECS[codec].lengths(
-            count[rows],
-            width=int(size),
-            size=4,
-            masked=True,
-        )
+        lengths = CODECS[codec].lengths(count[rows], width=int(size), size=4, masked=True)
         if lengths is None:
             problem = "its lengths depend on the values"
             raise ConfigError(f"codec {codec!r}: {problem}; give the bits measured.")

@@ -32,7 +32,10 @@ class Policy:
 
 
 def assigned(
-    p: Problem, *, ratio: Tensor | float | None = None, share: Tensor | float | None = None
+    p: Problem,
+    *,
+    ratio: Tensor | float | None = None,
+    share: Tensor | float | None = None,
 ) -> Allocation:
     """These ratios and shares for all devices.
 
@@ -128,5 +131,12 @@ def weighted(weight: Tensor) -> Policy:
 
 POLICIES = {
     policy.name: policy
-    for policy in (optimal, equal, fair, personal_only, personal_fastest, pruning_only)
+    for policy in (
+        optimal,
+        equal,
+        fair,
+        personal_only,
+        personal_fastest,
+        pruning_only,
+    )
 }

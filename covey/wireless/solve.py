@@ -130,13 +130,7 @@ def level(p: Problem) -> Allocation:
         return q.total(share) - 1, q.total(1 / slope)
 
     lowest = torch.full((p.groups,), 1 - p.rho_max, dtype=torch.float64)
-    part = root(
-        overdrawn,
-        lowest,
-        low=lowest,
-        high=1.0,
-        last=1e-15,
-    )
+    part = root(overdrawn, lowest, low=lowest, high=1.0, last=1e-15)
     share = q.share(part[q.group]).minimum(high)
     for _ in range(2):  # the band that rounding of the part left over, so that all gain the same
         per_part = 1 / q.slope(share)
