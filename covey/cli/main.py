@@ -406,11 +406,11 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "versions": facts["versions"],
         "machine": facts["machine"],
         "experiment": f"{config.name or 'unnamed'}: "
-        "{type(experiment.algorithm).__name__} on {run.runtime.tree}",
+        f"{type(experiment.algorithm).__name__} on {run.runtime.tree}",
         "engine": run.engine,
         "compiled kernel": native.status(),
         "data": f"{experiment.data.name}: {len(experiment.data.x)} examples, "
-        "{experiment.data.devices} devices",
+        f"{experiment.data.devices} devices",
         "data built in": "digits, synthetic",
         "data sets": _data_sets(),
         "extras": {extra: _extra(extra, modules) for extra, modules in _EXTRAS.items()},

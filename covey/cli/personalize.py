@@ -32,9 +32,7 @@ class Personalized:
 
     path: Path
     start: str  # "global", or the edge's name
-    scores: dict[
-        str, dict[str, Score]
-    ]  # by model ("global", "edge", "personal"), then part of the device's data
+    scores: dict[str, dict[str, Score]]  # by model ("global", "edge", "personal"), then part
     counts: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:

@@ -44,16 +44,13 @@ def stoppable(console: Console) -> Iterator[Stop]:
     """
     stop = Stop(console)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if (
-        signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ):  # under nohup a hangup is to change nothing
+    # Under nohup a hangup is to change nothing.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop
     finally:
-        for (
-            number,
-            handler,
-        ) in before.items():  # once stopped, this process only has to say so and end
+        # Once stopped, this process only has to say so and end.
+        for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if stop.asked else handler)
