@@ -309,4 +309,6 @@ def test_sums_as_on_a_gpu_of_groups_of_one_size(askers: int) -> None:
     rows = torch.arange(6.0 * 2).reshape(6, 2)
     asker = torch.arange(askers).repeat_interleave(6 // askers)
     replies = Replies(rows, asker=asker, askers=askers)
-    assert torch.equal(peek.total_on_gpu(replies, [(rows, asker)]), replies.sum())
+    sums = replies.sum()
+    assert sums is not None
+    assert torch.equal(peek.total_on_gpu(replies, [(rows, asker)]), sums)

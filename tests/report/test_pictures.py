@@ -26,8 +26,8 @@ def three_tiers() -> covey.Run:
     data = covey.data.synthetic(devices=6, seed=1)
     model = covey.models.linear(60, 10)
     tree = covey.Tree.grouped([3, 3])
-    settings = {"steps": 2, "edge_rounds": 1}
-    run = covey.run(covey.Experiment(PerMFL(**settings), data, model, tree, rounds=3))
+    algorithm = PerMFL(steps=2, edge_rounds=1)
+    run = covey.run(covey.Experiment(algorithm, data, model, tree, rounds=3))
     list(run)
     return run
 
