@@ -1,4 +1,6 @@
-"""The one thing pyproject.toml cannot say: an extension that may fail to build, and then is not there."""
+"""The one thing pyproject.toml cannot say: an extension that may fail to build, and then is not
+there.
+"""
 
 import hashlib
 from pathlib import Path

@@ -1,11 +1,13 @@
-"""The demo's experiment over five seeds, beside Local, FedAvg and FineTune: a table, and the README's picture.
+"""The demo's experiment over five seeds, beside Local, FedAvg and FineTune: a table, and the
+README's picture.
 
     python examples/compare.py [compare.png]
 
-100 devices hold three of ten digits and about eleven training images each, under ten edges of devices
-whose first updates are similar; ten devices do not train. Every method evaluates as many gradients,
-with a step size chosen on validation data of other seeds. It takes two to four minutes on two cores;
-the figures are kept in compare.json beside the picture, and drawn from there the next time.
+100 devices hold three of ten digits and about eleven training images each, under ten edges of
+devices whose first updates are similar; ten devices do not train. Every method evaluates as many
+gradients, with a step size chosen on validation data of other seeds. It takes two to four minutes
+on two cores; the figures are kept in compare.json beside the picture, and drawn from there the next
+time.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ TIERS = {"global": "server", "edge": "edge", "personal": "device"}
 
 
 def methods() -> dict[str, Config]:
-    """The demo, the algorithms that run beside it, and FedAvg: files that differ in [algorithm] alone."""
+    """The demo, the algorithms that run beside it, and FedAvg: files that differ in [algorithm]
+    alone.
+    """
     demo = load(Path(str(DEMO)))
     beside = demo.yardsticks()
     fedavg = beside["local"].model_copy(update={"algorithm": FEDAVG})
@@ -60,7 +64,9 @@ def methods() -> dict[str, Config]:
 
 
 def train() -> dict[str, Any]:
-    """By method and model: accuracies in percent [seeds][rounds], the reported and the worst; megabytes at the server."""
+    """By method and model: accuracies in percent [seeds][rounds], the reported and the worst;
+    megabytes at the server.
+    """
     out: dict[str, Any] = {}
     for name, config in methods().items():
         for seed in SEEDS:
@@ -100,7 +106,9 @@ def _megabytes(history: Sequence[covey.Round], start: str) -> float:
 
 
 def _devices(run: covey.Run) -> list[list[dict[str, float]]]:
-    """Edge by edge, every device's test accuracy in percent in the last round with the model of each tier."""
+    """Edge by edge, every device's test accuracy in percent in the last round with the model of
+    each tier.
+    """
     edges: dict[str | None, dict[str, dict[str, float]]] = {}
     for score in run.devices():
         if score.part == "test" and score.model in TIERS:
@@ -113,9 +121,8 @@ def _devices(run: covey.Run) -> list[list[dict[str, float]]]:
 
 def table(data: dict[str, Any]) -> None:
     """Means and standard deviations over the seeds."""
-    print(
-        f"\n{'':18} {'last round':>14}  {'chosen on val.':>14}  worst 10 %  MB, server  MB, all links"
-    )
+    heads = f"{'last round':>14}  {'chosen on val.':>14}  worst 10 %  MB, server  MB, all links"
+    print(f"\n{'':18} {heads}")
     for name, figures in data.items():
         if isinstance(figures, dict):
             method = name.split()[0]
@@ -125,13 +132,15 @@ def table(data: dict[str, Any]) -> None:
                 for values in (last, figures["chosen"])
             )
             megabytes = [np.mean(data[f"{method} {key}"]) for key in ("MB", "device MB")]
-            print(
-                f"{name:18} {both}  {np.mean(figures['worst']):9.0f}  {megabytes[0]:10.0f}  {megabytes[1]:13.0f}"
-            )
+            worst = np.mean(figures["worst"])
+            sent = f"{megabytes[0]:10.0f}  {megabytes[1]:13.0f}"
+            print(f"{name:18} {both}  {worst:9.0f}  {sent}")
 
 
 def picture(data: dict[str, Any], path: Path) -> None:
-    """The tree of seed 0 with its models, accuracy by round, the worst-served devices and the bytes."""
+    """The tree of seed 0 with its models, accuracy by round, the worst-served devices and the
+    bytes.
+    """
     figure = plt.figure(figsize=(12.5, 5.0))
     draw_tree(figure.add_axes((0.005, 0.01, 0.345, 0.92)), data)
     axes = figure.add_axes((0.395, 0.11, 0.215, 0.79))
@@ -163,7 +172,9 @@ def _line(data: dict[str, Any], method: str, model: str) -> Line:
 
 
 def draw_tree(axes: Axes, data: dict[str, Any]) -> None:
-    """Server, edges, devices, each with the accuracy of its model; below, the same devices as others serve them."""
+    """Server, edges, devices, each with the accuracy of its model; below, the same devices as
+    others serve them.
+    """
     edges = data["sFedHP devices"]
     everybody = [device for devices in edges for device in devices]
     axes.set(xlim=(-0.6, len(edges) - 0.4), ylim=(-0.4, 10.4), aspect="equal")
@@ -205,7 +216,9 @@ def _rows(
     model: str,
     text: str,
 ) -> None:
-    """Every device as a square below its edge, the paler the lower its accuracy; white is half right, or less."""
+    """Every device as a square below its edge, the paler the lower its accuracy; white is half
+    right, or less.
+    """
     colour = COLOURS[TIERS[model]]
     size = 0.31
     everybody = [device for devices in edges for device in devices]
