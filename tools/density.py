@@ -126,7 +126,8 @@ def docstrings(tree: ast.AST) -> set[int]:
 def is_packed(node: ast.AST) -> bool:
     """Whether a statement assigns several values to several names: `a, b = x, y`.
 
-    >>> [is_packed(ast.parse(text).body[0]) for text in ("a, b = x, y", "a, b = b, a", "a, b = f()")]
+    >>> texts = ("a, b = x, y", "a, b = b, a", "a, b = f()")
+    >>> [is_packed(ast.parse(text).body[0]) for text in texts]
     [True, False, False]
     """
     if (
