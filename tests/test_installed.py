@@ -157,7 +157,7 @@ def test_list_shows_them_with_their_package_and_the_broken_ones_as_broken(instal
         "it is of type int, but must be a class derived from torch.nn.Module"
         in rows["number"]["about"]
     )
-    assert "calls itself 'plain'" in rows["misnamed"]["about"]
+    assert "the codec is called 'plain'" in rows["misnamed"]["about"]
     assert "it is no codec, for it has no encode" in rows["none"]["about"]
     assert "package" not in rows["mlp"]
 

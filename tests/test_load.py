@@ -378,7 +378,7 @@ def test_more_rows_in_the_table_do_not_matter_but_for_whom_they_move(tmp_path: P
 def test_a_finished_run_without_its_table_of_devices(tmp_path: Path) -> None:
     run = made(tmp_path / "run", OWN, *QUICK, "rounds=1")
     (tmp_path / "run" / "devices.csv").unlink()
-    with pytest.raises(ConfigError, match=r"devices.csv is not there.*covey run .*config.toml"):
+    with pytest.raises(ConfigError, match=r"devices.csv does not exist.*covey run .*config.toml"):
         run.devices()
 
 

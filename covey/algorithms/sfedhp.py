@@ -94,9 +94,7 @@ class SFedHP(Algorithm):
         for _ in range(self.edge_rounds):
             theta = me.ask(self.device, phi, sample=self.device_sample)
             phi = torch.lerp(w, theta.mean(), share)  # (10)
-            w = descend(  # (11)
-                w, NO_DATA, prox=(self.lam2, phi), l1=l1, steps=1, lr=self.lr1
-            )
+            w = descend(w, NO_DATA, prox=(self.lam2, phi), l1=l1, steps=1, lr=self.lr1)  # (11)
         me.keep("edge", phi)
         return me.keep("edge_global", w)
 

@@ -347,7 +347,7 @@ def test_other_seeds_in_the_file_of_a_run_are_refused(
         return
     assert ended.code == 2
     assert (
-        f"says seed = {seed} and seeds = {seeds}, but the run has {had}; put back what it said"
+        f"says seed = {seed} and seeds = {seeds}, but the run has {had}; restore the file"
         in ended.err
     )
     assert contents(folder) == before

@@ -193,7 +193,7 @@ def test_what_a_run_will_plan_can_be_planned_before(tmp_path: Path) -> None:
         (
             "radio.toml",
             ["algorithm.name=fedavg", "private=[]", "radio.policy=none"],
-            "FedAvg does not say what its devices do",
+            "FedAvg does not state the work of its devices",
         ),
         (
             "radio.toml",
