@@ -3,6 +3,7 @@ worth its rounds.
 """
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from experiments.kills.run import difference
 from tests.cli.command import DEMO, EXAMPLES
 from tests.cli.command import covey as command
 
+ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "checkpoint.history.jsonl",
     "models", "summary.json", "plot.png", "data.json", "devices.csv", "devices.png", ".lock",
@@ -39,7 +41,7 @@ LAGS = {
 """Examples whose personal models may be below Local, and the sentence of the file that says so."""
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, DEMO], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*EXAMPLES, DEMO] if ALL else [DEMO], ids=lambda path: path.stem)
 def test_a_personal_model_is_worth_its_rounds(path: Path) -> None:
     """`python -m experiments.examples.run` has three seeds and a choice of Local's step; here one
     seed, two points of slack.

@@ -57,7 +57,7 @@ LINKS: dict[str, dict[str, Any]] = {
         "feedback": True,
     },
 }
-CODED = [PLAIN[name] for name in ("FedAvg", "SFedHP", "PerMFL", "Pruned", "Scaffold", "FedMac")]
+CODED = [PLAIN[name] for name in ("SFedHP", "Pruned", "Scaffold")]
 
 
 def ran(case: Case, runtime: str, **changes: Any) -> covey.Run:
@@ -72,7 +72,9 @@ def test_every_case_is_the_simulators(case: Case) -> None:
     assert differences(state(finished(case)), state(ran(case, "loopback"))) == []
 
 
-@pytest.mark.parametrize("case", (WIRED if ALL else PLAIN).values(), ids=str)
+@pytest.mark.parametrize(
+    "case", list(WIRED.values()) if ALL else list(PLAIN.values())[::3], ids=str
+)
 def test_every_case_is_the_simulators_in_float64(case: Case) -> None:
     changes: dict[str, Any] = {"dtype": torch.float64, "rounds": 2}
     assert (
