@@ -1,5 +1,6 @@
 """A seed decides every bit, and a run leaves the caller's torch as it was."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import covey
 from covey.errors import ConfigError
 from covey.runs.experiment import difference
 from tests.laws.cases import (
+    CASES,
     PLAIN,
     Case,
     assert_moved,
     differences,
+    every,
     every_algorithm,
-    every_case,
     experiment,
     finished,
     shards,
@@ -24,7 +26,7 @@ from tests.laws.cases import (
 )
 
 
-@every_case
+@every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN)
 def test_one_seed_gives_one_run_and_another_another(case: Case) -> None:
     once, again, other = (state(finished(case, seed=seed, rounds=2)) for seed in (3, 3, 4))
     assert differences(once, again) == []
@@ -36,7 +38,7 @@ def test_one_seed_gives_one_run_and_another_another(case: Case) -> None:
     assert all(not torch.equal(once[key], other[key]) for key in rows)
 
 
-@every_case
+@every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN)
 def test_seeds_side_by_side_are_as_seeds_alone(case: Case) -> None:
     apart = [
         experiment(case, seed=3),
