@@ -43,8 +43,18 @@ class Worker:
     def __init__(self, folder: Path, device: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(folder)}
         command = [sys.executable, "-c", WORKER, device]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests: IO[str] = self._process.stdin
+        self._answers: IO[str] = self._process.stdout
 
     def start(self, work: str, rounds: int) -> None:
         """Build the experiment of a work."""
@@ -58,16 +68,15 @@ class Worker:
         return float(self._hear())
 
     def _say(self, text: str) -> None:
-        pipe: IO[str] = self._process.stdin
-        pipe.write(text + "\n")
-        pipe.flush()
+        self._requests.write(text + "\n")
+        self._requests.flush()
 
     def _hear(self) -> str:
-        return str(self._process.stdout.readline()).strip()
+        return self._answers.readline().strip()
 
     def end(self) -> None:
         """Let the process end."""
-        self._process.stdin.close()
+        self._requests.close()
         self._process.wait()
 
 

@@ -1,5 +1,6 @@
 """What the sparse codecs share: only some values of a row are sent, or all if that is shorter."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from covey.codecs.header import Tag
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(ABC):
     """A layout of the values that are not zero, beside the dense layout.
 
     "Zero" is the bit pattern of +0.0, so that -0.0 is sent. With a mask the values inside the mask
@@ -61,14 +62,14 @@ class Sparse:
         """Each value as it arrives."""
         return blocks.arriving(rows, mask, self.values)
 
+    @abstractmethod
     def length(self, sent: Sent) -> int:
         """The length of a message in this layout."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, sent: Sent) -> bytes:
         """The message in this layout."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, reader: Reader) -> tuple[Tensor, Tensor | None]:
         """The row of a message in this layout, and its mask if one was sent."""
-        raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -37,7 +38,7 @@ NO_DATA = NoData()
 """Given to `descend` as the gradient, it moves the rows by the other terms alone."""
 
 
-class DataLoss:
+class DataLoss(ABC):
     """The gradient of a data loss whose examples the engine knows, for whole descents at once.
 
     An interface; `me.grad` gives the one that programs use.
@@ -49,21 +50,21 @@ class DataLoss:
     fixed: Batch | None
     """The batch of every step, where all steps have the same."""
 
+    @abstractmethod
     def __call__(self, x: Rows) -> Rows:
         """The gradient at x; the next call is of the next step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, start: Rows, terms: Objective) -> None:
         """Called before a descent from `start`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batch_of(self, step: int) -> Batch:
         """The batch of a step of the descent that has begun."""
-        raise NotImplementedError
 
+    @abstractmethod
     def skip(self, steps: int) -> None:
         """Called after a descent that took its steps without calling the gradient."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
