@@ -11,6 +11,8 @@ Every file is replaced whole or not at all.
     data.json               the form of the data: classes, names, scaling; what a new device needs
     devices.csv             how every device does with every model summary.json, plot.png  what it
     came to devices.png             who gains and who loses by a model of its own
+    status.json             whether it is under way, and how it ended nodes.json, nodes.jsonl,
+    totals.json             figures of single nodes, for reports (covey/cli/recording.py)
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the
 picture of all.
@@ -26,7 +28,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +39,7 @@ from safetensors import SafetensorError
 
 import covey
 from covey.errors import CheckpointError, ConfigError
-from covey.runs import snapshot
+from covey.runs import snapshot, status
 from covey.runs.run import Round, Seed, Which
 
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
@@ -69,10 +71,23 @@ class Folder:
         _mkdir(self.path)
 
     @contextmanager
+    def status(self) -> Iterator[None]:
+        """Write down that a run is under way and, in the end, how it ended."""
+        began = status.written(self.path).began()
+        self.write_json(status.FILE, began.as_dict())
+        try:
+            yield
+        except BaseException as error:
+            with suppress(CheckpointError):  # the error itself says more than this one
+                self.write_json(status.FILE, began.failed(error).as_dict())
+            raise
+        self.write_json(status.FILE, began.finished().as_dict())
+
+    @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time writes here; the lock goes with the process, however it ends."""
-        with refused(self.path / ".lock"):
-            file = open(self.path / ".lock", "w")  # noqa: SIM115
+        with refused(self.path / status.LOCK):
+            file = open(self.path / status.LOCK, "w")  # noqa: SIM115
         with file:
             until = time.monotonic() + _PATIENCE
             while not _locked(file):
@@ -158,7 +173,7 @@ def create(path: Path) -> Folder:
     """
     _mkdir(path)
     with refused(path):
-        if any(entry.name not in (".lock", ".config.toml.part") for entry in path.iterdir()):
+        if any(entry.name not in (status.LOCK, ".config.toml.part") for entry in path.iterdir()):
             raise ConfigError(
                 f"{path} is not empty; give another --out, or continue it with --resume {path}."
             )

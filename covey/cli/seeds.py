@@ -19,6 +19,7 @@ from covey.cli.assemble import Experiments
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
+from covey.cli.recording import Recorder
 from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.errors import CheckpointError, CoveyError, DivergedError
@@ -140,11 +141,13 @@ class Seeds:
         self._print_once(f"engine: {escape(runs.engine['sentence'])}")
         for note in runs.notes:
             self._print_once(f"note: {note}")
-        for run, folder in zip(runs.seeds, folders, strict=True):
-            folder.metrics(run.history)
-            folder.write_json("data.json", DataForm.of(run.trained).as_dict())
-        self._rounds(runs, seeds, folders)
-        _save(runs, folders)
+        recorders = [Recorder(folder) for folder in folders]
+        for run, recorder in zip(runs.seeds, recorders, strict=True):
+            recorder.folder.metrics(run.history)
+            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+            recorder.begin(run, self.config.method())
+        self._rounds(runs, seeds, recorders)
+        _save(runs, recorders)
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
         return runs.engine
 
@@ -155,7 +158,7 @@ class Seeds:
         each = [self.experiments.of(self.config, seed) for seed in seeds]
         return covey.runs(each, resume=saved, runtime=self.experiments.runtime)
 
-    def _rounds(self, runs: Runs, seeds: list[int], folders: list[Folder]) -> None:
+    def _rounds(self, runs: Runs, seeds: list[int], recorders: list[Recorder]) -> None:
         """Every round, shown and written down.
 
         Whatever stops it, but for a disk that fails, the state is saved.
@@ -175,21 +178,23 @@ class Seeds:
                 for records in runs:
                     self.stop.check()
                     show(records)
-                    for record, folder in zip(records, folders, strict=True):
-                        folder.append(record)
-                    self._checkpoint(runs, folders)
+                    for run, record, recorder in zip(runs.seeds, records, recorders, strict=True):
+                        recorder.folder.append(record)
+                        recorder.add(run)
+                    self._checkpoint(runs, recorders)
             except (KeyboardInterrupt, SystemExit, CoveyError) as error:
                 # SystemExit: nobody reads the output any more.
                 if not isinstance(error, CheckpointError):
-                    _save(runs, folders)
+                    _save(runs, recorders)
                 raise
 
-    def _checkpoint(self, runs: Runs, folders: list[Folder]) -> None:
+    def _checkpoint(self, runs: Runs, recorders: list[Recorder]) -> None:
         """Save every so many rounds; the last is saved with everything else."""
         due = runs.round % self.config.checkpoint_every == 0
         if due and runs.round < self.config.rounds:
-            for run, folder in zip(runs.seeds, folders, strict=True):
-                run.save(folder.checkpoint)
+            for run, recorder in zip(runs.seeds, recorders, strict=True):
+                recorder.sync(run)
+                run.save(recorder.folder.checkpoint)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:
@@ -221,14 +226,16 @@ def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -
     return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 
 
-def _save(runs: Runs, folders: list[Folder]) -> None:
+def _save(runs: Runs, recorders: list[Recorder]) -> None:
     """Save every run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
     """
-    for run, folder in zip(runs.seeds, folders, strict=True):
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        folder = recorder.folder
         if run.round == run.experiment.rounds:
             folder.models(run)
             folder.write("devices.csv", to_csv(run.devices()))
         folder.metrics(run.history)
+        recorder.sync(run)
         run.save(folder.checkpoint)

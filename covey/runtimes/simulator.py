@@ -18,6 +18,7 @@ from covey.kernel.environment import Answered, Effort
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, Message
 from covey.links.link import Link, Route
+from covey.links.node_bytes import LowerEnds
 from covey.runtimes.base import (
     Answers,
     BaseRuntime,
@@ -69,7 +70,8 @@ class Simulator(BaseRuntime):
             down = []
             for number, rows in enumerate(question.rows):
                 key = question.key("down", number)
-                down.append(self._sent(rows, me.ids, question.copies, key))
+                ends = self._lower_ends(question, question.ids, question.asker)
+                down.append(self._sent(rows, me.ids, question.copies, key, ends))
             each = [self._sent_each(question, values) for values in question.each]
         effort = None
         if not self.environment.ideal and self._play.trains:
@@ -170,11 +172,13 @@ class Simulator(BaseRuntime):
             reference = received
             if received is not None and len(positions) < len(ids):
                 reference = received[positions.to(received.device, non_blocking=True)]
+            senders = ids[positions]
             return self._cross(
                 select(message, positions),
-                ids[positions],
+                senders,
                 copies=torch.ones_like(positions),
                 key=question.key("up", number),
+                ends=self._lower_ends(question, senders, torch.arange(len(senders))),
                 reference=reference,
                 heard=heard,
             )
@@ -183,9 +187,16 @@ class Simulator(BaseRuntime):
             return tuple(up(message, number) for number, message in enumerate(answer))
         return up(answer, 0)
 
-    def _sent(self, message: Message, ids: Ids, copies: Tensor, key: MessageKey) -> Any:
+    def _sent(
+        self,
+        message: Message,
+        ids: Ids,
+        copies: Tensor,
+        key: MessageKey,
+        ends: LowerEnds | None,
+    ) -> Any:
         """The rows that arrive below."""
-        arrived = self._cross(message, ids, copies, key)
+        arrived = self._cross(message, ids, copies, key, ends)
         if isinstance(arrived, Exact):
             return arrived.rows
         return arrived
@@ -194,7 +205,8 @@ class Simulator(BaseRuntime):
         """Each child's own value as it arrives."""
         senders = question.askers[question.asker]
         copies = torch.ones_like(question.ids)
-        arrived: Tensor = self._sent(flat(values), senders, copies, question.key("down"))
+        ends = self._lower_ends(question, question.ids, torch.arange(len(question.ids)))
+        arrived: Tensor = self._sent(flat(values), senders, copies, question.key("down"), ends)
         return arrived.reshape(values.shape)
 
     def _cross(
@@ -203,13 +215,14 @@ class Simulator(BaseRuntime):
         ids: Ids,
         copies: Tensor,
         key: MessageKey,
+        ends: LowerEnds | None,
         reference: Rows | None = None,
         heard: Callable[[Tensor], None] | None = None,
     ) -> Message:
         """The message that the receivers get."""
         check_carried(rows_of(message), key)
         tree = self.tree.copy(key.sender, ids)
-        route = Route((key.link, key.direction, self._play.lane), copies, tree, heard)
+        route = Route((key.link, key.direction, self._play.lane), copies, tree, heard, ends)
         link = Link(self.wires[key.link, key.direction], self._play.ledger)
         return link.send(
             message,

@@ -7,6 +7,7 @@ the settings that take another way through its programs.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -449,9 +450,28 @@ def finished(case: Case, **changes: Any) -> Run:
     return run
 
 
+def bytes_of_nodes(run: Seed) -> dict[tuple[str, str], int]:
+    """What all nodes of a tier received and sent, by tier and direction."""
+    assert run.totals is not None
+    sums = {
+        key: int(values.sum()) for key, values in run.totals.items() if key[1] in ("down", "up")
+    }
+    return {key: total for key, total in sums.items() if total}
+
+
+def bytes_of_links(run: Seed) -> dict[tuple[str, str], int]:
+    """What training sent over each link, by its lower tier and direction."""
+    out = {}
+    for above, tier in itertools.pairwise(run.sizes):
+        for way in ("down", "up"):
+            out[tier, way] = run.meter.bytes(link=f"{above}-{tier}", direction=way)
+    return {key: total for key, total in out.items() if total}
+
+
 def state(run: Seed) -> dict[str, Any]:
     """Everything a run holds: the global row, all kept rows with their ids and rounds, the models
     of their chosen rounds, the meter, the records but for time."""
+    assert bytes_of_nodes(run) == bytes_of_links(run)
     out: dict[str, Any] = {"global": run.w.clone()}
     for name in run.models(scored=False):
         chosen = run.snapshot(name, "chosen")
