@@ -257,8 +257,10 @@ class Run {
     return this.scored[0];
   }
 
-  label(model) {
-    return this.facts.labels?.[model] || model;
+  /** What the names of models leave unsaid, such as the private layers they are scored with. */
+  get labelNote() {
+    const labels = Object.values(this.facts.labels || {});
+    return labels.length ? ` In full: ${labels.join(", ")}.` : "";
   }
 
   /** The gain of a value over a base; null where either is unknown or the base is 0. */

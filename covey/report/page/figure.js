@@ -57,7 +57,7 @@ class Plot {
 
   /** Horizontal grid lines with their values. */
   grid(svg, text, cap = Infinity) {
-    const count = clamp(Math.floor(this.height / 48), 2, 6);
+    const count = clamp(Math.floor(this.height / 42), 2, 6);
     for (const value of ticks(this.y0, Math.min(this.y1, cap), count)) {
       const y = this.y(value);
       svg.append(
