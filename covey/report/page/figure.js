@@ -68,7 +68,7 @@ class Plot {
 
   /** Values below the plot; the last one carries the unit. */
   axis(svg, text, unit, integers) {
-    const values = ticks(this.x0, this.x1, Math.min(8, this.width / 80), integers);
+    const values = ticks(this.x0, this.x1, Math.min(8, this.width / 60), integers);
     values.forEach((value, i) => {
       const isLast = i === values.length - 1;
       const word = unit === "rounds" && value === 1 ? "round" : unit;

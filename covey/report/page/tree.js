@@ -379,7 +379,7 @@ class TreeView {
     const room = Math.min(step - 2 * radius - 16, step / 2 - radius + 8);
     if (room > 44) {
       const text = clipped(this.seed.nodeName(tier, id), Math.floor(room / 6.5));
-      return s("text", { x: x + radius + 9, y: y + 4, class: "node-name" }, text);
+      return s("text", { x: x + radius + 7, y: y + 4, class: "node-name" }, text);
     }
     if (step > 26) {
       return s("text", { x: x + radius + 4, y: y - radius + 1, class: "node-number" }, String(id));
