@@ -119,6 +119,12 @@ class Seed {
     return this.size(tier) > 1 ? `${tier} ${id}` : tier;
   }
 
+  /** The name as a heading; a name from the data stays as it is. */
+  nodeTitle(tier, id) {
+    const name = this.nodeName(tier, id);
+    return this.facts.names?.[tier]?.[id] ? name : capital(name);
+  }
+
   parent(tier, id) {
     return this.facts.parents[tier][id];
   }

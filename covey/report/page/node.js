@@ -2,7 +2,7 @@
 
 function showNode(host, seed, { tier, id }) {
   const about = h("div", {},
-    h("div", { class: "who" }, tierDot(seed, tier), capital(seed.nodeName(tier, id))),
+    h("div", { class: "who" }, tierDot(seed, tier), seed.nodeTitle(tier, id)),
     h("p", { class: "note" }, nodeNote(seed, tier, id)),
     nodeFacts(seed, tier, id));
   const curve = h("div", {},
