@@ -17,27 +17,20 @@ from covey.cli.folder import Folder
 from covey.engine import smooth_l1
 from covey.errors import CheckpointError, ConfigError
 from covey.report.facts import Facts, as_json, facts
+from covey.report.summary import summarise
 from covey.runs.packing import unpack
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
 from tests.laws.cases import PLAIN, experiment
+from tests.report.folders import FLAT, run_into
 
-FLAT = (SMALL[0], *SMALL[2:-1], "algorithm.name=fedavg", "codec=dense")
+MORE = ("seeds=2", "compare=['fedavg']", "data.devices=8", "holdout_devices=2")
 NODES = ("nodes.json", "nodes.jsonl", "totals.json")
-
-
-def ran(folder: Path, *words: str) -> Path:
-    """The folder of a small run with these changes."""
-    ended = command("run", *SMALL, *words, "--out", folder)
-    assert ended.code == 0, ended.err
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds, an algorithm beside, and a device held out."""
     place = tmp_path_factory.mktemp("facts") / "run"
-    return ran(place, "seeds=2", "compare=['fedavg']", "data.devices=8", "holdout_devices=2")
+    return run_into(place, *MORE)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +53,8 @@ def test_they_are_json(known: dict[str, Any]) -> None:
 
 
 def test_figures_are_those_of_the_summary(folder: Path, known: dict[str, Any]) -> None:
-    summary = json.loads((folder / "summary.json").read_text())
+    histories = [covey.load(folder, seed=seed).history for seed in range(2)]
+    summary = summarise(histories).as_dict()
     seeds = known["runs"][0]["seeds"]
     for model in summary["models"]:
         name = model["model"]
@@ -136,8 +130,7 @@ def test_the_tree_and_the_labels(folder: Path, known: dict[str, Any]) -> None:
 
 def test_samples(tmp_path: Path) -> None:
     """Bytes and rounds of the devices that were asked; scores of those that were drawn."""
-    folder = tmp_path / "run"
-    assert command("run", *FLAT, "algorithm.sample=2", "score_sample=3", "--out", folder).code == 0
+    folder = run_into(tmp_path / "run", *FLAT, "algorithm.sample=2", "score_sample=3")
     known = facts([folder])
     run = known["runs"][0]
     seed = run["seeds"][0]
@@ -213,7 +206,7 @@ def test_what_a_killed_run_left_is_cut_off(copied: Path) -> None:
     path = copied / "seed-0" / "nodes.jsonl"
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1].replace('"round":3', '"round":9') + '\n{"ro')
-    assert command("run", "--resume", copied, "rounds=5").code == 0
+    run_into(copied, *MORE, "rounds=5")
     assert [line["round"] for line in lines(copied / "seed-0")] == [0, 1, 2, 3, 4]
 
 
@@ -253,7 +246,7 @@ def test_a_run_of_an_older_version(copied: Path) -> None:
 
 def test_many_devices_have_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "DEVICES", 5)
-    folder = ran(tmp_path / "run")
+    folder = run_into(tmp_path / "run")
     assert not (folder / "nodes.jsonl").exists()
     assert not (folder / "totals.json").exists()
     seed = facts([folder])["runs"][0]["seeds"][0]
