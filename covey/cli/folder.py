@@ -11,6 +11,7 @@ Every file is replaced whole or not at all.
     data.json               the form of the data: classes, names, scaling; what a new device needs
     devices.csv             how every device does with every model summary.json, plot.png  what it
     came to devices.png             who gains and who loses by a model of its own
+    report.html             all of it as one page, for a browser
     status.json             whether it is under way, and how it ended nodes.json, nodes.jsonl,
     totals.json             figures of single nodes, for reports (covey/cli/recording.py)
 
@@ -110,7 +111,7 @@ class Folder:
         part = self.path / f".{name}.part"
         with refused(self.path / name):
             try:
-                with open(part, "w") as file:
+                with open(part, "w", encoding="utf-8") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())

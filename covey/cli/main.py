@@ -1,4 +1,4 @@
-"""The commands: run, runs, watch, show, predict, personalize, data, plan, advise, list, doctor."""
+"""The commands of `covey`; most have a module of their own beside this one."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.report import report, write_after_run
 from covey.cli.watch import watch
 from covey.data import inventory
 from covey.errors import (
@@ -165,9 +166,11 @@ def run(
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
         folder, summary = start(config, out, console, sys.argv, experiments)
     if as_json:
+        write_after_run(folder.path, console)
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
+    write_after_run(folder.path, console)
     pictures = ["plot.png", "devices.png"]
     if summary.yardsticks:
         pictures.append("compare.png")
@@ -234,6 +237,7 @@ def personalize(
     show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
+app.command(epilog=_EPILOG)(report)
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
 

@@ -53,9 +53,7 @@ class Visitor:
 
     def visit(self, address: str, width: int = 1280, scheme: str = "light") -> Any:
         """A page in a window of this width."""
-        page = self.browser.new_page(
-            viewport={"width": width, "height": 900}, color_scheme=scheme
-        )
+        page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.pages.append(page)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._console)

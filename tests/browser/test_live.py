@@ -12,7 +12,6 @@ from covey.report.page import build
 from tests.browser.conftest import Visitor
 from tests.report.made_facts import Facts, Shape, facts
 
-
 DROP = "drop"  # the server closes the stream without a word
 
 
@@ -106,7 +105,9 @@ def test_a_live_page_follows_its_run(visitor: Visitor, server: Server) -> None:
     assert page.evaluate("scrollY") == 700
     server.tell("end", after(20, running=False))
     page.wait_for_selector("#live.off")
-    page.wait_for_function("document.querySelector('.facts-line').textContent.includes('20 rounds')")
+    page.wait_for_function(
+        "document.querySelector('.facts-line').textContent.includes('20 rounds')"
+    )
     wanted = {"", "events", "facts.json"}
     asked = {url.removeprefix(server.address) for url in visitor.requests}
     assert asked == wanted

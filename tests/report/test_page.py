@@ -63,7 +63,9 @@ def test_a_hostile_name_is_data_only() -> None:
     hostile["populations"][0]["classes"] = [HOSTILE] * 10
     page = build(hostile)
     assert embedded(page) == hostile
-    assert [tag for tag, _ in Elements(page).tags] == [tag for tag, _ in Elements(build(PLAIN)).tags]
+    assert [tag for tag, _ in Elements(page).tags] == [
+        tag for tag, _ in Elements(build(PLAIN)).tags
+    ]
 
 
 @pytest.mark.parametrize("live", [False, True])

@@ -152,7 +152,15 @@ function rivalSeries({ run, model, name, dash, kind }, axis, scale, end) {
     ys = [value, value];
   }
   const inside = range(xs.length).filter((i) => xs[i] / scale <= end * 1.0001);
-  return { ...base, xs: inside.map((i) => xs[i] / scale), ys: inside.map((i) => ys[i]) };
+  const mark = run.scored.length === 1 && axis === "rounds"
+    ? inside.indexOf(run.first.rounds.indexOf(run.first.models[model].chosen))
+    : -1;
+  return {
+    ...base,
+    xs: inside.map((i) => xs[i] / scale),
+    ys: inside.map((i) => ys[i]),
+    mark: mark >= 0 ? mark : undefined,
+  };
 }
 
 /** The range of the axis; "detail" leaves out the first rounds, when models are still bad. */

@@ -2,7 +2,7 @@
 
 function devicesPart() {
   const { seed } = state;
-  if (!seed.hasNodes) return null;
+  if (!seed?.hasNodes) return null;
   const { test } = seed.population;
   const sorts = deviceSorts(seed);
   if (!sorts.some(([sort]) => sort === state.sort)) state.sort = "value";

@@ -252,9 +252,9 @@ class Run {
     this.scored = this.seeds.filter((seed) => seed.rounds.length && seed.main);
   }
 
-  /** The seed whose tree and models stand for the run. */
+  /** The seed whose tree and models stand for the run; undefined before any round is scored. */
   get first() {
-    return this.scored[0] || this.seeds[0];
+    return this.scored[0];
   }
 
   label(model) {

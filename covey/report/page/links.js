@@ -122,8 +122,8 @@ function ratioText(value) {
 
 function radioPart() {
   const { seed } = state;
-  const { radio } = seed.facts;
-  if (!radio || !state.run.scored.length) return null;
+  const radio = seed?.facts.radio;
+  if (!radio) return null;
   const seconds = duration(sum(radio.seconds));
   const joules = amount(sum(radio.joules), JOULES);
   const many = seed.run.scored.length > 1 ? ` Seed ${seed.number} is shown.` : "";
@@ -219,8 +219,8 @@ const NEW_MODELS = { new_personal: "--device", new_edge: "--edge", new_global: "
 
 function newcomersPart() {
   const { run, seed } = state;
-  const { newcomers } = seed.facts;
-  if (!newcomers || !run.scored.length) return null;
+  const newcomers = seed?.facts.newcomers;
+  if (!newcomers) return null;
   const names = Object.keys(NEW_MODELS).filter((name) => newcomers.models[name]);
   if (!names.length) return null;
   const note = `${plural(newcomers.test.length, "device")} held out of training. Each gets the ` +

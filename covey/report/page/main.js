@@ -54,13 +54,13 @@ function fillPickers() {
   document.getElementById("run-label").hidden = facts.runs.length < 2;
   seedPicker.replaceChildren(...run.scored.map((each) =>
     h("option", { value: String(each.number) }, `seed ${each.number}`)));
-  seedPicker.value = String(seed.number);
+  seedPicker.value = String(seed?.number);
   document.getElementById("seed-label").hidden = run.scored.length < 2;
 }
 
 /** Show another run. */
 function choose(run) {
-  setRun(run, state.seed.number);
+  setRun(run, state.seed?.number);
   history.replaceState(null, "", `#run=${encodeURIComponent(run.key)}`);
   draw();
 }

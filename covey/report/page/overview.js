@@ -10,12 +10,14 @@ function overview() {
     lead(run),
     tileRow(tiles(run)),
     seed.facts.note ? h("p", { class: "note warn" }, seed.facts.note) : null,
+    run.facts.reason ? h("p", { class: "note warn" }, capital(run.facts.reason)) : null,
   ].filter(Boolean);
 }
 
 function waitingText(run) {
-  if (run.facts.state === "running") return "No round has been scored yet.";
-  return "This run has no scored round.";
+  const { reason, state: now } = run.facts;
+  if (now === "running") return "No round has been scored yet.";
+  return `This run has no scored round.${reason ? ` ${reason}` : ""}`;
 }
 
 /** One line with the size of everything. */
@@ -181,7 +183,7 @@ function runsPart() {
   const runs = state.facts.runs;
   if (runs.length < 2) return null;
   const names = modelColumns(runs);
-  const hasRadio = runs.some((run) => run.first.facts.radio);
+  const hasRadio = runs.some((run) => run.first?.facts.radio);
   const metric = state.run.metric;
   const head = ["Run", "By round", ...names.map(capital),
     ...(metric.better > 0 ? ["Worst tenth"] : []),

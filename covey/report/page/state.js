@@ -20,7 +20,8 @@ const MOST_BESIDE = DASHES.length;
 
 /** The runs that are drawn beside the one shown, in grey; each has its dashes on every page. */
 function rivals() {
-  const others = state.facts.runs.filter((run) => state.beside.has(run.key) && run !== state.run);
+  const others = state.facts.runs.filter((run) =>
+    state.beside.has(run.key) && run !== state.run && run.scored.length);
   return others.slice(0, MOST_BESIDE).map((run) => {
     const order = state.facts.runs.filter((other) => state.beside.has(other.key)).indexOf(run);
     const [dash, kind] = DASHES[order % DASHES.length];

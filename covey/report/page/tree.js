@@ -376,7 +376,7 @@ class TreeView {
     if (tier === this.seed.leaf) return null;
     const count = tier === layout.over ? layout.perShelf : this.seed.size(tier);
     const step = layout.width / count;
-    const room = Math.min(step - 2 * radius, step / 2 - radius + 8) - 16;
+    const room = Math.min(step - 2 * radius - 16, step / 2 - radius + 8);
     if (room > 44) {
       const text = clipped(this.seed.nodeName(tier, id), Math.floor(room / 7));
       return s("text", { x: x + radius + 12, y: y + 4, class: "node-name" }, text);
@@ -554,7 +554,7 @@ function treePart() {
   const { seed } = state;
   markers.clear();
   treeView = null;
-  if (!seed.hasNodes) return null;
+  if (!seed?.hasNodes) return null;
   treeView = new TreeView(seed);
   const part = treeView.part();
   treeView.select(validNode(seed, state.node) || firstNode(seed));
