@@ -1,19 +1,24 @@
 """A run folder: the experiment, its records and its last state.
 
-Every file is replaced whole or not at all.
+Every file is replaced whole or not at all, or only grows.
 
-    config.toml             the resolved experiment: `covey run config.toml` repeats it repeat.txt
-    that line, and the one that continues this run environment.json        versions, machine,
-    threads metrics.jsonl           one line per round checkpoint.safetensors  everything needed to
-    go on, bit for bit checkpoint.previous.safetensors, checkpoint.history.jsonl   the one before
-    it, and the records of both models/NAME.safetensors the parameters of every node that keeps this
-    model, in the round that the table reports models/last/...         the same in the last round
-    data.json               the form of the data: classes, names, scaling; what a new device needs
-    devices.csv             how every device does with every model summary.json, plot.png  what it
-    came to devices.png             who gains and who loses by a model of its own
-    report.html             all of it as one page, for a browser
-    status.json             whether it is under way, and how it ended nodes.json, nodes.jsonl,
-    totals.json             figures of single nodes, for reports (covey/cli/recording.py)
+    config.toml               the resolved experiment: `covey run config.toml` repeats it
+    repeat.txt                that line, and the one that continues this run
+    environment.json          versions, machine, threads
+    status.json               whether the run is under way, and how it ended
+    metrics.jsonl             one line per round
+    checkpoint.safetensors    everything needed to go on, bit for bit
+    checkpoint.previous.safetensors, checkpoint.history.jsonl
+                              the one before it, and the records of both
+    models/NAME.safetensors   the parameters of every node that keeps this model, in the round that
+                              the table reports; models/last/ has the same in the last round
+    data.json                 the form of the data: classes, names, scaling; for new devices
+    devices.csv               how every device does with every model
+    nodes.json, nodes.jsonl, totals.json
+                              figures of single nodes, for reports (covey/cli/recording.py)
+    summary.json, plot.png    what it came to
+    devices.png               who gains and who loses by a model of its own
+    report.html               all of it as one page, for a browser
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the
 picture of all.

@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
+"""The commands of `covey`; most have a module of their own beside this one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, registry, results, show
+from covey.cli import data, registry, results, runs, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -32,6 +32,7 @@ from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.cli.report import report, write_after_run
+from covey.cli.watch import watch
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -179,6 +180,8 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
+app.command(name="runs", epilog=_EPILOG)(runs.list_runs)
+app.command(epilog=_EPILOG)(watch)
 app.command(name="show", epilog=_EPILOG)(results.show_run)
 app.command(epilog=_EPILOG)(results.predict)
 

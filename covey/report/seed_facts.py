@@ -77,6 +77,12 @@ class SeedFacts:
         """The tier of every model."""
         return {name: chosen.last.models[name].tier for name, chosen in self.selections.items()}
 
+    def chosen_value(self, name: str) -> float | None:
+        """The figure of a model in its chosen round; None where there is none."""
+        if name not in self.selections:
+            return None
+        return self._value(self.selections[name].chosen.models[name].scores["test"])
+
     def sampled(self) -> int | None:
         """How many devices were drawn to be scored; None: all were scored."""
         for name, selection in self.selections.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import covey
 from covey.cli import recording
@@ -17,27 +18,22 @@ from covey.cli.folder import Folder
 from covey.engine import smooth_l1
 from covey.errors import CheckpointError, ConfigError
 from covey.report.facts import Facts, as_json, facts
+from covey.report.summary import summarise
+from covey.runs import checkpoint
 from covey.runs.packing import unpack
-from tests.cli.command import SMALL
-from tests.cli.command import covey as command
+from tests.cli.command import ROOT
 from tests.laws.cases import PLAIN, experiment
+from tests.report.folders import FLAT, run_into
 
-FLAT = (SMALL[0], *SMALL[2:-1], "algorithm.name=fedavg", "codec=dense")
+MORE = ("seeds=2", "compare=['fedavg']", "data.devices=8", "holdout_devices=2")
 NODES = ("nodes.json", "nodes.jsonl", "totals.json")
-
-
-def ran(folder: Path, *words: str) -> Path:
-    """The folder of a small run with these changes."""
-    ended = command("run", *SMALL, *words, "--out", folder)
-    assert ended.code == 0, ended.err
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds, an algorithm beside, and a device held out."""
     place = tmp_path_factory.mktemp("facts") / "run"
-    return ran(place, "seeds=2", "compare=['fedavg']", "data.devices=8", "holdout_devices=2")
+    return run_into(place, *MORE)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,8 @@ def test_they_are_json(known: dict[str, Any]) -> None:
 
 
 def test_figures_are_those_of_the_summary(folder: Path, known: dict[str, Any]) -> None:
-    summary = json.loads((folder / "summary.json").read_text())
+    histories = [covey.load(folder, seed=seed).history for seed in range(2)]
+    summary = summarise(histories).as_dict()
     seeds = known["runs"][0]["seeds"]
     for model in summary["models"]:
         name = model["model"]
@@ -136,8 +133,7 @@ def test_the_tree_and_the_labels(folder: Path, known: dict[str, Any]) -> None:
 
 def test_samples(tmp_path: Path) -> None:
     """Bytes and rounds of the devices that were asked; scores of those that were drawn."""
-    folder = tmp_path / "run"
-    assert command("run", *FLAT, "algorithm.sample=2", "score_sample=3", "--out", folder).code == 0
+    folder = run_into(tmp_path / "run", *FLAT, "algorithm.sample=2", "score_sample=3")
     known = facts([folder])
     run = known["runs"][0]
     seed = run["seeds"][0]
@@ -150,6 +146,49 @@ def test_samples(tmp_path: Path) -> None:
     sums = unpack(seed["models"]["global"]["sums"])
     assert (~np.isnan(sums)).sum(1).tolist() == [3] * 4
     assert seed["models"]["global"]["error"] > 0
+
+
+def test_a_radio(tmp_path: Path) -> None:
+    """Devices' joules add up to the run's; bands are shared; a device that is excluded has none."""
+    words = ("rounds=3", "score_every=1", "radio.deadline='3 ms'")
+    folder = run_into(tmp_path / "run", *words, file=ROOT / "examples" / "radio.toml")
+    seed = facts([folder])["runs"][0]["seeds"][0]
+    records = [record.radio for record in covey.load(folder).history]
+    radio = seed["radio"]
+    assert radio["seconds"] == [record.seconds for record in records]
+    assert radio["left_out"] == [len(record.left_out) for record in records]
+    devices = radio["devices"]
+    assert sum(devices["joules"]) == pytest.approx(sum(radio["joules"]), rel=1e-4)
+    assert sum(devices["left_out"]) == sum(radio["left_out"]) > 0
+    for name in ("ratio", "rate", "bandwidth", "seconds"):
+        missing = [value is None for value in devices[name]]
+        assert missing == [count == 3 for count in devices["left_out"]]
+    assert all(0 <= ratio < 1 for ratio in devices["ratio"] if ratio is not None)
+    assert max(value for value in devices["bandwidth"] if value is not None) <= 4e6
+
+
+def test_numbers_are_compared_by_their_squared_errors(tmp_path: Path) -> None:
+    rows = [f"d{k % 4},{k * 0.37 % 5:.3f},{k * 0.21 % 3:.3f},{k % 7}" for k in range(120)]
+    (tmp_path / "numbers.csv").write_text("\n".join(["device,label,a,b", *rows]))
+    file = tmp_path / "numbers.toml"
+    file.write_text(
+        'rounds = 3\n[algorithm]\nname = "pfedme"\n'
+        '[data]\nname = "files"\npath = "numbers.csv"\n[model]\nname = "linear"\n'
+    )
+    folder = run_into(tmp_path / "run", "score_every=1", file=file)
+    known = facts([folder])
+    run = known["runs"][0]
+    seed = run["seeds"][0]
+    assert run["metric"] == "rmse"
+    assert seed["names"] == {"device": ["d0", "d1", "d2", "d3"]}
+    assert set(known["populations"][0]) == {"train", "validation", "test"}
+    for line in covey.load(folder).devices():
+        if line.part == "test":
+            model = seed["models"][line.model]
+            row = seed["node_rounds"].index(line.round)
+            squared = unpack(model["sums"])[row, int(line.device[1:])]
+            assert (squared / line.examples) ** 0.5 == pytest.approx(line.rmse, rel=1e-5)
+            assert {"mae", "r2"} < set(model)
 
 
 def test_loopback_records_the_same(tmp_path: Path) -> None:
@@ -213,7 +252,7 @@ def test_what_a_killed_run_left_is_cut_off(copied: Path) -> None:
     path = copied / "seed-0" / "nodes.jsonl"
     whole = path.read_text()
     path.write_text(whole + whole.splitlines()[-1].replace('"round":3', '"round":9') + '\n{"ro')
-    assert command("run", "--resume", copied, "rounds=5").code == 0
+    run_into(copied, *MORE, "rounds=5")
     assert [line["round"] for line in lines(copied / "seed-0")] == [0, 1, 2, 3, 4]
 
 
@@ -253,7 +292,7 @@ def test_a_run_of_an_older_version(copied: Path) -> None:
 
 def test_many_devices_have_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "DEVICES", 5)
-    folder = ran(tmp_path / "run")
+    folder = run_into(tmp_path / "run")
     assert not (folder / "nodes.jsonl").exists()
     assert not (folder / "totals.json").exists()
     seed = facts([folder])["runs"][0]["seeds"][0]
@@ -261,6 +300,51 @@ def test_many_devices_have_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not {"parents", "population", "bytes", "asked"} & set(seed)
     assert seed["models"]["personal"]["curve"]
     assert "sums" not in seed["models"]["personal"]
+
+
+def test_of_a_long_run_some_rounds_have_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every third, the best so far and the last."""
+    run = covey.run(experiment(PLAIN["SFedHP"], rounds=10))
+    devices = run.trained.devices
+    monkeypatch.setattr(recording, "_SUMS", 4 * devices * len(run.models()))
+    folder = recorded(tmp_path / "run", run)
+    rounds = [line["round"] for line in lines(folder)]
+    best = [round for round in rounds if lines(folder)[rounds.index(round)]["holds"]]
+    assert {2, 5, 8, 9} <= set(rounds) == {2, 5, 8, 9} | set(best)
+    assert len(rounds) < 10
+    chosen = {choice.round for choice in run.chosen.values()}
+    assert chosen <= set(best)
+
+
+def test_a_run_that_began_without_bytes_per_node_goes_on(tmp_path: Path) -> None:
+    """A checkpoint of an earlier version: everything but the bytes is recorded."""
+    short = experiment(PLAIN["FedAvg"], rounds=2, score_every=1)
+    folder = recorded(tmp_path / "run", covey.run(short))
+    (folder / "totals.json").unlink()
+    path = folder / "checkpoint.safetensors"
+    saved = checkpoint.read(path)
+    del saved.facts["totals"]
+    checkpoint.write(path, saved)
+    longer = experiment(PLAIN["FedAvg"], rounds=3, score_every=1)
+    run = covey.run(longer, resume=path)
+    recorded(folder, run)
+    assert run.totals is None
+    assert [line["round"] for line in lines(folder)] == [0, 1, 2]
+    assert not (folder / "totals.json").exists()
+
+
+@pytest.mark.parametrize("keys", [[["device", "down"]], [["edge", "up"]], [["device"]], 3])
+def test_totals_that_do_not_fit_are_damage(tmp_path: Path, keys: Any) -> None:
+    folder = recorded(tmp_path / "run", covey.run(experiment(PLAIN["FedAvg"], rounds=1)))
+    path = folder / "checkpoint.safetensors"
+    saved = checkpoint.read(path)
+    saved.facts["totals"] = keys
+    saved.tensors["totals.0"] = torch.zeros(3)
+    checkpoint.write(path, saved)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        covey.run(experiment(PLAIN["FedAvg"], rounds=2), resume=path)
 
 
 def test_growing_folders_are_read_on(folder: Path, tmp_path: Path) -> None:
