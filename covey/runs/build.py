@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
-from covey.links.spec import LinkSpec, wires
+from covey.links.spec import LinkSpecs, wires
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
@@ -81,7 +81,7 @@ def _simulator(
     experiments: Sequence[Experiment],
     tree: Tree,
     data: Shards,
-    links: Mapping[tuple[str, str], LinkSpec],
+    links: LinkSpecs,
     air: RadioClock | None,
 ) -> Simulator:
     """One process that plays every node of every seed."""
@@ -111,7 +111,7 @@ def _loopback(
     experiment: Experiment,
     tree: Tree,
     data: Shards,
-    links: Mapping[tuple[str, str], LinkSpec],
+    links: LinkSpecs,
 ) -> Loopback:
     """A tree of nodes that share nothing."""
     start = experiment.initial()[None]
@@ -256,7 +256,7 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
 def _link_notes(
     air: RadioClock | None,
     tree: Tree,
-    links: Mapping[tuple[str, str], LinkSpec],
+    links: LinkSpecs,
 ) -> list[str]:
     """What the user should know of how rows are sent."""
     if air is None or not air.policy.prunes:
