@@ -23,6 +23,7 @@ from covey.runtimes.loopback import Loopback, Station
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
+from covey.types import Rows
 from covey.wireless.clock import RadioClock
 
 RUNTIMES = ("simulator", "loopback")
@@ -48,8 +49,11 @@ class Built:
     notes: list[str]
 
 
-def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Built:
-    """What runs these experiments, which differ in seed and data alone."""
+def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simulator") -> Built:
+    """What runs these experiments, which differ in seed and data alone.
+
+    `start` are their initial rows, [experiments, P].
+    """
     if runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
@@ -67,9 +71,9 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
     notes += _link_notes(air, tree, links)
     if runtime == "loopback":
         _check_loopback(experiments)
-        built: Runtime = _loopback(first, tree, data[0], links)
+        built: Runtime = _loopback(first, start, tree, data[0], links)
     else:
-        built = _simulator(experiments, copies, Shards.stack(data), links, air)
+        built = _simulator(experiments, start, copies, Shards.stack(data), links, air)
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
     if first.algorithm.splits:
@@ -79,6 +83,7 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
 
 def _simulator(
     experiments: Sequence[Experiment],
+    start: Rows,
     tree: Tree,
     data: Shards,
     links: LinkSpecs,
@@ -95,7 +100,7 @@ def _simulator(
         tree,
         task,
         links,
-        torch.stack([experiment.initial() for experiment in experiments]),
+        start,
         tuple(experiment.seed for experiment in experiments),
         first.idle,
         first.batches,
@@ -109,12 +114,12 @@ def _simulator(
 
 def _loopback(
     experiment: Experiment,
+    start: Rows,
     tree: Tree,
     data: Shards,
     links: LinkSpecs,
 ) -> Loopback:
     """A tree of nodes that share nothing."""
-    start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
 
     def station(location: Place, task: Task, examples: int) -> Station:
