@@ -146,17 +146,32 @@ def _list(out: Path, as_json: bool) -> None:
         return
     console = Console(soft_wrap=True, highlight=False)
     for table, row in zip(listed, rows, strict=True):
-        _, cells, run, *counts = row
-        words = [
-            f"{count} {verdict}"
-            for count, verdict in zip(counts, report.SUMMARY_HEAD[3:], strict=True)
-            if count != "0"
-        ]
         console.print(f"[bold]{table.path}[/] {escape(table.title)}")
         console.print(
-            f"  {len(table.rows)} rows, {cells} printed cells, {run} run: {', '.join(words)}"
+            f"  {len(table.rows)} rows{_cells_in_words(row)}{_claims_in_words(table, out)}"
         )
     console.print(f"The counts are of the results in {escape(str(out))}.")
+
+
+def _cells_in_words(row: Sequence[str]) -> str:
+    """The printed cells of a table, and how many have each verdict."""
+    _, cells, run, *counts = row
+    if cells == "0":
+        return ""
+    verdict_names = report.SUMMARY_HEAD[3:]
+    numbered = zip(counts, verdict_names, strict=True)
+    words = ", ".join(f"{count} {verdict}" for count, verdict in numbered if count != "0")
+    return f"; {cells} printed cells, {run} run: {words}"
+
+
+def _claims_in_words(table: Table, out: Path) -> str:
+    """How many claimed orders hold, of those that were run."""
+    claims = verdicts.claims(table, _results(out, table.paper))
+    margins = [claim.ours for claim in claims if claim.ours is not None]
+    if not claims:
+        return ""
+    holding = sum(margin > 0 for margin in margins)
+    return f"; {len(claims)} claimed orders, {len(margins)} run, {holding} hold"
 
 
 def _print(table: Table, shown: Sequence[Line], results: Results) -> None:

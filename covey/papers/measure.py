@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,9 @@ def measure(
     """The figures of a row, as JSON can hold them.
 
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
-    on test ("paper"), or of the round chosen on validation ("honest"). A run that diverges has the
-    figures of the rounds before, and `diverged` says why it ended.
+    on test ("paper"), or of the round chosen on validation ("honest"). `area` has the mean over all
+    scored rounds, which says how fast a model learns. A run that diverges has the figures of the
+    rounds before, and `diverged` says why it ended.
     """
     began = time.perf_counter()
     experiments = [_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
@@ -74,6 +76,7 @@ def measure(
         "seeds": options.seeds,
         "seconds": round(time.perf_counter() - began, 1),
         "models": _figures(histories, protocol),
+        "area": _areas(histories),
     }
     if diverged:
         out["diverged"] = diverged
@@ -108,9 +111,25 @@ def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[s
     out: dict[str, list[float]] = {}
     for model in scored[-1].models:
         chosen = [select(history, model, protocol).chosen for history in histories]
-        scores = [record.models[model].scores["test"] for record in chosen]
-        out[model] = [round(100 * (score.accuracy_fallback or 0.0), 4) for score in scores]
+        out[model] = [_accuracy(record, model) for record in chosen]
     return out
+
+
+def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
+    """The mean over the scored rounds, by model and seed."""
+    out: dict[str, list[float]] = {}
+    for history in histories:
+        scored = [record for record in history if record.models]
+        for model in scored[-1].models if scored else ():
+            accuracies = [_accuracy(record, model) for record in scored]
+            out.setdefault(model, []).append(round(statistics.mean(accuracies), 4))
+    return out
+
+
+def _accuracy(record: Round, model: str) -> float:
+    """Test accuracy in percent."""
+    score = record.models[model].scores["test"]
+    return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
 def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Experiment:

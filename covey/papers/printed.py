@@ -55,8 +55,8 @@ def groups() -> Mapping[str, Mapping[str, Group]]:
 
 def cell(row: Row, model: str) -> Cell | None:
     """The printed figure of a model of a row; None where the paper has none."""
-    cells = groups()[row.paper][row.printed].cells
-    return cells.get(row.cells.get(model, ""))
+    group = groups().get(row.paper, {}).get(row.printed, Group())
+    return group.cells.get(row.cells.get(model, ""))
 
 
 def _group(values: Mapping[str, object]) -> Group:

@@ -57,8 +57,8 @@ def claim_cells(claim: Claim) -> tuple[str, ...]:
     return (
         claim.ordering.claim,
         claim.setting,
-        _holds(claim.printed),
-        _holds(claim.ours),
+        _holds(claim.printed, "a figure"),
+        _holds(claim.ours, "not run"),
     )
 
 
@@ -102,9 +102,9 @@ def rows_of_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iter
         yield f"| {' | '.join(row)} |"
 
 
-def _holds(margin: float | None) -> str:
-    """Whether an order holds, and by how many points."""
+def _holds(margin: float | None, otherwise: str) -> str:
+    """Whether an order holds, and by how many points; other words where no figure is known."""
     if margin is None:
-        return "not run"
+        return otherwise
     word = "holds" if margin > 0 else "does not hold"
     return f"{word} ({margin:+.2f})"

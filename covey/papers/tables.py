@@ -8,8 +8,9 @@ ones. With `extends` a table has the methods, orderings and reasons of another. 
 shows those rows of other tables of its paper, and the cells of its `models`.
 
 An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, and all of a group
-are above all of the next; with `by = "best"` only the best of each group are compared. `why` gives
-reasons for differences, by patterns of SETTING/METHOD.
+are above all of the next; with `by = "best"` only the best of each group are compared. With
+`of = "area"` it is about speed: the mean over all rounds is compared. `why` gives reasons for
+differences, by patterns of SETTING/METHOD.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Row:
     tree: Fields
     rounds: int
     score_every: int
-    printed: str  # the group of printed cells
+    printed: str  # the group of printed cells; "" where there is none
     cells: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -74,6 +75,8 @@ class Ordering:
     chain: tuple[tuple[str, ...], ...]  # groups of METHOD:MODEL, from high to low
     by: str = "all"  # or "best"
     settings: str = "*"  # the settings in which it is claimed
+    of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
+    printed: float | None = None  # the gap in points, where the paper prints it and no figures
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 tree=values.get("tree", {}),
                 rounds=values["rounds"],
                 score_every=values.get("score_every", 5),
-                printed=values["printed"],
+                printed=values.get("printed", ""),
                 cells=entry.get("cells", {}),
             )
 

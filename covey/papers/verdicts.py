@@ -79,21 +79,23 @@ def claims(table: Table, results: Results) -> list[Claim]:
     for row in table.rows:
         by_setting.setdefault(row.setting, {})[row.method] = row
 
-    def ours(row: Row, model: str) -> float | None:
-        values = _figures(_valid(results, row), "paper", model)
-        return statistics.mean(values) if values else None
-
     return [
-        Claim(
-            ordering,
-            setting,
-            _margin(ordering, rows, _printed),
-            _margin(ordering, rows, ours),
-        )
+        _claim(ordering, setting, rows, results)
         for ordering in table.orderings
         for setting, rows in by_setting.items()
         if fnmatch.fnmatchcase(setting, ordering.settings)
     ]
+
+
+def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: Results) -> Claim:
+    def ours(row: Row, model: str) -> float | None:
+        values = _figures(_valid(results, row), "paper", model, of=ordering.of)
+        return statistics.mean(values) if values else None
+
+    claimed = ordering.printed
+    if claimed is None:
+        claimed = _margin(ordering, rows, _printed)
+    return Claim(ordering, setting, claimed, _margin(ordering, rows, ours))
 
 
 def counted(listed: Iterable[Line]) -> Counter[Verdict]:
@@ -215,9 +217,9 @@ def _valid(results: Results, row: Row) -> Entry:
     return entry if entry.get("settings") == row.digest() else {}
 
 
-def _figures(entry: Entry, protocol: str, model: str) -> tuple[float, ...]:
+def _figures(entry: Entry, protocol: str, model: str, *, of: str = "models") -> tuple[float, ...]:
     """One figure per seed, in percent."""
-    return tuple(entry.get(protocol, {}).get("models", {}).get(model, ()))
+    return tuple(entry.get(protocol, {}).get(of, {}).get(model, ()))
 
 
 def _models(row: Row, entry: Entry) -> list[str]:
