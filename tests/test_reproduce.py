@@ -254,6 +254,17 @@ def test_a_row_stops_and_goes_on_and_a_longer_run_replaces_it(tmp_path: Path) ->
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
 
 
+def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
+    wrong = replace(small(method="a"), data={"name": "digits", "devices": -1})
+    good = small(method="b")
+    watcher = Silent()
+    with pytest.raises(
+        ConfigError, match=r"1 of 2 rows could not run. The first was pfedme/table1"
+    ):
+        reproduce.reproduce([wrong, good], ("paper",), QUICK, tmp_path, watcher)
+    assert watcher.ran == [f"{good.name} paper"]
+
+
 def test_seeds_side_by_side_have_the_figures_of_each_alone() -> None:
     row = small()
     together = measure(row, "honest", Options(seeds=2))["models"]["global"]

@@ -10,7 +10,7 @@ from typing import Any
 from typing import Protocol as Interface
 
 from covey.data import inventory
-from covey.errors import DataError
+from covey.errors import ConfigError, DataError
 from covey.papers import report, tables
 from covey.papers.measure import Options, Protocol, load, measure
 from covey.papers.results import Store, has, read
@@ -37,17 +37,28 @@ def reproduce(
     folder: Path,
     watcher: Watcher,
 ) -> None:
-    """All rows by the first protocol, then all by the next."""
+    """All rows by the first protocol, then all by the next.
+
+    A row that cannot run does not stop the others; the error comes at the end.
+    """
+    failures = []
     papers = list(dict.fromkeys(row.paper for row in rows))
     with ExitStack() as stack:
         stores = {paper: stack.enter_context(Store(folder, paper)) for paper in papers}
         for protocol in protocols:
             for row in rows:
                 watcher.begin(row, protocol)
-                result = _one(stores[row.paper], row, protocol, options, watcher)
+                result = None
+                try:
+                    result = _one(stores[row.paper], row, protocol, options, watcher)
+                except ConfigError as error:
+                    failures.append(f"{row.paper}/{row.key}: {error}")
                 watcher.end(row, protocol, result)
         for store in stores.values():
             write_page(store.path)
+    if failures:
+        count = f"{len(failures)} of {len(rows) * len(protocols)} rows"
+        raise ConfigError(f"{count} could not run. The first was {failures[0]}")
 
 
 def write_page(path: Path) -> None:
