@@ -26,6 +26,7 @@ from covey.papers.printed import Cell
 from covey.papers.results import Store, has
 from covey.papers.tables import Ordering, Row, Table
 from covey.papers.verdicts import Verdict
+from experiments.papers.summary import summary
 from tests.cli.command import ROOT, covey
 
 TABLES = [tables.read(name) for name in tables.names()]
@@ -390,6 +391,17 @@ def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
 def test_a_share_that_is_none_is_refused() -> None:
     with pytest.raises(SystemExit, match="--share 4/4; give k/n"):
         command.main(["pfedme/table1", "--share", "4/4"])
+
+
+def test_the_page_counts_what_the_results_say() -> None:
+    assert summary() in (ROOT / "docs" / "reproduce.md").read_text()
+    for path in (ROOT / "experiments" / "papers").glob("*.md"):
+        if path.with_suffix(".json").exists():
+            own = [table for table in TABLES if table.paper == path.stem]
+            content = results.read(path.with_suffix(".json"))
+            assert report.markdown(own, content) == path.read_text()
+            keys = {row.key for table in own for row in table.rows}
+            assert set(content) <= keys
 
 
 @pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts and kills processes")
