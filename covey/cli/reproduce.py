@@ -16,6 +16,7 @@ from rich.table import Table as RichTable
 
 from covey.cli.options import AsJson
 from covey.cli.show import print_wide
+from covey.cli.stop import Interrupted, stoppable
 from covey.errors import ConfigError
 from covey.papers import report, tables, verdicts
 from covey.papers import reproduce as papers
@@ -84,8 +85,7 @@ def reproduce(
     options = Options(seeds, rounds, score_every, device, data_dir)
     protocols: Sequence[Protocol] = PROTOCOLS if protocol == "both" else (protocol,)
     if not show:
-        with _progress(Console(stderr=True), len(chosen) * len(protocols)) as watcher:
-            papers.reproduce(chosen, protocols, options, out, watcher)
+        _run(chosen, protocols, options, out)
     keys = {(row.paper, row.key) for row in chosen}
     shown = []
     for table in selected:
@@ -97,6 +97,17 @@ def reproduce(
             _print(table, own, results)
     if as_json:
         print(json.dumps([_as_dict(line) for line in shown]))
+
+
+def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, out: Path) -> None:
+    """Run the rows with a bar; a Ctrl-C leaves those that are done."""
+    console = Console(stderr=True)
+    try:
+        with stoppable(console), _progress(console, len(rows) * len(protocols)) as watcher:
+            papers.reproduce(rows, protocols, options, out, watcher)
+    except KeyboardInterrupt as error:
+        text = f"the rows that are done are in {out}; the same command continues."
+        raise Interrupted(text) from error
 
 
 @contextmanager
