@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
+"""The commands: run, show, predict, personalize, data, plan, advise, reproduce, list, doctor."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.reproduce import reproduce
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -233,6 +234,7 @@ def personalize(
 
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
+app.command(epilog=_EPILOG)(reproduce)
 
 
 @app.command(name="list", epilog=_EPILOG)
