@@ -79,7 +79,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-comp
 build/tools/ready: constraints.txt
 	$(PYTHON) -m venv build/tools
 	build/tools/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		auditwheel build cyclonedx-bom cffconvert
+		auditwheel build cyclonedx-bom
 	touch $@
 
 clean:
