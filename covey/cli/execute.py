@@ -179,7 +179,10 @@ class _Command:
         """The summary and the pictures."""
         config = self.config
         folders = list(folders_of(config, self.folder).values())
-        devices = [from_csv((folder.path / "devices.csv").read_text()) for folder in folders]
+        devices = [
+            from_csv((folder.path / "devices.csv").read_text(encoding="utf-8"))
+            for folder in folders
+        ]
         private = private_part(folders[0].checkpoint)
         summary = summarise(histories, config.protocol, devices, config.learner(), private)
         summary = replace(summary, yardsticks=compare.yardsticks(others, config.protocol))

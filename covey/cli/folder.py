@@ -18,7 +18,6 @@ picture of all.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -28,7 +27,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy
 import safetensors
@@ -36,6 +35,7 @@ import torch
 from safetensors import SafetensorError
 
 import covey
+from covey.cli.lock import try_lock
 from covey.errors import CheckpointError, ConfigError
 from covey.runs import snapshot
 from covey.runs.run import Round, Seed, Which
@@ -72,10 +72,10 @@ class Folder:
     def lock(self) -> Iterator[None]:
         """One process at a time writes here; the lock goes with the process, however it ends."""
         with refused(self.path / ".lock"):
-            file = open(self.path / ".lock", "w")  # noqa: SIM115
+            file = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115
         with file:
             until = time.monotonic() + _PATIENCE
-            while not _locked(file):
+            while not try_lock(file):
                 if time.monotonic() > until:
                     raise ConfigError(
                         f"another run is writing to {self.path}; "
@@ -95,7 +95,7 @@ class Folder:
         part = self.path / f".{name}.part"
         with refused(self.path / name):
             try:
-                with open(part, "w") as file:
+                with open(part, "w", encoding="utf-8") as file:
                     file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
@@ -121,7 +121,7 @@ class Folder:
         """One more line of metrics.jsonl."""
         with (
             refused(self.path / "metrics.jsonl"),
-            open(self.path / "metrics.jsonl", "a") as file,
+            open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file,
         ):
             file.write(json.dumps(record.as_dict()) + "\n")
 
@@ -140,15 +140,6 @@ class Folder:
                     space,
                     algorithm,
                 )
-
-
-def _locked(file: IO[str]) -> bool:
-    """Whether the lock could be had at once."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def create(path: Path) -> Folder:

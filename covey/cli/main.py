@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
+"""The commands: run, show, predict, export, personalize, data, plan, advise, list, doctor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, registry, results, show
+from covey.cli import data, export, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -178,6 +178,7 @@ def run(
 
 app.command(name="show", epilog=_EPILOG)(results.show_run)
 app.command(epilog=_EPILOG)(results.predict)
+app.command(name="export", epilog=_EPILOG)(export.export_command)
 
 
 @app.command(epilog=_EPILOG)
@@ -399,9 +400,6 @@ def _diagnose(config: Config) -> dict[str, Any]:
     experiment = config.experiment(config.seed)
     run = Run(experiment)
     disk = shutil.disk_usage(".")
-    pages = 0
-    if hasattr(os, "sysconf"):
-        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
@@ -416,8 +414,16 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "extras": {extra: _extra(extra, modules) for extra, modules in _EXTRAS.items()},
         "devices": _devices(),
         "disk free": f"{disk.free / 2**30:.1f} GiB",
-        "memory free": f"{pages / 2**30:.1f} GiB",
+        "memory free": _memory_free(),
     }
+
+
+def _memory_free() -> str:
+    """The free memory, where the system says it: macOS and Windows do not."""
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return "unknown on this system"
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return f"{pages / 2**30:.1f} GiB"
 
 
 _EXTRAS = {
@@ -425,6 +431,10 @@ _EXTRAS = {
     "parquet": ("pyarrow",),
     "matlab": ("scipy",),
     "demlearn": ("scipy",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 
