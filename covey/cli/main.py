@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, export, personalize, data, plan, advise, list, doctor."""
+"""The commands: run, show, predict, export, personalize, new, data, plan, advise, list, doctor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, export, registry, results, show
+from covey.cli import data, export, new, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -62,6 +62,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data.app, name="data", epilog=_EPILOG)
+app.add_typer(new.app, name="new", epilog=_EPILOG)
 
 
 def _version(wanted: bool) -> None:
