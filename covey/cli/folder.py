@@ -2,15 +2,22 @@
 
 Every file is replaced whole or not at all.
 
-    config.toml             the resolved experiment: `covey run config.toml` repeats it repeat.txt
-    that line, and the one that continues this run environment.json        versions, machine,
-    threads metrics.jsonl           one line per round checkpoint.safetensors  everything needed to
-    go on, bit for bit checkpoint.previous.safetensors, checkpoint.history.jsonl   the one before
-    it, and the records of both models/NAME.safetensors the parameters of every node that keeps this
-    model, in the round that the table reports models/last/...         the same in the last round
-    data.json               the form of the data: classes, names, scaling; what a new device needs
-    devices.csv             how every device does with every model summary.json, plot.png  what it
-    came to devices.png             who gains and who loses by a model of its own
+    config.toml                 the resolved experiment: `covey run config.toml` repeats it
+    repeat.txt                  that line, and the one that continues this run
+    environment.json            versions, machine, threads
+    metrics.jsonl               one line per round, everything in it
+    metrics.csv                 one row per round, its figures; written when a run ends or stops
+    trackers.json               how many rounds each tracker of --log has
+    checkpoint.safetensors      everything needed to go on, bit for bit
+    checkpoint.history.jsonl    the records of the rounds up to it
+    checkpoint.previous...      the checkpoint before it
+    models/NAME.safetensors     the parameters of every node that keeps this model, in the round
+                                that the table reports
+    models/last/...             the same in the last round
+    data.json                   the form of the data (classes, names, scaling), for new devices
+    devices.csv                 how every device does with every model
+    summary.json, plot.png      what it came to
+    devices.png                 who gains and who loses by a model of its own
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the
 picture of all.

@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, export, new, registry, results, show
+from covey.cli import data, export, new, registry, results, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -124,6 +124,13 @@ def run(
             help="simulator (all devices at once) or loopback (nodes that share nothing; slow).",
         ),
     ] = "simulator",
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="tensorboard, mlflow, wandb, parquet or package.module:Class. May be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment into a folder.
@@ -147,10 +154,13 @@ def run(
       covey run --resume runs/demo-sfedhp-1 rounds=100   resumed for more rounds
 
       covey run my.toml --runtime loopback               nodes that share nothing
+
+      covey run my.toml --log tensorboard                logged while it runs
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     path, changes = split(arguments)
     forced = False
+    makers = trackers.makers(log or [])
     if resume_from is not None:
         if out is not None:
             raise ConfigError(
@@ -158,12 +168,12 @@ def run(
             )
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
-        folder, summary = resume(resume_from, changes, console, sys.argv, runtime)
+        folder, summary = resume(resume_from, changes, console, sys.argv, runtime, makers)
     else:
         config = load_and_note(console, path, changes)
         experiments = Experiments(runtime)
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
-        folder, summary = start(config, out, console, sys.argv, experiments)
+        folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if as_json:
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
