@@ -7,7 +7,6 @@ the settings that take another way through its programs.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -23,7 +22,8 @@ from covey.advice import levers
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.nested import Level, Nested
 from covey.errors import DivergedError
-from covey.runs.run import Seed
+from covey.laws import differences as differences
+from covey.laws import state as state
 from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 from tests import peek
 
@@ -447,46 +447,6 @@ def finished(case: Case, **changes: Any) -> Run:
         pass
     assert_moved(run)
     return run
-
-
-def state(run: Seed) -> dict[str, Any]:
-    """Everything a run holds: the global row, all kept rows with their ids and rounds, the models
-    of their chosen rounds, the meter, the records but for time."""
-    out: dict[str, Any] = {"global": run.w.clone()}
-    for name in run.models(scored=False):
-        chosen = run.snapshot(name, "chosen")
-        out |= {
-            f"chosen {name}.round": chosen.round,
-            f"chosen {name}.ids": chosen.ids,
-            f"chosen {name}": chosen.rows,
-        }
-        out |= {f"chosen {name} {key}": part.rows for key, part in chosen.beside.items()}
-    for tier, name, ids, rounds, rows in peek.columns(run):
-        out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
-    out["meter"] = json.dumps(sorted(run.meter.state()))
-    out["history"] = json.dumps(
-        [{**record.as_dict(), "seconds": 0.0, "spent": {}} for record in run.history],
-        sort_keys=True,
-    )
-    return out
-
-
-def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    """Where two states differ in a bit, and by how much."""
-    assert left.keys() == right.keys()
-    out = []
-    for key, mine in left.items():
-        if isinstance(mine, Tensor):
-            if not torch.equal(mine, right[key]):
-                far = (
-                    (mine - right[key]).abs().max().item()
-                    if mine.shape == right[key].shape
-                    else "another shape"
-                )
-                out.append(f"{key}: {far}")
-        elif mine != right[key]:
-            out.append(f"{key}: {mine} is not {right[key]}")
-    return out
 
 
 def assert_moved(run: Run, least: float = 0.05) -> None:
