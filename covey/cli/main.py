@@ -25,6 +25,7 @@ from covey.cli import data, registry, results, show
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
+from covey.cli.compare import compare
 from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
@@ -233,6 +234,7 @@ def personalize(
 
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
+app.command(epilog=_EPILOG)(compare)
 
 
 @app.command(name="list", epilog=_EPILOG)
