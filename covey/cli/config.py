@@ -178,6 +178,12 @@ def read(table: dict[str, Any]) -> Config:
     return config
 
 
+def change(table: dict[str, Any], text: str) -> None:
+    """Make one change such as "algorithm.lam1=15" in a table such as a file holds."""
+    _apply(table, [text], [])
+    _resolve_paths(table, Path.cwd())
+
+
 def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
         return tomllib.loads(DEMO.read_text())

@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
+"""The commands: run, compare, sweep, show, predict, personalize, data, plan, advise and more."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.sweep import sweep
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -235,6 +236,7 @@ def personalize(
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
 app.command(epilog=_EPILOG)(compare)
+app.command(epilog=_EPILOG)(sweep)
 
 
 @app.command(name="list", epilog=_EPILOG)
@@ -427,6 +429,7 @@ _EXTRAS = {
     "parquet": ("pyarrow",),
     "matlab": ("scipy",),
     "demlearn": ("scipy",),
+    "optuna": ("optuna",),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 

@@ -28,7 +28,7 @@ class Wilcoxon:
     method: Literal["exact", "normal", "none"]
 
 
-def wilcoxon(differences: Sequence[float]) -> Wilcoxon:
+def wilcoxon(differences: Sequence[float] | Vector) -> Wilcoxon:
     """The signed-rank test; differences of 0 are left out, as Wilcoxon did.
 
     The p-value is exact for up to 50 pairs without ties. Else it is that of the normal

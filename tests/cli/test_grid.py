@@ -46,7 +46,7 @@ def test_processes_answer_fail_and_die_without_the_others() -> None:
         answers[job.name] = answer
 
     pool.run(work, plan, done, processes=2)
-    assert answers["job raise"] == {"error": "ArithmeticError: no number"}
+    assert answers["job raise"] == {"error": "ArithmeticError: no number", "retry": True}
     assert "exit code -9" in answers["job die"]["error"]
     squares = [answers[f"job {number}"]["square"] for number in (1, 2, 3, 4)]
     assert squares == [1, 4, 9, 16]

@@ -34,8 +34,8 @@ def start(
 def run(folder: Store, jobs: int, told: Told) -> Result:
     """All cells that are left, then the tables and figures as files."""
     with store.locked(folder):
+        folder.retry_failures()
         comparison = Comparison(folder, jobs)
-        comparison.retry_failures()
 
         def done(job: Job, answer: Answer) -> None:
             comparison.add(job, answer)

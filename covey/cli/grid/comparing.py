@@ -30,7 +30,7 @@ class Comparison:
         self.methods = [Method.read(values) for values in plan["methods"]]
         self.seeds = list(range(self.config.seed, self.config.seed + self.config.seeds))
         self._processes = processes
-        axes = [_read_axis(values) for values in plan["axes"]]
+        axes = [read_axis(values) for values in plan["axes"]]
         curvature = None
         if plan["curvature"] is not None:
             curvature = Curvature(**plan["curvature"])
@@ -45,12 +45,6 @@ class Comparison:
     @property
     def finished(self) -> int:
         return len(self.store.answers)
-
-    def retry_failures(self) -> None:
-        """Let cells run again that failed otherwise than by diverging."""
-        for name, answer in list(self.store.answers.items()):
-            if "error" in answer and not answer.get("diverged"):
-                self.store.forget(name)
 
     def jobs(self) -> list[Job]:
         """What can run now: trials first, then the final runs of methods that are tuned."""
@@ -71,7 +65,8 @@ class Comparison:
             own = answer
             if "seeds" in answer:
                 own = answer["seeds"][str(seed)]
-            self.store.add(f"{label}/seed-{seed}", own)
+            algorithm = job.arguments["config"]["algorithm"]
+            self.store.add(f"{label}/seed-{seed}", {"algorithm": algorithm, **own})
 
     def trial_names(self, method: Method) -> list[str]:
         """The names of a method's trials, run or not; there are none where nothing is tuned."""
@@ -112,6 +107,19 @@ class Comparison:
             return None
         return settings[best]
 
+    def finals(self, method: Method) -> dict[int, Answer]:
+        """The answers of the seeds that have run with the chosen settings."""
+        settings = self.chosen(method)
+        if settings is None:
+            return {}
+        algorithm = {**method.algorithm, **settings}
+        out = {}
+        for seed in self.seeds:
+            answer = self.store.answers.get(f"{method.label}/seed-{seed}")
+            if answer is not None and answer.get("algorithm") == algorithm:
+                out[seed] = answer
+        return out
+
     def _trial_jobs(self, method: Method) -> list[Job]:
         if self.trials == 1:
             return []
@@ -129,8 +137,8 @@ class Comparison:
         settings = self.chosen(method)
         if settings is None:
             return []
-        names = {seed: f"{method.label}/seed-{seed}" for seed in self.seeds}
-        left = [seed for seed, name in names.items() if name not in self.store.answers]
+        done = self.finals(method)
+        left = [seed for seed in self.seeds if seed not in done]
         size = max(1, len(self.methods) * len(self.seeds) // self._processes)
         jobs = []
         for start in range(0, len(left), size):
@@ -156,5 +164,6 @@ def _tuner(method: Method, curvature: Curvature | None, axes: Sequence[Axis]) ->
     return Tuner(algorithm, curvature, tuple(own))
 
 
-def _read_axis(values: dict[str, Any]) -> Axis:
+def read_axis(values: dict[str, Any]) -> Axis:
+    """An axis from what `asdict` gave, perhaps by way of JSON."""
     return Axis(**{**values, "values": tuple(values["values"])})

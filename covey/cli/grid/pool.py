@@ -19,7 +19,10 @@ from typing import Any
 from covey.errors import CoveyError, DivergedError
 
 Answer = dict[str, Any]
-"""What a job came to, as JSON can hold it; that of one which failed has an "error"."""
+"""What a job came to, as JSON can hold it; that of one which failed has an "error".
+
+"retry" is set where another attempt may end otherwise.
+"""
 Work = Callable[[dict[str, Any]], Answer]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -85,7 +88,7 @@ def safely(work: Work, arguments: dict[str, Any]) -> Answer:
     except CoveyError as error:
         return {"error": str(error)}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
+        return {"error": f"{type(error).__name__}: {error}"[:500], "retry": True}
 
 
 @dataclass(eq=False)
@@ -153,7 +156,8 @@ class _Crew:
             self._workers.remove(worker)
             worker.connection.close()
             code = worker.process.exitcode
-            return {"error": f"its process ended with exit code {code}, as when memory runs out"}
+            reason = f"its process ended with exit code {code}, as when memory runs out"
+            return {"error": reason, "retry": True}
         return answer
 
     def _start(self) -> _Worker:

@@ -117,7 +117,7 @@ def collect(comparison: Comparison) -> Result:
     devices: dict[str, list[list[DeviceScore]]] = {}
     modelled = comparison.config.radio is not None
     for method in comparison.methods:
-        finals = _finals(comparison, method)
+        finals = list(comparison.finals(method).values())
         whole = [answer for answer in finals if "history" in answer]
         if whole:
             read = [[record.read(each) for each in answer["history"]] for answer in whole]
@@ -125,13 +125,6 @@ def collect(comparison: Comparison) -> Result:
             devices[method.title] = [from_csv(answer["devices"]) for answer in whole]
         rows.append(_row(comparison, method, finals, histories.get(method.title, []), modelled))
     return Result(rows, _all_pairs(rows, devices), asdict(comparison.budget), modelled, histories)
-
-
-def _finals(comparison: Comparison, method: Method) -> list[dict[str, Any]]:
-    """The answers of a method's seeds that have ended."""
-    answers = comparison.store.answers
-    names = [f"{method.label}/seed-{seed}" for seed in comparison.seeds]
-    return [answers[name] for name in names if name in answers]
 
 
 def _row(

@@ -48,9 +48,11 @@ class Store:
             name = str(path.relative_to(cells).with_suffix(""))
             self.answers[name] = _read_json(path)
 
-    def forget(self, name: str) -> None:
-        """Drop an answer, so that its cell runs again."""
-        del self.answers[name]
+    def retry_failures(self) -> None:
+        """Forget cells whose process died or met an unexpected error, so that they run again."""
+        for name, answer in list(self.answers.items()):
+            if answer.get("retry"):
+                del self.answers[name]
 
     def _cell(self, name: str) -> Path:
         return self.path / "cells" / f"{name}.json"
