@@ -53,6 +53,10 @@ _PATIENCE = (
 )
 
 
+_LEFT = (".lock", ".config.toml.part", ".grid.json.part")
+"""What a command that was killed at its very start leaves in a folder."""
+
+
 class Folder:
     """One folder of one seed, or the folder of all of them."""
 
@@ -156,7 +160,7 @@ def create(path: Path) -> Folder:
     """
     _mkdir(path)
     with refused(path):
-        if any(entry.name not in (".lock", ".config.toml.part") for entry in path.iterdir()):
+        if any(entry.name not in _LEFT for entry in path.iterdir()):
             raise ConfigError(
                 f"{path} is not empty; give another --out, or continue it with --resume {path}."
             )

@@ -25,6 +25,7 @@ from covey.cli import data, export, new, registry, results, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
+from covey.cli.compare import compare
 from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
@@ -32,6 +33,7 @@ from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
 from covey.cli.reproduce import reproduce
+from covey.cli.sweep import sweep
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -247,6 +249,8 @@ def personalize(
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
 app.command(epilog=_EPILOG)(reproduce)
+app.command(epilog=_EPILOG)(compare)
+app.command(epilog=_EPILOG)(sweep)
 
 
 @app.command(name="list", epilog=_EPILOG)
@@ -448,6 +452,7 @@ _EXTRAS = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
+    "optuna": ("optuna",),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 
 import covey
 from covey.cli import recover
-from covey.cli.assemble import Experiments
+from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
@@ -27,14 +26,8 @@ from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, CoveyError, DivergedError
 from covey.report.summary import summarise
 from covey.runs.devices import to_csv
-from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs
 from covey.runs.tracker import to_csv as rounds_csv
-
-_ROWS = 8
-"""The max number of rows that a device holds: kept rows, a second copy of them for a round that
-fails, and working rows.
-"""
 
 Histories = list[list[Round]]
 
@@ -62,7 +55,7 @@ class Start:
         """The runs of the first seeds that go in one go."""
         seeds = list(range(config.seed, config.seed + config.seeds))
         each = [experiments.of(config, seed) for seed in seeds]
-        groups = _groups(seeds, each, experiments.runtime)
+        groups = side_by_side(seeds, each, experiments.runtime)
         return Start(
             groups,
             covey.runs(each[: len(groups[0])], runtime=experiments.runtime),
@@ -138,7 +131,7 @@ class Seeds:
         if self.start is not None:
             return list(self.start.groups)
         each = [self.experiments.of(self.config, seed) for seed in seeds]
-        return _groups(seeds, each, self.experiments.runtime)
+        return side_by_side(seeds, each, self.experiments.runtime)
 
     def _run(self, seeds: list[int], done: dict[int, list[Round]]) -> dict[str, Any]:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
@@ -249,20 +242,6 @@ class Seeds:
         if line not in self.printed:
             self.printed.add(line)
             self.console.print(line)
-
-
-def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -> list[list[int]]:
-    """The seeds in groups that run side by side.
-
-    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
-    """
-    first = experiments[0]
-    parameters = sum(parameter.numel() for parameter in first.model.parameters())
-    row = parameters * torch.finfo(first.dtype).bits // 8
-    size = 1
-    if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
-        size = max(1, first.memory // (_ROWS * row * first.tree.devices))
-    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 
 
 def _save(runs: Runs, folders: list[Folder]) -> None:
