@@ -21,7 +21,7 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, export, new, registry, results, show, trackers
+from covey.cli import data, export, new, registry, results, runs, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
@@ -32,8 +32,10 @@ from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.report import report, write_after_run
 from covey.cli.reproduce import reproduce
 from covey.cli.sweep import sweep
+from covey.cli.watch import watch
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -178,9 +180,11 @@ def run(
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
         folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if as_json:
+        write_after_run(folder.path, console)
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
+    write_after_run(folder.path, console)
     pictures = ["plot.png", "devices.png"]
     if summary.yardsticks:
         pictures.append("compare.png")
@@ -190,6 +194,8 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
+app.command(name="runs", epilog=_EPILOG)(runs.list_runs)
+app.command(epilog=_EPILOG)(watch)
 app.command(name="show", epilog=_EPILOG)(results.show_run)
 app.command(epilog=_EPILOG)(results.predict)
 app.command(name="export", epilog=_EPILOG)(export.export_command)
@@ -246,6 +252,7 @@ def personalize(
     show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
+app.command(epilog=_EPILOG)(report)
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
 app.command(epilog=_EPILOG)(reproduce)

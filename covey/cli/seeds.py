@@ -19,6 +19,7 @@ from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
+from covey.cli.recording import Recorder
 from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.cli.tracked import Tracked
@@ -140,12 +141,14 @@ class Seeds:
         self._print_once(f"engine: {escape(runs.engine['sentence'])}")
         for note in runs.notes:
             self._print_once(f"note: {note}")
-        for run, folder in zip(runs.seeds, folders, strict=True):
-            folder.metrics(run.history)
-            folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+        recorders = [Recorder(folder) for folder in folders]
+        for run, recorder in zip(runs.seeds, recorders, strict=True):
+            recorder.folder.metrics(run.history)
+            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+            recorder.begin(run, self.config.method())
         with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
-            self._rounds(runs, seeds, folders, tracked)
-            _save(runs, folders)
+            self._rounds(runs, seeds, recorders, tracked)
+            _save(runs, recorders)
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
         return runs.engine
 
@@ -189,7 +192,7 @@ class Seeds:
         self,
         runs: Runs,
         seeds: list[int],
-        folders: list[Folder],
+        recorders: list[Recorder],
         tracked: Sequence[Tracked],
     ) -> None:
         """Every round, shown and written down.
@@ -211,22 +214,25 @@ class Seeds:
                 for records in runs:
                     self.stop.check()
                     show(records)
-                    for record, folder, trackers in zip(records, folders, tracked, strict=True):
-                        folder.append(record)
+                    parts = zip(runs.seeds, records, recorders, tracked, strict=True)
+                    for run, record, recorder, trackers in parts:
+                        recorder.folder.append(record)
+                        recorder.add(run)
                         trackers.log(record)
-                    self._checkpoint(runs, folders)
+                    self._checkpoint(runs, recorders)
             except (KeyboardInterrupt, SystemExit, CoveyError) as error:
                 # SystemExit: nobody reads the output any more.
                 if not isinstance(error, CheckpointError):
-                    _save(runs, folders)
+                    _save(runs, recorders)
                 raise
 
-    def _checkpoint(self, runs: Runs, folders: list[Folder]) -> None:
+    def _checkpoint(self, runs: Runs, recorders: list[Recorder]) -> None:
         """Save every so many rounds; the last is saved with everything else."""
         due = runs.round % self.config.checkpoint_every == 0
         if due and runs.round < self.config.rounds:
-            for run, folder in zip(runs.seeds, folders, strict=True):
-                run.save(folder.checkpoint)
+            for run, recorder in zip(runs.seeds, recorders, strict=True):
+                recorder.sync(run)
+                run.save(recorder.folder.checkpoint)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:
@@ -244,15 +250,17 @@ class Seeds:
             self.console.print(line)
 
 
-def _save(runs: Runs, folders: list[Folder]) -> None:
+def _save(runs: Runs, recorders: list[Recorder]) -> None:
     """Save every run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
     """
-    for run, folder in zip(runs.seeds, folders, strict=True):
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        folder = recorder.folder
         if run.round == run.experiment.rounds:
             folder.models(run)
             folder.write("devices.csv", to_csv(run.devices()))
         folder.metrics(run.history)
         folder.write("metrics.csv", rounds_csv(run.history))
+        recorder.sync(run)
         run.save(folder.checkpoint)
