@@ -98,16 +98,14 @@ def test_a_live_page_follows_its_run(visitor: Visitor, server: Server) -> None:
     page.check("input[name=colour][value=gain]", force=True)
     page.evaluate("scrollTo(0, 700)")
     server.tell("facts", after(12))
-    page.wait_for_function("document.querySelector('.facts-line').textContent.includes('12 of 20')")
+    page.locator(".facts-line", has_text="12 of 20").wait_for()
     assert page.locator(".detail .who").inner_text().strip() == "Device 5"
     assert page.is_checked("input[name=colour][value=gain]")
     assert page.locator("#devices tbody tr").count() == 12
     assert page.evaluate("scrollY") == 700
     server.tell("end", after(20, running=False))
     page.wait_for_selector("#live.off")
-    page.wait_for_function(
-        "document.querySelector('.facts-line').textContent.includes('20 rounds')"
-    )
+    page.locator(".facts-line", has_text="20 rounds").wait_for()
     wanted = {"", "events", "facts.json"}
     asked = {url.removeprefix(server.address) for url in visitor.requests}
     assert asked == wanted
@@ -120,5 +118,5 @@ def test_a_lost_connection_is_said_and_made_up_for(visitor: Visitor, server: Ser
     server.tell(DROP, after(9))
     page.wait_for_selector("#live.lost")
     page.wait_for_selector("#live.on")
-    page.wait_for_function("document.querySelector('.facts-line').textContent.includes('9 of 20')")
+    page.locator(".facts-line", has_text="9 of 20").wait_for()
     visitor.requests.clear()

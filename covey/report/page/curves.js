@@ -29,7 +29,7 @@ function curvesPart() {
   const band = run.scored.length > 1
     ? ` Lines are means over ${run.scored.length} seeds, bands one standard deviation.`
     : " Rings and numbers: the chosen round.";
-  return section("curves", "Every tier's model", run.metric.rule + band, tools,
+  return section("curves", "Every tier's model", run.metric.rule + band + run.labelNote, tools,
     h("div", { class: "panel" }, lines(curvesSpec), besideChoices()));
 }
 
@@ -63,7 +63,7 @@ function curvesSpec() {
   const own = ownSeries(run, axis, scale);
   const end = Math.max(...own.flatMap((series) => series.xs));
   const series = [...rivals().map((rival) => rivalSeries(rival, axis, scale, end)), ...own];
-  const start = axis === "rounds" ? Math.min(1, own[0].xs[0]) : 0;
+  const start = axis === "rounds" ? own[0].xs[0] : 0;
   return {
     height: 380,
     label: curvesLabel(series, axis),
@@ -96,7 +96,7 @@ function ownSeries(run, axis, scale) {
     const places = xs.map((x) => x / scale);
     if (state.worst && name === seed.main && hasWorst(seed)) out.push(worstSeries(name, places));
     out.push({
-      name: run.label(name),
+      name: name,
       tail: run.metric.bare(run.figure(name).mean),
       xs: places,
       ys,

@@ -139,7 +139,7 @@ function deviceTip(seed, device, main, base, others, i) {
   const name = seed.nodeName(seed.leaf, device);
   const out = [
     h("b", {}, `${name} · ${plural(seed.population.test[device], "test example")}`),
-    tipLine(modelDot(seed, seed.main), seed.run.label(seed.main), metric.text(main)),
+    tipLine(modelDot(seed, seed.main), seed.main, metric.text(main)),
   ];
   if (isKnown(base)) out.push(tipLine(modelDot(seed, seed.global), "global", metric.text(base)));
   for (const { name: other, kind, values } of others) {
@@ -152,7 +152,7 @@ function devicesLegend(seed) {
   const key = (mark, text) => h("span", { class: "key" }, mark, text);
   const hollow = (colour) => h("span", { class: "dot hollow", style: `border-color:var(${colour})` });
   const stem = (colour) => h("span", { class: "stem", style: `background:var(${colour})` });
-  const keys = [key(modelDot(seed, seed.main), seed.run.label(seed.main))];
+  const keys = [key(modelDot(seed, seed.main), seed.main)];
   const hasGain = !gainReason(seed);
   if (hasGain) keys.push(key(hollow("--server"), "global"));
   const [rival] = pairedRivals();
@@ -196,7 +196,7 @@ function deviceColumns(seed) {
   ];
   for (const name of seed.modelNames().filter((model) => seed.sums(model))) {
     const of = (device) => seed.deviceValue(name, device);
-    out.push(column(seed.run.label(name), of, metric.text));
+    out.push(column(name, of, metric.text));
   }
   for (const { paired, model, name } of pairedRivals()) {
     out.push(column(name, (device) => paired.deviceValue(model, device), metric.text));

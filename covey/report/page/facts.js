@@ -119,6 +119,12 @@ class Seed {
     return this.size(tier) > 1 ? `${tier} ${id}` : tier;
   }
 
+  /** The name as a heading; a name from the data stays as it is. */
+  nodeTitle(tier, id) {
+    const name = this.nodeName(tier, id);
+    return this.facts.names?.[tier]?.[id] ? name : capital(name);
+  }
+
   parent(tier, id) {
     return this.facts.parents[tier][id];
   }
@@ -257,8 +263,10 @@ class Run {
     return this.scored[0];
   }
 
-  label(model) {
-    return this.facts.labels?.[model] || model;
+  /** What the names of models leave unsaid, such as the private layers they are scored with. */
+  get labelNote() {
+    const labels = Object.values(this.facts.labels || {});
+    return labels.length ? ` In full: ${labels.join(", ")}.` : "";
   }
 
   /** The gain of a value over a base; null where either is unknown or the base is 0. */

@@ -57,7 +57,7 @@ class Plot {
 
   /** Horizontal grid lines with their values. */
   grid(svg, text, cap = Infinity) {
-    const count = clamp(Math.floor(this.height / 48), 2, 6);
+    const count = clamp(Math.floor(this.height / 42), 2, 6);
     for (const value of ticks(this.y0, Math.min(this.y1, cap), count)) {
       const y = this.y(value);
       svg.append(
@@ -68,7 +68,7 @@ class Plot {
 
   /** Values below the plot; the last one carries the unit. */
   axis(svg, text, unit, integers) {
-    const values = ticks(this.x0, this.x1, Math.min(8, this.width / 80), integers);
+    const values = ticks(this.x0, this.x1, Math.min(8, this.width / 60), integers);
     values.forEach((value, i) => {
       const isLast = i === values.length - 1;
       const word = unit === "rounds" && value === 1 ? "round" : unit;

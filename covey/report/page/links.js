@@ -71,7 +71,7 @@ function layersPart() {
   if (!run.scored.length) return null;
   const names = seed.modelNames().filter((name) => Object.keys(seed.models[name].layers).length);
   if (!names.length) return null;
-  const cuts = names.map((name) => `${run.label(name)} ${short(seed.models[name].cut)}`).join(", ");
+  const cuts = names.map((name) => `${name} ${short(seed.models[name].cut)}`).join(", ");
   const note = `The share of weights that are not zero, above the cut (${cuts}), in each model's ` +
     "chosen round.";
   const layers = Object.keys(seed.models[names[0]].layers);
@@ -81,7 +81,7 @@ function layersPart() {
     h("div", {}, names.map((name) => layerBar(run, seed, name, layer))),
   ]);
   const keys = names.map((name) =>
-    h("span", { class: "key" }, modelDot(seed, name), run.label(name)));
+    h("span", { class: "key" }, modelDot(seed, name), name));
   return section("layers", "Sparsity, layer by layer", note, null,
     h("div", { class: "panel" }, h("div", { class: "layers" }, rows),
       h("div", { class: "legend" }, keys)));
@@ -91,7 +91,7 @@ function layerBar(run, seed, name, layer) {
   const share = figureOf(run.scored.map((each) => each.models[name]?.layers[layer])).mean;
   const fill = `width:${100 * share}%;background:var(${modelColour(seed, name)})`;
   return h("div", { class: "row" },
-    h("div", { class: "track", title: `${run.label(name)}: ${percent(share)} %` },
+    h("div", { class: "track", title: `${name}: ${percent(share)} %` },
       h("i", { style: fill })),
     h("span", {}, `${percent(share)} %`));
 }

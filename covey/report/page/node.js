@@ -2,7 +2,7 @@
 
 function showNode(host, seed, { tier, id }) {
   const about = h("div", {},
-    h("div", { class: "who" }, tierDot(seed, tier), capital(seed.nodeName(tier, id))),
+    h("div", { class: "who" }, tierDot(seed, tier), seed.nodeTitle(tier, id)),
     h("p", { class: "note" }, nodeNote(seed, tier, id)),
     nodeFacts(seed, tier, id));
   const curve = h("div", {},
@@ -54,7 +54,7 @@ function modelFacts(add, seed, tier, id) {
   for (const name of nodeModels(seed, tier)) {
     if (!seed.sums(name)) continue;
     const value = metric.text(seed.value(name, span));
-    add(modelDot(seed, name), seed.run.label(name), value, small(seed.chosenTally(name, span)));
+    add(modelDot(seed, name), name, value, small(seed.chosenTally(name, span)));
   }
   for (const { paired, model, name, kind } of pairedRivals()) {
     const value = metric.text(paired.value(model, span));
@@ -122,7 +122,7 @@ function nodeSpec(seed, tier, id) {
     colour: "--other", width: 1.4, strong: false, quiet: true, opacity: 0.8,
   }));
   const own = nodeModels(seed, tier).filter((name) => seed.sums(name)).reverse().map((name) => ({
-    name: seed.run.label(name),
+    name: name,
     ...nodeCurve(seed, name, span),
     colour: modelColour(seed, name),
     width: name === seed.modelOf(tier) ? 2.4 : 1.6,

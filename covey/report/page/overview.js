@@ -51,7 +51,7 @@ function roundsText(run) {
 function lead(run) {
   const seed = run.first;
   const value = run.figure(seed.main).mean;
-  const whose = seed.personal ? "each device's own model" : `the ${run.label(seed.main)} model`;
+  const whose = seed.personal ? "each device's own model" : `the ${seed.main} model`;
   const shown = h("b", {}, run.metric.text(value));
   const opening = run.metric.name === "accuracy"
     ? [shown, ` of test examples are right with ${whose}`]
@@ -73,7 +73,8 @@ function comparisons(run, value) {
   const known = gains.filter(([gain]) => isKnown(gain));
   return known.map(([gain, name], i) => {
     const before = i === 0 ? ": " : i === known.length - 1 ? " and " : ", ";
-    const unit = i === 0 ? ` ${run.metric.gainUnit}` : "";
+    const isSaid = i > 0 && run.metric.gainUnit === "points";
+    const unit = isSaid ? "" : ` ${run.metric.gainUnit}`;
     const shown = run.metric.better > 0 ? signed(gain) : signed(-gain);
     return [before, h("b", {}, shown), `${unit} against ${name}`];
   });
@@ -122,7 +123,7 @@ function modelTile(run, seed, name) {
     isKnown(worst) ? `worst tenth ${percent(worst)} %` : null,
     run.seeds.length > 1 ? null : `in round ${seed.models[name].chosen}`,
   ];
-  const title = `${capital(run.label(name))} model${count > 1 ? "s" : ""}`;
+  const title = `${capital(name)} model${count > 1 ? "s" : ""}`;
   return tile(modelDot(seed, name), title, run.metric.bare(value), run.metric.unit, ...notes);
 }
 

@@ -5,24 +5,38 @@ function settingsPart() {
   const other = state.facts.runs.find((each) => each !== run);
   const note = "Everything that decides the run" +
     (other ? `; marked where it differs from ${other.title}.` : ".");
-  const groups = Object.entries(settingGroups(run)).map(([group, settings]) =>
-    h("div", {}, h("h3", {}, capital(group)),
-      h("dl", { class: "facts" }, Object.entries(settings).map(([key, value]) =>
-        settingRow(key, value, other && settingGroups(other)[group]?.[key])))));
+  const theirs = other ? settingGroups(other) : {};
+  const groups = Object.entries(settingGroups(run)).map(([group, settings]) => {
+    const rows = Object.entries(settings).map(([key, value]) =>
+      settingRow(key, value, theirs[group]?.[key]));
+    return rows.length ? h("div", {}, h("h3", {}, capital(group)), h("dl", { class: "facts" }, rows)) : null;
+  });
   return section("settings", "Settings", note, null,
     h("div", { class: "panel" }, commandLine(run.facts.command),
       h("div", { class: "settings" }, groups)));
 }
 
-/** The tables of the file; its single keys are the table "run". */
+/** The tables of the file; its single keys are the table "run". Inner tables have dotted keys. */
 function settingGroups(run) {
   const groups = { run: {} };
   for (const [key, value] of Object.entries(run.facts.settings)) {
-    const isTable = value && typeof value === "object" && !Array.isArray(value);
-    if (isTable) groups[key] = value;
+    if (isTable(value)) groups[key] = flattened(value);
     else groups.run[key] = value;
   }
   return groups;
+}
+
+function isTable(value) {
+  return value !== null && typeof value === "object" && !Array.isArray(value);
+}
+
+function flattened(settings, before = "") {
+  const out = {};
+  for (const [key, value] of Object.entries(settings)) {
+    if (isTable(value)) Object.assign(out, flattened(value, `${before}${key}.`));
+    else out[before + key] = value;
+  }
+  return out;
 }
 
 function settingRow(key, value, theirs) {
@@ -34,7 +48,9 @@ function settingRow(key, value, theirs) {
 function settingText(value) {
   if (value === null || value === undefined) return "none";
   if (Array.isArray(value)) return value.map(settingText).join(", ") || "none";
-  if (typeof value === "object") return JSON.stringify(value);
+  if (isTable(value)) {
+    return Object.entries(value).map(([key, inner]) => `${key} = ${settingText(inner)}`).join(", ");
+  }
   return String(value);
 }
 

@@ -378,8 +378,8 @@ class TreeView {
     const step = layout.width / count;
     const room = Math.min(step - 2 * radius - 16, step / 2 - radius + 8);
     if (room > 44) {
-      const text = clipped(this.seed.nodeName(tier, id), Math.floor(room / 7));
-      return s("text", { x: x + radius + 12, y: y + 4, class: "node-name" }, text);
+      const text = clipped(this.seed.nodeName(tier, id), Math.floor(room / 6.5));
+      return s("text", { x: x + radius + 7, y: y + 4, class: "node-name" }, text);
     }
     if (step > 26) {
       return s("text", { x: x + radius + 4, y: y - radius + 1, class: "node-number" }, String(id));
