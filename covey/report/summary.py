@@ -276,7 +276,7 @@ def _gains(
     pairs = []
     for lines in devices:
         pairs += _pairs(lines, model, other)
-    gains = [_gain(line, base) for line, base in pairs]
+    gains = [device_gain(line, base) for line, base in pairs]
     points = [gain for gain in gains if gain is not None]
     figure: Literal["accuracy", "rmse"] = "accuracy"
     if any(line.accuracy is None for line, _ in pairs):
@@ -307,7 +307,7 @@ def _pairs(
     return [(line, bases[line.device]) for line in held if line.device in bases]
 
 
-def _gain(line: DeviceScore, base: DeviceScore) -> float | None:
+def device_gain(line: DeviceScore, base: DeviceScore) -> float | None:
     """The gain of a device over its base: points of accuracy, or per cent of the RMSE."""
     if line.accuracy is not None and base.accuracy is not None:
         return 100 * (line.accuracy - base.accuracy)

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from covey.engine.sentence import sentence, solvers
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
-from covey.runs import checkpoint, models, record
+from covey.runs import checkpoint, fingerprint, models, record
 from covey.runs.build import build
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
@@ -80,12 +81,13 @@ class Runs(Iterator[tuple[Round, ...]]):
         runtime: str = "simulator",
     ) -> None:
         self.experiments = tuple(experiments)
-        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
+        rows = [experiment.initial() for experiment in self.experiments]
+        self._fingerprints = list(map(fingerprint.of, self.experiments, rows))
         if reason := difference(self.experiments, self._fingerprints):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
-        built = build(self.experiments, runtime)
+        built = build(self.experiments, torch.stack(rows), runtime)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out

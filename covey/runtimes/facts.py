@@ -23,6 +23,8 @@ from covey.types import Ids
 
 ReportChunk = tuple[str, Ids, Tensor]
 """(tier, ids, figures [n, k]) of some nodes."""
+Report = tuple[Ids, Tensor]
+"""(ids, figures [n, k]) of the nodes of one seed, whose ids count from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +43,8 @@ class Played:
     """How many gradients all devices evaluated on their data."""
     traffic: Sequence[Mapping[Key, Traffic]]
     """What crossed each link."""
-    reports: Sequence[Mapping[str, tuple[Tensor, Tensor]]]
-    """Figures of single nodes by name: (ids, figures [n, k]), in id order."""
+    reports: Sequence[Mapping[str, Report]]
+    """Figures of single nodes by name, in id order."""
     needs: Mapping[str, set[str]]
     """What devices recalled to predict with each model."""
     environment: Sequence[Any] | None
@@ -134,10 +136,14 @@ class Facts:
         reports = []
         for name, chunks in self.reports.items():
             for tier, ids, figures in chunks:
-                reports.append([name, tier, ids.tolist(), figures.tolist()])
+                report = [name, tier, ids.tolist(), figures.tolist()]
+                reports.append(report)
         cohorts = {}
         for tier, numbers in self.cohorts.items():
             cohorts[tier] = torch.cat(numbers).tolist()
+        needs = {}
+        for model, names in self.needs.items():
+            needs[model] = sorted(names)
         return {
             "traffic": self.meters[0].state(),
             "node_bytes": self.node_bytes.as_list(),
@@ -145,7 +151,7 @@ class Facts:
             "notes": notes,
             "gradients": float(self.gradients[0]),
             "reports": reports,
-            "needs": {model: sorted(names) for model, names in self.needs.items()},
+            "needs": needs,
         }
 
     def merge(self, facts: Mapping[str, Any]) -> None:
@@ -171,9 +177,10 @@ class Facts:
 
     def _cohorts(self) -> list[dict[str, list[int]]]:
         """The ids of those asked, by seed and tier; each seed counts from 0."""
-        out: list[dict[str, list[int]]] = [{} for _ in range(self.tree.copies)]
+        out: list[dict[str, list[int]]] = [{} for _ in self.meters]
         for tier, chunks in self.cohorts.items():
-            ids = np.unique(torch.cat(chunks).numpy())
+            asked = torch.cat(chunks).numpy()
+            ids = np.unique(asked)
             size = self.tree.size(tier) // self.tree.copies
             copy = ids // size
             for number, cohorts in enumerate(out):
@@ -194,15 +201,16 @@ class Facts:
                 out[copy][key] = own
         return out
 
-    def _reports(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    def _reports(self) -> list[dict[str, Report]]:
         """(ids, figures) of single nodes, by seed and name, in id order."""
-        out: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(self.tree.copies)]
+        out: list[dict[str, Report]] = [{} for _ in self.meters]
         for name, chunks in sorted(self.reports.items()):
-            tier = chunks[0][0]
-            ids = torch.cat([numbers for _, numbers, _ in chunks])
-            figures = torch.cat([values.cpu() for _, _, values in chunks])
+            tiers, numbers, values = zip(*chunks, strict=True)
+            tier = tiers[0]
+            ids = torch.cat(numbers)
+            figures = torch.cat([part.cpu() for part in values])
             order = torch.argsort(ids)
-            copy = self.tree.copy(tier, ids)[order]
+            copy = self.tree.copy(tier, ids[order])
             for number, reports in enumerate(out):
                 own = order[copy == number]
                 local = self.tree.local(tier, ids[own])
