@@ -126,7 +126,7 @@ def predict(
         print(text, end="")
         return
     with refused(out):
-        out.write_text(text)
+        out.write_text(text, encoding="utf-8")
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"{len(rows)} predictions: {out}")
 
 

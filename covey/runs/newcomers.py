@@ -8,6 +8,7 @@ examples are for scores alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,13 +22,22 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
 from covey.links.spec import wires
+from covey.runs.devices import Sums
 from covey.runs.experiment import Experiment
-from covey.runs.scoring import Model, score_of
+from covey.runs.scoring import Model, score_of, sums_by_device
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 from covey.types import Rows
 
 TIER = "new device"
+
+
+@dataclass(eq=False)
+class NewScores:
+    """The newcomers of one experiment: the models by name, and the sums of every newcomer."""
+
+    models: dict[str, Model] = field(default_factory=dict)
+    sums: dict[str, Sums] = field(default_factory=dict)
 
 
 class Newcomers:
@@ -107,7 +117,7 @@ class Newcomers:
 
     def scores(
         self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
-    ) -> list[dict[str, Model]]:
+    ) -> list[NewScores]:
         """The models by name and their scores on the newcomers, for each experiment.
 
         `above` holds the rows that the tier above the devices keeps, if any.
@@ -123,12 +133,21 @@ class Newcomers:
             start = torch.cat(starts)
             models["new_edge"] = start
         models["new_personal"] = self.adapted(start, round)
-        out: list[dict[str, Model]] = [{} for _ in above]
+        out = [NewScores() for _ in above]
         with torch.no_grad():
             for name, rows in models.items():
                 tallies = self.tallies(name.removeprefix("new_"), rows, parts, round)
-                for number, by_name in enumerate(out):
-                    by_name[name] = self._model(rows, tallies, self._own(number))
+                for number, scores in enumerate(out):
+                    own = self._own(number)
+                    scores.models[name] = self._model(rows, tallies, own)
+                    scores.sums[name] = self._sums(tallies, own)
+        return out
+
+    def _sums(self, tallies: dict[str, PartScore], own: slice) -> Sums:
+        """The sums of the newcomers of one experiment, by part."""
+        out = {}
+        for part, tally in tallies.items():
+            out[part] = sums_by_device(tally, self.task.targets)[own].cpu()
         return out
 
     def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,6 +48,29 @@ class Round:
             return None
         return scored.scores[part].accuracy
 
+    def figures(self) -> dict[str, float]:
+        """Every number of the round under one name, as in "personal/test/accuracy".
+
+        `bytes` are those of training. A figure that is None is left out.
+        """
+        out: dict[str, float] = {"seconds": self.seconds, "gradients": self.gradients}
+        for (link, direction, lane), traffic in self.traffic.items():
+            if lane == "train":
+                out[f"bytes/{link}/{direction}"] = traffic.bytes
+        for name, model in self.models.items():
+            out[f"{name}/holders"] = model.holders
+            out[f"{name}/nonzeros"] = model.nonzeros
+            for part, score in model.scores.items():
+                out |= _numbers(f"{name}/{part}", vars(score))
+        for tier, notes in self.notes.items():
+            for name, note in notes.items():
+                out |= _numbers(f"notes/{tier}/{name}", vars(note))
+        if self.radio is not None:
+            out |= _numbers("radio", vars(self.radio))
+            out["radio/left_out"] = len(self.radio.left_out)
+            out["radio/late"] = len(self.radio.late)
+        return out
+
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON can hold it."""
         return dict(self._plain)
@@ -71,6 +95,15 @@ class Round:
         if self.radio is not None:
             text += f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
         return text
+
+
+def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are numbers, each under the prefix and its own name."""
+    return {
+        f"{prefix}/{name}": value
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
 
 
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")

@@ -28,11 +28,14 @@ from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
+from covey.runs.newcomers import NewScores
+from covey.runs.observed import Observed, shares
 from covey.runs.record import Round
 from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
 from covey.runs.seed import Seed
 from covey.runs.state import State
+from covey.runs.totals import Totals, plus
 from covey.runtimes.facts import Played
 
 __all__ = [
@@ -57,6 +60,7 @@ class Scored:
 
     models: list[dict[str, Model]]
     sums: list[dict[str, Sums]]
+    observed: list[Observed]
     traffic: Sequence[Mapping[Key, Traffic]]
     seconds: float
 
@@ -190,8 +194,10 @@ class Runs(Iterator[tuple[Round, ...]]):
             histories.append((*self._state.histories[copy], new))
             meters.append(self._state.meters[copy].plus(new.traffic))
         last = self._state.scored
+        observed: tuple[Observed | None, ...] = (None,) * len(records)
         if scored is not None:
             last = tuple(_in_round(round, by_name) for by_name in scored.sums)
+            observed = tuple(scored.observed)
         self._state = State(
             w,
             round + 1,
@@ -199,7 +205,18 @@ class Runs(Iterator[tuple[Round, ...]]):
             self._choose(scored, w),
             last,
             tuple(meters),
+            self._totals(trained),
+            observed,
         )
+
+    def _totals(self, trained: Played) -> tuple[Totals | None, ...]:
+        """The sums over all rounds for every node, with this round."""
+        out: list[Totals | None] = []
+        for before, more in zip(self._state.totals, trained.totals, strict=True):
+            if before is not None:
+                before = plus(before, more)
+            out.append(before)
+        return tuple(out)
 
     def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
@@ -321,12 +338,26 @@ class Runs(Iterator[tuple[Round, ...]]):
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
                 scores[copy] = with_errors(scores[copy], reports, devices)
+        observed = self._observed(w, scores, played, parts)
+        return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
+
+    def _observed(
+        self, w: Tensor, scores: list[dict[str, Model]], played: Played, parts: tuple[str, ...]
+    ) -> list[Observed]:
+        """The figures of single nodes for every seed; newcomers' scores are put into `scores`."""
+        tree = self.runtime.tree
+        out = []
+        new = [NewScores() for _ in scores]
         if self.newcomers is not None:
             above = [self._above(copy, w) for copy in range(len(scores))]
             new = self.newcomers.scores(w, above, self.round, parts)
-            for scored, held_out in zip(scores, new, strict=True):
-                scored.update(held_out)
-        return Scored(scores, sums, played.traffic, time.perf_counter() - began)
+        for copy, reports in enumerate(played.reports):
+            sizes = {}
+            for name, model in scores[copy].items():
+                sizes[name] = tree.size(model.tier) // tree.copies
+            out.append(Observed(shares(reports, sizes), new[copy].sums))
+            scores[copy].update(new[copy].models)
+        return out
 
     def _scorer(self, parts: tuple[str, ...]) -> Scorer:
         """The programs that score on these parts."""

@@ -6,7 +6,7 @@ Every value is checked before anything of the run changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.kernel.store import Entry, Frozen
 from covey.links.meter import Meter
-from covey.runs import checkpoint, record
+from covey.runs import checkpoint, record, totals
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen
 from covey.runs.devices import PARTS, Sums, fits
@@ -53,15 +53,23 @@ class Saved:
             "chosen": chosen,
             "scored": scored,
             "meter": self.state.meters[0].state(),
+            **self._totals(),
             "history": history,
             "experiment": fingerprint,
             "versions": checkpoint.versions(),
         }
         return Checkpoint(self._tensors(), facts)
 
+    def _totals(self) -> dict[str, Any]:
+        """What the sums of nodes are called, where the run has them."""
+        sums = self.state.totals[0]
+        if sums is None:
+            return {}
+        return {"totals": [list(key) for key in sums]}
+
     def _tensors(self) -> dict[str, Tensor]:
-        """The rows, and the devices' figures of chosen and of last scored rounds."""
-        tensors = {"server": self.state.w}
+        """The rows, the sums of nodes, and devices' figures of chosen and last scored rounds."""
+        tensors = {"server": self.state.w, **dict(totals.tensors(self.state.totals[0] or {}))}
         for number, column in enumerate(self.columns):
             tensors[f"{number}.rows"] = column.rows
             for k, entry in enumerate(column.entries.values()):
@@ -82,12 +90,13 @@ def read(
     records: Sequence[dict[str, Any]],
     *,
     like: Tensor,
-    devices: int,
+    sizes: Mapping[str, int],
 ) -> Saved:
     """A run from its checkpoint and the records beside it; a ValueError says what does not fit.
 
-    `like` is a global row of this run, [1, P].
+    `like` is a global row of this run, [1, P]. `sizes` are the nodes of each tier, from the top.
     """
+    devices = list(sizes.values())[-1]
     facts = saved.facts
     round = facts["round"]
     w = saved.tensors["server"]
@@ -105,6 +114,8 @@ def read(
         chosen=(_read_chosen(saved, like, devices),),
         scored=(_read_scored(saved, devices),),
         meters=(Meter.from_state(facts["meter"]),),
+        totals=(_read_totals(saved, sizes),),
+        observed=(None,),
     )
     return Saved(state, [_on_device(column, like) for column in columns])
 
@@ -185,6 +196,14 @@ def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
             raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
         out[part] = sums
     return out
+
+
+def _read_totals(saved: Checkpoint, sizes: Mapping[str, int]) -> totals.Totals | None:
+    """The sums of nodes; None in a checkpoint of a version that had none."""
+    keys = saved.facts.get("totals")
+    if keys is None:
+        return None
+    return totals.read(keys, saved.tensors, sizes)
 
 
 def _column(saved: Checkpoint, number: int, round: int) -> Frozen:

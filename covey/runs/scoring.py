@@ -24,6 +24,7 @@ from covey.engine.task import PartScore, Predict
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
+from covey.runs.observed import NONZEROS, UNKNOWN
 from covey.tree import Topology
 from covey.types import Rows
 
@@ -315,7 +316,9 @@ class Scorer:
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
-        columns = [age, _nonzeros(rows, zero)]
+        share = _nonzeros(rows, zero)
+        me.report(f"{name}/{NONZEROS}", torch.where(held > 0, share, UNKNOWN))
+        columns = [age, share]
         if zero is not None:
             columns.append(smooth_l1.angle(rows, zero)[:, None])
             for _, start, stop in self.slots:
@@ -326,6 +329,15 @@ class Scorer:
 
 def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
     return smooth_l1.nonzeros(rows, zero).double()[:, None]
+
+
+def sums_by_device(score: PartScore, targets: int) -> Tensor:
+    """The sums of devices that all hold the model, as `covey.runs.devices` has them."""
+    columns = [score.right, score.loss, score.count, torch.ones_like(score.count)]
+    sums = torch.stack(columns, dim=1)
+    if score.errors is None:
+        return sums
+    return torch.cat([sums, score.errors[:, :2] / targets], dim=1)
 
 
 def score_of(score: PartScore, rows: slice, classifies: bool) -> Score:

@@ -30,6 +30,7 @@ from covey.kernel.nodes import Cohort, Idle, Nodes
 from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
+from covey.links.node_bytes import LowerEnds
 from covey.links.spec import LinkSpecs
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
@@ -204,10 +205,12 @@ class BaseRuntime(Runtime):
             answer = program(me, rows.clone())
             self._settle(me, answer)
         environment = None
+        devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
+            devices = self.environment.totals()
         seconds = self.clock.take()
-        return play.facts.played(answer, environment, seconds)
+        return play.facts.played(answer, environment, seconds, devices)
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -468,6 +471,15 @@ class BaseRuntime(Runtime):
 
     # Links
 
+    def _lower_ends(self, question: Question, ids: Ids, rows: Tensor) -> LowerEnds | None:
+        """The nodes at the lower end of some messages; None when scoring, which is not counted.
+
+        `rows` has the position of the row that each of them receives or sends, [m].
+        """
+        if not self._play.trains:
+            return None
+        return LowerEnds(question.ends[1], ids, rows)
+
     def _cut(self, key: MessageKey) -> float | None:
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
         if not self._play.trains:
@@ -525,7 +537,7 @@ class BaseRuntime(Runtime):
 
     def _new_play(self, round: int, lane: Lane) -> Play:
         facts = Facts(self.tree)
-        return Play(round, lane, facts, Ledger(facts.meters))
+        return Play(round, lane, facts, Ledger(facts.meters, facts.node_bytes))
 
     def _settle(self, me: Nodes, answer: Any) -> None:
         """End a program of the top tier: record its call, check its answer, count all bytes."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covey.kernel.call import Call
 from covey.links.meter import Key, Meter, Traffic
+from covey.links.node_bytes import NodeBytes, NodeKey
 from covey.runtimes.notes import Note, Notes, Partial
 from covey.tree import Topology
 from covey.types import Ids
@@ -50,6 +51,12 @@ class Played:
     """The environment's record of the round."""
     spent: Mapping[str, float]
     """Seconds by what they were spent on."""
+    totals: Sequence[Mapping[NodeKey, Tensor]] = ()
+    """Sums of the round for every node, by tier and name.
+
+    "down" and "up" are the bytes of training that crossed the link above the node. Others are the
+    environment's figures of devices.
+    """
 
 
 @dataclass(eq=False)
@@ -58,6 +65,7 @@ class Facts:
 
     tree: Topology
     meters: list[Meter] = field(init=False)
+    node_bytes: NodeBytes = field(default_factory=NodeBytes)
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     gradients: Tensor = field(init=False)
@@ -97,8 +105,12 @@ class Facts:
         answer: Any,
         environment: Sequence[Any] | None,
         spent: Mapping[str, float],
+        devices: Mapping[str, Tensor],
     ) -> Played:
-        """Everything in the form of the run's record."""
+        """Everything in the form of the run's record.
+
+        `devices` are the environment's figures of all devices.
+        """
         return Played(
             answer=answer,
             cohorts=self._cohorts(),
@@ -109,6 +121,7 @@ class Facts:
             needs=self.needs,
             environment=environment,
             spent=spent,
+            totals=self._totals(devices),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,6 +146,7 @@ class Facts:
             needs[model] = sorted(names)
         return {
             "traffic": self.meters[0].state(),
+            "node_bytes": self.node_bytes.as_list(),
             "cohorts": cohorts,
             "notes": notes,
             "gradients": float(self.gradients[0]),
@@ -145,6 +159,7 @@ class Facts:
         meter = Meter.from_state(facts["traffic"])
         for key, traffic in meter.totals.items():
             self.meters[0].count(*key, traffic)
+        self.node_bytes.merge(facts["node_bytes"])
         for tier, numbers in facts["cohorts"].items():
             ids = torch.tensor(numbers, dtype=torch.int64)
             self.asked(tier, ids)
@@ -171,6 +186,19 @@ class Facts:
             for number, cohorts in enumerate(out):
                 own = ids[copy == number] - number * size
                 cohorts[tier] = own.tolist()
+        return out
+
+    def _totals(self, devices: Mapping[str, Tensor]) -> list[dict[NodeKey, Tensor]]:
+        """The sums of every node, by seed, tier and name."""
+        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
+        totals = self.node_bytes.totals(sizes)
+        for name, figures in devices.items():
+            totals[self.tree.tiers[-1], name] = figures
+        copies = self.tree.copies
+        out: list[dict[NodeKey, Tensor]] = [{} for _ in range(copies)]
+        for key, values in totals.items():
+            for copy, own in enumerate(values.chunk(copies)):
+                out[copy][key] = own
         return out
 
     def _reports(self) -> list[dict[str, Report]]:

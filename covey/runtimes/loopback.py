@@ -25,6 +25,7 @@ from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Deferred, Message, rows_of
 from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.link import Link, Route
+from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed, Schema
 from covey.runtimes.base import (
     Answers,
@@ -155,14 +156,16 @@ class Station(BaseRuntime):
     def _packed_down(self, question: Question, message: Message, number: int) -> Packed:
         """A message that goes to all children."""
         key = question.key("down", number)
-        return self._pack(message, question.askers, question.copies, key)
+        ends = self._lower_ends(question, question.ids, question.asker)
+        return self._pack(message, question.askers, question.copies, key, ends)
 
     def _packed_each(self, question: Question, values: Tensor) -> Packed:
         """Messages with each child's own value."""
         senders = question.askers[question.asker]
         copies = torch.ones_like(senders)
         key = question.key("down")
-        return self._pack(flat(values), senders, copies, key)
+        ends = self._lower_ends(question, question.ids, torch.arange(len(senders)))
+        return self._pack(flat(values), senders, copies, key, ends)
 
     def _deferred(
         self,
@@ -286,7 +289,8 @@ class Station(BaseRuntime):
                 if header["answers"]:
                     key = question.key("up", number)
                     copies = torch.ones_like(ids)
-                    sent = self._pack(message, ids, copies, key, received)
+                    ends = self._lower_ends(question, ids, torch.zeros_like(ids))
+                    sent = self._pack(message, ids, copies, key, ends, received)
                     packed.append(sent)
             self._check(last=True)
             play.ledger.settle()
@@ -353,6 +357,7 @@ class Station(BaseRuntime):
         ids: Ids,
         copies: Tensor,
         key: MessageKey,
+        ends: LowerEnds | None,
         reference: Rows | None = None,
     ) -> Packed:
         """The bytes of a message that this node sends."""
@@ -366,7 +371,7 @@ class Station(BaseRuntime):
             memory=self._memory(key, ids),
         )
         meter_key = (key.link, key.direction, self._play.lane)
-        route = Route(meter_key, copies, tree=torch.zeros_like(ids))
+        route = Route(meter_key, copies, tree=torch.zeros_like(ids), ends=ends)
         link.count(packed, route)
         return packed
 

@@ -18,6 +18,7 @@ from covey.kernel.environment import Answered, Effort
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
+from covey.links.node_bytes import LowerEnds
 from covey.runtimes.base import (
     Answers,
     BaseRuntime,
@@ -69,7 +70,8 @@ class Simulator(BaseRuntime):
             down = []
             for number, message in enumerate(question.rows):
                 key = question.key("down", number)
-                rows = self._sent(message, me.ids, question.copies, key)
+                ends = self._lower_ends(question, question.ids, question.asker)
+                rows = self._sent(message, me.ids, question.copies, key, ends)
                 down.append(rows)
             each = [self._sent_each(question, values) for values in question.each]
         effort = None
@@ -182,11 +184,13 @@ class Simulator(BaseRuntime):
             if rows_of(message) is None:
                 return None
             reference = rows_of(select(received, positions))
+            senders = ids[positions]
             return self._cross(
                 select(message, positions),
-                ids[positions],
+                senders,
                 copies=torch.ones_like(positions),
                 key=question.key("up", number),
+                ends=self._lower_ends(question, senders, torch.arange(len(senders))),
                 reference=reference,
                 heard=heard,
             )
@@ -198,9 +202,16 @@ class Simulator(BaseRuntime):
             sent.append(up(message, number))
         return tuple(sent)
 
-    def _sent(self, message: Message, ids: Ids, copies: Tensor, key: MessageKey) -> Any:
+    def _sent(
+        self,
+        message: Message,
+        ids: Ids,
+        copies: Tensor,
+        key: MessageKey,
+        ends: LowerEnds | None,
+    ) -> Any:
         """The rows that arrive below."""
-        arrived = self._cross(message, ids, copies, key)
+        arrived = self._cross(message, ids, copies, key, ends)
         if isinstance(arrived, Exact):
             return arrived.rows
         return arrived
@@ -210,7 +221,8 @@ class Simulator(BaseRuntime):
         senders = question.askers[question.asker]
         copies = torch.ones_like(question.ids)
         key = question.key("down")
-        arrived: Tensor = self._sent(flat(values), senders, copies, key)
+        ends = self._lower_ends(question, question.ids, torch.arange(len(question.ids)))
+        arrived: Tensor = self._sent(flat(values), senders, copies, key, ends)
         return arrived.reshape(values.shape)
 
     def _cross(
@@ -219,6 +231,7 @@ class Simulator(BaseRuntime):
         ids: Ids,
         copies: Tensor,
         key: MessageKey,
+        ends: LowerEnds | None,
         reference: Rows | None = None,
         heard: Callable[[Tensor], None] | None = None,
     ) -> Message:
@@ -226,7 +239,7 @@ class Simulator(BaseRuntime):
         check_carried(rows_of(message), key)
         tree = self.tree.copy(key.sender, ids)
         meter_key = (key.link, key.direction, self._play.lane)
-        route = Route(meter_key, copies, tree, heard)
+        route = Route(meter_key, copies, tree, heard, ends)
         wire = self.wires[key.link, key.direction]
         link = Link(wire, self._play.ledger)
         return link.send(
