@@ -224,7 +224,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         spent = dict(trained.spent)
         if scored is not None:
             spent["scores"] = scored.seconds
-        spent["other"] = took - sum(seconds for name, seconds in spent.items() if name != "other")
+        named = [seconds for name, seconds in spent.items() if name != "other"]
+        spent["other"] = took - sum(named)
         if self._saving:
             spent["checkpoint"] = self._saving
         self._saving = 0.0
@@ -232,6 +233,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         shared = {name: share * seconds for name, seconds in spent.items()}
         out = []
         for copy in range(len(self.experiments)):
+            notes = trained.notes[copy]
             new = Round(
                 round=self.round,
                 cohorts=dict(trained.cohorts[copy]),
@@ -239,7 +241,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 models={},
                 seconds=share * took,
                 spent=dict(shared),
-                notes={tier: dict(notes) for tier, notes in trained.notes[copy].items()},
+                notes={tier: dict(by_name) for tier, by_name in notes.items()},
                 gradients=trained.gradients[copy],
             )
             if trained.environment is not None:
@@ -447,7 +449,11 @@ def runs(
 
     Each round gives a tuple of records, one per experiment.
     """
-    paths = [None if path is None else Path(path) for path in resume or ()]
+    paths: list[Path | None] = []
+    for path in resume or ():
+        if path is not None:
+            path = Path(path)
+        paths.append(path)
     return Runs(experiments, resume=paths, runtime=runtime)
 
 
