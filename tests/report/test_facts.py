@@ -306,7 +306,7 @@ def test_of_a_long_run_some_rounds_have_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every third, the best so far and the last."""
-    run = covey.run(experiment(PLAIN["SFedHP"], rounds=10))
+    run = covey.run(experiment(PLAIN["SFedHP"], rounds=10, score_every=1))
     devices = run.trained.devices
     monkeypatch.setattr(recording, "_SUMS", 4 * devices * len(run.models()))
     folder = recorded(tmp_path / "run", run)

@@ -10,6 +10,16 @@ function showLive(text, kind) {
   liveLabel.className = `live ${kind}`;
 }
 
+const PATIENCE = 5000; // ms that a reader may look at a tip before the page is drawn again
+
+/** Wait until no tip is shown, that is, until nobody points at a figure. */
+async function tipsClosed() {
+  const end = performance.now() + PATIENCE;
+  while (performance.now() < end && document.querySelector(".tip:not([hidden])")) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+}
+
 /** Read the facts once more; one request at a time. */
 async function readFacts() {
   isStale = true;
@@ -19,7 +29,10 @@ async function readFacts() {
     isStale = false;
     try {
       const answer = await fetch("facts.json", { cache: "no-cache" });
-      if (answer.ok) setFacts(await answer.json());
+      if (!answer.ok) continue;
+      const facts = await answer.json();
+      await tipsClosed();
+      setFacts(facts);
     } catch {
       showLive("no answer", "lost");
     }

@@ -67,12 +67,12 @@ function choose(run) {
 
 /** Take new facts; the run, the seed and the node that are shown stay. */
 function setFacts(json) {
-  const isFirst = !state.facts;
+  const known = new Set(state.facts?.runs.map((run) => run.key));
   const facts = new Facts(json);
   const run = facts.run(state.run?.key ?? wantedRun()) || facts.runs[0];
   state.facts = facts;
   setRun(run, state.seed?.number);
-  if (isFirst || !state.beside.size) state.beside = usualBeside(facts);
+  for (const key of usualBeside(facts)) if (!known.has(key)) state.beside.add(key);
   draw();
 }
 
