@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,7 +141,13 @@ def terminal() -> Iterator[tuple[TextIO, int]]:
 
 
 def shown(reader: int) -> str:
-    return os.read(reader, 100_000).decode()
+    """What a terminal has shown up to the end of a line; it may come in pieces."""
+    text = ""
+    while not text.endswith("\n"):
+        ready, _, _ = select.select([reader], [], [], 10)
+        assert ready, text
+        text += os.read(reader, 100_000).decode()
+    return text
 
 
 def small(rounds: int = 3) -> covey.Experiment:
