@@ -22,7 +22,7 @@ from covey.engine.sentence import sentence, solvers
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
-from covey.runs import checkpoint, fingerprint, models, record
+from covey.runs import checkpoint, fingerprint, html, models, record
 from covey.runs.build import build
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
@@ -30,6 +30,7 @@ from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
 from covey.runs.newcomers import NewScores
 from covey.runs.observed import Observed, shares
+from covey.runs.progress import Progress
 from covey.runs.record import Round
 from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
@@ -415,14 +416,46 @@ class Run(Seed, Iterator[Round]):
         *,
         resume: str | os.PathLike[str] | None = None,
         runtime: str = "simulator",
+        progress: bool = False,
     ) -> None:
         path = None
         if resume is not None:
             path = Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
+        self._progress = Progress(experiment.rounds) if progress else None
 
     def __next__(self) -> Round:
-        return next(self._runs)[0]
+        if self._progress is None:
+            return next(self._runs)[0]
+        try:
+            record = next(self._runs)[0]
+        except BaseException:
+            self._progress.end()
+            raise
+        self._progress.show(record)
+        return record
+
+    def progress(self) -> Iterator[Round]:
+        """The rounds that are left, with a line that says how far the run is.
+
+        The line is written on terminals and in notebooks alone.
+        """
+        line = Progress(self.experiment.rounds)
+        try:
+            for record in self:
+                line.show(record)
+                yield record
+        finally:
+            line.end()
+
+    def __repr__(self) -> str:
+        method = type(self.experiment.algorithm).__name__
+        done = f"{self.round} of {self.experiment.rounds} rounds"
+        return f"<Run of {method} on {self.runtime.tree}, {done}: {', '.join(self.models())}>"
+
+    def _repr_html_(self) -> str:
+        """What is run and how far, with the last scores, in a notebook."""
+        return html.of_run(self)
 
 
 def run(
@@ -430,13 +463,15 @@ def run(
     *,
     resume: str | os.PathLike[str] | None = None,
     runtime: str = "simulator",
+    progress: bool = False,
 ) -> Run:
     """The rounds of an experiment, one record each.
 
     `resume` continues from a checkpoint, bit for bit. `runtime="loopback"` plays every node as an
-    object of its own, with encoded bytes in between: slower, and the same bits.
+    object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
+    how far the run is into one line, on terminals and in notebooks.
     """
-    return Run(experiment, resume=resume, runtime=runtime)
+    return Run(experiment, resume=resume, runtime=runtime, progress=progress)
 
 
 def runs(
