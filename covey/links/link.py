@@ -14,7 +14,7 @@ from covey.codecs import CODECS, Codec
 from covey.codecs.blocks import check_dtype, check_rows, kept, patterns
 from covey.codecs.blocks import count as count_nonzero
 from covey.errors import DecodeError
-from covey.kernel.replies import Exact, Masked, Message
+from covey.kernel.replies import Exact, Masked, Message, rows_of
 from covey.links.meter import Key, Meter, Traffic
 from covey.links.node_bytes import LowerEnds, NodeBytes
 from covey.links.packed import NOTHING, Packed, Schema
@@ -135,12 +135,16 @@ class Ledger:
     def _count(self, group: list[_Settled]) -> None:
         """Count messages of one kind in the meters of their trees."""
         entry = group[0].entry
-        copies = torch.cat([settled.entry.route.copies for settled in group])
-        tree = torch.cat([settled.entry.route.tree for settled in group])
+        routes = [settled.entry.route for settled in group]
+        copies = torch.cat([route.copies for route in routes])
+        tree = torch.cat([route.tree for route in routes])
         sent = torch.cat([settled.sent for settled in group])
         dense_lengths = entry.lengths_of(sent, CODECS["dense"])
         measured = [settled.lengths for settled in group if settled.lengths is not None]
-        lengths = torch.cat(measured) if measured else entry.lengths_of(sent, entry.codec)
+        if measured:
+            lengths = torch.cat(measured)
+        else:
+            lengths = entry.lengths_of(sent, entry.codec)
         messages = torch.ones_like(sent)
         numbers = torch.stack([lengths, dense_lengths, sent, messages]) * copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
@@ -248,9 +252,9 @@ class Link:
         memory: Residuals | None = None,
     ) -> Packed:
         """The bytes that the senders of rows put on the link; the arguments are those of `send`."""
-        if message is None:
+        rows = rows_of(message)
+        if message is None or rows is None:
             return Packed(NOTHING, ())
-        rows = message if isinstance(message, Tensor) else message.rows
         check_rows(rows, None, ndim=2)
         schema = Schema.of(message)
         if isinstance(message, Exact):
@@ -434,8 +438,9 @@ def _decoded(codec: Codec, packed: Packed) -> tuple[Rows, Tensor | None]:
         row, mask = codec.decode(message, limit=schema.width)
         schema.check_row(row, mask)
         if n == 1:  # the common case between two nodes, without a copy
-            only_mask = None if mask is None else mask[None]
-            return row[None], only_mask
+            if mask is not None:
+                mask = mask[None]
+            return row[None], mask
         rows[k] = row
         if masks is not None and mask is not None:
             masks[k] = mask

@@ -89,15 +89,16 @@ class Newcomers:
         return slice(start, start + self.each)
 
     def fitting(self, candidates: Sequence[Rows]) -> Tensor:
-        """For each newcomer, the candidate with the least loss on its training examples, [n].
+        """For each newcomer, the candidate with the min loss on its training examples, [n].
 
         The candidates are rows of the newcomer's own experiment.
         """
         best = []
         for number, rows in enumerate(candidates):
             ids = self.ids[self._own(number)]
-            losses = torch.stack([self._loss(row, ids) for row in rows], dim=1)
-            best.append(losses.argmin(dim=1))
+            losses = [self._loss(row, ids) for row in rows]
+            table = torch.stack(losses, dim=1)
+            best.append(table.argmin(dim=1))
         return torch.cat(best)
 
     def adapted(self, rows: Rows, round: int) -> Rows:
@@ -124,8 +125,12 @@ class Newcomers:
         start = w.repeat_interleave(self.each, 0)
         models = {"new_global": start}
         if all(len(rows) for rows in above):
-            best = self.fitting(above).tolist()
-            start = torch.stack([above[k // self.each][row] for k, row in enumerate(best)])
+            best = self.fitting(above)
+            starts = []
+            for number, rows in enumerate(above):
+                own = best[self._own(number)]
+                starts.append(rows[own.to(rows.device)])
+            start = torch.cat(starts)
             models["new_edge"] = start
         models["new_personal"] = self.adapted(start, round)
         out = [NewScores() for _ in above]
@@ -171,13 +176,15 @@ class Newcomers:
         model = name
         if name == "edge":
             model = self.algorithm.above()
-        me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
+        tier = self.tree.tiers[-1]
+        me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
         predict = self.algorithm.predictor(me, model, rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:
+        rows = row.expand(len(ids), -1)
         with torch.no_grad():
-            tally = self.task.evaluate(row.expand(len(ids), -1), "train", ids)
+            tally = self.task.evaluate(rows, "train", ids)
         return tally.loss / tally.count
 
 
@@ -188,7 +195,8 @@ class _Visit:
         self.algorithm = algorithm
 
     def server(self, me: Nodes, rows: Rows) -> Rows:
-        return me.ask(self.algorithm.adapt, exact(rows)).mean()
+        replies = me.ask(self.algorithm.adapt, exact(rows))
+        return replies.mean()
 
 
 def held_out(experiment: Experiment) -> tuple[int, ...]:
@@ -201,12 +209,15 @@ def held_out(experiment: Experiment) -> tuple[int, ...]:
     if not isinstance(wanted, int):
         return tuple(sorted(wanted))
     tier = tree.tiers[-2]
-    sizes = tree.counts(tier, torch.arange(tree.size(tier)))
+    edges = torch.arange(tree.size(tier))
+    sizes = tree.counts(tier, edges)
     ends = torch.cumsum(sizes, 0)
     # The first edges together give their share at every edge: the same numbers whatever the seed.
     up_to = (ends * wanted + tree.devices // 2) // tree.devices
-    picks = torch.diff(up_to, prepend=torch.zeros(1, dtype=torch.int64))
+    zero = torch.zeros(1, dtype=torch.int64)
+    picks = torch.diff(up_to, prepend=zero)
     key = draws.key(experiment.seed, "holdout")
-    edge, number = draws.choose(key, torch.arange(len(sizes)), sizes=sizes, picks=picks)
-    devices = (ends - sizes)[edge] + number
+    edge, number = draws.choose(key, edges, sizes=sizes, picks=picks)
+    first = ends - sizes
+    devices = first[edge] + number
     return tuple(sorted(devices.tolist()))

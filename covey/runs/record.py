@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from covey.links.meter import Meter, Traffic
+from covey.runs import html
 from covey.runs.scoring import Model, Score
 from covey.runtimes.notes import Note
 from covey.wireless.clock import RadioRecord
@@ -87,9 +88,16 @@ class Round:
                 scores[part] = _plain_score(score)
         return out
 
+    def scores(self) -> str:
+        """The figure of every model, on test where that was scored; empty in an unscored round."""
+        return "  ".join(f"{name} {_figure(model)}" for name, model in self.models.items())
+
+    def _repr_html_(self) -> str:
+        """The models of the round, in a notebook."""
+        return html.of_round(self)
+
     def __str__(self) -> str:
-        cells = [f"{name} {_figure(model)}" for name, model in self.models.items()]
-        scores = "  ".join(cells)
+        scores = self.scores()
         sent = f"{self.bytes() / 1e6:.3f} MB"
         text = f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s"
         if self.radio is not None:

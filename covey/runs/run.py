@@ -22,7 +22,7 @@ from covey.engine.sentence import sentence, solvers
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
-from covey.runs import checkpoint, fingerprint, models, record
+from covey.runs import checkpoint, fingerprint, html, models, record
 from covey.runs.build import build
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
@@ -30,6 +30,7 @@ from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
 from covey.runs.newcomers import NewScores
 from covey.runs.observed import Observed, shares
+from covey.runs.progress import Progress
 from covey.runs.record import Round
 from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
@@ -224,7 +225,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         spent = dict(trained.spent)
         if scored is not None:
             spent["scores"] = scored.seconds
-        spent["other"] = took - sum(seconds for name, seconds in spent.items() if name != "other")
+        named = [seconds for name, seconds in spent.items() if name != "other"]
+        spent["other"] = took - sum(named)
         if self._saving:
             spent["checkpoint"] = self._saving
         self._saving = 0.0
@@ -232,6 +234,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         shared = {name: share * seconds for name, seconds in spent.items()}
         out = []
         for copy in range(len(self.experiments)):
+            notes = trained.notes[copy]
             new = Round(
                 round=self.round,
                 cohorts=dict(trained.cohorts[copy]),
@@ -239,7 +242,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 models={},
                 seconds=share * took,
                 spent=dict(shared),
-                notes={tier: dict(notes) for tier, notes in trained.notes[copy].items()},
+                notes={tier: dict(by_name) for tier, by_name in notes.items()},
                 gradients=trained.gradients[copy],
             )
             if trained.environment is not None:
@@ -413,14 +416,46 @@ class Run(Seed, Iterator[Round]):
         *,
         resume: str | os.PathLike[str] | None = None,
         runtime: str = "simulator",
+        progress: bool = False,
     ) -> None:
         path = None
         if resume is not None:
             path = Path(resume)
         super().__init__(Runs([experiment], resume=[path], runtime=runtime), 0)
+        self._progress = Progress(experiment.rounds) if progress else None
 
     def __next__(self) -> Round:
-        return next(self._runs)[0]
+        if self._progress is None:
+            return next(self._runs)[0]
+        try:
+            record = next(self._runs)[0]
+        except BaseException:
+            self._progress.end()
+            raise
+        self._progress.show(record)
+        return record
+
+    def progress(self) -> Iterator[Round]:
+        """The rounds that are left, with a line that says how far the run is.
+
+        The line is written on terminals and in notebooks alone.
+        """
+        line = Progress(self.experiment.rounds)
+        try:
+            for record in self:
+                line.show(record)
+                yield record
+        finally:
+            line.end()
+
+    def __repr__(self) -> str:
+        method = type(self.experiment.algorithm).__name__
+        done = f"{self.round} of {self.experiment.rounds} rounds"
+        return f"<Run of {method} on {self.runtime.tree}, {done}: {', '.join(self.models())}>"
+
+    def _repr_html_(self) -> str:
+        """What is run and how far, with the last scores, in a notebook."""
+        return html.of_run(self)
 
 
 def run(
@@ -428,13 +463,15 @@ def run(
     *,
     resume: str | os.PathLike[str] | None = None,
     runtime: str = "simulator",
+    progress: bool = False,
 ) -> Run:
     """The rounds of an experiment, one record each.
 
     `resume` continues from a checkpoint, bit for bit. `runtime="loopback"` plays every node as an
-    object of its own, with encoded bytes in between: slower, and the same bits.
+    object of its own, with encoded bytes in between: slower, and the same bits. `progress` writes
+    how far the run is into one line, on terminals and in notebooks.
     """
-    return Run(experiment, resume=resume, runtime=runtime)
+    return Run(experiment, resume=resume, runtime=runtime, progress=progress)
 
 
 def runs(
@@ -447,7 +484,11 @@ def runs(
 
     Each round gives a tuple of records, one per experiment.
     """
-    paths = [None if path is None else Path(path) for path in resume or ()]
+    paths: list[Path | None] = []
+    for path in resume or ():
+        if path is not None:
+            path = Path(path)
+        paths.append(path)
     return Runs(experiments, resume=paths, runtime=runtime)
 
 

@@ -40,15 +40,18 @@ class Saved:
 
     def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
         """As tensors and facts; `history` says where the records are."""
-        chosen = self.state.chosen[0]
-        scored = self.state.scored[0]
+        columns = [[column.tier, column.name, list(column.entries)] for column in self.columns]
+        chosen = []
+        for label, choice in self.state.chosen[0].items():
+            chosen.append([label, choice.round, choice.quality])
+        scored = []
+        for model, (round, _) in self.state.scored[0].items():
+            scored.append([model, round])
         facts = {
             "round": self.state.round,
-            "columns": [
-                [column.tier, column.name, list(column.entries)] for column in self.columns
-            ],
-            "chosen": [[label, choice.round, choice.quality] for label, choice in chosen.items()],
-            "scored": [[model, round] for model, (round, _) in scored.items()],
+            "columns": columns,
+            "chosen": chosen,
+            "scored": scored,
             "meter": self.state.meters[0].state(),
             **self._totals(),
             "history": history,
@@ -133,7 +136,12 @@ def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
         history[-1] = replace(last, models=models)
     before = state.scored[0].items()
     scored = {model: entry for model, entry in before if history[entry[0]].models}
-    out = replace(state, histories=(tuple(history),), chosen=(chosen,), scored=(scored,))
+    out = replace(
+        state,
+        histories=(tuple(history),),
+        chosen=(chosen,),
+        scored=(scored,),
+    )
     return out, changed
 
 
@@ -155,7 +163,8 @@ def _read_chosen(saved: Checkpoint, like: Tensor, devices: int) -> dict[str, Cho
         row = saved.tensors[f"chosen.{number}"]
         _check_row(row, like)
         round = int(number)
-        if not (0 <= round < saved.facts["round"] and math.isfinite(quality)):
+        past = 0 <= round < saved.facts["round"]
+        if not past or not math.isfinite(quality):
             raise ValueError(f"{label} was chosen in round {round + 1} with {quality!r}")
         out[str(label)] = Chosen(
             round=round,

@@ -27,7 +27,7 @@ from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
 from covey.kernel.nodes import Cohort, Idle, Nodes
-from covey.kernel.replies import Exact, Masked, Message, Replies
+from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
 from covey.links.node_bytes import LowerEnds
@@ -688,13 +688,6 @@ def check_carried(rows: Rows | None, key: MessageKey) -> None:
         "convert it first: x.to(w) has the model's type, "
         "x.double() holds whole numbers up to 2**53."
     )
-
-
-def rows_of(message: Message) -> Rows | None:
-    """The rows of a message of any kind."""
-    if isinstance(message, Masked | Exact):
-        return message.rows
-    return message
 
 
 def together(messages: list[Message]) -> Message:

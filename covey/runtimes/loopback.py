@@ -22,7 +22,7 @@ from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Deferred, Message
+from covey.kernel.replies import Deferred, Message, rows_of
 from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.link import Link, Route
 from covey.links.node_bytes import LowerEnds
@@ -35,7 +35,6 @@ from covey.runtimes.base import (
     check_carried,
     flat,
     one_thread,
-    rows_of,
 )
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.envelope import open_sealed, seal

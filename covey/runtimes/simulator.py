@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.kernel.environment import Answered, Effort
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Exact, Message
+from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
 from covey.links.node_bytes import LowerEnds
 from covey.runtimes.base import (
@@ -26,7 +26,6 @@ from covey.runtimes.base import (
     Question,
     check_carried,
     flat,
-    rows_of,
     select,
 )
 from covey.runtimes.cuda_graphs import Graphs, Invocation
