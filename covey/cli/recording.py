@@ -64,7 +64,7 @@ class Recorder:
         if figures is None or not _wanted(run, figures):
             return
         path = self.folder.path / "nodes.jsonl"
-        with refused(path), open(path, "a") as file:
+        with refused(path), open(path, "a", encoding="utf-8") as file:
             file.write(figures.line() + "\n")
         self.lines = figures.round
 
@@ -74,7 +74,7 @@ class Recorder:
         if not _small(run):
             return
         path = self.folder.path / "nodes.jsonl"
-        with refused(path), open(path, "a") as file:
+        with refused(path), open(path, "a", encoding="utf-8") as file:
             os.fsync(file.fileno())
         self._write_totals(run)
 
@@ -84,7 +84,7 @@ class Recorder:
         out = {}
         if path.exists():
             with refused(path):
-                text = path.read_text(errors="replace")
+                text = path.read_text(encoding="utf-8", errors="replace")
             for line in text.splitlines():
                 try:
                     round = node_round.read(line).round

@@ -158,7 +158,7 @@ def _round(line: str) -> Round:
 def _json(path: Path) -> dict[str, Any] | None:
     """The table in a JSON file; None where there is no file."""
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:
@@ -172,7 +172,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     """The resolved experiment file of a run folder."""
     path = folder / "config.toml"
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"{folder} is not a run folder: it has no config.toml; "
