@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -106,10 +107,11 @@ def test_every_ordering_names_rows_of_its_table(table: Table) -> None:
 
 
 def test_all_files_are_package_data() -> None:
-    patterns = (ROOT / "pyproject.toml").read_text()
-    assert '"papers/*.toml", "papers/*/*.toml"' in patterns
-    folders = {path.parent.parent.name for path in (ROOT / "covey/papers").glob("*/*.toml")}
-    assert folders == {"papers"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["covey"]
+    package = ROOT / "covey"
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    assert set((package / "papers").rglob("*.toml")) <= packed
 
 
 @pytest.mark.parametrize(
