@@ -186,9 +186,9 @@ def change(table: dict[str, Any], text: str) -> None:
 
 def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
-        return tomllib.loads(DEMO.read_text())
+        return tomllib.loads(DEMO.read_text(encoding="utf-8"))
     try:
-        return parsed(path.read_text(), path)
+        return parsed(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no file {path}; `covey run` without a file runs the demo."

@@ -209,7 +209,7 @@ def summarise(
         spent=_spent(histories),
         radio=_radio(histories),
         gains=gains,
-        labels=_labels(models, private),
+        labels=labels({model.model: model.tier for model in models}, private),
         sample=_sample(selections),
     )
 
@@ -254,14 +254,16 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
+def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
     """The names of models from above the devices, where devices keep layers to themselves.
 
-    Each device scores such a model with its own private layers, so it is not one model for all.
+    `tiers` are those of all models. Each device scores such a model with its own private layers, so
+    it is not one model for all.
     """
     if not private:
         return {}
-    above = [m.model for m in models if m.tier != "device" and not m.model.startswith("new_")]
+    scored = [name for name in tiers if not name.startswith("new_")]
+    above = [name for name in scored if tiers[name] != "device"]
     return {name: f"{name} (each device's own {private})" for name in above}
 
 

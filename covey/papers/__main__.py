@@ -1,0 +1,89 @@
+"""`python -m covey.papers PAPER/TABLE ...`: tables of the papers with torch, numpy and safetensors.
+
+It runs the rows that are missing and saves each when it is done. Start it several times with the
+same arguments to use a machine fully: each process takes the next row that no other has taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.errors import ConfigError, CoveyError
+from covey.papers import tables
+from covey.papers.measure import PROTOCOLS, Options, Protocol
+from covey.papers.reproduce import reproduce, write_page
+from covey.papers.results import Store
+from covey.papers.tables import Row
+
+
+class Printer:
+    """Prints a line for every row that was run."""
+
+    def begin(self, row: Row, protocol: Protocol) -> None:
+        """Nothing: a line is printed at the end."""
+
+    def tick(self, done: float) -> None:
+        """Nothing."""
+
+    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+        """Print what was measured."""
+        if result is not None:
+            print(row.paper, row.key, protocol, result, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing of the rows that the arguments name."""
+    given = _parser().parse_args(arguments)
+    try:
+        if given.tables[0] == "merge":
+            _merge(given.out, [Path(name) for name in given.tables[1:]])
+            return
+        rows = tables.rows_of(tables.select(given.tables), given.rows)
+        options = Options(
+            given.seeds, given.rounds, given.score_every, given.device, given.data_dir
+        )
+        protocols = PROTOCOLS if given.protocol == "both" else (given.protocol,)
+        reproduce(_share(rows, given.share), protocols, options, given.out, Printer())
+    except CoveyError as error:
+        sys.exit(f"error: {error}")
+
+
+def _share(rows: Sequence[Row], share: str) -> Sequence[Row]:
+    """Every n-th row from the k-th, counted from 0, of "k/n"."""
+    part, _, parts = share.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise ConfigError(f"--share {share}; give k/n with k from 0 to n - 1, such as 0/4.")
+    return rows[int(part) :: int(parts)]
+
+
+def _merge(folder: Path, files: Sequence[Path]) -> None:
+    """Add the results of files to those of the same name in the folder."""
+    for file in files:
+        with Store(folder, file.stem) as store:
+            rows = store.merge(file)
+            write_page(store.path)
+        print(f"{folder / file.name}: {rows} rows")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m covey.papers", description=__doc__)
+    text = "PAPER/TABLE, also with *; or: merge FILE ..., which adds results of other machines"
+    parser.add_argument("tables", nargs="+", metavar="PAPER/TABLE", help=text)
+    parser.add_argument("--rows", default="*", help="only rows whose SETTING/METHOD matches this")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="fewer rounds than the paper has")
+    parser.add_argument("--score-every", type=int, help="default: 5")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--protocol", choices=(*PROTOCOLS, "both"), default="both")
+    parser.add_argument("--data-dir", help="where the data sets are; default: COVEY_DATA")
+    parser.add_argument("--out", type=Path, default=Path("runs/papers"), help="folder of results")
+    parser.add_argument("--share", default="0/1", help="k/n: every n-th row from the k-th")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Run a row of a table, all seeds side by side where they can be, and take its figures."""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from torch import nn
+
+from covey import data, models
+from covey.algorithms import ALGORITHMS
+from covey.data import Shards
+from covey.errors import ConfigError, DivergedError
+from covey.papers.tables import Fields, Row
+from covey.runs.experiment import Experiment, difference
+from covey.runs.run import Round, runs
+from covey.runs.selection import select
+from covey.tree import Tree
+
+Protocol = Literal["paper", "honest"]
+PROTOCOLS: tuple[Protocol, ...] = ("paper", "honest")
+_PARTS: Mapping[Protocol, tuple[str, ...]] = {
+    "paper": ("test",),
+    "honest": ("validation", "test"),
+}
+_LABELS = {"worst": data.edges.WORST, "average": data.edges.AVERAGE}
+
+Tick = Callable[[float], None]
+"""Called after every round with the share of the row that is done."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run rows: what a row itself does not decide. None takes what the row says."""
+
+    seeds: int = 3
+    rounds: int | None = None
+    score_every: int | None = None
+    device: str = "cpu"
+    data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "rounds", "score_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}; give at least 1.")
+
+    def rounds_of(self, row: Row) -> int:
+        """How many rounds a row runs."""
+        return self.rounds or row.rounds
+
+
+def measure(
+    row: Row,
+    protocol: Protocol,
+    options: Options,
+    tick: Tick = lambda done: None,
+) -> dict[str, Any]:
+    """The figures of a row, as JSON can hold them.
+
+    `models` has the test accuracy of every model in percent, one figure per seed: of the best round
+    on test ("paper"), or of the round chosen on validation ("honest"). `area` has the mean over all
+    scored rounds, which says how fast a model learns. A run that diverges has the figures of the
+    rounds before, and `diverged` says why it ended.
+    """
+    began = time.perf_counter()
+    experiments = [_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
+    histories, diverged = _histories(experiments, tick)
+    out = {
+        "rounds": options.rounds_of(row),
+        "seeds": options.seeds,
+        "seconds": round(time.perf_counter() - began, 1),
+        "models": _figures(histories, protocol),
+        "area": _areas(histories),
+    }
+    if diverged:
+        out["diverged"] = diverged
+    return out
+
+
+def _histories(
+    experiments: Sequence[Experiment], tick: Tick
+) -> tuple[list[tuple[Round, ...]], str]:
+    """The records of every seed, and why a seed ended early where one did."""
+    groups = [list(experiments)]
+    if difference(experiments) is not None:
+        groups = [[experiment] for experiment in experiments]
+    out = []
+    reasons = []
+    for number, group in enumerate(groups):
+        together = runs(group)
+        try:
+            for _ in together:
+                tick((number + together.round / group[0].rounds) / len(groups))
+        except DivergedError as error:
+            reasons.append(str(error).partition(";")[0])
+        out += [tuple(seed.history) for seed in together.seeds]
+    return out, "; ".join(reasons)
+
+
+def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[str, list[float]]:
+    """Test accuracy in percent, by model and seed; none where no round was scored."""
+    scored = [record for history in histories for record in history if record.models]
+    if not scored:
+        return {}
+    out: dict[str, list[float]] = {}
+    for model in scored[-1].models:
+        chosen = [select(history, model, protocol).chosen for history in histories]
+        out[model] = [_accuracy(record, model) for record in chosen]
+    return out
+
+
+def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
+    """The mean over the scored rounds, by model and seed."""
+    out: dict[str, list[float]] = {}
+    for history in histories:
+        scored = [record for record in history if record.models]
+        for model in scored[-1].models if scored else ():
+            accuracies = [_accuracy(record, model) for record in scored]
+            out.setdefault(model, []).append(round(statistics.mean(accuracies), 4))
+    return out
+
+
+def _accuracy(record: Round, model: str) -> float:
+    """Test accuracy in percent."""
+    score = record.models[model].scores["test"]
+    return round(100 * (score.accuracy_fallback or 0.0), 4)
+
+
+def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Experiment:
+    """One seed of a row, with its own initial weights, partition and draws."""
+    shards = load(row, seed, options)
+    kind = ALGORITHMS[row.algorithm["name"]]
+    fields = {name: value for name, value in row.algorithm.items() if name != "name"}
+    network = make_model(row.model, shards)
+    shards, tree = make_tree(row.tree, shards, seed)
+    return Experiment(
+        kind(**fields),
+        shards,
+        network,
+        tree,
+        options.rounds_of(row),
+        seed=seed,
+        idle="train" if kind.idle_trains else "skip",
+        batches="uniform",
+        protocol=protocol,
+        device=options.device,
+        score_every=options.score_every or row.score_every,
+        parts=_PARTS[protocol],
+    )
+
+
+def load(row: Row, seed: int, options: Options) -> Shards:
+    """The data of one seed of a row."""
+    return _shards(tuple(sorted(row.data.items())), seed, options.data_dir)
+
+
+@lru_cache(maxsize=8)
+def _shards(table: tuple[tuple[str, Any], ...], seed: int, data_dir: str | None) -> Shards:
+    """The data of one seed; the rows of a setting share it."""
+    arguments = dict(table)
+    make = getattr(data, arguments.pop("name"))
+    if "data_dir" in inspect.signature(make).parameters:
+        arguments["data_dir"] = data_dir
+    arguments.setdefault("seed", seed)
+    shards: Shards = make(**arguments)
+    return shards
+
+
+def make_model(table: Fields, shards: Shards) -> nn.Module:
+    """The network of a row; the data decides its inputs and outputs."""
+    arguments = {name: value for name, value in table.items() if name != "name"}
+    inputs = shards.x[0].numel()
+    outputs = shards.classes or 1
+    if table["name"] == "linear":
+        return models.linear(inputs, outputs)
+    if table["name"] == "mlp":
+        return models.mlp(inputs, *arguments["hidden"], arguments.get("outputs", outputs))
+    build = getattr(models, table["name"])
+    module: nn.Module = build(tuple(shards.x.shape[1:]), classes=outputs, **arguments)
+    return module
+
+
+def make_tree(table: Fields, shards: Shards, seed: int) -> tuple[Shards, Tree]:
+    """The tree of a row, and the data in its order; without a table there are no edges."""
+    if not table:
+        return shards, Tree.flat(shards.devices)
+    form = table["form"]
+    if form in _LABELS:
+        return data.edges.by_label(shards, _LABELS[form])
+    if form == "random":
+        return data.edges.random(shards, table["edges"], seed)
+    return data.edges.consecutive(shards, table["edges"])

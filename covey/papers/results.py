@@ -1,0 +1,152 @@
+"""Results of rows on disk: one JSON file per paper, safe with several processes at once.
+
+A result is {"rounds", "seeds", "seconds", "models": {model: [accuracy of every seed]}}. A row has
+{"settings": its digest, "paper": result, "honest": result}.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from covey.errors import ConfigError
+from covey.papers.measure import Options, Protocol
+from covey.papers.tables import Row
+
+Entry = Mapping[str, Any]
+Results = Mapping[str, Entry]
+"""What is stored of each row, by its key."""
+
+_FILE = 0  # the byte of the lock file that stands for the file of results
+
+
+def read(path: Path) -> dict[str, Entry]:
+    """All results of a file; none where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the results in {path}: {error}; move it away.") from error
+    if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
+        raise ConfigError(f"{path} does not hold results of rows; move it away.")
+    return content
+
+
+def has(results: Results, row: Row, protocol: Protocol, options: Options) -> bool:
+    """Whether there is a result of this row: of its settings, with as many rounds and seeds."""
+    entry = results.get(row.key, {})
+    result = entry.get(protocol)
+    if result is None or entry.get("settings") != row.digest():
+        return False
+    enough = result["rounds"] >= options.rounds_of(row)
+    return bool(enough and result["seeds"] >= options.seeds)
+
+
+class Store(AbstractContextManager["Store"]):
+    """The results of one paper in a folder; use it in a `with`.
+
+    Processes that write to one folder lock bytes of a file beside it. A process that ends, however
+    it does, releases its locks. One process has one store of a paper: closing it releases all.
+    """
+
+    def __init__(self, folder: Path, paper: str) -> None:
+        self.path = folder / f"{paper}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._locks = open(folder / f".{paper}.lock", "a")  # noqa: SIM115 - held while it lives
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error}; choose another.") from error
+
+    def __exit__(self, *error: object) -> None:
+        self._locks.close()
+
+    def read(self) -> dict[str, Entry]:
+        """All results."""
+        return read(self.path)
+
+    def put(self, row: Row, protocol: Protocol, result: Entry) -> None:
+        """Add the result of a row; results of other settings of the row are dropped."""
+        with self._alone():
+            content = self.read()
+            entry = content.get(row.key, {})
+            if entry.get("settings") != row.digest():
+                entry = {"settings": row.digest()}
+            content[row.key] = {**entry, protocol: result}
+            self._write(content)
+
+    def merge(self, other: Path) -> int:
+        """Add the results of another file, and return how many rows there are then.
+
+        Of two results of a row and protocol the one with more rounds, then seeds, stays.
+        """
+        with self._alone():
+            content = self.read()
+            for key, entry in read(other).items():
+                content[key] = _merged(content.get(key, {}), entry)
+            self._write(content)
+        return len(content)
+
+    @contextmanager
+    def claim(self, row: Row, protocol: Protocol) -> Iterator[bool]:
+        """Claim a row for this process while it runs; False where another process has it."""
+        byte = _byte(f"{row.key} {protocol}")
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except OSError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, byte)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time changes the file."""
+        fcntl.lockf(self._locks, fcntl.LOCK_EX, 1, _FILE)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _FILE)
+
+    def _write(self, content: Results) -> None:
+        """Replace the file in one step."""
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        rows = [f"{json.dumps(key)}: {_text(entry)}" for key, entry in content.items()]
+        part.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+        os.replace(part, self.path)
+
+
+def _byte(text: str) -> int:
+    """The byte of the lock file that stands for a row."""
+    return 1 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
+
+
+def _merged(ours: Entry, theirs: Entry) -> dict[str, Any]:
+    if ours.get("settings") != theirs.get("settings"):
+        return dict(theirs)
+    out = dict(ours)
+    for protocol, result in theirs.items():
+        if protocol == "settings":
+            continue
+        before = out.get(protocol)
+        if before is None or _size(before) <= _size(result):
+            out[protocol] = result
+    return out
+
+
+def _size(result: Entry) -> tuple[int, int]:
+    return result["rounds"], result["seeds"]
+
+
+def _text(entry: Entry) -> str:
+    """One line per result."""
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in entry.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"

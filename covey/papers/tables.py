@@ -1,0 +1,210 @@
+"""Rows of the papers' tables, read from PAPER/TABLE.toml.
+
+A table has `methods` and `settings`, and every method runs in every setting. A method has a table
+`algorithm`, and `cells`: the printed cell that each of its models is compared with. It may have a
+`model` of its own. A setting has `data`, `model`, `tree` and `rounds`, or has them from `defaults`.
+Its `common` are fields of all algorithms that have them, and its `methods` change fields of single
+ones. With `extends` a table has the methods, orderings and reasons of another. A table with `rows`
+shows those rows of other tables of its paper, and the cells of its `models`.
+
+An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, and all of a group
+are above all of the next; with `by = "best"` only the best of each group are compared. With
+`of = "area"` it is about speed: the mean over all rounds is compared. `why` gives reasons for
+differences, by patterns of SETTING/METHOD.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from covey.algorithms import ALGORITHMS
+from covey.errors import ConfigError
+
+FOLDER = Path(__file__).parent
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method in one setting. `cells` are names of printed cells, by the name of our model."""
+
+    paper: str
+    table: str
+    setting: str
+    method: str
+    algorithm: Fields
+    data: Fields
+    model: Fields
+    tree: Fields
+    rounds: int
+    score_every: int
+    printed: str  # the group of printed cells; "" where there is none
+    cells: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Setting and method, by which `--rows` selects."""
+        return f"{self.setting}/{self.method}"
+
+    @property
+    def key(self) -> str:
+        """The name of the row among all rows of its paper."""
+        return f"{self.table}/{self.name}"
+
+    def digest(self) -> str:
+        """A short hash of all that decides the figures: a result of other settings is no result."""
+        decides = [dict(self.algorithm), dict(self.data), dict(self.model), dict(self.tree)]
+        text = json.dumps(decides, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """A claim of a paper about the order of its figures."""
+
+    claim: str
+    chain: tuple[tuple[str, ...], ...]  # groups of METHOD:MODEL, from high to low
+    by: str = "all"  # or "best"
+    settings: str = "*"  # the settings in which it is claimed
+    of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
+    printed: float | None = None  # the gap in points, where the paper prints it and no figures
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper: its rows, its claims, and what its paper does not print."""
+
+    paper: str
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    unprinted: tuple[str, ...] = ()  # our choices where the paper prints none
+    orderings: tuple[Ordering, ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Its name on the command line."""
+        return f"{self.paper}/{self.name}"
+
+    def reason(self, row: Row) -> str:
+        """Why a figure of this row may differ from the printed one, as far as that is known."""
+        for pattern, reason in self.why.items():
+            if fnmatch.fnmatchcase(row.name, pattern):
+                return reason
+        return ""
+
+
+def names() -> list[str]:
+    """All tables, as PAPER/TABLE.
+
+    >>> "sfedhp/table2" in names()
+    True
+    """
+    return [f"{path.parent.name}/{path.stem}" for path in sorted(FOLDER.glob("*/*.toml"))]
+
+
+def select(patterns: Sequence[str]) -> list[Table]:
+    """The tables that any of the patterns names, each once, in the order of the patterns."""
+    out: dict[str, None] = {}
+    for pattern in patterns:
+        matching = fnmatch.filter(names(), pattern)
+        if not matching:
+            raise ConfigError(f"there is no table {pattern!r}; one of {', '.join(names())}.")
+        out |= dict.fromkeys(matching)
+    return [read(name) for name in out]
+
+
+def rows_of(tables: Sequence[Table], pattern: str = "*") -> list[Row]:
+    """The rows whose setting/method matches the pattern."""
+    rows = [row for table in tables for row in table.rows]
+    matching = [row for row in rows if fnmatch.fnmatchcase(row.name, pattern)]
+    if not matching:
+        some = ", ".join(row.name for row in rows[:6])
+        raise ConfigError(f"no row matches {pattern!r}; rows are {some}, ...")
+    return matching
+
+
+def read(name: str) -> Table:
+    """The table of this name, PAPER/TABLE."""
+    paper, _, table = name.partition("/")
+    content = _content(paper, table)
+    rows = tuple(_rows(paper, table, content))
+    if "rows" in content:
+        rows = tuple(_rows_of_others(paper, table, content))
+    return Table(
+        paper=paper,
+        name=table,
+        title=content["title"],
+        rows=rows,
+        unprinted=tuple(content.get("unprinted", ())),
+        orderings=tuple(_ordering(entry) for entry in content.get("orderings", ())),
+        why=content.get("why", {}),
+    )
+
+
+def _content(paper: str, table: str) -> dict[str, Any]:
+    """The content of a file, with what it has from the one that it extends."""
+    content = tomllib.loads((FOLDER / paper / f"{table}.toml").read_text())
+    if "extends" in content:
+        base = _content(paper, content["extends"])
+        for name in ("methods", "why"):
+            content[name] = {**base.get(name, {}), **content.get(name, {})}
+        content.setdefault("orderings", base.get("orderings", []))
+    return content
+
+
+def _ordering(entry: Fields) -> Ordering:
+    chain = tuple(tuple(group) for group in entry["chain"])
+    return Ordering(**{**entry, "chain": chain})
+
+
+def _rows_of_others(paper: str, table: str, content: Fields) -> Iterator[Row]:
+    """The rows of other tables of a paper that the patterns name, with cells of some models."""
+    own = f"{paper}/{table}"
+    others = [name for name in names() if name.startswith(f"{paper}/") and name != own]
+    rows = [row for name in others for row in read(name).rows]
+    for pattern in content["rows"]:
+        for row in rows:
+            if fnmatch.fnmatchcase(row.key, pattern):
+                cells = {name: row.cells[name] for name in content["models"]}
+                yield replace(row, cells=cells)
+
+
+def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
+    for setting, own in content.get("settings", {}).items():
+        values = {**content.get("defaults", {}), **own}
+        for method, entry in content["methods"].items():
+            if method in values.get("without", ()):
+                continue
+            yield Row(
+                paper=paper,
+                table=table,
+                setting=setting,
+                method=method,
+                algorithm=_algorithm(method, entry["algorithm"], values),
+                data=values["data"],
+                model=entry.get("model", values["model"]),
+                tree=values.get("tree", {}),
+                rounds=values["rounds"],
+                score_every=values.get("score_every", 5),
+                printed=values.get("printed", ""),
+                cells=entry.get("cells", {}),
+            )
+
+
+def _algorithm(method: str, table: Fields, setting: Fields) -> dict[str, Any]:
+    """The fields of an algorithm in a setting."""
+    known = inspect.signature(ALGORITHMS[table["name"]]).parameters
+    common = setting.get("common", {})
+    shared = {name: value for name, value in common.items() if name in known}
+    return {**shared, **table, **setting.get("methods", {}).get(method, {})}
