@@ -34,4 +34,4 @@ def test_the_shortest_file_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 def test_the_pages_have_programs() -> None:
-    assert len(BLOCKS) == 3  # FedAvg, own table, own model
+    assert len(BLOCKS) == 4  # FedAvg, own table, own model, a tracker of one's own
