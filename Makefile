@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint types tests coverage bench docs wheel sbom licences clean
+.PHONY: demo test test-all test-browser lint types tests coverage bench docs wheel sbom licences clean
 
 demo: .venv/ready
 	$(BIN)/covey run
@@ -12,6 +12,12 @@ test: lint types tests
 # With the cases that take minutes.
 test-all: export COVEY_TEST_ALL := 1
 test-all: test
+
+# The report's page in headless Chromium (apt-get install chromium).
+test-browser: export COVEY_TEST_BROWSER := 1
+test-browser: .venv/dev
+	$(PIP) -e '.[browser]'
+	$(BIN)/python -m pytest -q tests/browser
 
 lint: .venv/dev
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Masked, Replies, exact
 from covey.runs.experiment import Experiment
 from covey.runs.run import Round, Run, Runs, history, run, runs
+from covey.runs.tracker import Tracker
 from covey.tree import Tree
 from covey.types import Rows
 
@@ -48,6 +49,7 @@ __all__ = [
     "Runs",
     "Share",
     "Stepper",
+    "Tracker",
     "Tree",
     "Whole",
     "algorithms",

@@ -1,4 +1,4 @@
-"""What installed packages add: algorithms, models, data and codecs, declared as entry points.
+"""What installed packages add: algorithms, models, data, codecs and trackers, as entry points.
 
     [project.entry-points."covey.models"]
     resnet = "acme.nets:resnet"
@@ -18,7 +18,7 @@ from typing import Any
 from covey.errors import ConfigError
 from covey.origin import FAULTS, told
 
-KINDS = ("algorithms", "models", "data", "codecs")
+KINDS = ("algorithms", "models", "data", "codecs", "trackers")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from covey import draws
+from covey import draws, markup
 from covey.errors import TreeError
 
 Sample = int | float | None
@@ -273,6 +273,10 @@ class Tree(Topology):
             plural = "s" if size > 1 else ""
             parts.append(f"{size} {tier}{plural}")
         return "Tree: " + ", ".join(parts)
+
+    def _repr_html_(self) -> str:
+        """The tree in a notebook."""
+        return markup.tree(self.tiers, self.children, repr(self))
 
 
 def _is_sample(sample: object) -> bool:

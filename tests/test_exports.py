@@ -21,6 +21,7 @@ PACKAGES = [
     "covey.algorithms",
     "covey.codecs",
     "covey.data",
+    "covey.laws",
     "covey.models",
     "covey.wireless",
 ]

@@ -152,7 +152,7 @@ def _check_writable(path: Path | None, changes: list[str], fast: bool) -> None:
 
 def _text(path: Path) -> str:
     """The file with its line endings as they are."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         return file.read()
 
 

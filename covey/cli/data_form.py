@@ -59,7 +59,7 @@ class DataForm:
     def read(path: Path) -> DataForm:
         """What `as_dict` wrote."""
         try:
-            facts = json.loads(path.read_text())
+            facts = json.loads(path.read_text(encoding="utf-8"))
             names = Names(**{key: tuple(value) for key, value in facts["names"].items()})
             how = facts["scaling"]
             scaling = None

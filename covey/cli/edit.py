@@ -48,7 +48,7 @@ def rewrite(path: Path, text: str) -> None:
     part = target.with_name(f".{target.name}.part")
     with refused(path):
         try:
-            with open(part, "w", newline="") as file:
+            with open(part, "w", newline="", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

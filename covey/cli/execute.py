@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from covey.cli.folder import Folder, create, environment, refused, unused
 from covey.cli.registry import method
 from covey.cli.seeds import Histories, Seeds, Start, folders_of
 from covey.cli.stop import Interrupted, Stop, stoppable
+from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
 from covey.report import compare
 from covey.report.plot import draw, draw_devices
@@ -33,16 +35,17 @@ def start(
     console: Console,
     command: list[str],
     experiments: Experiments | None = None,
+    makers: Mapping[str, Maker] | None = None,
 ) -> tuple[Folder, Summary]:
     """A new run in a new folder; everything wrong with it is said before the folder is made.
 
-    `experiments` are those of the file, where some were made already.
+    `experiments` are those of the file, where some were made already. `makers` make trackers.
     """
     experiments = experiments or Experiments()
     first = _rehearsed(config, experiments)
     folder = create(out or unused(config.name, str(config.algorithm["name"])))
     with folder.lock():
-        return _Command(config, folder, console, command, experiments).play(first)
+        return _Command(config, folder, console, command, experiments, makers or {}).play(first)
 
 
 def resume(
@@ -51,6 +54,7 @@ def resume(
     console: Console,
     command: list[str],
     runtime: str = "simulator",
+    makers: Mapping[str, Maker] | None = None,
 ) -> tuple[Folder, Summary]:
     """Go on with a run from its last checkpoint, perhaps for more rounds."""
     if not (path / "config.toml").exists():
@@ -62,7 +66,8 @@ def resume(
     with folder.lock():
         config = load(path / "config.toml", changes)
         recover.check_seeds(config, folder)
-        return _Command(config, folder, console, command, Experiments(runtime)).play(None)
+        experiments = Experiments(runtime)
+        return _Command(config, folder, console, command, experiments, makers or {}).play(None)
 
 
 def _rehearsed(config: Config, experiments: Experiments) -> Start:
@@ -90,6 +95,7 @@ class _Command:
     console: Console
     command: list[str]
     experiments: Experiments
+    makers: Mapping[str, Maker]
 
     def play(self, first: Start | None) -> tuple[Folder, Summary]:
         """All rounds that are left, then the summary.
@@ -110,10 +116,12 @@ class _Command:
                     self.console,
                     stop,
                     first,
+                    makers=self.makers,
                 )
-                histories, engine = seeds.run()
-                others = self._beside(stop, seeds.printed)
-                summary = self._finish(histories, others, engine)
+                with self.folder.status():
+                    histories, engine = seeds.run()
+                    others = self._beside(stop, seeds.printed)
+                    summary = self._finish(histories, others, engine)
         except KeyboardInterrupt as error:
             rounds = max(recover.rounds_run(folder) for folder in folders.values())
             state = "no round had ended, so there is nothing to save"
@@ -158,11 +166,13 @@ class _Command:
                 self.experiments,
                 self.console,
                 stop,
+                makers=self.makers,
             )
             seeds.printed = printed
             seeds.lines = 1
             try:
-                histories, _ = seeds.run()
+                with folder.status():
+                    histories, _ = seeds.run()
             except DivergedError as error:
                 self.console.print(f"note: {title} is left out of the table: {error}")
                 continue
@@ -179,7 +189,10 @@ class _Command:
         """The summary and the pictures."""
         config = self.config
         folders = list(folders_of(config, self.folder).values())
-        devices = [from_csv((folder.path / "devices.csv").read_text()) for folder in folders]
+        devices = [
+            from_csv((folder.path / "devices.csv").read_text(encoding="utf-8"))
+            for folder in folders
+        ]
         private = private_part(folders[0].checkpoint)
         summary = summarise(histories, config.protocol, devices, config.learner(), private)
         summary = replace(summary, yardsticks=compare.yardsticks(others, config.protocol))

@@ -6,6 +6,7 @@ The run may be unfinished. `readings` is an array or a DataFrame in the units of
     run.table()                                # what the command printed
     run.module("personal", "pump-03")          # the nn.Module of one device
     run.predict(readings, device="pump-03")
+    run.export("pump.onnx", "pump-03", to="onnx")
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
 from covey.engine.layout import ParameterLayout
 from covey.engine.task import Batch
@@ -35,21 +37,20 @@ from covey.runs.run import Round, Run, Which, history, private_part
 from covey.runs.selection import select
 from covey.runs.snapshot import PRIVATE, Snapshot
 from covey.runtimes.simulator import Simulator
+from covey.tree import Topology
 
 if TYPE_CHECKING:
     from covey.cli.config import Config
     from covey.cli.data_form import DataForm
+    from covey.cli.export import Exported
     from covey.report.summary import Summary
 
 Array = npt.NDArray[Any]
 
 _FOLDERS: dict[Which, str] = {"chosen": "models", "last": "models/last"}
 _CHUNK = 4096  # examples that go through a module at once
-_MOST_PERSONAL = (
-    "personal",
-    "edge",
-    "global",
-)  # which model is used where none is named
+MOST_PERSONAL = ("personal", "edge", "global")
+"""Which model is used where none is named: the first of these that the run has."""
 
 
 def load(path: str | os.PathLike[str], *, seed: int | None = None) -> Loaded:
@@ -181,7 +182,7 @@ class Loaded:
                 "the run was made by an older version. "
                 f"Repeat it: covey run {self.folder}/config.toml"
             )
-        return from_csv(path.read_text())
+        return from_csv(path.read_text(encoding="utf-8"))
 
     @cached_property
     def device_names(self) -> list[str]:
@@ -210,6 +211,16 @@ class Loaded:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return tuple(self._form.shape)
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How measured values become a model's inputs; None where they are the inputs."""
+        return self._form.scaling
+
+    @property
+    def tree(self) -> Topology:
+        """The tree of the nodes that trained."""
+        return self._run.runtime.tree
 
     def snapshot(self, model: str | None = None, which: Which = "chosen") -> Snapshot:
         """A model's rows as they were in the reported round, or in the last."""
@@ -318,7 +329,7 @@ class Loaded:
         self._need_scores()
         names = self.models()
         if model is None:
-            return next(name for name in (*_MOST_PERSONAL, names[0]) if name in names)
+            return next(name for name in (*MOST_PERSONAL, names[0]) if name in names)
         if model not in names:
             raise ConfigError(
                 f"there is no model {model!r} in {self.place}; there are {', '.join(names)}."
@@ -351,6 +362,42 @@ class Loaded:
         if not 0 <= device < len(names):
             raise ConfigError(f"device = {device}: this run has the devices 0 to {len(names) - 1}.")
         return int(device)
+
+    def outputs(
+        self,
+        examples: Any,
+        *,
+        device: str | int | None = None,
+        model: str | None = None,
+        which: Which = "chosen",
+    ) -> Tensor:
+        """What a device's model answers to examples in the units of the data: logits, or values."""
+        return self._outputs(self._inputs(examples), device, model, which)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        node: str,
+        *,
+        to: str = "safetensors",
+        model: str | None = None,
+    ) -> Exported:
+        """Write a node's model into a file for use without covey, as `covey export` does.
+
+        `node` is a name, or a number as in "d17", "e3", "server".
+        """
+        from covey.cli import export, nodes
+
+        chosen = nodes.find(self, node)
+        return export.export(self, chosen, export.format_of(to), model, Path(path))
+
+    def predicts_otherwise(self, device: str | int, model: str) -> bool:
+        """Whether the algorithm predicts with a model otherwise than by a forward pass."""
+        if not self._own_way:
+            return False
+        read = self.snapshot(model)
+        x = torch.zeros(1, *self.shape, dtype=self.experiment.dtype)
+        return self._predicted(x, self._number(device, read), read) is not None
 
     def alike(self, model: str | None = None) -> bool:
         """Whether a model is the same for all devices, so that none need be named."""

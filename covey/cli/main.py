@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, personalize, data, plan, advise, list, doctor."""
+"""The commands of covey: `covey --help` lists them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, registry, results, show
+from covey.cli import data, export, new, registry, results, runs, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
+from covey.cli.compare import compare
 from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.report import report, write_after_run
+from covey.cli.reproduce import reproduce
+from covey.cli.sweep import sweep
+from covey.cli.watch import watch
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -62,6 +67,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data.app, name="data", epilog=_EPILOG)
+app.add_typer(new.app, name="new", epilog=_EPILOG)
 
 
 def _version(wanted: bool) -> None:
@@ -123,6 +129,13 @@ def run(
             help="simulator (all devices at once) or loopback (nodes that share nothing; slow).",
         ),
     ] = "simulator",
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TRACKER",
+            help="tensorboard, mlflow, wandb, parquet or package.module:Class. May be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment into a folder.
@@ -146,10 +159,13 @@ def run(
       covey run --resume runs/demo-sfedhp-1 rounds=100   resumed for more rounds
 
       covey run my.toml --runtime loopback               nodes that share nothing
+
+      covey run my.toml --log tensorboard                logged while it runs
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     path, changes = split(arguments)
     forced = False
+    makers = trackers.makers(log or [])
     if resume_from is not None:
         if out is not None:
             raise ConfigError(
@@ -157,16 +173,18 @@ def run(
             )
         if path is not None:
             raise ConfigError(f"--resume {resume_from} brings its own file; leave out {path}.")
-        folder, summary = resume(resume_from, changes, console, sys.argv, runtime)
+        folder, summary = resume(resume_from, changes, console, sys.argv, runtime, makers)
     else:
         config = load_and_note(console, path, changes)
         experiments = Experiments(runtime)
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
-        folder, summary = start(config, out, console, sys.argv, experiments)
+        folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if as_json:
+        write_after_run(folder.path, console)
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
+    write_after_run(folder.path, console)
     pictures = ["plot.png", "devices.png"]
     if summary.yardsticks:
         pictures.append("compare.png")
@@ -176,8 +194,11 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
+app.command(name="runs", epilog=_EPILOG)(runs.list_runs)
+app.command(epilog=_EPILOG)(watch)
 app.command(name="show", epilog=_EPILOG)(results.show_run)
 app.command(epilog=_EPILOG)(results.predict)
+app.command(name="export", epilog=_EPILOG)(export.export_command)
 
 
 @app.command(epilog=_EPILOG)
@@ -231,8 +252,12 @@ def personalize(
     show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
+app.command(epilog=_EPILOG)(report)
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
+app.command(epilog=_EPILOG)(reproduce)
+app.command(epilog=_EPILOG)(compare)
+app.command(epilog=_EPILOG)(sweep)
 
 
 @app.command(name="list", epilog=_EPILOG)
@@ -399,9 +424,6 @@ def _diagnose(config: Config) -> dict[str, Any]:
     experiment = config.experiment(config.seed)
     run = Run(experiment)
     disk = shutil.disk_usage(".")
-    pages = 0
-    if hasattr(os, "sysconf"):
-        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "versions": facts["versions"],
         "machine": facts["machine"],
@@ -416,8 +438,16 @@ def _diagnose(config: Config) -> dict[str, Any]:
         "extras": {extra: _extra(extra, modules) for extra, modules in _EXTRAS.items()},
         "devices": _devices(),
         "disk free": f"{disk.free / 2**30:.1f} GiB",
-        "memory free": f"{pages / 2**30:.1f} GiB",
+        "memory free": _memory_free(),
     }
+
+
+def _memory_free() -> str:
+    """The free memory, where the system says it: macOS and Windows do not."""
+    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return "unknown on this system"
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return f"{pages / 2**30:.1f} GiB"
 
 
 _EXTRAS = {
@@ -425,6 +455,11 @@ _EXTRAS = {
     "parquet": ("pyarrow",),
     "matlab": ("scipy",),
     "demlearn": ("scipy",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
+    "optuna": ("optuna",),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 

@@ -38,12 +38,14 @@ _WANTED = {
     "algorithm": "a frozen dataclass derived from covey.Algorithm, with a `server`",
     "model": "a class derived from torch.nn.Module, or a function that returns a module",
     "data": "a function that returns covey.data.Shards",
+    "tracker": "a class with the methods of covey.Tracker: start, log and finish",
 }
 _RETURNS = {
     "algorithm": "an algorithm",
     "model": "a torch.nn.Module",
     "data": "covey.data.Shards",
 }
+_TRACKS = ("start", "log", "finish")
 _FILES: list[str] = []  # folders of the experiment files that were read: modules may lie there too
 
 
@@ -63,10 +65,13 @@ def look_beside(file: Path) -> None:
         _FILES.append(folder)
 
 
-def find(section: str, name: str) -> Callable[..., Any]:
-    """The class or function of that name, looked for in the current folder first."""
+def find(section: str, name: str, *, setting: str | None = None) -> Callable[..., Any]:
+    """The class or function of that name, looked for in the current folder first.
+
+    `setting` is what the user wrote, for errors.
+    """
     where, _, attribute = name.partition(":")
-    setting = f"{section}.name = {name!r}"
+    setting = setting or f"{section}.name = {name!r}"
     if not all(part.isidentifier() for part in (*where.split("."), attribute)):
         example = "nets:Net for the class Net in nets.py"
         raise ConfigError(f"{setting}: write it as {FORM}, for instance {example}.")
@@ -112,6 +117,8 @@ def makes(thing: object, section: str) -> bool:
     if section == "algorithm":
         whole = is_dataclass(thing) and not inspect.isabstract(thing)
         return issubclass(thing, Algorithm) and whole
+    if section == "tracker":
+        return all(callable(getattr(thing, method, None)) for method in _TRACKS)
     return section == "model" and issubclass(thing, nn.Module)
 
 

@@ -145,7 +145,7 @@ _MOST_ANSWERS = 100_000_000  # of all devices in all rounds of a plan, which are
 
 def _is_experiment(file: Path) -> bool:
     try:
-        return "algorithm" in tomllib.loads(file.read_text())
+        return "algorithm" in tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return False  # and what is wrong is said where it is read as a scenario
 

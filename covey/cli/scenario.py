@@ -201,7 +201,7 @@ class ScenarioForm:
 def load(path: Path, changes: Sequence[str] = ()) -> ScenarioForm:
     """The scenario in a file, with changes such as "deadline=15 ms" applied, wholly checked."""
     try:
-        table = parsed(path.read_text(), path)
+        table = parsed(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"cannot read {path}: {error}; examples/plan/scenario.toml is one to start from."

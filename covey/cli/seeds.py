@@ -5,31 +5,30 @@ Seeds that stand at the same round go on in one go, as many as memory allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 
 import covey
 from covey.cli import recover
-from covey.cli.assemble import Experiments
+from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
+from covey.cli.recording import Recorder
 from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
+from covey.cli.tracked import Tracked
+from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, CoveyError, DivergedError
+from covey.report.summary import summarise
 from covey.runs.devices import to_csv
-from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs
-
-_ROWS = 8
-"""The max number of rows that a device holds: kept rows, a second copy of them for a round that
-fails, and working rows.
-"""
+from covey.runs.tracker import to_csv as rounds_csv
 
 Histories = list[list[Round]]
 
@@ -57,7 +56,7 @@ class Start:
         """The runs of the first seeds that go in one go."""
         seeds = list(range(config.seed, config.seed + config.seeds))
         each = [experiments.of(config, seed) for seed in seeds]
-        groups = _groups(seeds, each, experiments.runtime)
+        groups = side_by_side(seeds, each, experiments.runtime)
         return Start(
             groups,
             covey.runs(each[: len(groups[0])], runtime=experiments.runtime),
@@ -84,6 +83,7 @@ class Seeds:
     start: Start | None = None
     printed: set[str] = field(default_factory=set)  # lines that need not be printed again
     lines: int = LINES  # of progress without a terminal
+    makers: Mapping[str, Maker] = field(default_factory=dict)  # of trackers, by name
 
     def run(self) -> tuple[Histories, dict[str, Any]]:
         """The history of every seed, and how training was computed."""
@@ -117,6 +117,7 @@ class Seeds:
             folder.make()
             if recover.finished(folder, self.config.rounds):
                 done[seed] = recover.history(folder, self.experiments.of(self.config, seed))
+                self._track_again(seed, done[seed])
                 more = ""
                 if self.config.seeds == 1:
                     more = f"; for more, add rounds={self.config.rounds + 10}"
@@ -131,7 +132,7 @@ class Seeds:
         if self.start is not None:
             return list(self.start.groups)
         each = [self.experiments.of(self.config, seed) for seed in seeds]
-        return _groups(seeds, each, self.experiments.runtime)
+        return side_by_side(seeds, each, self.experiments.runtime)
 
     def _run(self, seeds: list[int], done: dict[int, list[Round]]) -> dict[str, Any]:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
@@ -140,11 +141,14 @@ class Seeds:
         self._print_once(f"engine: {escape(runs.engine['sentence'])}")
         for note in runs.notes:
             self._print_once(f"note: {note}")
-        for run, folder in zip(runs.seeds, folders, strict=True):
-            folder.metrics(run.history)
-            folder.write_json("data.json", DataForm.of(run.trained).as_dict())
-        self._rounds(runs, seeds, folders)
-        _save(runs, folders)
+        recorders = [Recorder(folder) for folder in folders]
+        for run, recorder in zip(runs.seeds, recorders, strict=True):
+            recorder.folder.metrics(run.history)
+            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+            recorder.begin(run, self.config.method())
+        with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
+            self._rounds(runs, seeds, recorders, tracked)
+            _save(runs, recorders)
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
         return runs.engine
 
@@ -155,7 +159,42 @@ class Seeds:
         each = [self.experiments.of(self.config, seed) for seed in seeds]
         return covey.runs(each, resume=saved, runtime=self.experiments.runtime)
 
-    def _rounds(self, runs: Runs, seeds: list[int], folders: list[Folder]) -> None:
+    @contextmanager
+    def _tracking(
+        self, seeds: Sequence[int], histories: Callable[[], Sequence[Sequence[Round]]]
+    ) -> Iterator[list[Tracked]]:
+        """The trackers of some seeds, told of the rounds so far and, at last, of the end."""
+        tracked = []
+        for seed, history in zip(seeds, histories(), strict=True):
+            tracker = Tracked(self.makers, self.folders[seed].path, self.console)
+            tracker.start(self.config.resolved() | {"seed": seed}, history)
+            tracked.append(tracker)
+        try:
+            yield tracked
+        finally:
+            for tracker, history in zip(tracked, histories(), strict=True):
+                tracker.finish(self._ended(history))
+
+    def _track_again(self, seed: int, history: Sequence[Round]) -> None:
+        """Tell trackers of a seed that ended before: of the rounds that they lack."""
+        with self._tracking([seed], lambda: [history]):
+            pass
+
+    def _ended(self, history: Sequence[Round]) -> dict[str, Any]:
+        """What a seed has come to, for its trackers."""
+        rounds = len(history)
+        out = {"finished": rounds >= self.config.rounds, "rounds": rounds}
+        if self.makers and any(record.models for record in history):
+            out |= summarise([list(history)], self.config.protocol).as_dict()
+        return out
+
+    def _rounds(
+        self,
+        runs: Runs,
+        seeds: list[int],
+        recorders: list[Recorder],
+        tracked: Sequence[Tracked],
+    ) -> None:
         """Every round, shown and written down.
 
         Whatever stops it, but for a disk that fails, the state is saved.
@@ -175,21 +214,25 @@ class Seeds:
                 for records in runs:
                     self.stop.check()
                     show(records)
-                    for record, folder in zip(records, folders, strict=True):
-                        folder.append(record)
-                    self._checkpoint(runs, folders)
+                    parts = zip(runs.seeds, records, recorders, tracked, strict=True)
+                    for run, record, recorder, trackers in parts:
+                        recorder.folder.append(record)
+                        recorder.add(run)
+                        trackers.log(record)
+                    self._checkpoint(runs, recorders)
             except (KeyboardInterrupt, SystemExit, CoveyError) as error:
                 # SystemExit: nobody reads the output any more.
                 if not isinstance(error, CheckpointError):
-                    _save(runs, folders)
+                    _save(runs, recorders)
                 raise
 
-    def _checkpoint(self, runs: Runs, folders: list[Folder]) -> None:
+    def _checkpoint(self, runs: Runs, recorders: list[Recorder]) -> None:
         """Save every so many rounds; the last is saved with everything else."""
         due = runs.round % self.config.checkpoint_every == 0
         if due and runs.round < self.config.rounds:
-            for run, folder in zip(runs.seeds, folders, strict=True):
-                run.save(folder.checkpoint)
+            for run, recorder in zip(runs.seeds, recorders, strict=True):
+                recorder.sync(run)
+                run.save(recorder.folder.checkpoint)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:
@@ -207,28 +250,17 @@ class Seeds:
             self.console.print(line)
 
 
-def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -> list[list[int]]:
-    """The seeds in groups that run side by side.
-
-    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
-    """
-    first = experiments[0]
-    parameters = sum(parameter.numel() for parameter in first.model.parameters())
-    row = parameters * torch.finfo(first.dtype).bits // 8
-    size = 1
-    if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
-        size = max(1, first.memory // (_ROWS * row * first.tree.devices))
-    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
-
-
-def _save(runs: Runs, folders: list[Folder]) -> None:
+def _save(runs: Runs, recorders: list[Recorder]) -> None:
     """Save every run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
     """
-    for run, folder in zip(runs.seeds, folders, strict=True):
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        folder = recorder.folder
         if run.round == run.experiment.rounds:
             folder.models(run)
             folder.write("devices.csv", to_csv(run.devices()))
         folder.metrics(run.history)
+        folder.write("metrics.csv", rounds_csv(run.history))
+        recorder.sync(run)
         run.save(folder.checkpoint)

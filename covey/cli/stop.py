@@ -44,9 +44,10 @@ def stoppable(console: Console) -> Iterator[Stop]:
     """
     stop = Stop(console)
     numbers = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
     # Under nohup a hangup is to change nothing.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        numbers.append(hangup)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield stop

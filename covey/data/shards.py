@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from covey import native
+from covey.data import html
 from covey.data.scaling import Scaling
 from covey.errors import ConfigError, DataError, ProgramError, shown
 
@@ -288,6 +289,10 @@ class Shards:
             validation=validation,
             test=test,
         )
+
+    def _repr_html_(self) -> str:
+        """The examples of every part, in a notebook."""
+        return html.of_shards(self)
 
     def labels(self) -> npt.NDArray[np.int64]:
         """The number of training examples per device and label, [devices, classes].

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,11 @@ def has(results: Results, row: Row, protocol: Protocol, options: Options) -> boo
     return bool(enough and result["seeds"] >= options.seeds)
 
 
-class Store:
-    """The results of one paper in a folder.
+class Store(AbstractContextManager["Store"]):
+    """The results of one paper in a folder; use it in a `with`.
 
     Processes that write to one folder lock bytes of a file beside it. A process that ends, however
-    it does, releases its locks.
+    it does, releases its locks. One process has one store of a paper: closing it releases all.
     """
 
     def __init__(self, folder: Path, paper: str) -> None:
@@ -63,6 +63,9 @@ class Store:
             self._locks = open(folder / f".{paper}.lock", "a")  # noqa: SIM115 - held while it lives
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error}; choose another.") from error
+
+    def __exit__(self, *error: object) -> None:
+        self._locks.close()
 
     def read(self) -> dict[str, Entry]:
         """All results."""

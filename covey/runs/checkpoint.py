@@ -150,8 +150,7 @@ def _read(path: str | os.PathLike[str], with_tensors: bool) -> Checkpoint:
         metadata = file.metadata() or {}
         _check_metadata(path, metadata)
         if with_tensors:
-            names = file.keys()
-            tensors = {name: file.get_tensor(name) for name in names}
+            tensors = tensors_of(file)
     if with_tensors and _sum(tensors) != metadata["sum"]:
         raise CheckpointError(
             f"{path} is damaged: its checksum is not that of its contents{older(path)}."
@@ -160,6 +159,18 @@ def _read(path: str | os.PathLike[str], with_tensors: bool) -> Checkpoint:
     if not isinstance(facts, dict):
         raise ValueError(f"its facts are {facts!r:.50}")
     return Checkpoint(tensors, facts)
+
+
+def tensors_of(file: Any) -> dict[str, Tensor]:
+    """All tensors of an open safetensors file, by name.
+
+    Windows replaces no file that is mapped into memory, so there they are copies.
+    """
+    names = file.keys()
+    tensors = {name: file.get_tensor(name) for name in names}
+    if os.name == "nt":
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+    return tensors
 
 
 def _check_metadata(path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
@@ -264,8 +275,14 @@ def _digest(text: bytes) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def _sync(path: str | os.PathLike[str]) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    flags = os.O_RDWR
+    if path.is_dir():
+        if os.name == "nt":  # Windows opens no folder, and writes its list by itself
+            return
+        flags = os.O_RDONLY
+    handle = os.open(path, flags)
     try:
         os.fsync(handle)
     finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from covey.links.meter import Meter, Traffic
+from covey.runs import html
 from covey.runs.scoring import Model, Score
 from covey.runtimes.notes import Note
 from covey.wireless.clock import RadioRecord
@@ -47,6 +49,29 @@ class Round:
             return None
         return scored.scores[part].accuracy
 
+    def figures(self) -> dict[str, float]:
+        """Every number of the round under one name, as in "personal/test/accuracy".
+
+        `bytes` are those of training. A figure that is None is left out.
+        """
+        out: dict[str, float] = {"seconds": self.seconds, "gradients": self.gradients}
+        for (link, direction, lane), traffic in self.traffic.items():
+            if lane == "train":
+                out[f"bytes/{link}/{direction}"] = traffic.bytes
+        for name, model in self.models.items():
+            out[f"{name}/holders"] = model.holders
+            out[f"{name}/nonzeros"] = model.nonzeros
+            for part, score in model.scores.items():
+                out |= _numbers(f"{name}/{part}", vars(score))
+        for tier, notes in self.notes.items():
+            for name, note in notes.items():
+                out |= _numbers(f"notes/{tier}/{name}", vars(note))
+        if self.radio is not None:
+            out |= _numbers("radio", vars(self.radio))
+            out["radio/left_out"] = len(self.radio.left_out)
+            out["radio/late"] = len(self.radio.late)
+        return out
+
     def as_dict(self) -> dict[str, Any]:
         """The record as JSON can hold it."""
         return dict(self._plain)
@@ -63,14 +88,30 @@ class Round:
                 scores[part] = _plain_score(score)
         return out
 
+    def scores(self) -> str:
+        """The figure of every model, on test where that was scored; empty in an unscored round."""
+        return "  ".join(f"{name} {_figure(model)}" for name, model in self.models.items())
+
+    def _repr_html_(self) -> str:
+        """The models of the round, in a notebook."""
+        return html.of_round(self)
+
     def __str__(self) -> str:
-        cells = [f"{name} {_figure(model)}" for name, model in self.models.items()]
-        scores = "  ".join(cells)
+        scores = self.scores()
         sent = f"{self.bytes() / 1e6:.3f} MB"
         text = f"round {self.round + 1:4d}  {scores}  {sent}  {self.seconds:.2f} s"
         if self.radio is not None:
             text += f"  air {self.radio.seconds:.3g} s {self.radio.joules:.3g} J"
         return text
+
+
+def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are numbers, each under the prefix and its own name."""
+    return {
+        f"{prefix}/{name}": value
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    }
 
 
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")

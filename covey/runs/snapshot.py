@@ -132,8 +132,7 @@ def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
 def _read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     with safe_open(path, framework="pt") as file:
         facts: dict[str, Any] = file.metadata() or {}
-        names = file.keys()
-        tensors = {name: file.get_tensor(name) for name in names}
+        tensors = checkpoint.tensors_of(file)
     ids = tensors.pop("ids")
     rows = _rows(tensors, "", len(ids), space.slots, space.width)
     beside = {}

@@ -7,7 +7,7 @@ the settings that take another way through its programs.
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 import covey
-from covey import Algorithm, Experiment, Run, Tree, data, models
+from covey import Algorithm, Experiment, Run, Tree, data, laws, models
 from covey.advice import levers
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.nested import Level, Nested
 from covey.errors import DivergedError
-from covey.runs.run import Seed
+from covey.laws import differences as differences
+from covey.runs.seed import Seed
 from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 from tests import peek
 
@@ -449,44 +450,28 @@ def finished(case: Case, **changes: Any) -> Run:
     return run
 
 
+def bytes_of_nodes(run: Seed) -> dict[tuple[str, str], int]:
+    """What all nodes of a tier received and sent, by tier and direction."""
+    assert run.totals is not None
+    sums = {
+        key: int(values.sum()) for key, values in run.totals.items() if key[1] in ("down", "up")
+    }
+    return {key: total for key, total in sums.items() if total}
+
+
+def bytes_of_links(run: Seed) -> dict[tuple[str, str], int]:
+    """What training sent over each link, by its lower tier and direction."""
+    out = {}
+    for above, tier in itertools.pairwise(run.sizes):
+        for way in ("down", "up"):
+            out[tier, way] = run.meter.bytes(link=f"{above}-{tier}", direction=way)
+    return {key: total for key, total in out.items() if total}
+
+
 def state(run: Seed) -> dict[str, Any]:
-    """Everything a run holds: the global row, all kept rows with their ids and rounds, the models
-    of their chosen rounds, the meter, the records but for time."""
-    out: dict[str, Any] = {"global": run.w.clone()}
-    for name in run.models(scored=False):
-        chosen = run.snapshot(name, "chosen")
-        out |= {
-            f"chosen {name}.round": chosen.round,
-            f"chosen {name}.ids": chosen.ids,
-            f"chosen {name}": chosen.rows,
-        }
-        out |= {f"chosen {name} {key}": part.rows for key, part in chosen.beside.items()}
-    for tier, name, ids, rounds, rows in peek.columns(run):
-        out |= {f"{tier}.{name}.ids": ids, f"{tier}.{name}.rounds": rounds, f"{tier}.{name}": rows}
-    out["meter"] = json.dumps(sorted(run.meter.state()))
-    out["history"] = json.dumps(
-        [{**record.as_dict(), "seconds": 0.0, "spent": {}} for record in run.history],
-        sort_keys=True,
-    )
-    return out
-
-
-def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    """Where two states differ in a bit, and by how much."""
-    assert left.keys() == right.keys()
-    out = []
-    for key, mine in left.items():
-        if isinstance(mine, Tensor):
-            if not torch.equal(mine, right[key]):
-                far = (
-                    (mine - right[key]).abs().max().item()
-                    if mine.shape == right[key].shape
-                    else "another shape"
-                )
-                out.append(f"{key}: {far}")
-        elif mine != right[key]:
-            out.append(f"{key}: {mine} is not {right[key]}")
-    return out
+    """Everything a run holds; the bytes of single nodes must add up to those of the links."""
+    assert bytes_of_nodes(run) == bytes_of_links(run)
+    return laws.state(run)
 
 
 def assert_moved(run: Run, least: float = 0.05) -> None:

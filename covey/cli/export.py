@@ -1,0 +1,354 @@
+"""`covey export`: a node's model as a file for use without covey, compared with the original."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from torch import Tensor
+
+import covey
+from covey.cli import nodes
+from covey.cli.folder import refused
+from covey.cli.formats import FORMATS, Format, Model
+from covey.cli.load import MOST_PERSONAL, Loaded, load
+from covey.cli.nodes import Node
+from covey.cli.options import AsJson
+from covey.cli.results import OfSeed, RunFolder
+from covey.data.extras import needed
+from covey.errors import ConfigError, CoveyError, ModelError
+from covey.origin import FAULTS, told
+from covey.runs.snapshot import PRIVATE, Snapshot
+
+ALL = "all"
+_EXAMPLES = 64  # on which a file is compared with its model
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
+"""How far outputs may be from the model's, in parts of the largest one, or of 1 if that is more."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One file, and by how much its outputs differ from those of the run's model."""
+
+    file: str
+    format: str
+    node: str
+    tier: str
+    model: str
+    round: int
+    examples: int
+    difference: float
+    bytes: int
+
+
+def export_command(
+    run: RunFolder,
+    node: Annotated[
+        str,
+        typer.Option(help="A device, an edge or the server, by name or number: pump-03, d17, all."),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help=f"{', '.join(FORMATS)}."),
+    ] = "safetensors",
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model. Default: the most personal one that the node has."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write; with --node all, the folder. Default: RUN/export/NODE-MODEL."
+        ),
+    ] = None,
+    seed: OfSeed = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export a model of a run, for use without covey.
+
+    The model is the one that the table reports. Inputs are in the units of the training data: the
+    scaling is part of the file or, in a safetensors file, stated in its metadata. The file is read
+    again and compared with the model; a file that disagrees is not kept.
+
+    Examples:
+
+      covey export runs/own-data-permfl-1 --node pump-03
+
+      covey export runs/own-data-permfl-1 --node pump-03 --to onnx --out pump.onnx
+
+      covey export runs/demo-sfedhp-1 --node e2 --to torch.export
+
+      covey export runs/demo-sfedhp-1 --node all
+    """
+    format = format_of(to)
+    loaded = load(run, seed=seed)
+    if node == ALL:
+        written = export_all(loaded, format, model, out)
+    else:
+        written = [export(loaded, nodes.find(loaded, node), format, model, out)]
+    if as_json:
+        print(json.dumps([asdict(one) for one in written]))
+        return
+    _show(Console(soft_wrap=True, highlight=False), loaded, written)
+
+
+def _show(console: Console, run: Loaded, written: Sequence[Exported]) -> None:
+    """What was written, the round it is of, and the max difference."""
+    first = written[0]
+    if not run.finished:
+        done = f"{len(run.history)} of {run.config.rounds} rounds"
+        console.print(f"note: the run is unfinished ({done}); this is its model so far.")
+    rounds = sorted({one.round for one in written})
+    who = f"the {first.model} model of {first.node} in round {rounds[0]}"
+    if len(written) > 1:
+        who = f"the {first.model} models of {len(written)} {first.tier}s in round {rounds[0]}"
+    console.print(f"{escape(who)}, as {first.format}")
+    worst = max(one.difference for one in written)
+    console.print(
+        f"read again and compared on {first.examples} examples: max difference {worst:.1e}"
+    )
+    if len(written) > 1:
+        size = sum(one.bytes for one in written)
+        console.print(f"folder: {escape(str(Path(first.file).parent))} ({size:,} bytes)")
+    else:
+        console.print(f"file: {escape(first.file)} ({first.bytes:,} bytes)")
+
+
+def export(
+    run: Loaded,
+    node: Node,
+    format: Format,
+    model: str | None,
+    out: Path | None,
+) -> Exported:
+    """Write the model of one node, unless what was written disagrees with it."""
+    read = run.snapshot(model or _most_personal(run, node))
+    _check_holder(run, node, read)
+    path = out or _default(run, node, read, format)
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file, as in {path / 'model'}.")
+    examples = _examples(run)
+    return _written(run, node, read, format, path, examples)
+
+
+def export_all(
+    run: Loaded,
+    format: Format,
+    model: str | None,
+    out: Path | None,
+) -> list[Exported]:
+    """Write the model of every node that keeps one, each into a file of its own."""
+    if format.name != "safetensors":
+        raise ConfigError(
+            f"--node all --to {format.name}: all models at once go into safetensors files alone; "
+            "name one node, or leave out --to."
+        )
+    read = run.snapshot(model)
+    folder = out or run.place / "export"
+    if folder.is_file():
+        raise ConfigError(f"--out {folder} is a file; with --node all, name a folder.")
+    examples = _examples(run)
+    written = []
+    for node in _holders(run, read):
+        path = folder / _default(run, node, read, format).name
+        written.append(_written(run, node, read, format, path, examples))
+    return written
+
+
+def _holders(run: Loaded, read: Snapshot) -> list[Node]:
+    """The nodes that keep a model; devices, where each has private layers of it."""
+    if PRIVATE in read.beside:
+        return nodes.nodes(run, run.tree.tiers[-1])
+    kept = set(read.ids.tolist())
+    return [node for node in nodes.nodes(run, read.tier) if node.number in kept]
+
+
+def format_of(name: str) -> Format:
+    """The format of this name, with the libraries that it needs."""
+    if name not in FORMATS:
+        raise ConfigError(f"--to {name}: choose one of {', '.join(FORMATS)}.")
+    if name == "onnx":
+        for library in ("onnx", "onnxscript", "onnxruntime"):
+            needed(library, extra="onnx", to="write an ONNX file and check it")
+    return FORMATS[name]
+
+
+def _most_personal(run: Loaded, node: Node) -> str:
+    """The model that is kept nearest to a node: by itself, or else by a tier above it."""
+    tiers = run.tree.tiers
+    usable = [name for name in run.models() if _height(run, name) <= tiers.index(node.tier)]
+    order = [*(name for name in MOST_PERSONAL if name in usable), *usable]
+    return max(order, key=lambda name: _height(run, name))
+
+
+def _height(run: Loaded, model: str) -> int:
+    """Which tier keeps a model, counted from the server."""
+    return run.tree.tiers.index(run.snapshot(model).tier)
+
+
+def _check_holder(run: Loaded, node: Node, read: Snapshot) -> None:
+    """An error unless the node alone decides what the model predicts."""
+    tiers = run.tree.tiers
+    last = tiers[-1]
+    if tiers.index(read.tier) > tiers.index(node.tier):
+        raise ConfigError(
+            f"--node {node.name}: {read.model!r} is kept by {read.tier}s, not by the {node.tier}; "
+            f"name one of them, as in --node {nodes.nodes(run, read.tier)[0].name}."
+        )
+    if PRIVATE in read.beside and node.tier != last:
+        raise ConfigError(
+            f"--node {node.name}: every device predicts with private layers of its own, so that "
+            f"{read.model!r} alone is no whole model; name a device, as in "
+            f"--node {nodes.nodes(run, last)[0].name}."
+        )
+
+
+def _written(
+    run: Loaded,
+    node: Node,
+    read: Snapshot,
+    format: Format,
+    path: Path,
+    examples: Tensor,
+) -> Exported:
+    """Write a file beside its place, compare it with the run's model, then put it there."""
+    device = nodes.a_device(run, node)
+    model = _model(run, node, read, format)
+    batches = (examples, examples[:1])  # a file must take many examples, and one
+    answered = [(x, run.outputs(x, device=device, model=read.model)) for x in batches]
+    part = path.with_name(f".{path.stem}.{os.getpid()}{format.suffix}")
+    with refused(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(model, format, part, examples)
+            difference = _compared(model, format, part, answered)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    return Exported(
+        file=str(path),
+        format=format.name,
+        node=node.name,
+        tier=node.tier,
+        model=read.model,
+        round=read.round + 1,
+        examples=len(examples),
+        difference=difference,
+        bytes=path.stat().st_size,
+    )
+
+
+def _write(model: Model, format: Format, part: Path, examples: Tensor) -> None:
+    """Write a file; a network that the format cannot hold is an error that says why."""
+    try:
+        format.write(model, examples, part)
+    except (CoveyError, OSError):
+        raise
+    except FAULTS as error:
+        raise ModelError(
+            f"{type(model.network).__name__} cannot be written as {format.name}: {told(error)} "
+            "Export it as safetensors, which holds the parameters alone."
+        ) from error
+
+
+def _compared(
+    model: Model,
+    format: Format,
+    part: Path,
+    answered: Sequence[tuple[Tensor, Tensor]],
+) -> float:
+    """The max difference between a file's outputs and the run's; an error if they disagree.
+
+    `answered` are batches of examples, each with the run's outputs.
+    """
+    predict = format.read(model, part)
+    difference = 0.0
+    limit = _TOLERANCE[model.dtype]
+    for examples, expected in answered:
+        with torch.no_grad():
+            outputs = predict(examples)
+        if outputs.shape != expected.shape:
+            raise ModelError(
+                f"the {format.name} file answers {tuple(outputs.shape)} where the model answers "
+                f"{tuple(expected.shape)}; it was not kept. Export the model in another format."
+            )
+        scale = max(1.0, float(expected.abs().max()))
+        error = float((outputs - expected).abs().max())
+        if not error <= limit * scale:
+            raise ModelError(
+                f"the {format.name} file differs from the model by {error:.1e}, more than "
+                f"{limit * scale:.1e}; it was not kept. Export the model in another format."
+            )
+        difference = max(difference, error)
+    return difference
+
+
+def _model(run: Loaded, node: Node, read: Snapshot, format: Format) -> Model:
+    """The network of a node, and what its file says of it."""
+    device = nodes.a_device(run, node)
+    if run.predicts_otherwise(device, read.model):
+        raise ConfigError(
+            f"{run.config.method()} predicts with {read.model!r} otherwise than by the network's "
+            "outputs, which no exported file holds; use covey predict, or --model global."
+        )
+    network = run.module(read.model, device).cpu().eval()
+    model = Model(network, run.scaling, run.experiment.dtype, {})
+    return replace(model, facts=_facts(run, node, read, inside=format.name != "safetensors"))
+
+
+def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str, Any]:
+    """What a file says of its model; `inside`: it scales its inputs by itself."""
+    scaling = run.scaling
+    if inside or (scaling is not None and scaling.kind == "none"):
+        scaling = None
+    stated = None
+    if scaling is not None:
+        stated = {
+            "rule": "(x - shift) * factor",
+            "kind": scaling.kind,
+            "shift": scaling.shift.tolist(),
+            "factor": scaling.factor.tolist(),
+        }
+    return {
+        "covey": covey.__version__,
+        "algorithm": run.config.method(),
+        "model": read.model,
+        "node": node.name,
+        "tier": node.tier,
+        "round": read.round + 1,
+        "seed": run.seed,
+        "shape": list(run.shape),
+        "dtype": str(run.experiment.dtype).removeprefix("torch."),
+        "inputs": "scaled by `scaling`" if stated else "as measured",
+        "scaling": stated,
+        "outputs": "values" if run.classes is None else "logits",
+        "classes": run.class_names,
+        "features": list(run.names.features),
+    }
+
+
+def _examples(run: Loaded) -> Tensor:
+    """Some examples of all devices, in the units of the data and the type of the model."""
+    x = run.experiment.data.x
+    x = x[torch.linspace(0, len(x) - 1, min(_EXAMPLES, len(x))).long()]
+    if run.scaling is not None and run.scaling.kind != "none":
+        x = x.double() / run.scaling.factor.double() + run.scaling.shift.double()
+    return x.to(run.experiment.dtype).contiguous()
+
+
+def _default(run: Loaded, node: Node, read: Snapshot, format: Format) -> Path:
+    """RUN/export/d2-pump-03-personal.onnx; names of nodes may hold any characters."""
+    words = [node.code, read.model]
+    if node.name != node.code:
+        words.insert(1, node.name)
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(words))[:100]
+    return run.place / "export" / f"{stem}{format.suffix}"

@@ -1,0 +1,184 @@
+"""`covey new algorithm`: an algorithm with its test and its experiment, to start from."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+from dataclasses import dataclass
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import covey
+from covey.cli import registry
+from covey.cli.folder import refused
+from covey.errors import ConfigError
+
+app = typer.Typer(help="Write the files of something new, to start from.", no_args_is_help=True)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_TIERS = (2, 3)
+
+
+@app.callback()
+def _new() -> None:
+    """Write the files of something new, to start from."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the parts of a new algorithm are called."""
+
+    Name: str  # the class
+    stem: str  # the files, and the algorithm in a package
+    module: str  # what a program imports
+
+    @staticmethod
+    def of(text: str, *, package: bool) -> Names:
+        """The names for what a user wrote, as FedMine, fedmine or fed_mine."""
+        if not _NAME.fullmatch(text):
+            raise ConfigError(
+                f"{text!r} cannot be the name of an algorithm; "
+                "give up to 64 letters, digits and _, a letter first, as in FedMine."
+            )
+        name = "".join(word[:1].upper() + word[1:] for word in text.split("_"))
+        stem = name.lower()
+        return Names(name, stem, f"covey_{stem}" if package else stem)
+
+
+@app.command()
+def algorithm(
+    name: Annotated[str, typer.Argument(help="The name of the class, as in FedMine.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Where to write. Default: the current folder."),
+    ] = None,
+    tiers: Annotated[
+        int,
+        typer.Option(help="2: server and devices; 3: edges between them."),
+    ] = 2,
+    package: Annotated[
+        bool,
+        typer.Option(
+            "--package", help="An installable package in a folder of its own: covey-NAME."
+        ),
+    ] = False,
+) -> None:
+    """Write an algorithm, its test and an experiment that runs it.
+
+    All three work as they are: the test holds the algorithm to the laws and computes two rounds by
+    hand. With --package, covey finds the algorithm by its name once the package is installed.
+
+    Examples:
+
+      covey new algorithm FedMine
+
+      covey new algorithm FedMine --tiers 3 --dir methods
+
+      covey new algorithm FedMine --package
+    """
+    if tiers not in _TIERS:
+        raise ConfigError(f"--tiers {tiers}: give 2 (server, device) or 3 (server, edge, device).")
+    names = Names.of(name, package=package)
+    root = folder or Path()
+    files = _package(names, tiers) if package else _files(names, tiers)
+    if package:
+        root = root / f"covey-{names.stem}"
+    _check_name(names)
+    _check_free(root, files)
+    _write(root, files)
+    _show(root, files, names, package)
+
+
+def _files(names: Names, tiers: int) -> dict[str, str]:
+    """The three files of an algorithm outside a package, by their paths."""
+    experiment = f"{names.stem}.toml"
+    named = f"{names.module}:{names.Name}"
+    return {
+        f"{names.module}.py": _filled(f"algorithm-{tiers}.py", names),
+        f"test_{names.stem}.py": _filled(f"test-{tiers}.py", names),
+        experiment: _filled(f"experiment-{tiers}.toml", names, algorithm=named, file=experiment),
+    }
+
+
+def _package(names: Names, tiers: int) -> dict[str, str]:
+    """The files of a package that declares the algorithm, by their paths."""
+    experiment = f"{names.stem}.toml"
+    return {
+        "pyproject.toml": _filled("pyproject.toml", names),
+        "README.md": _filled("README.md", names),
+        f"{names.module}/__init__.py": _filled(f"algorithm-{tiers}.py", names),
+        f"tests/test_{names.stem}.py": _filled(f"test-{tiers}.py", names),
+        experiment: _filled(
+            f"experiment-{tiers}.toml", names, algorithm=names.stem, file=experiment
+        ),
+    }
+
+
+def _filled(template: str, names: Names, **more: str) -> str:
+    """A template with the names in it."""
+    file = resources.files("covey.cli").joinpath("templates", f"{template}.txt")
+    return Template(file.read_text(encoding="utf-8")).substitute(vars(names) | more)
+
+
+def _check_name(names: Names) -> None:
+    """An error if the name means something else already."""
+    if keyword.iskeyword(names.stem) or names.Name in covey.__all__:
+        raise ConfigError(f"{names.Name} means something else in such a file; choose another name.")
+    if names.stem in registry.names("algorithms"):
+        raise ConfigError(
+            f"there is an algorithm {names.stem} already (covey list algorithms {names.stem}); "
+            "choose another name."
+        )
+
+
+def _check_free(root: Path, files: dict[str, str]) -> None:
+    """An error if a file exists already, or if a module of this name is installed."""
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"--dir {root} is a file; name a folder.")
+    taken = [str(root / name) for name in files if (root / name).exists()]
+    if taken:
+        raise ConfigError(
+            f"{taken[0]} exists already, and nothing is overwritten; "
+            "choose another name or another --dir, or remove it."
+        )
+    module = next(name for name in files if name.endswith(".py")).partition("/")[0]
+    module = module.removesuffix(".py")
+    if find_spec(module) is not None:
+        raise ConfigError(f"a module {module} is installed already; choose another name.")
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    """Write all files, or none: those written before a failure are removed."""
+    written: list[Path] = []
+    try:
+        for name, text in files.items():
+            path = root / name
+            with refused(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(path, "x", encoding="utf-8") as file:
+                    written.append(path)
+                    file.write(text)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _show(root: Path, files: dict[str, str], names: Names, package: bool) -> None:
+    """What was written, and the next commands."""
+    console = Console(soft_wrap=True, highlight=False)
+    for name in files:
+        console.print(f"wrote {escape(str(root / name))}")
+    tested = root if package else root / f"test_{names.stem}.py"
+    console.print(f"test it: pytest {escape(shlex.quote(str(tested)))}")
+    if package:
+        console.print(f"install it: pip install {escape(shlex.quote(str(root)))}")
+    experiment = shlex.quote(str(root / f"{names.stem}.toml"))
+    console.print(f"run it: covey run {escape(experiment)}")
