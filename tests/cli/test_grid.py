@@ -34,7 +34,7 @@ METHODS = "algorithm.name=fedavg,pfedme"
 
 
 def test_processes_answer_fail_and_die_without_the_others() -> None:
-    numbers = [1, "raise", 2, "die", 3, 4]
+    numbers = [1, "raise", 2, 3, 4, "die"]
     answers: dict[str, Answer] = {}
 
     def plan() -> list[Job]:
