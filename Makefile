@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint types tests coverage bench clean
+.PHONY: demo test test-all test-browser lint types tests coverage bench docs wheel sbom licences clean
 
 demo: .venv/ready
 	$(BIN)/covey run
@@ -12,6 +12,12 @@ test: lint types tests
 # With the cases that take minutes.
 test-all: export COVEY_TEST_ALL := 1
 test-all: test
+
+# The report's page in headless Chromium (apt-get install chromium).
+test-browser: export COVEY_TEST_BROWSER := 1
+test-browser: .venv/dev
+	$(PIP) -e '.[browser]'
+	$(BIN)/python -m pytest -q tests/browser
 
 lint: .venv/dev
 	$(BIN)/ruff check .
@@ -37,6 +43,27 @@ coverage: .venv/dev
 bench: .venv/dev
 	$(BIN)/python -m benchmarks.loop
 
+# The site, in build/site. A warning, such as a broken link or anchor, is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv/docs
+	$(BIN)/python -m mkdocs build --strict
+
+# The wheel and the source distribution, in dist/. The tag of the wheel is that of this machine, for
+# instance linux_x86_64; the last line says which manylinux tag it would meet.
+wheel: build/tools/ready
+	rm -rf dist
+	build/tools/bin/python -m build --outdir dist
+	build/tools/bin/python -m auditwheel show dist/*.whl
+
+# What .venv has installed, in CycloneDX: build/sbom.json.
+sbom: .venv/ready build/tools/ready
+	build/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom.json $(BIN)/python
+
+# The licences of what `pip install` brings; fails on the GPL family.
+licences: .venv/ready
+	$(BIN)/python -m tools.licences
+
 # torch first and by its exact version, so that no newer build is looked for. Python compiles what it imports by itself.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
@@ -48,6 +75,17 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-comp
 
 .venv/dev: .venv/ready
 	$(PIP) -e '.[dev]'
+	touch $@
+
+.venv/docs: .venv/ready
+	$(PIP) -e '.[docs]'
+	touch $@
+
+# The tools of a release have an environment of their own, so that they are not in the SBOM.
+build/tools/ready: constraints.txt
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		auditwheel build cyclonedx-bom
 	touch $@
 
 clean:

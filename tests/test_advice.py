@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import covey
-from covey import Algorithm, Experiment, Run, Tree, descend
+from covey import Algorithm, Experiment, Nodes, Rows, Run, Tree, descend
 from covey.advice import Advice, Curvature, Findings, Probe, advise, improve, levers, smoothness
 from covey.algorithms import (
     AL2GD,
@@ -745,6 +745,24 @@ def test_ties_and_averaging_steps_are_named() -> None:
     assert [advice.level for advice in found] == ["warning", "note"]
 
 
+def test_a_pull_beyond_two_is_said_once_with_momentum_too() -> None:
+    found = advise(SFedHP(lam1=25, lr2=0.1, method="nesterov"))
+    assert about(found, "inner step").numbers["lr2*lam1"] == 2.5
+    assert all(advice.about != "momentum" for advice in found)
+
+
+def test_lists_of_probabilities_are_checked_by_the_rarest_and_the_most_frequent() -> None:
+    """The rarest move goes farthest: lr*lam/((1-p) p_j) for the pull, lr/((1-p) (1-p_j)) else."""
+    algorithm = AL2GD(lam=10.0, p=0.5, lr=0.02, edge_p=[0.1, 0.6], gamma=0.0)
+    found = advise(algorithm)
+    pull = about(found, "averaging step")
+    assert pull.numbers["lr*lam/((1-p) edge_p)"] == pytest.approx(0.02 * 10 / 0.5 / 0.1)
+    local = about(found, "inner step")
+    longest = 0.02 / 0.5 / 0.4
+    assert local.numbers["largest L"] == pytest.approx(2 / longest)
+    assert f"L < 2/(lr/((1-p)(1-edge_p))) = {2 / longest:g}." in local.text
+
+
 def test_sfedhp_theorem_2_has_the_constants_of_the_paper() -> None:
     """lr1 <= min(1/mu_F, 1/(3 L_F (3 + 128 L_F/(mu_F beta))))/(beta R), with L_F = lam2 +
     gamma2/rho.
@@ -771,6 +789,17 @@ def test_the_amplitude_with_a_known_l_is_that_of_lam_and_l_together() -> None:
         "of up to lr2*gamma1/(2 - lr2*(lam1+L)) = 0.0016. The cut at 0.0011 does not hide it"
         in curved.text
     )
+
+
+def test_without_ties_and_curvature_the_amplitude_is_half_the_step_of_the_penalty() -> None:
+    """+-a with a = lr gamma tanh(a/rho)/2: the loss is flat, and FedMac has no pull on theta."""
+    said = about(advise(FedMac(personal_lr=0.05, gamma=0.008)), "smooth l1")
+    assert "of up to personal_lr*gamma/2 = 0.0002" in said.text
+    x = torch.full((1, 1), 1e-6, dtype=torch.float64)
+    end = descend(x, lambda x: 0 * x, l1=(0.008, 6e-5), steps=4000, lr=0.05)
+    again = descend(end, lambda x: 0 * x, l1=(0.008, 6e-5), steps=1, lr=0.05)
+    assert float(again) == pytest.approx(-float(end), rel=1e-6)
+    assert abs(float(end)) == pytest.approx(said.numbers["largest amplitude"], rel=5e-3)
 
 
 def test_a_slow_alternation_stays_below_the_amplitude_said() -> None:
@@ -981,8 +1010,16 @@ def test_an_unknown_algorithm_is_searched_by_the_names_of_its_fields() -> None:
         head_lr: float = 0.1
         decay: float = 0.0
 
+    class Fieldless(Algorithm):
+        lr = 0.1  # not a field
+
+        def server(self, me: Nodes, w: Rows) -> Rows:
+            return w
+
     assert [step.field for step in levers.steps(Own())] == ["lr", "head_lr"]
     assert [step.field for step in levers.steps(PerMFL(lr=[0.1, 0.2]))] == []
+    assert levers.steps(Fieldless()) == ()
+    assert levers.without(Fieldless()) == "Fieldless has no step size that is a number"
 
 
 LATER = pytest.mark.skipif(

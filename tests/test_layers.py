@@ -70,6 +70,7 @@ def test_the_root_holds_what_everything_stands_on() -> None:
         "draws",
         "errors",
         "installed",
+        "lock",
         "markup",
         "origin",
         "tree",

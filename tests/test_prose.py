@@ -1,19 +1,26 @@
 """The prose is readable and true.
 
-Names resolve, lines and sentences are short, links lead to files, and every block of Python runs or
-says that it is a fragment. tests/test_readme.py and tests/test_one_file.py run the blocks.
+Names resolve, lines and sentences are short, links lead to files and headings, commands exist, and
+every block of Python runs or says that it is a fragment. tests/test_readme.py and
+tests/test_one_file.py run the blocks.
 """
 
 import ast
 import importlib
 import re
+import shlex
+import shutil
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import covey
+from covey.cli.config import load
+from covey.cli.main import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,6 +33,8 @@ SENTENCE_END = re.compile(r"(?<=[.!?])[*_)\"]*\s+")
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]*)\)")
 LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 CODE = re.compile(r"`[^`]*`")
+COMMAND = re.compile(r"^ {4}(?:\.venv/bin/)?covey (.*)|`covey ([^`]*)`", re.M)
+NUMBER = re.compile(r"\d*\.?\d+")
 
 
 def name_of(page: Path) -> str:
@@ -118,6 +127,73 @@ def test_links_lead_to_files(page: Path) -> None:
         file = target.partition("#")[0]
         if file and "://" not in file:
             assert (page.parent / file).exists(), target
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.*)$", without_fences(page.read_text()), re.M)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)
+def test_links_lead_to_headings(page: Path) -> None:
+    for _, target in LINK.findall(without_fences(page.read_text())):
+        file, _, anchor = target.partition("#")
+        if anchor and "://" not in file:
+            linked = page.parent / file if file else page
+            assert anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_and_its_options_exist(page: Path) -> None:
+    for line, inline in COMMAND.findall(page.read_text()):
+        words = shlex.split((line or inline).replace("\n", " "), comments=True)
+        command: Any = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        if words:
+            command.make_context("covey", words, resilient_parsing="..." in words)
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=name_of)  # tests/test_readme.py runs the first
+def test_every_block_of_toml_is_toml_and_a_whole_file_loads(page: Path, tmp_path: Path) -> None:
+    for kind, block in FENCE.findall(page.read_text()):
+        if kind != "toml":
+            continue
+        tables = tomllib.loads(block)
+        if {"algorithm", "data", "model"} <= set(tables):
+            shutil.copy(ROOT / "examples" / "own_data" / "pumps.csv", tmp_path)
+            file = tmp_path / "page.toml"
+            file.write_text(block)
+            assert load(file).experiment(0).data.devices
+
+
+def numbers(text: str) -> set[str]:
+    """
+    >>> sorted(numbers("| 98.74 ± 0.69, some 54 (two: 2) |"))
+    ['0.69', '54', '98.74']
+    """
+    return {number for number in NUMBER.findall(text) if len(number) > 1}
+
+
+def test_the_figures_to_choose_by_are_those_of_their_sources() -> None:
+    page = ROOT / "docs" / "choose.md"
+    rows = [line for line in page.read_text().splitlines() if is_table(line) and "](" in line]
+    assert len(rows) > 10
+    for row in rows:
+        sources = [page.parent / target.partition("#")[0] for _, target in LINK.findall(row)]
+        measured = set().union(*(numbers(source.read_text()) for source in sources))
+        assert numbers(LINK.sub("", row)) <= measured, row
+
+
+def test_the_start_page_has_the_figures_of_the_readme() -> None:
+    start = without_fences((ROOT / "docs" / "index.md").read_text())
+    seeds = start.partition("## Five seeds of it")[2].partition("\n## ")[0]
+    table = [line for line in start.splitlines() if is_table(line)]
+    readme = numbers((ROOT / "README.md").read_text())
+    assert numbers(seeds) <= readme
+    assert numbers("\n".join(table)) <= readme
 
 
 @pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=name_of)

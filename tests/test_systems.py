@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import covey
-from covey.cli.lock import try_lock
+from covey.lock import is_locked, lock_byte, try_lock, try_lock_byte, unlock_byte
 
 ROOT = Path(covey.__file__).parent
 POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty"}
@@ -69,5 +69,28 @@ def test_a_file_has_one_lock(tmp_path: Path) -> None:
         assert try_lock(first)
         with open(path, "w") as second:
             assert not try_lock(second)
+        assert is_locked(path)
+    assert not is_locked(path)
+    assert not is_locked(tmp_path / "nothing")
     with open(path, "w") as third:
         assert try_lock(third)
+
+
+CLAIM = """
+import sys
+from covey.lock import try_lock_byte
+with open(sys.argv[1], "a") as file:
+    print(*(try_lock_byte(file, byte) for byte in (3, 4)))
+"""
+
+
+def test_bytes_of_a_file_have_locks_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "locks"
+    words = [sys.executable, "-c", CLAIM, str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    with open(path, "a") as file:
+        assert try_lock_byte(file, 3)
+        lock_byte(file, 4)
+        unlock_byte(file, 4)
+        ended = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+    assert ended.stdout.split() == ["False", "True"]

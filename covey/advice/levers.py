@@ -71,7 +71,7 @@ def moves(algorithm: Algorithm, original: Algorithm, L: Curvature) -> Iterator[P
 
     Their reasons compare with `original`, the setting of the file.
     """
-    for upper in _uppers(algorithm, L):
+    for upper in uppers(algorithm, L):
         old = float(getattr(algorithm, upper.field))
         new = neat(upper.best)
         if far(old, new):
@@ -123,15 +123,16 @@ def _is_number(algorithm: Algorithm, field: str) -> bool:
     return isinstance(getattr(algorithm, field), int | float)
 
 
-def _uppers(algorithm: Algorithm, L: Curvature) -> list[Upper]:
-    uppers = stated(algorithm, L.typical).uppers
-    return [upper for upper in uppers if _is_number(algorithm, upper.field)]
+def uppers(algorithm: Algorithm, L: Curvature) -> list[Upper]:
+    """The step sizes of upper models; fields with a list, one value per node, are left alone."""
+    every = stated(algorithm, L.typical).uppers
+    return [upper for upper in every if _is_number(algorithm, upper.field)]
 
 
 def _moved(upper: Upper, new: float, original: Algorithm, L: Curvature) -> Proposal:
     """A new step of an upper model, and how much of its way the model goes by it."""
-    uppers = stated(original, L.typical).uppers
-    (old,) = [item for item in uppers if item.field == upper.field]
+    every = stated(original, L.typical).uppers
+    (old,) = [item for item in every if item.field == upper.field]
     old_step = largest(getattr(original, old.field))
     share = per_cent(new * upper.per_unit)
     before = per_cent(old_step * old.per_unit)
@@ -165,7 +166,7 @@ def _with_uppers(change: Proposal, algorithm: Any, original: Algorithm, L: Curva
     changed: Algorithm = replace(algorithm, **change.values)
     values = dict(change.values)
     reasons = dict(change.reasons)
-    for upper in _uppers(changed, L):
+    for upper in uppers(changed, L):
         moved = _moved(upper, neat(upper.best), original, L)
         values |= moved.values
         reasons |= moved.reasons

@@ -57,7 +57,8 @@ def _classes(module: ModuleType) -> dict[str, type]:
 
 def _algorithm(module: ModuleType) -> type[Algorithm]:
     """The one algorithm of a module."""
-    own = [value for value in _classes(module).values() if issubclass(value, Algorithm)]
+    classes = _classes(module).values()
+    own = [value for value in classes if issubclass(value, Algorithm)]
     if len(own) != 1:
         names = ", ".join(value.__name__ for value in own) or "none"
         rule = "a file in covey/algorithms defines one algorithm"
@@ -73,7 +74,8 @@ def _sort_key(name: str) -> tuple[int, str]:
     return len(baselines), name
 
 
-_NAMES = sorted((info.name for info in pkgutil.iter_modules(__path__)), key=_sort_key)
+_FILES = [info.name for info in pkgutil.iter_modules(__path__)]
+_NAMES = sorted(_FILES, key=_sort_key)
 _MODULES = {name: importlib.import_module(f"{__name__}.{name}") for name in _NAMES}
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

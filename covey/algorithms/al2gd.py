@@ -125,11 +125,13 @@ class AL2GD(Algorithm):
         not_server = 1 - self.p
         local = self.lr / not_server / (1 - largest(self.edge_p))
         pull = self.lr * self.lam / not_server / smallest(self.edge_p)
-        yield from inner_step(local, 0.0, loss, steps=2, names=("lr/((1-p)(1-edge_p))", "lam"))
+        names = ("lr/((1-p)(1-edge_p))", "lam")
+        yield from inner_step(local, 0.0, loss, steps=2, names=names)
         yield from averaging_step(pull, "lr*lam/((1-p) edge_p)")
         yield from averaging_step(self.lr * self.gamma / self.p, "lr*gamma/p")
 
     def levers(self, L: float) -> Levers:
-        times = 1 / (1 - self.p) / (1 - largest(self.edge_p))
-        step = Step("lr", times=times)
+        not_server = 1 - self.p
+        not_edge = 1 - largest(self.edge_p)
+        step = Step("lr", times=1 / not_server / not_edge)
         return Levers(steps=(step,))

@@ -57,11 +57,12 @@ class Clustered(Algorithm):
         models = me.recall("clusters")
         if models is None:
             models = self.begin(me, w)
-        answers, *picked = me.ask(self.device, *models.unbind(1), sample=self.sample)
+        by_cluster = models.unbind(1)
+        answers, *picked = me.ask(self.device, *by_cluster, sample=self.sample)
         means = []
         totals = []
         counts = []
-        for weight, old in zip(picked, models.unbind(1), strict=True):
+        for weight, old in zip(picked, by_cluster, strict=True):
             means.append(answers.mean(weight=weight, default=old))
             cluster_total, cluster_count = answers.sums(weight)
             totals.append(cluster_total)
@@ -78,7 +79,8 @@ class Clustered(Algorithm):
         noise = me.normal("clusters", others * width)
         noise = noise.view(len(w), others, width)
         first = w[:, None]
-        return torch.cat([first, first + self.spread * noise], dim=1)
+        rest = first + self.spread * noise
+        return torch.cat([first, rest], dim=1)
 
     def device(self, me: Nodes, *models: Rows) -> tuple[Message, ...]:
         picked = self.picked(me, *models)
@@ -100,7 +102,8 @@ class Clustered(Algorithm):
         examples = me.batch(self.pick, "pick")
         losses = [me.loss(model, examples) for model in models]
         table = torch.cat(losses, dim=1)
-        return one_hot(table.argmin(1), len(models)).to(table)
+        best = table.argmin(1)
+        return one_hot(best, len(models)).to(table)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:
         return inner_step(self.lr, 0.0, loss, steps=self.steps)

@@ -58,7 +58,8 @@ class DemLearn(Algorithm):
         devices = me.ask(self.device)
         thetas, asker, child = devices.gather()
         root = torch.empty_like(w)
-        parents = w.repeat_interleave(me.children.to(w.device), dim=0)
+        counts = me.children.to(w.device)
+        parents = w.repeat_interleave(counts, dim=0)
         first = torch.cumsum(me.children, 0) - me.children
         factor = 1.0
         if me.round < self.amplify_rounds:

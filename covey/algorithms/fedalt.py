@@ -1,9 +1,8 @@
 """FedAlt: layers that stay on the device learn before the shared ones (Pillutla et al., 2022).
 
-The paper's
- u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`,
-`personal_steps`, `lr`, `personal_lr`. The experiment's `private` says which layers are v, by
-default the last one. Edges average the nodes below them `edge_rounds` times, as in HierFAVG.
+The paper's u, v_i, tau_u, tau_v, gamma_u, gamma_v are `u`, `v`, `steps`, `personal_steps`, `lr`,
+`personal_lr`. The experiment's `private` says which layers are v, by default the last one. Edges
+average the nodes below them `edge_rounds` times, as in HierFAVG.
 """
 
 from collections.abc import Iterator
@@ -60,9 +59,11 @@ class FedAlt(Algorithm):
         return "edge"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        replies, samples = me.ask(self.below, w[:, me.shared], sample=self.sample)
+        u = w[:, me.shared]
+        v = w[:, me.private]
+        replies, samples = me.ask(self.below, u, sample=self.sample)
         u = replies.mean(weight=samples)
-        return torch.cat([u, w[:, me.private]], dim=1)
+        return torch.cat([u, v], dim=1)
 
     def below(self, me: Nodes, u: Rows) -> Weighted:
         if me.leaf:
@@ -74,20 +75,24 @@ class FedAlt(Algorithm):
             replies, samples = me.ask(self.below, u, sample=self.device_sample)
             u = replies.mean(weight=samples)
         v = me.initial()[:, me.private]
-        me.keep(me.tier, torch.cat([u, v], dim=1))
+        x = torch.cat([u, v], dim=1)
+        me.keep(me.tier, x)
         return u, me.weight(self.weight)
 
     def device(self, me: Nodes, u: Rows) -> Weighted:
-        v = me.recall("personal", default=me.initial())[:, me.private]
+        last = me.recall("personal", default=me.initial())
+        v = last[:, me.private]
         x = torch.cat([u, v], dim=1)
+        gradient_of_v = me.grad(self.batch, "personal")
+        gradient_of_u = me.grad(self.batch)
         x = descend(
             x,
-            me.grad(self.batch, "personal"),
+            gradient_of_v,
             part=me.private,
             steps=self.personal_steps,
             lr=self.personal_lr,
         )
-        x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
+        x = descend(x, gradient_of_u, part=me.shared, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
 from covey.engine.descend import descend
@@ -69,11 +68,12 @@ class FedAMP(Algorithm):
         return weights, tie
 
     def device(self, me: Nodes, u: Rows, tie: Rows) -> Rows:
-        theta = descend(u, me.grad(self.batch), prox=(tie, u), steps=self.steps, lr=self.lr)
+        gradient = me.grad(self.batch)
+        theta = descend(u, gradient, prox=(tie, u), steps=self.steps, lr=self.lr)
         return me.keep("personal", theta)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
-        tie = torch.full_like(w[:, :1], self.lam / self.alpha)
+        tie = w.new_full((len(w), 1), self.lam / self.alpha)
         return self.device(me, w, tie)
 
     def advice(self, loss: Loss) -> Iterator[Statement]:

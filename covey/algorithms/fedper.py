@@ -38,12 +38,15 @@ class FedPer(Algorithm):
     splits: ClassVar[bool] = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        replies, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
+        base = w[:, me.shared]
+        head = w[:, me.private]
+        replies, samples = me.ask(self.device, base, sample=self.sample)
         base = replies.mean(weight=samples)
-        return torch.cat([base, w[:, me.private]], dim=1)
+        return torch.cat([base, head], dim=1)
 
     def device(self, me: Nodes, base: Rows) -> Weighted:
-        head = me.recall("personal", default=me.initial())[:, me.private]
+        last = me.recall("personal", default=me.initial())
+        head = last[:, me.private]
         x = torch.cat([base, head], dim=1)
         gradient = me.grad(self.batch)
         x = descend(x, gradient, steps=self.steps, lr=self.lr)

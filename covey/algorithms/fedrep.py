@@ -42,19 +42,23 @@ class FedRep(Algorithm):
     splits: ClassVar[bool] = True
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        replies, samples = me.ask(self.device, w[:, me.shared], sample=self.sample)
+        base = w[:, me.shared]
+        head = w[:, me.private]
+        replies, samples = me.ask(self.device, base, sample=self.sample)
         base = replies.mean(weight=samples)
-        return torch.cat([base, w[:, me.private]], dim=1)
+        return torch.cat([base, head], dim=1)
 
     def device(self, me: Nodes, base: Rows) -> Weighted:
         x = self.fitted(me, base)
-        x = descend(x, me.grad(self.batch), part=me.shared, steps=self.steps, lr=self.lr)
+        gradient = me.grad(self.batch)
+        x = descend(x, gradient, part=me.shared, steps=self.steps, lr=self.lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 
     def fitted(self, me: Nodes, base: Rows) -> Rows:
         """The base with each device's head after its steps."""
-        head = me.recall("personal", default=me.initial())[:, me.private]
+        last = me.recall("personal", default=me.initial())
+        head = last[:, me.private]
         x = torch.cat([base, head], dim=1)
         return descend(
             x,

@@ -1,9 +1,8 @@
 """FedSim: layers that stay on the device learn together with shared ones (Pillutla et al., 2022).
 
-The paper's
- u, v_i, tau, gamma_u, gamma_v are `u`, `v`, `steps`, `lr`,
-`personal_lr`. The experiment's `private` says which layers are v, by default the last one. Edges
-average the nodes below them `edge_rounds` times, as in HierFAVG.
+The paper's u, v_i, tau, gamma_u, gamma_v are `u`, `v`, `steps`, `lr`, `personal_lr`. The
+experiment's `private` says which layers are v, by default the last one. Edges average the nodes
+below them `edge_rounds` times, as in HierFAVG.
 """
 
 from collections.abc import Iterator
@@ -59,9 +58,11 @@ class FedSim(Algorithm):
         return "edge"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
-        replies, samples = me.ask(self.below, w[:, me.shared], sample=self.sample)
+        u = w[:, me.shared]
+        v = w[:, me.private]
+        replies, samples = me.ask(self.below, u, sample=self.sample)
         u = replies.mean(weight=samples)
-        return torch.cat([u, w[:, me.private]], dim=1)
+        return torch.cat([u, v], dim=1)
 
     def below(self, me: Nodes, u: Rows) -> Weighted:
         if me.leaf:
@@ -73,14 +74,17 @@ class FedSim(Algorithm):
             replies, samples = me.ask(self.below, u, sample=self.device_sample)
             u = replies.mean(weight=samples)
         v = me.initial()[:, me.private]
-        me.keep(me.tier, torch.cat([u, v], dim=1))
+        x = torch.cat([u, v], dim=1)
+        me.keep(me.tier, x)
         return u, me.weight(self.weight)
 
     def device(self, me: Nodes, u: Rows) -> Weighted:
-        v = me.recall("personal", default=me.initial())[:, me.private]
+        last = me.recall("personal", default=me.initial())
+        v = last[:, me.private]
         x = torch.cat([u, v], dim=1)
+        gradient = me.grad(self.batch)
         lr = me.by_part(self.lr, self.personal_lr)
-        x = descend(x, me.grad(self.batch), steps=self.steps, lr=lr)
+        x = descend(x, gradient, steps=self.steps, lr=lr)
         me.keep("personal", x)
         return x[:, me.shared], me.weight(self.weight)
 

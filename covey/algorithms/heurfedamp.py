@@ -54,7 +54,8 @@ class HeurFedAMP(Algorithm):
     def weights(self, models: Tensor) -> Tensor:
         """xi, [n, N, N]: rows that sum to 1, none of them negative."""
         cosines = self.sigma * attention.cosines(models)
-        similarity = attention.only_others(cosines, -math.inf).softmax(2)
+        cosines = attention.only_others(cosines, -math.inf)
+        similarity = cosines.softmax(2)
         similarity = similarity.nan_to_num(0)  # a single device has no others to weigh
         return attention.with_itself((1 - self.self_weight) * similarity)
 

@@ -58,7 +58,8 @@ class L2GD(Algorithm):
 
     def pull(self, me: Nodes, mean: Rows) -> None:
         x = me.recall("personal", default=mean)
-        x = torch.lerp(x, mean, self.lr * self.lam / self.p)
+        share = self.lr * self.lam / self.p
+        x = torch.lerp(x, mean, share)
         me.keep("personal", x)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:

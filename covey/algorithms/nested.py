@@ -85,7 +85,8 @@ class Level:
     def advice(self, loss: Loss) -> Iterator[Advice]:
         """What theory says of this level alone, whose loss is that of the levels below it."""
         lam = self.ridge + self.prox
-        yield from inner_step(self.lr, lam, loss, steps=self.steps, curve=self.gamma / self.rho)
+        curve = self.gamma / self.rho
+        yield from inner_step(self.lr, lam, loss, steps=self.steps, curve=curve)
         names = ("lr", "lam", "gamma")
         yield from smooth_l1_cycle(self.lr, lam, self.gamma, self.rho, L=loss.L, names=names)
 
@@ -154,12 +155,14 @@ class Nested(Algorithm):
 
     def first_of(self, tier: str) -> int:
         """The index of a tier's first level."""
-        return next(index for index, level in enumerate(self.levels) if level.tier == tier)
+        tiers = [level.tier for level in self.levels]
+        return tiers.index(tier)
 
     def above(self) -> str:
         """The level above the devices' first, unless it is the server's."""
         tiers = self.tiers()
-        level = self.levels[self.first_of(tiers[-1]) - 1]
+        of_devices = self.first_of(tiers[-1])
+        level = self.levels[of_devices - 1]
         if level.tier == tiers[0]:
             return "global"
         return level.name or "global"
@@ -184,7 +187,8 @@ class Nested(Algorithm):
             x = self.descend_data(me, level, x, anchor)
         else:
             for _ in range(level.steps):
-                gradient = self.pulled(me, index, x) + _own_terms(level, x, anchor)
+                from_below = self.pulled(me, index, x)
+                gradient = from_below + _own_terms(level, x, anchor)
                 x = x - level.lr * gradient
         if level.name:
             me.keep(level.name, x)
@@ -206,7 +210,10 @@ class Nested(Algorithm):
 
     def descend_data(self, me: Nodes, level: Level, x: Rows, anchor: Rows) -> Rows:
         """The last level, below which are the data."""
-        gradient = me.grad(level.batch if level.fresh else me.batch(level.batch))
+        if level.fresh:
+            gradient = me.grad(level.batch)
+        else:
+            gradient = me.grad(me.batch(level.batch))
         prox = None
         linear = None
         if level.coupling == "correlation":
@@ -238,7 +245,11 @@ class Nested(Algorithm):
                 yield Advice(item.level, about, item.text, item.numbers)
         asks = math.prod(level.steps for level in self.levels[:-1])
         if last.tol is None and last.method == "gradient" and asks <= _ASKS:
-            yield RoundFactor(lambda h: self._answer(0, np.zeros_like(h), h, {}))
+            yield RoundFactor(self._excess)
+
+    def _excess(self, h: Vector) -> Vector:
+        start = np.zeros_like(h)
+        return self._answer(0, start, h, {})
 
     def _answer(self, index: int, anchor: Vector, h: Vector, ends: dict[int, Vector]) -> Vector:
         """The result of `solve` for an anchor, both relative to the start of the round.
@@ -264,7 +275,8 @@ class Nested(Algorithm):
                 pulled = -pull * (1 + answer)
                 if below.coupling == "prox":
                     pulled = pull * (x - answer)
-                own = prox * (x - anchor) - linear * (1 + anchor) + level.ridge * (1 + x)
+                tie = prox * (x - anchor) - linear * (1 + anchor)
+                own = tie + level.ridge * (1 + x)
                 x = x - level.lr * (pulled + own)
         ends[index] = x
         return x

@@ -97,8 +97,10 @@ class PerFedAvg(Algorithm):
 
         f(x - alpha f'(x)) has curvature h (1 - alpha h)^2, and h (1 - alpha h) without the Hessian.
         """
-        exponent = 1 if self.order == "first" else 2
-        curvature = h * (1 - self.alpha * h) ** exponent
+        adapted = 1 - self.alpha * h
+        curvature = h * adapted
+        if self.order == "hessian-free":
+            curvature = h * adapted**2
         return power(self.lr, 0.0, curvature, self.steps)
 
     def levers(self, L: float) -> Levers:

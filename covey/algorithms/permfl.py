@@ -94,9 +94,8 @@ class PerMFL(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Rows:
         alpha = me.own(self.lr)
         steps = me.own(self.steps)
-        theta = descend(  # (4)
-            w, me.grad(self.batch), prox=(self.lam, w), steps=steps, lr=alpha
-        )
+        gradient = me.grad(self.batch)
+        theta = descend(w, gradient, prox=(self.lam, w), steps=steps, lr=alpha)  # (4)
         return me.keep("personal", theta)
 
     def mean_of_edges(self, me: Nodes, x: Rows, edges: Replies) -> Rows:
@@ -196,7 +195,8 @@ class PerMFL(Algorithm):
         for _ in range(int(largest(self.edge_rounds))):
             minimiser = (self.lam * w - h) / (h + self.lam)
             theta = descended(w, steps, minimiser)
-            w = w - eta * (self.lam * (w - theta) + self.gamma * w)
+            gradient = self.lam * (w - theta) + self.gamma * w
+            w = w - eta * gradient
         return self.beta * self.gamma * w
 
     def _theorem_1(self, loss: Loss, lr: float, eta: float) -> Advice:
@@ -221,7 +221,8 @@ class PerMFL(Algorithm):
 
     def _strong(self, mu: float) -> float:
         """mu_F, the strong convexity of the envelope that the server descends."""
-        return 1 / (1 / mu + 1 / self.lam + 1 / self.gamma)
+        inverse = 1 / mu + 1 / self.lam + 1 / self.gamma
+        return 1 / inverse
 
     def _theorem_2(self, loss: Loss, lr: float, eta: float) -> Advice:
         lam = self.lam
@@ -245,18 +246,20 @@ class PerMFL(Algorithm):
         """The K and L of (58) and (61), starting errors taken as equal: only their ratios enter."""
         lam = self.lam
         mu = loss.mu or 0.0
-        edge = eta * (lam * mu / (lam + mu) + self.gamma) / 2
+        envelope = lam * mu / (lam + mu)
+        edge = eta * (envelope + self.gamma) / 2
         device = lr * (mu + lam)
         if edge >= 1 or device >= 1:
             return
         edge_rate = math.log1p(-edge)
         K = math.ceil(math.log(_NU) / edge_rate)
         slope = edge_rate / math.log1p(-device)
-        numbers = {"K": K, "L": math.ceil(slope * K), "L per K": slope}
+        L = math.ceil(slope * K)
+        numbers = {"K": K, "L": L, "L per K": slope}
         text = (
             f"to shrink starting errors by nu = {_NU:g} (our choice; mu = {mu:g}), (56) asks for "
             f"edge_rounds K >= {K} (now {largest(self.edge_rounds):g}) and (58) for steps "
-            f"L >= {slope:.3g} K = {numbers['L']} (now {largest(self.steps):g})"
+            f"L >= {slope:.3g} K = {L} (now {largest(self.steps):g})"
         )
         if mu:
             rate = min(self.beta * self._strong(mu) / 2, 0.999)
@@ -271,11 +274,15 @@ class PerMFL(Algorithm):
         lam = self.lam
         gamma = self.gamma
         L = loss.L
-        if L is None or not gamma > lam > L or lr * (L + lam) >= 2:
+        if L is None or not gamma > lam > L:
             return
         decrease = 1 - lr * (L + lam) / 2
-        per_k = lam**2 * eta / (2 * lr * decrease * (lam - L) ** 2)
-        per_t = 2 * self.beta * gamma**2 / (eta * (gamma - lam) ** 2)
+        if decrease <= 0:
+            return
+        device_gap = (lam - L) ** 2
+        edge_gap = (gamma - lam) ** 2
+        per_k = lam**2 * eta / (2 * lr * decrease * device_gap)
+        per_t = 2 * self.beta * gamma**2 / (eta * edge_gap)
         text = (
             f"over T rounds (88) asks for K >= {per_t:.3g} T and (85) for L >= {per_k:.3g} K, "
             "gaps of all levels taken as equal."

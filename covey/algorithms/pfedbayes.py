@@ -66,7 +66,9 @@ class PFedBayes(Algorithm):
         return torch.lerp(mu, mus.mean(), self.beta)
 
     def device(self, me: Nodes, local_mu: Rows, local_rho: Rows) -> tuple[Rows, Rows]:
-        since = me.round if self.restart else 0
+        since = 0
+        if self.restart:
+            since = me.round
         mu = me.recall("personal", local_mu, since)
         rho = me.recall("_personal_rho", local_rho, since)
         tie = self.zeta / me.count.clamp(min=1)
@@ -131,7 +133,8 @@ class PFedBayes(Algorithm):
         have g (g + s (1 - g)) L and 2 g^2/s^2, with g = sigmoid(rho) and s = softplus(rho). The
         local distribution steps on the KL alone.
         """
-        s = max(math.log1p(math.exp(self.rho)), 1e-150)
+        s = math.log1p(math.exp(self.rho))
+        s = max(s, 1e-150)
         g = 1 / (1 + math.exp(-self.rho))
         along_rho = g * (g + s * (1 - g))
         curve = max(1.0, along_rho) * (loss.L or 0.0)
@@ -185,9 +188,10 @@ def divergence_gradients(
     sigma = softplus(rho)
     s = softplus(local_rho)
     gap = mu - local_mu
+    square = sigma * sigma + gap * gap
     by_mu = gap / (s * s)
     by_sigma = sigma / (s * s) - 1 / sigma
-    by_s = 1 / s - (sigma * sigma + gap * gap) / (s * s * s)
+    by_s = 1 / s - square / (s * s * s)
     by_rho = by_sigma * sigmoid(rho)
     by_local_rho = by_s * sigmoid(local_rho)
     return by_mu, by_rho, -by_mu, by_local_rho

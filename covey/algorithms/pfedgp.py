@@ -17,6 +17,7 @@ The public code differs in four points:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -76,15 +77,17 @@ class PFedGP(Algorithm):
     def device(self, me: Nodes, w: Rows) -> Weighted:
         def gradient(x: Rows) -> Rows:
             batch = me.grad(self.batch).batch(0)
-            g = me.gradient(x, batch, lambda features: self.loss(me, features, batch))
+            loss = partial(self.loss, me, batch)
+            g = me.gradient(x, batch, loss)
             norm: Tensor = g.norm(dim=1, keepdim=True)
-            return g / (norm / self.clip).clamp(min=1)
+            excess = (norm / self.clip).clamp(min=1)
+            return g / excess
 
         w = descend(w, gradient, decay=self.weight_decay, steps=self.steps, lr=self.lr)
         me.keep("personal", w)
         return w, me.weight(self.weight)
 
-    def loss(self, me: Nodes, features: Tensor, batch: Batch) -> Tensor:
+    def loss(self, me: Nodes, batch: Batch, features: Tensor) -> Tensor:
         """The log loss of the second half's labels, predicted from the first half, [n]."""
         half = self.batch // 2
         weight = batch.weight

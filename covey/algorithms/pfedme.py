@@ -125,7 +125,12 @@ class PFedMe(Algorithm):
             yield from momentum_step(self.personal_lr, lam, loss, names=personal)
         names = (*personal, "gamma")
         yield from smooth_l1_cycle(
-            self.personal_lr, lam, self.gamma, self.rho, L=loss.L, names=names
+            self.personal_lr,
+            lam,
+            self.gamma,
+            self.rho,
+            L=loss.L,
+            names=names,
         )
         largest = envelope_bound(self.lr * self.lam, self.lam)
         yield from outer_step(
@@ -145,8 +150,9 @@ class PFedMe(Algorithm):
         decay = self.weight_decay
         w = theta = np.zeros_like(h)
         steps = power(self.personal_lr, self.lam + decay, h, self.steps)
+        curvature = h + self.lam + decay
         for _ in range(self.local_rounds):
-            minimiser = (self.lam * w - h - decay) / (h + self.lam + decay)
+            minimiser = (self.lam * w - h - decay) / curvature
             theta = descended(theta, steps, minimiser)
             w = w - self.lr * self.lam * (w - theta)
         return self.beta * w
@@ -157,7 +163,8 @@ class PFedMe(Algorithm):
         beta = (f"beta = {self.beta:g} >= 1", self.beta >= 1)
         if loss.mu:
             kappa = (lam + loss.mu) / loss.mu  # L_F = lam over mu_F = lam mu / (lam + mu)
-            bound = 1 / (6 * lam * (3 + 128 * kappa / self.beta)) / scale
+            slow = 3 + 128 * kappa / self.beta
+            bound = 1 / (6 * lam * slow) / scale
             conditions = [at_most("lr", self.lr, bound), beta]
             numbers = {"largest lr": bound, "kappa_F": kappa}
             yield theorem("Theorem 1 of pFedMe", conditions, numbers)
@@ -173,7 +180,9 @@ class PFedMe(Algorithm):
         yield theorem("Theorem 2 of pFedMe", conditions, numbers)
 
     def levers(self, L: float) -> Levers:
-        best = HALFWAY * min(1 / envelope(self.lam, L), 1 / self.lam)
+        steepest = max(envelope(self.lam, L), self.lam)
+        best = HALFWAY / steepest
         theta = Step("personal_lr", self.lam + self.weight_decay, "lam")
         w_i = Upper("lr", best, self.lam, "w_i moves lr*lam", "theta")
-        return Levers(steps=(theta,), uppers=(w_i,), penalties=(Tie("lam"),))
+        lam = Tie("lam")
+        return Levers(steps=(theta,), uppers=(w_i,), penalties=(lam,))

@@ -68,9 +68,10 @@ class Pruned(Algorithm):
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         u = self.shared_part(me, w)
+        v = w[:, me.private]
         replies, samples = me.ask(self.below, u, sample=self.sample)
         u = self.merged(me, u, replies, samples)  # (15)
-        return torch.cat([u, w[:, me.private]], dim=1)
+        return torch.cat([u, v], dim=1)
 
     def edge(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
         covered = torch.zeros_like(u, dtype=torch.bool)
@@ -79,11 +80,13 @@ class Pruned(Algorithm):
             u = self.merged(me, u, replies, samples)  # (15)
             covered = covered | (replies.cover > 0)
         v = me.initial()[:, me.private]
-        me.keep(me.tier, torch.cat([u, v], dim=1))
+        x = torch.cat([u, v], dim=1)
+        me.keep(me.tier, x)
         return Masked(u, covered), me.weight(self.weight)
 
     def device(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
-        v = me.recall("personal", default=me.initial())[:, me.private]
+        last = me.recall("personal", default=me.initial())
+        v = last[:, me.private]
         x = torch.cat([u, v], dim=1)
         x = descend(  # (8)
             x,
@@ -92,25 +95,27 @@ class Pruned(Algorithm):
             steps=self.personal_steps,
             lr=self.personal_lr,
         )
+        v = x[:, me.private]
         mask = self.mask(me, x)  # line 7, by (6)
-        x = torch.cat([u * mask, x[:, me.private]], dim=1)  # (9)
+        x = torch.cat([u * mask, v], dim=1)  # (9)
         fixed = torch.zeros_like(v, dtype=torch.bool)
         moving = torch.cat([mask, fixed], dim=1)
-        x = descend(  # (10)
-            x, me.grad(self.batch), mask=moving, steps=self.steps, lr=self.lr
-        )
+        gradient = me.grad(self.batch)
+        x = descend(x, gradient, mask=moving, steps=self.steps, lr=self.lr)  # (10)
         return self.answer(me, u, x, mask)
 
     def together(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
         """FedSim's order instead of `device`: u and v learn at once after the probe."""
-        v = me.recall("personal", default=me.initial())[:, me.private]
+        last = me.recall("personal", default=me.initial())
+        v = last[:, me.private]
         x = torch.cat([u, v], dim=1)
         mask = self.mask(me, x)
         x = torch.cat([u * mask, v], dim=1)
         private = torch.ones_like(v, dtype=torch.bool)
         moving = torch.cat([mask, private], dim=1)
+        gradient = me.grad(self.batch)
         lr = me.by_part(self.lr, self.personal_lr)
-        x = descend(x, me.grad(self.batch), mask=moving, steps=self.steps, lr=lr)
+        x = descend(x, gradient, mask=moving, steps=self.steps, lr=lr)
         return self.answer(me, u, x, mask)
 
     def below(self, me: Nodes, u: Rows) -> tuple[Masked, Exact | None]:
@@ -166,7 +171,8 @@ class Pruned(Algorithm):
         lossless = (error == 0).to(u)  # so that the error is 0 there, also at a ratio of 0
         me.note("error", error / (self.ratio_of(me) + lossless))
         me.keep("personal", x)
-        return Masked(x[:, me.shared], mask), me.weight(self.weight)
+        shared = x[:, me.shared]
+        return Masked(shared, mask), me.weight(self.weight)
 
     def adapt(self, me: Nodes, w: Rows) -> Rows:
         algorithm = self

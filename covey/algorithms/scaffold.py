@@ -41,13 +41,14 @@ class Scaffold(Algorithm):
         c = me.recall("_control", default=torch.zeros_like(x))
         y, change = me.ask(self.device, x, c, sample=self.sample)
         asked = y.count.double()  # torch divides whole numbers in float32
-        share = (asked / me.children)[:, None].to(x)  # S/N
-        me.keep("_control", c + share * change.mean())
+        share = asked / me.children  # S/N
+        me.keep("_control", c + share[:, None].to(x) * change.mean())
         return torch.lerp(x, y.mean(), self.server_lr)
 
     def device(self, me: Nodes, x: Rows, c: Rows) -> tuple[Rows, Rows]:
         c_i = me.recall("_control", default=torch.zeros_like(x))
-        y = descend(x, me.grad(self.batch), linear=c - c_i, steps=self.steps, lr=self.lr)
+        gradient = me.grad(self.batch)
+        y = descend(x, gradient, linear=c - c_i, steps=self.steps, lr=self.lr)
         change = (x - y) / (self.steps * self.lr) - c
         me.keep("_control", c_i + change)
         return y, change

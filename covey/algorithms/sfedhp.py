@@ -252,7 +252,8 @@ class SFedHP(Algorithm):
     def levers(self, L: float) -> Levers:
         both = self.lam1 * self.lam2 / (self.lam1 + self.lam2)
         through = envelope(self.lam1, self.lam2, L)
-        best = HALFWAY * min(1 / through, 1 / envelope(self.lam1, self.lam2))
+        steepest = max(through, envelope(self.lam1, self.lam2))
+        best = HALFWAY / steepest
         moves = "an edge's w_i moves lr1*lam1*lam2/(lam1 + lam2)"
         halfway = "as lam1: an edge stands halfway between its devices and the server"
         theta = Step("lr2", self.lam1, "lam1")

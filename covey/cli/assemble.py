@@ -6,6 +6,7 @@ The data, the model and the tree of a seed are made once, for all algorithms tha
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from covey.cli import named, scenario
 from covey.cli.validate import spell
 from covey.data import Shards
 from covey.errors import ConfigError
-from covey.runs.experiment import Experiment
+from covey.runs.experiment import Experiment, difference
 from covey.tree import Tree
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _TRAINING = ("loss", "l2", "batches", "start", "device", "workers", "memory")
 _NUMBERS = ("squared_error", "mse")
+_ROWS = 8
+"""The max number of rows that a device holds: kept rows, a second copy of them for a round that
+fails, and working rows.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,22 @@ class Experiments:
         if seed not in self._worlds:
             self._worlds[seed] = World.of(config, seed)
         return experiment(config, seed, self._worlds[seed])
+
+
+def side_by_side(
+    seeds: list[int], experiments: Sequence[Experiment], runtime: str
+) -> list[list[int]]:
+    """The seeds in groups that run side by side.
+
+    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
+    """
+    first = experiments[0]
+    parameters = sum(parameter.numel() for parameter in first.model.parameters())
+    row = parameters * torch.finfo(first.dtype).bits // 8
+    size = 1
+    if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
+        size = max(1, first.memory // (_ROWS * row * first.tree.devices))
+    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
 
 
 def experiment(config: Config, seed: int, world: World) -> Experiment:

@@ -158,8 +158,14 @@ def load(
         modules.look_beside(path)
         _resolve_paths(table, path.parent)
     _apply(table, changes, [] if notes is None else notes)
-    check_plain(table)
     _resolve_paths(table, Path.cwd())  # what the changes name
+    return read(table)
+
+
+def read(table: dict[str, Any]) -> Config:
+    """The experiment of a table such as a file holds, wholly checked; its paths are absolute."""
+    check_plain(table)
+    table = dict(table)
     tree = table.get("tree")
     if isinstance(tree, dict):
         table["tree"] = tree_config.read(tree)
@@ -170,6 +176,12 @@ def load(
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
+
+
+def change(table: dict[str, Any], text: str) -> None:
+    """Make one change such as "algorithm.lam1=15" in a table such as a file holds."""
+    _apply(table, [text], [])
+    _resolve_paths(table, Path.cwd())
 
 
 def _read(path: Path | None) -> dict[str, Any]:

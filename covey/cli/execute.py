@@ -118,9 +118,10 @@ class _Command:
                     first,
                     makers=self.makers,
                 )
-                histories, engine = seeds.run()
-                others = self._beside(stop, seeds.printed)
-                summary = self._finish(histories, others, engine)
+                with self.folder.status():
+                    histories, engine = seeds.run()
+                    others = self._beside(stop, seeds.printed)
+                    summary = self._finish(histories, others, engine)
         except KeyboardInterrupt as error:
             rounds = max(recover.rounds_run(folder) for folder in folders.values())
             state = "no round had ended, so there is nothing to save"
@@ -170,7 +171,8 @@ class _Command:
             seeds.printed = printed
             seeds.lines = 1
             try:
-                histories, _ = seeds.run()
+                with folder.status():
+                    histories, _ = seeds.run()
             except DivergedError as error:
                 self.console.print(f"note: {title} is left out of the table: {error}")
                 continue

@@ -1,10 +1,11 @@
 """A run folder: the experiment, its records and its last state.
 
-Every file is replaced whole or not at all.
+Every file is replaced whole or not at all, or only grows.
 
     config.toml                 the resolved experiment: `covey run config.toml` repeats it
     repeat.txt                  that line, and the one that continues this run
     environment.json            versions, machine, threads
+    status.json                 whether the run is under way, and how it ended
     metrics.jsonl               one line per round, everything in it
     metrics.csv                 one row per round, its figures; written when a run ends or stops
     trackers.json               how many rounds each tracker of --log has
@@ -16,8 +17,11 @@ Every file is replaced whole or not at all.
     models/last/...             the same in the last round
     data.json                   the form of the data (classes, names, scaling), for new devices
     devices.csv                 how every device does with every model
+    nodes.json, nodes.jsonl, totals.json
+                                figures of single nodes, for reports (covey/cli/recording.py)
     summary.json, plot.png      what it came to
     devices.png                 who gains and who loses by a model of its own
+    report.html                 all of it as one page, for a browser
 
 With several seeds each has a folder of its own, seed-0, seed-1, ..., beside the summary and the
 picture of all.
@@ -32,7 +36,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +46,19 @@ import torch
 from safetensors import SafetensorError
 
 import covey
-from covey.cli.lock import try_lock
 from covey.errors import CheckpointError, ConfigError
-from covey.runs import snapshot
+from covey.lock import try_lock
+from covey.runs import snapshot, status
 from covey.runs.run import Round, Seed, Which
 
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}
 _PATIENCE = (
     1.0  # s that a lock is waited for: who has just been stopped may still be on its way out
 )
+
+
+_LEFT = (".lock", ".config.toml.part", ".grid.json.part")
+"""What a command that was killed at its very start leaves in a folder."""
 
 
 class Folder:
@@ -76,10 +84,23 @@ class Folder:
         _mkdir(self.path)
 
     @contextmanager
+    def status(self) -> Iterator[None]:
+        """Write down that a run is under way and, in the end, how it ended."""
+        began = status.written(self.path).began()
+        self.write_json(status.FILE, began.as_dict())
+        try:
+            yield
+        except BaseException as error:
+            with suppress(CheckpointError):  # the error itself says more than this one
+                self.write_json(status.FILE, began.failed(error).as_dict())
+            raise
+        self.write_json(status.FILE, began.finished().as_dict())
+
+    @contextmanager
     def lock(self) -> Iterator[None]:
         """One process at a time writes here; the lock goes with the process, however it ends."""
-        with refused(self.path / ".lock"):
-            file = open(self.path / ".lock", "w", encoding="utf-8")  # noqa: SIM115
+        with refused(self.path / status.LOCK):
+            file = open(self.path / status.LOCK, "w", encoding="utf-8")  # noqa: SIM115
         with file:
             until = time.monotonic() + _PATIENCE
             while not try_lock(file):
@@ -156,7 +177,7 @@ def create(path: Path) -> Folder:
     """
     _mkdir(path)
     with refused(path):
-        if any(entry.name not in (".lock", ".config.toml.part") for entry in path.iterdir()):
+        if any(entry.name not in _LEFT for entry in path.iterdir()):
             raise ConfigError(
                 f"{path} is not empty; give another --out, or continue it with --resume {path}."
             )

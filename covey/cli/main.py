@@ -1,4 +1,4 @@
-"""The commands: run, show, predict, export, personalize, new, data, plan, advise, list, doctor."""
+"""The commands of covey: `covey --help` lists them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ from rich.table import Table
 import covey
 from covey import native
 from covey.advice import Advice
-from covey.cli import data, export, new, registry, results, show, trackers
+from covey.cli import data, export, new, registry, results, runs, show, trackers
 from covey.cli import personalize as personal
 from covey.cli.advise import advise, print_advice, quick
 from covey.cli.assemble import Experiments
+from covey.cli.compare import compare
 from covey.cli.config import SECTIONS, Config, defaults, explain
 from covey.cli.execute import Interrupted, resume, start
 from covey.cli.folder import environment
 from covey.cli.options import AsJson, What, load_and_note, split
 from covey.cli.plan import plan
 from covey.cli.registry import Listed
+from covey.cli.report import report, write_after_run
+from covey.cli.reproduce import reproduce
+from covey.cli.sweep import sweep
+from covey.cli.watch import watch
 from covey.data import inventory
 from covey.errors import (
     CheckpointError,
@@ -175,9 +180,11 @@ def run(
         forced = _refuse(console, quick(experiments.of(config, config.seed)), force)
         folder, summary = start(config, out, console, sys.argv, experiments, makers)
     if as_json:
+        write_after_run(folder.path, console)
         print(json.dumps({"folder": str(folder.path), **summary.as_dict()}))
         return
     show.table(console, summary)
+    write_after_run(folder.path, console)
     pictures = ["plot.png", "devices.png"]
     if summary.yardsticks:
         pictures.append("compare.png")
@@ -187,6 +194,8 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
+app.command(name="runs", epilog=_EPILOG)(runs.list_runs)
+app.command(epilog=_EPILOG)(watch)
 app.command(name="show", epilog=_EPILOG)(results.show_run)
 app.command(epilog=_EPILOG)(results.predict)
 app.command(name="export", epilog=_EPILOG)(export.export_command)
@@ -243,8 +252,12 @@ def personalize(
     show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
+app.command(epilog=_EPILOG)(report)
 app.command(epilog=_EPILOG)(plan)
 app.command(epilog=_EPILOG)(advise)
+app.command(epilog=_EPILOG)(reproduce)
+app.command(epilog=_EPILOG)(compare)
+app.command(epilog=_EPILOG)(sweep)
 
 
 @app.command(name="list", epilog=_EPILOG)
@@ -431,7 +444,7 @@ def _diagnose(config: Config) -> dict[str, Any]:
 
 def _memory_free() -> str:
     """The free memory, where the system says it: macOS and Windows do not."""
-    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+    if sys.platform == "win32" or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return "unknown on this system"
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"{pages / 2**30:.1f} GiB"
@@ -446,6 +459,7 @@ _EXTRAS = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
+    "optuna": ("optuna",),
 }
 """The modules of every optional extra of pyproject.toml that a user may want."""
 

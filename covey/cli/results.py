@@ -187,7 +187,7 @@ def _device_table(with_seeds: bool, with_edges: bool, figures: Sequence[str]) ->
 
 
 def _badness(line: DeviceScore | None, kind: str) -> float:
-    """A number that is least for the device that does worst."""
+    """A number whose min is that of the worst device."""
     figure: float | None = getattr(line, kind, None)
     if figure is None:
         return float("inf")

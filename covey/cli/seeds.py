@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 
 import covey
 from covey.cli import recover
-from covey.cli.assemble import Experiments
+from covey.cli.assemble import Experiments, side_by_side
 from covey.cli.config import Config
 from covey.cli.data_form import DataForm
 from covey.cli.folder import Folder
+from covey.cli.recording import Recorder
 from covey.cli.show import LINES, progress
 from covey.cli.stop import Stop
 from covey.cli.tracked import Tracked
@@ -27,14 +27,8 @@ from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, CoveyError, DivergedError
 from covey.report.summary import summarise
 from covey.runs.devices import to_csv
-from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, Runs
 from covey.runs.tracker import to_csv as rounds_csv
-
-_ROWS = 8
-"""The max number of rows that a device holds: kept rows, a second copy of them for a round that
-fails, and working rows.
-"""
 
 Histories = list[list[Round]]
 
@@ -62,7 +56,7 @@ class Start:
         """The runs of the first seeds that go in one go."""
         seeds = list(range(config.seed, config.seed + config.seeds))
         each = [experiments.of(config, seed) for seed in seeds]
-        groups = _groups(seeds, each, experiments.runtime)
+        groups = side_by_side(seeds, each, experiments.runtime)
         return Start(
             groups,
             covey.runs(each[: len(groups[0])], runtime=experiments.runtime),
@@ -138,7 +132,7 @@ class Seeds:
         if self.start is not None:
             return list(self.start.groups)
         each = [self.experiments.of(self.config, seed) for seed in seeds]
-        return _groups(seeds, each, self.experiments.runtime)
+        return side_by_side(seeds, each, self.experiments.runtime)
 
     def _run(self, seeds: list[int], done: dict[int, list[Round]]) -> dict[str, Any]:
         """The rounds that some seeds have left, in one go; their histories into `done`."""
@@ -147,12 +141,14 @@ class Seeds:
         self._print_once(f"engine: {escape(runs.engine['sentence'])}")
         for note in runs.notes:
             self._print_once(f"note: {note}")
-        for run, folder in zip(runs.seeds, folders, strict=True):
-            folder.metrics(run.history)
-            folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+        recorders = [Recorder(folder) for folder in folders]
+        for run, recorder in zip(runs.seeds, recorders, strict=True):
+            recorder.folder.metrics(run.history)
+            recorder.folder.write_json("data.json", DataForm.of(run.trained).as_dict())
+            recorder.begin(run, self.config.method())
         with self._tracking(seeds, lambda: [run.history for run in runs.seeds]) as tracked:
-            self._rounds(runs, seeds, folders, tracked)
-            _save(runs, folders)
+            self._rounds(runs, seeds, recorders, tracked)
+            _save(runs, recorders)
         done |= {seed: list(run.history) for seed, run in zip(seeds, runs.seeds, strict=True)}
         return runs.engine
 
@@ -196,7 +192,7 @@ class Seeds:
         self,
         runs: Runs,
         seeds: list[int],
-        folders: list[Folder],
+        recorders: list[Recorder],
         tracked: Sequence[Tracked],
     ) -> None:
         """Every round, shown and written down.
@@ -218,22 +214,25 @@ class Seeds:
                 for records in runs:
                     self.stop.check()
                     show(records)
-                    for record, folder, trackers in zip(records, folders, tracked, strict=True):
-                        folder.append(record)
+                    parts = zip(runs.seeds, records, recorders, tracked, strict=True)
+                    for run, record, recorder, trackers in parts:
+                        recorder.folder.append(record)
+                        recorder.add(run)
                         trackers.log(record)
-                    self._checkpoint(runs, folders)
+                    self._checkpoint(runs, recorders)
             except (KeyboardInterrupt, SystemExit, CoveyError) as error:
                 # SystemExit: nobody reads the output any more.
                 if not isinstance(error, CheckpointError):
-                    _save(runs, folders)
+                    _save(runs, recorders)
                 raise
 
-    def _checkpoint(self, runs: Runs, folders: list[Folder]) -> None:
+    def _checkpoint(self, runs: Runs, recorders: list[Recorder]) -> None:
         """Save every so many rounds; the last is saved with everything else."""
         due = runs.round % self.config.checkpoint_every == 0
         if due and runs.round < self.config.rounds:
-            for run, folder in zip(runs.seeds, folders, strict=True):
-                run.save(folder.checkpoint)
+            for run, recorder in zip(runs.seeds, recorders, strict=True):
+                recorder.sync(run)
+                run.save(recorder.folder.checkpoint)
 
     def _label(self, seeds: list[int]) -> str:
         if self.config.seeds == 1:
@@ -251,29 +250,17 @@ class Seeds:
             self.console.print(line)
 
 
-def _groups(seeds: list[int], experiments: Sequence[Experiment], runtime: str) -> list[list[int]]:
-    """The seeds in groups that run side by side.
-
-    A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
-    """
-    first = experiments[0]
-    parameters = sum(parameter.numel() for parameter in first.model.parameters())
-    row = parameters * torch.finfo(first.dtype).bits // 8
-    size = 1
-    if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
-        size = max(1, first.memory // (_ROWS * row * first.tree.devices))
-    return [seeds[start : start + size] for start in range(0, len(seeds), size)]
-
-
-def _save(runs: Runs, folders: list[Folder]) -> None:
+def _save(runs: Runs, recorders: list[Recorder]) -> None:
     """Save every run; the checkpoint comes last.
 
     One of the last round says that everything else is there; with an older one it is all redone.
     """
-    for run, folder in zip(runs.seeds, folders, strict=True):
+    for run, recorder in zip(runs.seeds, recorders, strict=True):
+        folder = recorder.folder
         if run.round == run.experiment.rounds:
             folder.models(run)
             folder.write("devices.csv", to_csv(run.devices()))
         folder.metrics(run.history)
         folder.write("metrics.csv", rounds_csv(run.history))
+        recorder.sync(run)
         run.save(folder.checkpoint)

@@ -91,7 +91,7 @@ def apply(table: dict[str, Any], change: str, renamed: Renamed | None = None) ->
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):
             raise ConfigError(f"{change!r}: {parent} is a value, not a table.")
-    value = _value(text, change)
+    value = value_of(text, change)
     if last == "name" and parents and table.get("name") not in (None, value):
         kept = {}
         if renamed is not None:
@@ -105,7 +105,7 @@ _BARE_POINT = re.compile(r"([+-]?)(\d*)\.(\d*)(([eE][+-]?\d+)?)")
 _PYTHON = {"True": True, "False": False, "None": "none"}
 
 
-def _value(text: str, change: str) -> Any:
+def value_of(text: str, change: str) -> Any:
     """The value behind the equals sign of a change.
 
     It is TOML or, as on a command line, also .03, 3., True or text without quotes.

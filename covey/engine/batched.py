@@ -19,6 +19,7 @@ from covey.engine import rowwise
 from covey.engine.layout import ParameterLayout
 
 Step = Callable[[list[Tensor], Tensor], Tensor]
+"""From the parameters of all models and a layer's inputs to its outputs."""
 Own = dict[str, int]
 """Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}."""
 
@@ -61,12 +62,11 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     For any other module, the reason why there is no such pass. With `alone`, rows come one at a
     time, so that nothing need be done to keep their bits apart.
     """
-    slots = {slot.name: i for i, slot in enumerate(space.slots)}
     steps: list[Step] = []
     folded = False
     before = type(space.module)
     for name, layer in layers(space.module):
-        own = _own(name, layer, slots)
+        own = _own(name, layer, space.numbers)
         batched = _batched(layer, own, axes, alone)
         if batched is None:
             return _unknown(name, layer)
@@ -156,7 +156,9 @@ def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
         return x
     if x.shape[1] == 1:
         # One channel has both layouts; only these strides make torch go on with channels last.
-        return x.reshape(len(x), *x.shape[2:], 1).movedim(-1, 1)
+        height, width = x.shape[2:]
+        by_point = x.reshape(len(x), height, width, 1)
+        return by_point.movedim(-1, 1)
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -182,13 +184,16 @@ def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     bias = own.get("bias")
 
     def product(parameters: list[Tensor], x: Tensor) -> Tensor:
+        w = parameters[weight]
         if bias is None:
-            return rowwise.bmm(x, parameters[weight])
-        return rowwise.baddbmm(parameters[bias].unsqueeze(1), x, parameters[weight])
+            return rowwise.bmm(x, w)
+        offset = parameters[bias].unsqueeze(1)
+        return rowwise.baddbmm(offset, x, w)
 
     def on_the_last_axis(parameters: list[Tensor], x: Tensor) -> Tensor:
+        points = x.shape[1:-1]
         out = product(parameters, x.flatten(1, -2))
-        return torch.unflatten(out, 1, x.shape[1:-1])
+        return torch.unflatten(out, 1, points)
 
     if axes == 0:
         return None
@@ -259,7 +264,8 @@ def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     bias = own.get("bias")
 
     def beside(parameter: Tensor, x: Tensor) -> Tensor:
-        ones = [1] * (x.dim() - parameter.dim())
+        missing = x.dim() - parameter.dim()
+        ones = [1] * missing
         return parameter.view(len(x), *ones, *shape)
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
@@ -288,13 +294,15 @@ def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
 
 
 def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    if not isinstance(layer.dim, int) or not layer.dim % (axes + 1):
+    if not isinstance(layer.dim, int):
         return None
-    dim = layer.dim % (axes + 1) + 1
+    dim = layer.dim % (axes + 1)
+    if dim == 0:  # it would mix examples
+        return None
     sizes = tuple(layer.unflattened_size)
 
     def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        return torch.unflatten(x, dim, sizes)
+        return torch.unflatten(x, dim + 1, sizes)
 
     return BatchedLayer(apply, axes + len(sizes) - 1, folded=False)
 
@@ -316,9 +324,12 @@ _POOLS: dict[type[nn.Module], int] = {
     nn.AdaptiveAvgPool2d: 2,
     nn.AdaptiveAvgPool3d: 3,
 }
-_BUILDERS: dict[type[nn.Module], Callable[[Any, Own, int], BatchedLayer | None]] = {
+_Builder = Callable[[Any, Own, int], BatchedLayer | None]
+_BUILDERS: dict[type[nn.Module], _Builder] = {
     nn.Linear: _linear,
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Conv3d: _convolution,
     **dict.fromkeys(_POOLS, _pool),
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,

@@ -118,11 +118,12 @@ class Examples:
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
         ids = ids.to(self.device)
-        width = size * len(steps)
-        below = self.counts("train", ids)
         if local is None:
             local = ids
-        chosen = draws.integers(address, local, width, below=below, start=size * steps.start)
+        width = size * len(steps)
+        first = size * steps.start
+        below = self.counts("train", ids)
+        chosen = draws.integers(address, local, width, below=below, start=first)
         whole = self.take("train", ids, chosen, None)
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples) for examples in by_step]
@@ -133,25 +134,24 @@ class Examples:
         The last batch of a lap is short.
         """
         counts = self.counts("train", ids)
-        laps = (counts + size - 1) // size
-        first = (turn % laps) * size
+        batches_per_lap = (counts + size - 1) // size
+        first = (turn % batches_per_lap) * size
         slots = first[:, None] + torch.arange(size)
-        inside = slots < counts[:, None]
-        slots = torch.where(inside, slots, 0).to(self.device)
-        weight = inside.to(self.device, self.dtype)
-        return self.take("train", ids, slots, weight)
+        return self._padded("train", ids, slots, counts)
 
     def spread(self, ids: Ids, size: int) -> Batch:
         """Up to `size` training examples of each device: all, or else evenly spaced ones."""
         if self.block("train") != BLOCK:
             size = min(size, self.block("train"))  # no device has more
-        counts = self.counts("train", ids.to(self.device))[:, None]
-        slots = torch.arange(size, device=self.device)[None, :]
+        counts = self.counts("train", ids.to(self.device))
+        counts = counts[:, None]
+        slots = torch.arange(size, device=self.device)
         inside = slots < counts
         spaced = slots * counts // size
         all_slots = torch.where(inside, slots, 0)
-        slots = torch.where(counts > size, spaced, all_slots)
-        return self.take("train", ids, slots, inside.to(self.dtype))
+        chosen = torch.where(counts > size, spaced, all_slots)
+        weight = inside.to(self.dtype)
+        return self.take("train", ids, chosen, weight)
 
     def block(self, split: str) -> int:
         """How many examples of a part go through the model at once."""
@@ -172,22 +172,28 @@ class Examples:
             longest = max(1, int(counts.max()))
         for start in range(0, longest, size):
             rows = (counts > start).nonzero()[:, 0]
-            slots = torch.arange(start, start + size)[None, :]
-            inside = slots < counts[rows, None]
-            slots = torch.where(inside, slots, 0).to(self.device)
-            weight = inside.to(self.device, self.dtype)
-            batch = self.take(split, ids[rows], slots, weight)
+            slots = torch.arange(start, start + size)
+            batch = self._padded(split, ids[rows], slots, counts[rows])
             if len(rows) == len(ids):
                 yield None, batch
             else:
                 yield rows, batch
 
+    def _padded(self, split: str, ids: Ids, slots: Tensor, counts: Tensor) -> Batch:
+        """The examples in these slots, of weight 0 where a slot is beyond a device's count."""
+        inside = slots < counts[:, None]
+        slots = torch.where(inside, slots, 0)
+        weight = inside.to(self.device, self.dtype)
+        return self.take(split, ids, slots.to(self.device), weight)
+
     def take(self, split: str, ids: Ids, slots: Tensor, weight: Tensor | None) -> Batch:
         """The examples in these slots [n, B] of each device's part."""
-        start = self._offset_on_device[split][ids.to(self.device)]
+        ids = ids.to(self.device)
+        start = self._offset_on_device[split][ids]
         index = self.index[split]
         last = max(len(index) - 1, 0)
-        chosen = (start[:, None] + slots).clamp(max=last)
+        positions = start[:, None] + slots
+        chosen = positions.clamp(max=last)
         if len(index):
             chosen = index[chosen]
         return Batch((self.x, self.y), chosen, weight)
@@ -221,13 +227,13 @@ class Examples:
             return self.offset
         for split, offset in self.population.offset.items():
             held = self.shards.part(split).counts()
-            wrong = (held != offset.diff()) & self.shards.present
+            told = offset.diff()
+            wrong = (held != told) & self.shards.present
             if bool(wrong.any()):
                 device = int(wrong.nonzero()[0])
-                told = int(offset.diff()[device])
                 raise DataError(
                     f"device {device} holds {int(held[device])} {split} examples, but the "
-                    f"population says {told}; make both from the same shards."
+                    f"population says {int(told[device])}; make both from the same shards."
                 )
         return self.population.offset
 

@@ -52,14 +52,22 @@ def sums(outputs: Tensor, y: Tensor, weight: Tensor, bins: int) -> Tensor:
     probabilities = logs.exp()
     confidence, predicted = probabilities.max(dim=-1)
     right = (predicted == y).double()
-    bin_number = (confidence * bins).long().clamp(max=bins - 1)
+    bin_number = (confidence * bins).long()
+    bin_number = bin_number.clamp(max=bins - 1)
     inside = F.one_hot(bin_number, bins) * weight[..., None]
-    by_bin = (right, confidence, torch.ones_like(right))
-    columns = [(inside * value[..., None]).sum(1) for value in by_bin]
-    distance = probabilities - F.one_hot(y, outputs.shape[-1])
-    brier = distance.square().sum(-1)
-    log_loss = -logs.gather(-1, y[..., None])[..., 0]
-    columns += [(weight * value).sum(1, keepdim=True) for value in (brier, log_loss)]
+    right_by_bin = inside * right[..., None]
+    confidence_by_bin = inside * confidence[..., None]
+    label = F.one_hot(y, outputs.shape[-1])
+    brier = (probabilities - label).square().sum(-1)
+    log_of_label = logs.gather(-1, y[..., None])
+    log_loss = -log_of_label[..., 0]
+    columns = [
+        right_by_bin.sum(1),
+        confidence_by_bin.sum(1),
+        inside.sum(1),
+        (weight * brier).sum(1, keepdim=True),
+        (weight * log_loss).sum(1, keepdim=True),
+    ]
     return torch.cat(columns, dim=1)
 
 

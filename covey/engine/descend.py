@@ -51,8 +51,10 @@ def descend(
     >>> descend(torch.zeros(1, 2), lambda x: x - 1, steps=2, lr=0.5).tolist()
     [[0.75, 0.75]]
     """
-    if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
-        l1 = None
+    if l1 is not None:
+        gamma, _ = l1
+        if not isinstance(gamma, Tensor) and gamma == 0:
+            l1 = None
     if not isinstance(lr, Tensor):
         lr = float(lr)
     if part is not None:
@@ -62,7 +64,18 @@ def descend(
             return start.clone()
         if len(columns) == width:
             part = None
-    terms = Objective(steps, lr, prox, l1, linear, mask, part, decay, method, tol)
+    terms = Objective(
+        steps,
+        lr,
+        prox=prox,
+        l1=l1,
+        linear=linear,
+        mask=mask,
+        part=part,
+        decay=decay,
+        method=method,
+        tol=tol,
+    )
     _check(terms)
     if isinstance(gradient, DataLoss):
         return _on_data(start, gradient, terms)
@@ -88,8 +101,9 @@ def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
     loss.begin(start, terms)
     chosen = solver(loss, start, terms)
-    if chosen.name not in loss.task.solvers:
-        loss.task.solvers[chosen.name] = refusals(loss, start, terms)
+    used = loss.task.solvers
+    if chosen.name not in used:
+        used[chosen.name] = refusals(loss, start, terms)
     rows = chosen.run(loss, start, terms)
     if chosen is not STEP_BY_STEP:
         loss.skip(terms.longest)

@@ -35,16 +35,19 @@ class Forward:
         if len(x):
             return self.apply(parameters, x)
         # Neither vmap nor a convolution takes no rows: a row of zeros tells the shape.
-        zeros = [p.new_zeros(1, *p.shape[1:]) for p in parameters]
-        outputs = self.apply(zeros, x.new_zeros(1, *x.shape[1:]))
+        zeros = [_row_of_zeros(parameter) for parameter in parameters]
+        outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
+
+
+def _row_of_zeros(rows: Tensor) -> Tensor:
+    shape = rows.shape[1:]
+    return rows.new_zeros(1, *shape)
 
 
 def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
     """The fastest exact pass for this module, this shape of example and this type of device."""
-    modules = space.module.modules()
-    convolves = any(isinstance(module, nn.modules.conv._ConvNd) for module in modules)
-    row_by_row = convolves and device == "cpu"
+    row_by_row = device == "cpu" and _convolves(space.module)
     steps = chain(space, len(example), alone=row_by_row)
     if isinstance(steps, str):
         if row_by_row:
@@ -55,6 +58,11 @@ def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") ->
     return Forward("batched", steps)
 
 
+def _convolves(module: nn.Module) -> bool:
+    convolution = nn.modules.conv._ConvNd
+    return any(isinstance(layer, convolution) for layer in module.modules())
+
+
 def _each(step: Step) -> Step:
     """Row by row, so that no row's bits can depend on its neighbours."""
 
@@ -62,10 +70,13 @@ def _each(step: Step) -> Step:
         if len(x) == 1:
             # The layout of the output decides the kernels of the backward pass.
             return step(parameters, x).contiguous()
-        rows = zip(*(torch.split(p, 1) for p in parameters), strict=True)
+        by_parameter = [torch.split(parameter, 1) for parameter in parameters]
+        by_row = zip(*by_parameter, strict=True)
+        inputs = torch.split(x, 1)
         outputs = []
-        for row, inputs in zip(rows, torch.split(x, 1), strict=True):
-            outputs.append(step(list(row), inputs).contiguous())
+        for row, x_of_row in zip(by_row, inputs, strict=True):
+            out = step(list(row), x_of_row)
+            outputs.append(out.contiguous())
         return torch.cat(outputs)
 
     return apply

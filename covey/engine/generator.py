@@ -146,8 +146,11 @@ def _arguments(func: OpOverload[..., Any]) -> tuple[str, ...]:
 
 @cache
 def _defaults(func: OpOverload[..., Any]) -> dict[str, Any]:
-    optional = [argument for argument in func._schema.arguments if argument.has_default_value()]
-    return {argument.name: argument.default_value for argument in optional}
+    defaults = {}
+    for argument in func._schema.arguments:
+        if argument.has_default_value():
+            defaults[argument.name] = argument.default_value
+    return defaults
 
 
 @cache
@@ -179,7 +182,9 @@ def _pass(
     argument = func._schema.arguments[position]
     if argument.kwarg_only or len(args) <= position:
         return func(*args, **{**kwargs, "generator": generator})
-    return func(*args[:position], generator, *args[position + 1 :], **kwargs)
+    values = list(args)
+    values[position] = generator
+    return func(*values, **kwargs)
 
 
 def _elsewhere(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:

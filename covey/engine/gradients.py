@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.engine.batches import Batch
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
-from covey.engine.losses import cross_entropy
+from covey.engine.losses import LossFunction, cross_entropy
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
@@ -23,7 +23,7 @@ class Gradients:
     space: ParameterLayout
     forward: Forward
     stack: LinearStack | str  # or why the module and the loss are no stack
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: LossFunction
     classifies: bool
 
     def views(self, x: Rows) -> list[Tensor]:
@@ -37,7 +37,9 @@ class Gradients:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
         n, size = y.shape[:2]
-        losses = self.loss(outputs.flatten(0, 1), y.flatten(0, 1))
+        all_outputs = outputs.flatten(0, 1)
+        all_targets = y.flatten(0, 1)
+        losses = self.loss(all_outputs, all_targets)
         if losses.numel() != n * size:
             return losses
         return losses.view(n, size)
@@ -48,29 +50,30 @@ class Gradients:
             return x.new_zeros(0)
         outputs = self.outputs(x, batch)
         losses = self.losses(outputs, batch.y)
-        weight = batch.weight
-        if weight is None:
+        if batch.weight is None:
             return losses.mean(1)
-        return (losses * weight).sum(1) / weight.sum(1)
+        return _weighted_mean(losses, batch.weight)
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         out = torch.empty_like(x)
-        views = self.views(out)
         if isinstance(self.stack, str):
-            for view, g in zip(views, self.by_autograd(x, batch), strict=True):
-                view.copy_(g)
+            self._fill(out, self.by_autograd(x, batch))
             return out
-        factors = self.stack.factors(self.views(x), batch.x, batch.y, batch.weight)
-        self.stack.add(views, factors, scale=1.0, keep=0.0)
+        parameters = self.views(x)
+        factors = self.stack.factors(parameters, batch.x, batch.y, batch.weight)
+        self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 
     def by_autograd(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, parameter by parameter."""
         if self.forward.path == "each" and len(x) > 1:  # holds one row's activations at a time
-            by_row = [self.by_autograd(_row(x, i), batch.row(i)) for i in range(len(x))]
+            by_row = []
+            for i in range(len(x)):
+                gradients = self.by_autograd(_row(x, i), batch.row(i))
+                by_row.append(gradients)
             by_parameter = zip(*by_row, strict=True)
-            return tuple(torch.cat(gradients) for gradients in by_parameter)
+            return tuple(torch.cat(parts) for parts in by_parameter)
         leaves = self._leaves(x)
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
@@ -104,25 +107,30 @@ class Gradients:
         by_autograd = isinstance(self.stack, str)
         if by_autograd and x.device.type == "cpu" and len(x) > 1:
             # The bits of a norm's second derivative depend on the number of rows.
-            count = range(len(x))
-            return torch.cat(
-                [self.hessian_product(_row(x, i), batch.row(i), _row(v, i)) for i in count]
-            )
+            products = []
+            for i in range(len(x)):
+                product = self.hessian_product(_row(x, i), batch.row(i), _row(v, i))
+                products.append(product)
+            return torch.cat(products)
         out = torch.zeros_like(x)
-        if not len(x):
-            return out
-        for view, product in zip(self.views(out), self._products(x, batch, v), strict=True):
-            view.copy_(product)
+        if len(x):
+            self._fill(out, self._products(x, batch, v))
         return out
+
+    def _fill(self, rows: Rows, values: tuple[Tensor, ...]) -> None:
+        """Write the values of every parameter into the rows."""
+        for view, value in zip(self.views(rows), values, strict=True):
+            view.copy_(value)
 
     def _products(self, x: Rows, batch: Batch, v: Rows) -> tuple[Tensor, ...]:
         """H v per row, parameter by parameter."""
         leaves = self._leaves(x)
+        directions = self.views(v)
         outputs = []
         weights = []
         with torch.enable_grad():
             gradients = self._differentiable(leaves, batch)
-            for gradient, weight in zip(gradients, self.views(v), strict=True):
+            for gradient, weight in zip(gradients, directions, strict=True):
                 if gradient.requires_grad:
                     outputs.append(gradient)
                     weights.append(weight)
@@ -174,16 +182,22 @@ def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
     weight = batch.weight
     if weight is None:
         weight = torch.ones_like(batch.y, dtype=outputs.dtype)
-    share = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
-    minus_one = outputs.new_full((), -1.0).expand(*batch.y.shape, 1)
+    share = weight / weight.sum(1, keepdim=True)
+    label = batch.y.unsqueeze(2)
+    minus_one = outputs.new_full((), -1.0).expand(label.shape)
     probabilities = torch.softmax(outputs, dim=2)
-    errors = probabilities.scatter_add(2, batch.y.unsqueeze(2), minus_one)
-    return errors * share
+    errors = probabilities.scatter_add(2, label, minus_one)
+    return errors * share.unsqueeze(2)
 
 
 def _total(losses: Tensor, weight: Tensor | None) -> Tensor:
     """The sum over rows of their mean losses: each row's gradient depends on its own alone."""
     if weight is None:
         weight = torch.ones_like(losses)
-    means = (losses * weight).sum(1) / weight.sum(1)
-    return means.sum()
+    return _weighted_mean(losses, weight).sum()
+
+
+def _weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:
+    """The mean loss of each row, [n]."""
+    total = (losses * weight).sum(1)
+    return total / weight.sum(1)

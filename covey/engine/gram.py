@@ -36,8 +36,10 @@ def unfit(loss: DataLoss, terms: Objective) -> str | None:
         return "a mask is set"
     if terms.part is not None:
         return "only a part of the columns moves"
-    inputs = task.space.slots[task.stack.layers[0].weight].shape[1]
-    if 2 * loss.fixed.examples.shape[1] > inputs:
+    first = task.stack.layers[0]
+    _, inputs = task.space.slots[first.weight].shape
+    _, examples = loss.fixed.examples.shape
+    if 2 * examples > inputs:
         return "the batch has more than half as many examples as the model has inputs"
     return None
 
@@ -91,34 +93,49 @@ def descend(
         lam, anchor = terms.prox
     assert not isinstance(lam, Tensor)
     shrink = 1 - lr * (lam + terms.decay + l2)
+    pull = lr * lam
     x = x.flatten(2)
+    x_transposed = x.transpose(1, 2)
+    w_0 = slot.view(start)
+    w_anchor = slot.view(anchor)
     out = _all_but(slot.start, slot.stop, start)
     views = [s.view(out) for s in space.slots]
-    pulls = [s.view(anchor) for s in space.slots]
-    gram = rowwise.bmm(x, x.transpose(1, 2))
-    first = rowwise.bmm(x, slot.view(start))
-    pulled = first
+    others = _others(views, anchor, space, number)
+    gram = rowwise.bmm(x, x_transposed)
+    from_start = rowwise.bmm(x, w_0)
+    from_anchor = from_start
     if anchor is not start:
-        pulled = rowwise.bmm(x, slot.view(anchor))
+        from_anchor = rowwise.bmm(x, w_anchor)
     a = torch.ones((), dtype=x.dtype)  # tensors, since they may overflow
     b = torch.zeros((), dtype=x.dtype)
-    c = torch.zeros_like(first)
+    c = torch.zeros_like(from_start)
     for _ in range(terms.longest):
-        inside = rowwise.baddbmm(a * first + b * pulled, gram, c)
+        inside = rowwise.baddbmm(a * from_start + b * from_anchor, gram, c)
         factors = stack.factors(views, x, y, weight, inside=inside)
-        for i, view in enumerate(views):
-            if i != number:
-                view.mul_(shrink).add_(pulls[i], alpha=lr * lam)
+        for view, anchor_view in others:
+            view.mul_(shrink).add_(anchor_view, alpha=pull)
         stack.add(views, factors, scale=-lr, first=False)
         a = shrink * a
-        b = shrink * b + lr * lam
+        b = shrink * b + pull
         c = torch.add(shrink * c, factors[-1].errors, alpha=-lr)
+    w = views[number]
     if terms.decay + l2 == 0:  # a + b = 1, and one pass over the weights does
-        torch.lerp(slot.view(start), slot.view(anchor), float(b), out=views[number])
+        torch.lerp(w_0, w_anchor, float(b), out=w)
     else:
-        torch.add(a * slot.view(start), b * slot.view(anchor), out=views[number])
-    rowwise.baddbmm_(views[number], x.transpose(1, 2), c, keep=1.0, scale=1.0)
+        torch.add(a * w_0, b * w_anchor, out=w)
+    rowwise.baddbmm_(w, x_transposed, c, keep=1.0, scale=1.0)
     return out
+
+
+def _others(
+    views: list[Tensor], anchor: Rows, space: ParameterLayout, number: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Every parameter but this one, each beside the anchor's."""
+    pairs = []
+    for i, slot in enumerate(space.slots):
+        if i != number:
+            pairs.append((views[i], slot.view(anchor)))
+    return pairs
 
 
 def _all_but(start: int, stop: int, rows: Rows) -> Rows:

@@ -23,8 +23,10 @@ def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
         return "steps differ from row to row"
     if isinstance(terms.lr, Tensor):
         return "step sizes differ from row to row or from column to column"
-    if terms.prox is not None and isinstance(terms.prox[0], Tensor):
-        return "the weight of the prox term differs from row to row"
+    if terms.prox is not None:
+        lam, _ = terms.prox
+        if isinstance(lam, Tensor):
+            return "the weight of the prox term differs from row to row"
     return None
 
 
@@ -39,11 +41,12 @@ def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     """The rows after steps on all terms but a data loss."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
+    gamma = terms.exact_l1
     x = start.clone()
     for _ in range(terms.steps):
         step_without_data(x, terms, terms.lr)
-        if terms.l1 is not None and terms.l1[1] == 0:
-            x = smooth_l1.soft(x, terms.lr * terms.l1[0])
+        if gamma is not None:
+            x = smooth_l1.soft(x, terms.lr * gamma)
     return x
 
 
@@ -51,12 +54,13 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     """The rows after steps on mini-batches: of stacks by hand, of other models by autograd."""
     assert isinstance(terms.steps, int)
     assert not isinstance(terms.lr, Tensor)
+    gamma = terms.exact_l1
     x = start.clone()
     views = loss.task.gradients.views(x)
     for step in range(terms.steps):
         _step(loss, x, views, step, terms, terms.lr)
-        if terms.l1 is not None and terms.l1[1] == 0:
-            x.copy_(smooth_l1.soft(x, terms.lr * terms.l1[0]))
+        if gamma is not None:
+            x.copy_(smooth_l1.soft(x, terms.lr * gamma))
     return x
 
 
@@ -106,7 +110,9 @@ def _shrink(x: Rows, terms: Objective, lr: float, decay: float) -> None:
             x.mul_(1 - lr * decay)
         return
     lam, anchor = terms.prox
+    pull = lr * lam
     if decay:
-        x.mul_(1 - lr * (lam + decay)).add_(lr * lam * anchor)
+        shrink = 1 - lr * (lam + decay)
+        x.mul_(shrink).add_(pull * anchor)
     else:
-        x.lerp_(anchor, lr * lam)
+        x.lerp_(anchor, pull)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -45,7 +45,8 @@ class Slot:
         shape = self.shape
         if self.transposed:
             shape = shape[::-1]
-        return rows[:, self.start : self.stop].view(len(rows), *shape)
+        columns = rows[:, self.start : self.stop]
+        return columns.view(len(rows), *shape)
 
     def oriented(self, value: Tensor) -> Tensor:
         """One row's parameter turned from the shape in the module to the stored one, or back."""
@@ -87,6 +88,11 @@ class ParameterLayout:
         private_starts = [slot.start for slot in slots if slot.name in private_names]
         self.shared = min(private_starts, default=start)
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The number of every parameter's slot, by its name."""
+        return {slot.name: number for number, slot in enumerate(self.slots)}
+
     def initial(self, seed: int) -> Tensor:
         """The row everybody starts from, [width]: a function of the seed alone.
 
@@ -103,24 +109,30 @@ class ParameterLayout:
         for name, parameter in module.named_parameters():
             versions[name] = _version(parameter)
         _reset(module, draws.key(seed, "initial"))
-        parts = []
-        for slot in self.slots:
-            value: Tensor = module.get_parameter(slot.name)
-            old = before[slot.name]
-            untouched = _version(value) == versions[slot.name] and torch.equal(value, old.float())
-            if untouched:
-                value = old
-            parts.append(slot.oriented(value.detach()).reshape(-1))
-        return torch.cat(parts).to(torch.promote_types(self._dtype, torch.float32))
+        values: dict[str, Tensor] = {}
+        for name, old in before.items():
+            value = module.get_parameter(name)
+            same_version = _version(value) == versions[name]
+            if same_version and torch.equal(value, old.float()):
+                values[name] = old
+            else:
+                values[name] = value
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        return self._flat(values).to(dtype)
 
     def row(self, module: nn.Module) -> Tensor:
         """The parameters of a module of the same kind, as a row [width]."""
         values = dict(module.named_parameters())
+        return self._flat(values).cpu()
+
+    def _flat(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The parameters of these names, as a row [width]."""
         parts = []
         for slot in self.slots:
             value = values[slot.name].detach()
-            parts.append(slot.oriented(value).reshape(-1))
-        return torch.cat(parts).cpu()
+            stored = slot.oriented(value)
+            parts.append(stored.reshape(-1))
+        return torch.cat(parts)
 
     def fill(self, row: Tensor) -> nn.Module:
         """A copy of the module with this row's parameters."""
@@ -211,8 +223,13 @@ def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
 
     They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer.
     """
-    layers = {name: name.rpartition(".")[0] for name in names}
-    kinds = {layer: type(module.get_submodule(layer)).__name__.lower() for layer in layers.values()}
+    layers = {}
+    kinds = {}
+    for name in names:
+        layer, _, _ = name.rpartition(".")
+        kind = type(module.get_submodule(layer))
+        layers[name] = layer
+        kinds[layer] = kind.__name__.lower()
     last = "head"
     if names and "head" not in kinds:
         last = layers[names[-1]]
@@ -241,7 +258,8 @@ def _check(module: nn.Module) -> None:
         raise ModelError(
             f"{type(module).__name__} has no trainable parameter, so there is nothing to learn."
         )
-    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
+    lazy = nn.parameter.UninitializedParameter
+    if any(isinstance(parameter, lazy) for parameter in parameters):
         raise ModelError(
             "the module has lazy layers; run one example through it first, so that their shapes "
             "are known."

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from covey.data import Shards
 from covey.errors import ConfigError
 
-Loss = Literal["auto", "cross_entropy", "squared_error", "mse"] | Callable[[Tensor, Tensor], Tensor]
-"""By name, or a function of outputs [N, ...] and targets [N, ...] to one loss per example [N].
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""From outputs [N, ...] and targets [N, ...] to one loss per example [N]."""
+Loss = Literal["auto", "cross_entropy", "squared_error", "mse"] | LossFunction
+"""By name, or a function.
 
 "auto" is cross_entropy for classes and squared_error for numbers; "mse" is squared_error too.
 """
@@ -28,7 +30,7 @@ def resolved_loss(loss: Loss, shards: Shards) -> Loss:
     return loss
 
 
-def loss_function(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_function(loss: Loss) -> LossFunction:
     """The function of a loss, one number per example."""
     if callable(loss):
         return loss
@@ -40,7 +42,8 @@ def loss_function(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     """Half the squared distance, so that its gradient is the error."""
-    return 0.5 * (outputs - y.view_as(outputs)).square().flatten(1).sum(1)
+    error = outputs - y.view_as(outputs)
+    return 0.5 * error.square().flatten(1).sum(1)
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, y, reduction="none")
 
 
-_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_LOSSES: dict[str, LossFunction] = {
     "cross_entropy": cross_entropy,
     "squared_error": squared_error,
 }

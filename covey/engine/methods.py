@@ -36,13 +36,16 @@ class Stepper:
 
     def step(self, rows: tuple[Rows, ...], gradients: tuple[Rows, ...]) -> tuple[Rows, ...]:
         """The rows after a step along each one's gradient; nothing is changed in place."""
+        pairs = zip(rows, gradients, strict=True)
         if self._method == "gradient":
-            return tuple(x - self._lr * g for x, g in zip(rows, gradients, strict=True))
+            return tuple(x - self._lr * g for x, g in pairs)
         if not self._moments:
-            self._moments = [(torch.zeros_like(x), torch.zeros_like(x)) for x in rows]
+            for x in rows:
+                zeros = torch.zeros_like(x)
+                self._moments.append((zeros, zeros))
         self._taken += 1
         out = []
-        for number, (x, g) in enumerate(zip(rows, gradients, strict=True)):
+        for number, (x, g) in enumerate(pairs):
             out.append(self._adam(number, x, g))
         return tuple(out)
 
@@ -53,9 +56,10 @@ class Stepper:
         mean = beta1 * mean + (1 - beta1) * g
         square = beta2 * square + (1 - beta2) * g * g
         self._moments[number] = mean, square
-        unbiased = square / (1 - beta2**self._taken)
-        size = unbiased.sqrt() + 1e-8
-        return x - self._lr * mean / (1 - beta1**self._taken) / size
+        mean_correction = 1 - beta1**self._taken
+        square_correction = 1 - beta2**self._taken
+        size = (square / square_correction).sqrt() + 1e-8
+        return x - self._lr * mean / mean_correction / size
 
 
 def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
@@ -95,13 +99,15 @@ def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
 
 
 def _momentum(strong: Coefficient, step: int) -> Coefficient:
+    without_convexity = step / (step + 3)
     if isinstance(strong, Tensor):
         root = strong.clamp(min=0).sqrt()
-        return torch.where(root > 0, (1 - root) / (1 + root), step / (step + 3))
+        by_row = (1 - root) / (1 + root)
+        return torch.where(root > 0, by_row, without_convexity)
     rate: float = max(strong, 0.0) ** 0.5
     if rate > 0:
         return (1 - rate) / (1 + rate)
-    return step / (step + 3)
+    return without_convexity
 
 
 def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
@@ -123,10 +129,13 @@ def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
     """Rows that are done stay where they are; True when all are."""
     if active is None:
         return moved, False
-    return torch.where(active, moved, x), not bool(active.any())
+    settled = torch.where(active, moved, x)
+    done = not bool(active.any())
+    return settled, done
 
 
-METHODS: dict[str, Callable[[Rows, Gradient, Objective], Rows]] = {
+_Descent = Callable[[Rows, Gradient, Objective], Rows]
+METHODS: dict[str, _Descent] = {
     "gradient": plain,
     "nesterov": nesterov,
     "adam": adam,

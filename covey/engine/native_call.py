@@ -73,12 +73,8 @@ class NativeKernel:
         for first in range(0, longest, _AHEAD):
             stop = min(first + _AHEAD, longest)
             batches = [batch_of(step) for step in range(first, stop)]
-            _run(
-                work,
-                batches,
-                (steps - first).clamp(max=len(batches)),
-                start.dtype,
-            )
+            steps_of_call = (steps - first).clamp(max=len(batches))
+            _run(work, batches, steps_of_call, start.dtype)
             work.start = work.rows
             work.start_stride = self.space.width
         return rows
@@ -106,7 +102,9 @@ class NativeKernel:
             examples=index.data_ptr(),
         )
         self._point(work)
-        return native.score(work, rows.dtype, starts.contiguous(), counts.contiguous())
+        starts = starts.contiguous()
+        counts = counts.contiguous()
+        return native.score(work, rows.dtype, starts, counts)
 
     def _point(self, work: native.NativeWork) -> None:
         """Let the work read this model and these examples."""
@@ -156,8 +154,10 @@ def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
         return task.native
     if loss.all_examples:
         return "each step takes the gradient of all examples"
-    if fixed is not None and (fixed.data[0] is not task.x or fixed.data[1] is not task.y):
-        return "the batch is of other examples than the task's"
+    if fixed is not None:
+        x, y = fixed.data
+        if x is not task.x or y is not task.y:
+            return "the batch is of other examples than the task's"
     if start.dtype != task.dtype:
         return f"rows are {start.dtype}, but the examples {task.dtype}"
     return refusal(loss, start, terms)
@@ -223,12 +223,14 @@ def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
 
 def _work(start: Rows, terms: Objective, arrays: dict[str, Tensor], l2: float) -> native.NativeWork:
     """The call's numbers and pointers, but for what depends on the data loss."""
-    columns = (terms.part or slice(None)).indices(start.shape[1])
+    devices, width = start.shape
+    part = terms.part or slice(None)
+    part_start, part_stop, _ = part.indices(width)
     work = native.NativeWork(
-        devices=len(start),
-        width=start.shape[1],
-        part_start=columns[0],
-        part_stop=columns[1],
+        devices=devices,
+        width=width,
+        part_start=part_start,
+        part_stop=part_stop,
         decay=terms.decay + l2,
         l1=native.NO_L1,
     )
@@ -268,7 +270,8 @@ def kernel(
         return _absence(x)
     if len(stack.layers) > native.MAX_LAYERS:
         return f"the model has more than {native.MAX_LAYERS} layers"
-    if any(0 in space.slots[layer.weight].shape for layer in stack.layers):
+    shapes = [space.slots[layer.weight].shape for layer in stack.layers]
+    if any(0 in shape for shape in shapes):
         return "the model has a layer without units"
     table = [_description(layer, space) for layer in stack.layers]
     y_dtype = x.dtype
@@ -331,7 +334,8 @@ def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """One number for every row."""
     if not isinstance(value, Tensor):
         return torch.full((count,), value, dtype=dtype)
-    return value.to(dtype).reshape(-1).expand(count).contiguous()
+    numbers = value.to(dtype).reshape(-1)
+    return numbers.expand(count).contiguous()
 
 
 def _rows(value: Tensor, like: Rows) -> Tensor:

@@ -88,9 +88,10 @@ class Objective:
         if self.prox is not None:
             lam, anchor = self.prox
             total = total + lam * (x - anchor)
-        if self.l1 is not None and self.l1[1] > 0:
+        if self.l1 is not None:
             gamma, rho = self.l1
-            total = total + gamma * smooth_l1.grad(x, rho)
+            if rho > 0:
+                total = total + gamma * smooth_l1.grad(x, rho)
         if self.linear is not None:
             total = total + self.linear
         if self.decay:
@@ -99,12 +100,23 @@ class Objective:
 
     def shrink(self, x: Rows, lr: Coefficient) -> Rows:
         """The proximal step of an exact l1 (rho = 0)."""
-        if self.l1 is None or self.l1[1] > 0:
+        gamma = self.exact_l1
+        if gamma is None:
             return x
-        soft = smooth_l1.soft(x, lr * self.l1[0])
+        soft = smooth_l1.soft(x, lr * gamma)
         if self.part is None and self.mask is None:
             return soft
         return x + self._restrict(soft - x)
+
+    @property
+    def exact_l1(self) -> Coefficient | None:
+        """The weight gamma of an exact l1 term (rho = 0); None where there is none."""
+        if self.l1 is None:
+            return None
+        gamma, rho = self.l1
+        if rho > 0:
+            return None
+        return gamma
 
     def active(self, step: int, total: Rows, moving: Tensor | None) -> Tensor | None:
         """Which rows still move, [n, 1], of those that moved until now; None when all do."""
@@ -114,7 +126,8 @@ class Objective:
         if isinstance(self.steps, Tensor):
             conditions.append(self.steps.reshape(-1, 1) > step)
         if self.tol is not None:
-            conditions.append(total.norm(dim=1, keepdim=True) > self.tol)
+            size = total.norm(dim=1, keepdim=True)
+            conditions.append(size > self.tol)
         if not conditions:
             return None
         return functools.reduce(torch.logical_and, conditions)
@@ -135,12 +148,14 @@ class Objective:
         """
         width = rows.shape[1]
         part = self.part or slice(None)
-        weights: Tensor | float = float(len(range(*part.indices(width))))
+        columns = range(*part.indices(width))
+        weights: Tensor | float = float(len(columns))
         if self.mask is not None:
             mask = self.mask.expand(rows.shape)[:, part]
             weights = mask.sum(dim=1).double()
         if isinstance(self.steps, Tensor):
-            return weights * self.steps.reshape(-1).to(rows.device).double()
+            steps = self.steps.reshape(-1)
+            return weights * steps.to(rows.device).double()
         return weights * self.steps
 
     def _restrict(self, total: Rows) -> Rows:

@@ -18,7 +18,8 @@ _BLOCK_STEP = 32  # and of a multiple of so many
 
 def block_size(part: Part) -> int:
     """Enough for the largest device, up to a limit that caps memory whatever a device holds."""
-    largest = max(1, int(part.counts().max()))
+    counts = part.counts()
+    largest = max(1, int(counts.max()))
     steps = math.ceil(largest / _BLOCK_STEP)
     return min(BLOCK, steps * _BLOCK_STEP)
 
@@ -41,8 +42,9 @@ class Population:
     @classmethod
     def of(cls, shards: Shards) -> Population:
         """The facts of all examples together."""
-        blocks = {split: block_size(shards.part(split)) for split in SPLITS}
-        offset = {split: shards.part(split).offset for split in SPLITS}
+        parts = {split: shards.part(split) for split in SPLITS}
+        blocks = {split: block_size(part) for split, part in parts.items()}
+        offset = {split: part.offset for split, part in parts.items()}
         return cls(blocks, most_labels(shards), offset)
 
     def local(self) -> Population:
@@ -52,4 +54,5 @@ class Population:
 
 def most_labels(shards: Shards) -> int:
     """The most classes that one device has training examples of."""
-    return int((shards.labels() > 0).sum(1).max())
+    has_class = shards.labels() > 0
+    return int(has_class.sum(1).max())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _LANES = 64  # a multiple of every vector width, unrolling included
 
@@ -32,7 +33,7 @@ def baddbmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> None:
     """c <- keep * c + scale * a @ b."""
     if _alone(a, b):
-        total = torch.baddbmm(_twice(c), _twice(a), _twice(b), beta=keep, alpha=scale)
+        total = _twice(c).baddbmm_(_twice(a), _twice(b), beta=keep, alpha=scale)
         c.copy_(total[:1])
     else:
         c.baddbmm_(a, b, beta=keep, alpha=scale)
@@ -48,15 +49,20 @@ def elementwise(
             return function(x)
         size = x.numel()
         missing = -size % _LANES
-        padded = torch.nn.functional.pad(x.reshape(-1), (0, missing))
-        return function(padded)[:size].view_as(x)
+        padded = F.pad(x.reshape(-1), (0, missing))
+        values = function(padded)[:size]
+        return values.view_as(x)
 
     return apply
 
 
 def _alone(a: Tensor, b: Tensor) -> bool:
     """Whether the product is of one row and has a side of length 1."""
-    return len(a) == 1 and 1 in (*a.shape[1:], b.shape[2])
+    if len(a) != 1:
+        return False
+    _, rows, inner = a.shape
+    columns = b.shape[2]
+    return 1 in (rows, inner, columns)
 
 
 def _twice(x: Tensor) -> Tensor:

@@ -23,10 +23,11 @@ def sentence(task: Task) -> str:
     """
     if task.path != "fused":
         return _other_layers(task)
-    reason = _slow_steps(task)
     if isinstance(task.native, str):
         return f"fused layers in torch, because {task.native}"
-    if reason is not None and not any("native" in name for name in task.solvers):
+    reason = _slow_steps(task)
+    any_native = any("native" in name for name in task.solvers)
+    if reason is not None and not any_native:
         return f"fused layers in torch, because {reason}"
     text = f"fused layers, native {_INSTRUCTIONS[native.status()]} kernel"
     if reason is not None:

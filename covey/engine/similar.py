@@ -47,9 +47,11 @@ def _directions(task: Task, seed: int) -> Floats:
     """
     start = task.space.initial(seed).to(task.dtype)
     chunk = max(1, _MEMORY // task.row_bytes())
+    devices = torch.arange(task.shards.devices)
     pieces = []
-    for ids in torch.split(torch.arange(task.shards.devices), chunk):
-        gradient = task.full_gradient(start.repeat(len(ids), 1), ids)
+    for ids in torch.split(devices, chunk):
+        rows_at_start = start.repeat(len(ids), 1)
+        gradient = task.full_gradient(rows_at_start, ids)
         pieces.append(_sketched(gradient.double(), seed))
     rows = torch.cat(pieces).numpy()
     _check_gradients(rows)
@@ -80,8 +82,9 @@ def _clusters(rows: Floats, count: int, seed: int) -> Numbers:
         centres = _start(rows, count, draw)
         attempts.append(_k_means(rows, centres))
     best = max(attempts, key=lambda cluster: _tightness(rows, cluster))
-    _, first, cluster = np.unique(best, return_index=True, return_inverse=True)
-    number = np.argsort(np.argsort(first))  # clusters are numbered by their first row
+    _, first_row, cluster = np.unique(best, return_index=True, return_inverse=True)
+    in_order = np.argsort(first_row)  # clusters are numbered by their first row
+    number = np.argsort(in_order)
     return number[cluster]
 
 
@@ -93,14 +96,16 @@ def _start(rows: Floats, count: int, draw: np.random.Generator) -> Floats:
     chosen = [int(draw.integers(len(rows)))]
     distance = np.full(len(rows), np.inf)
     for _ in range(count - 1):
-        from_last = np.maximum(1 - rows @ rows[chosen[-1]], 0)
+        last_centre = rows[chosen[-1]]
+        from_last = np.maximum(1 - rows @ last_centre, 0)
         distance = np.minimum(distance, from_last)
         distance[chosen] = 0
         weight = distance
         if not distance.any():  # fewer directions than clusters: any row will do
             weight = np.ones(len(rows))
         probability = weight / weight.sum()
-        chosen.append(int(draw.choice(len(rows), p=probability)))
+        row = draw.choice(len(rows), p=probability)
+        chosen.append(int(row))
     return rows[chosen]
 
 

@@ -25,7 +25,8 @@ def value(x: Tensor, rho: float) -> Tensor:
     """
     size = x.abs()
     # cosh itself overflows at |x| / rho > 89 in float32: a weight of 0.006 at rho = 6e-5.
-    excess = torch.log1p(torch.exp(-2 * size / rho)) - math.log(2)
+    vanishing = torch.exp(-2 * size / rho)
+    excess = torch.log1p(vanishing) - math.log(2)
     return (size + rho * excess).sum(dim=-1)
 
 
@@ -77,7 +78,8 @@ def threshold(*, rho: float, lr: float, gamma: float, lam: float = 0.0) -> float
             f"lr * lam = {lr} * {lam} = {lr * lam:g} must be below 2: the step diverges; "
             "lower lr or lam."
         )
-    return max(3 * rho, 2 * lr * gamma / (2 - lr * lam))
+    largest_swing = lr * gamma / (2 - lr * lam)
+    return max(3 * rho, 2 * largest_swing)
 
 
 def nonzeros(rows: Tensor, threshold: float | None) -> Tensor:
@@ -85,7 +87,8 @@ def nonzeros(rows: Tensor, threshold: float | None) -> Tensor:
     large = rows != 0
     if threshold is not None:
         large = ~(rows.abs() <= threshold)
-    return large.sum(dim=-1).to(rows.dtype) / max(rows.shape[-1], 1)
+    width = max(rows.shape[-1], 1)
+    return large.sum(dim=-1).to(rows.dtype) / width
 
 
 def floored(
@@ -117,9 +120,9 @@ def angle(rows: Tensor, threshold: float) -> Tensor:
     >>> angle(rows, 1e-6).round(decimals=2)
     tensor([0.0000, 0.0000, 8.1300], dtype=torch.float64)
     """
-    sizes = torch.nn.functional.hardshrink(rows, threshold).abs().double()
+    sizes = cut(rows, threshold).abs().double()
     count = sizes.count_nonzero(dim=1).double()
     lengths = count.sqrt() * sizes.norm(dim=1)
     cosine = sizes.sum(1) / lengths.clamp(min=1e-300)
-    degrees = torch.rad2deg(torch.acos(cosine.clamp(max=1.0)))
-    return torch.where(count > 0, degrees, 0.0)
+    radians = torch.acos(cosine.clamp(max=1.0))
+    return torch.where(count > 0, torch.rad2deg(radians), 0.0)

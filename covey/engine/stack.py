@@ -17,6 +17,9 @@ from covey.engine import rowwise
 from covey.engine.batched import layers
 from covey.engine.layout import ParameterLayout
 
+Derivative = Callable[[Tensor, Tensor], Tensor]
+"""From outputs and targets to the derivative of every example's loss by its outputs."""
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -61,7 +64,7 @@ class LinearStack:
     """A chain of linear layers with a loss whose derivative is known."""
 
     layers: tuple[Layer, ...]
-    derivative: Callable[[Tensor, Tensor], Tensor]
+    derivative: Derivative
 
     def factors(
         self,
@@ -77,15 +80,19 @@ class LinearStack:
         All are taken at the same parameters. `inside` gives x times the first weight, where the
         caller knows it already.
         """
-        inputs = [x.flatten(2)]
+        inputs = []
+        outputs = x.flatten(2)
         for layer in self.layers:
-            inputs.append(_forward(layer, parameters, inputs[-1], inside))
+            inputs.append(outputs)
+            outputs = _forward(layer, parameters, outputs, inside)
             inside = None
-        errors = self.derivative(inputs.pop(), y) * _share(y, weight)
-        out = [Factors(self.layers[-1], inputs.pop(), errors)]
-        for layer in reversed(self.layers[:-1]):
+        errors = self.derivative(outputs, y) * _share(y, weight)
+        *before, last = self.layers
+        out = [Factors(last, inputs.pop(), errors)]
+        for layer in reversed(before):
             after = out[-1]
-            errors = rowwise.bmm(errors, parameters[after.layer.weight].transpose(1, 2))
+            weight_after = parameters[after.layer.weight]
+            errors = rowwise.bmm(errors, weight_after.transpose(1, 2))
             if layer.activation is not None:
                 errors = errors * layer.activation.slope(after.inputs)
             out.append(Factors(layer, inputs.pop(), errors))
@@ -106,13 +113,9 @@ class LinearStack:
         """
         for f in factors:
             if first or f is not factors[-1]:
-                rowwise.baddbmm_(
-                    parameters[f.layer.weight],
-                    f.inputs.transpose(1, 2),
-                    f.errors,
-                    keep=keep,
-                    scale=scale,
-                )
+                weight = parameters[f.layer.weight]
+                inputs = f.inputs.transpose(1, 2)
+                rowwise.baddbmm_(weight, inputs, f.errors, keep=keep, scale=scale)
             if f.layer.bias is not None:
                 total = f.errors.sum(1)
                 bias = parameters[f.layer.bias]
@@ -141,7 +144,7 @@ def stack(space: ParameterLayout, loss: object, example: torch.Size) -> LinearSt
 
 def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
     """The linear layers in the order they run, or why the model is not made of these alone."""
-    slots = {slot.name: i for i, slot in enumerate(space.slots)}
+    slots = space.numbers
     chain: list[Layer] = []
     flat = len(example) == 1
     for name, module in layers(space.module):
@@ -157,7 +160,8 @@ def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
         elif kind in _ACTIVATIONS:
             if not _is_bare(chain):
                 return f"{kind.__name__} does not follow a Linear layer"
-            chain[-1] = replace(chain[-1], activation=_ACTIVATIONS[kind])
+            linear = chain.pop()
+            chain.append(replace(linear, activation=_ACTIVATIONS[kind]))
         elif chain or not _flattens(module):
             return _unknown(name, module)
         else:
@@ -215,20 +219,22 @@ def _share(y: Tensor, weight: Tensor | None) -> Tensor | float:
     """The share of each example in its row's mean loss."""
     if weight is None:
         return 1 / y.shape[1]
-    return (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+    share = weight / weight.sum(1, keepdim=True)
+    return share.unsqueeze(2)
 
 
 def _cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     probability = torch.softmax(outputs, dim=2)
-    minus_one = probability.new_full((), -1.0).expand(*y.shape, 1)
-    return probability.scatter_add_(2, y.unsqueeze(2), minus_one)
+    label = y.unsqueeze(2)
+    minus_one = probability.new_full((), -1.0).expand(label.shape)
+    return probability.scatter_add_(2, label, minus_one)
 
 
 def _squared_error(outputs: Tensor, y: Tensor) -> Tensor:
     return outputs - y.view_as(outputs)
 
 
-_DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_DERIVATIVES: dict[str, Derivative] = {
     "cross_entropy": _cross_entropy,
     "squared_error": _squared_error,
 }

@@ -62,7 +62,9 @@ def evaluate(
 
 def _kernel_scores(task: Task, x: Rows) -> bool:
     """Whether the native kernel scores such rows."""
-    if isinstance(task.native, str) or x.dtype != task.dtype or not native.serves(x):
+    if isinstance(task.native, str):
+        return False
+    if x.dtype != task.dtype or not native.serves(x):
         return False
     by_label = task.classifies and task.native.loss == "squared_error"
     return not by_label
@@ -86,13 +88,15 @@ def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """
     weight = weight[..., None]
     targets = y.double().unsqueeze(-1).flatten(2)
-    error = (outputs.double().reshape(targets.shape) - targets) * weight
+    predicted = outputs.double().reshape(targets.shape)
+    error = (predicted - targets) * weight
     targets = targets * weight
     absolute = error.abs().sum((1, 2))
     squared = error.square().sum((1, 2))
     target_squared = targets.square().sum((1, 2))
     totals = torch.stack([absolute, squared, target_squared], dim=1)
-    return torch.cat([totals, targets.sum(1)], dim=1)
+    by_output = targets.sum(1)
+    return torch.cat([totals, by_output], dim=1)
 
 
 def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> PartScore:
@@ -100,7 +104,8 @@ def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> Pa
     examples = task.examples
     counts = examples.counts(split, ids)
     starts = examples.offset[split][ids]
-    right, loss = task.native.score(x, examples.index[split], starts, counts)
+    index = examples.index[split]
+    right, loss = task.native.score(x, index, starts, counts)
     sums = None
     if errors:  # the kernel knows the loss alone
         sums = _errors(task, x, split, ids)
@@ -135,7 +140,8 @@ def _by_torch(
         losses = task.losses(outputs, batch.y) * batch.weight
         loss[where] += losses.double().sum(1)
         if task.classifies:
-            matches = (outputs.argmax(-1) == batch.y) * batch.weight
+            predicted = outputs.argmax(-1)
+            matches = (predicted == batch.y) * batch.weight
             right[where] += matches.double().sum(1)
         if by_bin is not None:
             by_bin[where] += calibration.sums(outputs, batch.y, batch.weight, bins)
@@ -152,8 +158,10 @@ def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
     for rows, batch in task.examples.blocks(split, ids):
         assert batch.weight is not None
         if rows is None:
-            sums += error_sums(task.outputs(x, batch), batch.y, batch.weight)
+            outputs = task.outputs(x, batch)
+            sums += error_sums(outputs, batch.y, batch.weight)
         else:
             where = rows.to(task.device)
-            sums[where] += error_sums(task.outputs(x[where], batch), batch.y, batch.weight)
+            outputs = task.outputs(x[where], batch)
+            sums[where] += error_sums(outputs, batch.y, batch.weight)
     return sums

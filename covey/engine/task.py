@@ -59,13 +59,14 @@ class Task:
         population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
+        example = shards.x.shape[1:]
         self.device = torch.device(device)
         self.dtype = dtype
         self.l2 = l2
         self.shards = shards
         own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
         self.space = ParameterLayout(own, private=private)
-        self.forward = forward(self.space, shards.x.shape[1:], self.device.type)
+        self.forward = forward(self.space, example, self.device.type)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
         self.x = self.examples.x
@@ -73,7 +74,13 @@ class Task:
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards)
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
-        self.gradients = Gradients(self.space, self.forward, self.stack, function, self.classifies)
+        self.gradients = Gradients(
+            self.space,
+            self.forward,
+            self.stack,
+            function,
+            self.classifies,
+        )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
         self._constants: dict[tuple[float, ...], Tensor] = {}
@@ -102,9 +109,11 @@ class Task:
     def constant(self, values: Sequence[float]) -> Tensor:
         """Numbers beside the data, moved there once."""
         key = tuple(values)
-        if key not in self._constants:
-            self._constants[key] = torch.tensor(key, dtype=self.dtype, device=self.device)
-        return self._constants[key]
+        constant = self._constants.get(key)
+        if constant is None:
+            constant = torch.tensor(key, dtype=self.dtype, device=self.device)
+            self._constants[key] = constant
+        return constant
 
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
@@ -205,10 +214,11 @@ class Task:
     @cached_property
     def no_hessian(self) -> str | None:
         """Why autograd has no second derivative of this module and loss; None where it has one."""
-        row = self.space.initial(0).to(self.device, self.dtype)[None]
+        row = self.space.initial(0).to(self.device, self.dtype)
         x, y = self.examples.sample
-        examples = torch.arange(len(x), device=self.device)[None]
-        return self.gradients.no_hessian(row, Batch((x, y), examples))
+        examples = torch.arange(len(x), device=self.device)
+        batch = Batch((x, y), examples[None])
+        return self.gradients.no_hessian(row[None], batch)
 
     def _over_all(
         self,

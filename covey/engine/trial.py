@@ -30,9 +30,10 @@ def targets(task: Task) -> int:
     0 for classes, and where outputs are not compared with targets.
     """
     x, y = task.examples.sample
-    row = task.space.initial(0).to(task.device, task.dtype)[None]
-    outputs = _outputs(task, row)
-    if not _same(outputs, _outputs(task, row)):
+    row = task.space.row(task.space.module)  # any weights do
+    rows = row.to(task.device, task.dtype)[None]
+    outputs = _outputs(task, rows)
+    if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
     width = outputs.shape[-1]
     classes = task.shards.classes
@@ -55,12 +56,12 @@ def targets(task: Task) -> int:
     return y[:1].numel()
 
 
-def _outputs(task: Task, row: Rows) -> Tensor:
+def _outputs(task: Task, rows: Rows) -> Tensor:
     """The outputs for two examples; an error if the model fails on them or draws at random."""
     name = type(task.space.module).__name__
     try:
         with torch.no_grad(), NoDraws():
-            views = task.gradients.views(row)
+            views = task.gradients.views(rows)
             x, _ = task.examples.sample
             outputs: object = task.forward(views, x[None])
     except Drawn as error:

@@ -95,7 +95,11 @@ class Step:
 
     @property
     def formula(self) -> str:
-        """The share of the way to the minimum, as reasons write it."""
+        """The share of the way to the minimum, as reasons write it.
+
+        >>> Step("lr").formula, Step("lr", 2.0, "lam").formula
+        ('lr*L', 'lr*(lam + L)')
+        """
         if self.tie_name:
             return f"{self.field}*({self.tie_name} + L)"
         return f"{self.field}*L"

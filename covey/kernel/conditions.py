@@ -48,10 +48,12 @@ def inner_step(
     product = f"{step} = {lr:g}"
     numbers = {step: lr}
     bound = f"2/{step}"
+    if "/" in step:  # such as lr/(1-p)
+        bound = f"2/({step})"
     if lam:
         product = f"{step}*{tie} = {lr:g}*{lam:g} = {lr * lam:g}"
         numbers = {f"{step}*{tie}": lr * lam}
-        bound = f"2/{step} - {tie}"
+        bound = f"{bound} - {tie}"
     room = 2 / lr - lam
     if room <= 0:
         yield _too_long(product, numbers, 1 - lr * lam, steps, max(total, steps), names)

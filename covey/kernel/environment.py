@@ -126,6 +126,10 @@ class Environment(Protocol):
         """
         ...
 
+    def totals(self) -> dict[str, Tensor]:
+        """Figures of the round by name, float64 with one for every device of all seeds."""
+        ...
+
 
 class Ideal:
     """Everybody is admitted, every answer counts, nothing takes time."""
@@ -147,3 +151,7 @@ class Ideal:
     def read(self, elapsed: Tensor) -> list[Any] | None:
         """Nothing."""
         return None
+
+    def totals(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}

@@ -35,6 +35,13 @@ Weighted = tuple[Rows, Exact | None]
 """Rows, and the weight of each in a mean; None where all have the same weight."""
 
 
+def rows_of(message: Message) -> Rows | None:
+    """The rows of a message of any kind."""
+    if isinstance(message, Masked | Exact):
+        return message.rows
+    return message
+
+
 class Gathered(NamedTuple):
     """Every answer on its own: its row, its asker's position and its number among the children."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from covey.errors import ProgramError
 
 NEVER = -1
-Key = tuple[str, str]
+ColumnKey = tuple[str, str]
 """The tier and the name of a column."""
 KeptRows = tuple[Tensor, Tensor, Tensor]
 """(ids, rounds, rows) of the nodes that have a row."""
@@ -260,8 +260,8 @@ class Store:
     """The columns of every tier."""
 
     sizes: dict[str, int]
-    columns: dict[Key, Column] = field(default_factory=dict)
-    _good_holds: dict[Key, Mapping[str, Version]] = field(default_factory=dict)
+    columns: dict[ColumnKey, Column] = field(default_factory=dict)
+    _good_holds: dict[ColumnKey, Mapping[str, Version]] = field(default_factory=dict)
 
     def put(self, tier: str, name: str, ids: Tensor, rows: Tensor, round: int) -> None:
         """Rows for some nodes of a tier; a first row of a name opens its column."""

@@ -14,8 +14,9 @@ from covey.codecs import CODECS, Codec
 from covey.codecs.blocks import check_dtype, check_rows, kept, patterns
 from covey.codecs.blocks import count as count_nonzero
 from covey.errors import DecodeError
-from covey.kernel.replies import Exact, Masked, Message
+from covey.kernel.replies import Exact, Masked, Message, rows_of
 from covey.links.meter import Key, Meter, Traffic
+from covey.links.node_bytes import LowerEnds, NodeBytes
 from covey.links.packed import NOTHING, Packed, Schema
 from covey.links.spec import LinkSpec, difference, largest
 from covey.types import Rows
@@ -26,13 +27,15 @@ class Route:
     """Where a message goes: the link's name, direction and lane.
 
     Each row has its number of receivers, `copies`, and the number of its tree. `heard` is called
-    with the length of every row's message, in bytes; to know it, a GPU is waited for.
+    with the length of every row's message, in bytes; to know it, a GPU is waited for. `ends` are
+    the nodes below, where the bytes of single nodes are counted.
     """
 
     key: Key
     copies: Tensor
     tree: Tensor
     heard: Callable[[Tensor], None] | None = None
+    ends: LowerEnds | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +95,14 @@ class _Settled(NamedTuple):
 class Ledger:
     """The messages that have crossed links and are not yet in the meters.
 
-    A run has one meter for each tree. The counts stay on the device that made them until `settle`
-    reads all at once: a GPU that is asked after every message waits.
+    A run has one meter for each tree, and `nodes` for the bytes of single nodes. The counts stay on
+    the device that made them until `settle` reads all at once: a GPU that is asked after every
+    message waits.
     """
 
-    def __init__(self, meters: Sequence[Meter]) -> None:
+    def __init__(self, meters: Sequence[Meter], nodes: NodeBytes | None = None) -> None:
         self._meters = meters
+        self._nodes = nodes or NodeBytes()
         self._entries: list[_Entry] = []
 
     def add(self, entry: _Entry) -> None:
@@ -130,12 +135,16 @@ class Ledger:
     def _count(self, group: list[_Settled]) -> None:
         """Count messages of one kind in the meters of their trees."""
         entry = group[0].entry
-        copies = torch.cat([settled.entry.route.copies for settled in group])
-        tree = torch.cat([settled.entry.route.tree for settled in group])
+        routes = [settled.entry.route for settled in group]
+        copies = torch.cat([route.copies for route in routes])
+        tree = torch.cat([route.tree for route in routes])
         sent = torch.cat([settled.sent for settled in group])
         dense_lengths = entry.lengths_of(sent, CODECS["dense"])
         measured = [settled.lengths for settled in group if settled.lengths is not None]
-        lengths = torch.cat(measured) if measured else entry.lengths_of(sent, entry.codec)
+        if measured:
+            lengths = torch.cat(measured)
+        else:
+            lengths = entry.lengths_of(sent, entry.codec)
         messages = torch.ones_like(sent)
         numbers = torch.stack([lengths, dense_lengths, sent, messages]) * copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
@@ -144,6 +153,22 @@ class Ledger:
             traffic = entry.traffic(*total)
             if traffic.messages:
                 meter.count(*entry.route.key, traffic)
+        self._count_nodes([settled.entry.route for settled in group], lengths)
+
+    def _count_nodes(self, routes: Sequence[Route], lengths: Tensor) -> None:
+        """Count messages of one kind at the nodes below, where their routes name them."""
+        ids: dict[str, list[Tensor]] = {}
+        rows: dict[str, list[Tensor]] = {}
+        first = 0
+        for route in routes:
+            if route.ends is not None:
+                tier = route.ends.tier
+                ids.setdefault(tier, []).append(route.ends.ids)
+                rows.setdefault(tier, []).append(route.ends.rows + first)
+            first += len(route.copies)
+        _, direction, _ = routes[0].key
+        for tier, numbers in ids.items():
+            self._nodes.add(tier, direction, torch.cat(numbers), lengths[torch.cat(rows[tier])])
 
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:
@@ -227,9 +252,9 @@ class Link:
         memory: Residuals | None = None,
     ) -> Packed:
         """The bytes that the senders of rows put on the link; the arguments are those of `send`."""
-        if message is None:
+        rows = rows_of(message)
+        if message is None or rows is None:
             return Packed(NOTHING, ())
-        rows = message if isinstance(message, Tensor) else message.rows
         check_rows(rows, None, ndim=2)
         schema = Schema.of(message)
         if isinstance(message, Exact):
@@ -413,8 +438,9 @@ def _decoded(codec: Codec, packed: Packed) -> tuple[Rows, Tensor | None]:
         row, mask = codec.decode(message, limit=schema.width)
         schema.check_row(row, mask)
         if n == 1:  # the common case between two nodes, without a copy
-            only_mask = None if mask is None else mask[None]
-            return row[None], only_mask
+            if mask is not None:
+                mask = mask[None]
+            return row[None], mask
         rows[k] = row
         if masks is not None and mask is not None:
             masks[k] = mask

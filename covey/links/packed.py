@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covey.codecs.header import TYPES, WIDEST
 from covey.errors import DecodeError
-from covey.kernel.replies import Exact, Masked, Message
+from covey.kernel.replies import Exact, Masked, Message, rows_of
 
 Kind = Literal["nothing", "rows", "masked", "exact"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -43,17 +43,14 @@ class Schema:
     @classmethod
     def of(cls, message: Message) -> Schema:
         """The schema of a message."""
-        if message is None:
+        rows = rows_of(message)
+        if rows is None:
             return NOTHING
         kind: Kind = "rows"
-        rows = message
         if isinstance(message, Masked):
             kind = "masked"
-            rows = message.rows
         elif isinstance(message, Exact):
             kind = "exact"
-            rows = message.rows
-        assert isinstance(rows, Tensor)
         return cls(kind, rows.shape[1], rows.dtype)
 
     def check_row(self, row: Tensor, mask: Tensor | None) -> None:

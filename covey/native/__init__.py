@@ -411,8 +411,11 @@ def _load(wish: str) -> Library | str:
 
 
 def _library_file() -> Path | None:
-    """The file of the kernel, if it was built."""
-    for suffix in EXTENSION_SUFFIXES:
+    """The file of the kernel, if it was built.
+
+    It is named after no interpreter. Builds of earlier versions were, and may lie beside it.
+    """
+    for suffix in reversed(EXTENSION_SUFFIXES):
         file = Path(__file__).with_name(f"_rows{suffix}")
         if file.exists():
             return file

@@ -8,14 +8,31 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from covey.errors import ConfigError, CoveyError
 from covey.papers import tables
-from covey.papers.measure import PROTOCOLS, Options, Protocol, measure
-from covey.papers.results import Store, has
+from covey.papers.measure import PROTOCOLS, Options, Protocol
+from covey.papers.reproduce import reproduce, write_page
+from covey.papers.results import Store
 from covey.papers.tables import Row
+
+
+class Printer:
+    """Prints a line for every row that was run."""
+
+    def begin(self, row: Row, protocol: Protocol) -> None:
+        """Nothing: a line is printed at the end."""
+
+    def tick(self, done: float) -> None:
+        """Nothing."""
+
+    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+        """Print what was measured."""
+        if result is not None:
+            print(row.paper, row.key, protocol, result, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,24 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.seeds, given.rounds, given.score_every, given.device, given.data_dir
         )
         protocols = PROTOCOLS if given.protocol == "both" else (given.protocol,)
-        _run(_share(rows, given.share), protocols, options, given.out)
+        reproduce(_share(rows, given.share), protocols, options, given.out, Printer())
     except CoveyError as error:
         sys.exit(f"error: {error}")
-
-
-def _run(
-    rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, folder: Path
-) -> None:
-    """All rows by the first protocol, then all by the next."""
-    stores = {paper: Store(folder, paper) for paper in dict.fromkeys(row.paper for row in rows)}
-    for protocol in protocols:
-        for row in rows:
-            store = stores[row.paper]
-            with store.claim(row, protocol) as mine:
-                if mine and not has(store.read(), row, protocol, options):
-                    result = measure(row, protocol, options)
-                    store.put(row, protocol, result)
-                    print(row.paper, row.key, protocol, result, flush=True)
 
 
 def _share(rows: Sequence[Row], share: str) -> Sequence[Row]:
@@ -61,7 +63,9 @@ def _share(rows: Sequence[Row], share: str) -> Sequence[Row]:
 def _merge(folder: Path, files: Sequence[Path]) -> None:
     """Add the results of files to those of the same name in the folder."""
     for file in files:
-        rows = Store(folder, file.stem).merge(file)
+        with Store(folder, file.stem) as store:
+            rows = store.merge(file)
+            write_page(store.path)
         print(f"{folder / file.name}: {rows} rows")
 
 

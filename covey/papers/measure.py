@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import nn
 from covey import data, models
 from covey.algorithms import ALGORITHMS
 from covey.data import Shards
-from covey.errors import DivergedError
+from covey.errors import ConfigError, DivergedError
 from covey.papers.tables import Fields, Row
 from covey.runs.experiment import Experiment, difference
 from covey.runs.run import Round, runs
@@ -29,8 +30,8 @@ _PARTS: Mapping[Protocol, tuple[str, ...]] = {
 }
 _LABELS = {"worst": data.edges.WORST, "average": data.edges.AVERAGE}
 
-Tick = Callable[[int], None]
-"""Called with the number of rounds that are done."""
+Tick = Callable[[float], None]
+"""Called after every round with the share of the row that is done."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Options:
     score_every: int | None = None
     device: str = "cpu"
     data_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "rounds", "score_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} = {value}; give at least 1.")
 
     def rounds_of(self, row: Row) -> int:
         """How many rounds a row runs."""
@@ -57,8 +64,9 @@ def measure(
     """The figures of a row, as JSON can hold them.
 
     `models` has the test accuracy of every model in percent, one figure per seed: of the best round
-    on test ("paper"), or of the round chosen on validation ("honest"). A run that diverges has the
-    figures of the rounds before, and `diverged` says why it ended.
+    on test ("paper"), or of the round chosen on validation ("honest"). `area` has the mean over all
+    scored rounds, which says how fast a model learns. A run that diverges has the figures of the
+    rounds before, and `diverged` says why it ended.
     """
     began = time.perf_counter()
     experiments = [_experiment(row, protocol, options, seed) for seed in range(options.seeds)]
@@ -68,6 +76,7 @@ def measure(
         "seeds": options.seeds,
         "seconds": round(time.perf_counter() - began, 1),
         "models": _figures(histories, protocol),
+        "area": _areas(histories),
     }
     if diverged:
         out["diverged"] = diverged
@@ -77,29 +86,21 @@ def measure(
 def _histories(
     experiments: Sequence[Experiment], tick: Tick
 ) -> tuple[list[tuple[Round, ...]], str]:
-    """The records of every seed, and why it ended early where it did."""
-    if difference(experiments) is None:
-        return _side_by_side(experiments, tick)
+    """The records of every seed, and why a seed ended early where one did."""
+    groups = [list(experiments)]
+    if difference(experiments) is not None:
+        groups = [[experiment] for experiment in experiments]
     out = []
     reasons = []
-    for experiment in experiments:
-        histories, reason = _side_by_side([experiment], tick)
-        out += histories
-        reasons.append(reason)
-    return out, " ".join(reason for reason in reasons if reason)
-
-
-def _side_by_side(
-    experiments: Sequence[Experiment], tick: Tick
-) -> tuple[list[tuple[Round, ...]], str]:
-    together = runs(experiments)
-    reason = ""
-    try:
-        for _ in together:
-            tick(together.round)
-    except DivergedError as error:
-        reason = str(error)
-    return [tuple(seed.history) for seed in together.seeds], reason
+    for number, group in enumerate(groups):
+        together = runs(group)
+        try:
+            for _ in together:
+                tick((number + together.round / group[0].rounds) / len(groups))
+        except DivergedError as error:
+            reasons.append(str(error).partition(";")[0])
+        out += [tuple(seed.history) for seed in together.seeds]
+    return out, "; ".join(reasons)
 
 
 def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[str, list[float]]:
@@ -110,14 +111,30 @@ def _figures(histories: Sequence[Sequence[Round]], protocol: Protocol) -> dict[s
     out: dict[str, list[float]] = {}
     for model in scored[-1].models:
         chosen = [select(history, model, protocol).chosen for history in histories]
-        scores = [record.models[model].scores["test"] for record in chosen]
-        out[model] = [round(100 * (score.accuracy_fallback or 0.0), 4) for score in scores]
+        out[model] = [_accuracy(record, model) for record in chosen]
     return out
+
+
+def _areas(histories: Sequence[Sequence[Round]]) -> dict[str, list[float]]:
+    """The mean over the scored rounds, by model and seed."""
+    out: dict[str, list[float]] = {}
+    for history in histories:
+        scored = [record for record in history if record.models]
+        for model in scored[-1].models if scored else ():
+            accuracies = [_accuracy(record, model) for record in scored]
+            out.setdefault(model, []).append(round(statistics.mean(accuracies), 4))
+    return out
+
+
+def _accuracy(record: Round, model: str) -> float:
+    """Test accuracy in percent."""
+    score = record.models[model].scores["test"]
+    return round(100 * (score.accuracy_fallback or 0.0), 4)
 
 
 def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Experiment:
     """One seed of a row, with its own initial weights, partition and draws."""
-    shards = _shards(tuple(sorted(row.data.items())), seed, options.data_dir)
+    shards = load(row, seed, options)
     kind = ALGORITHMS[row.algorithm["name"]]
     fields = {name: value for name, value in row.algorithm.items() if name != "name"}
     network = make_model(row.model, shards)
@@ -138,14 +155,20 @@ def _experiment(row: Row, protocol: Protocol, options: Options, seed: int) -> Ex
     )
 
 
+def load(row: Row, seed: int, options: Options) -> Shards:
+    """The data of one seed of a row."""
+    return _shards(tuple(sorted(row.data.items())), seed, options.data_dir)
+
+
 @lru_cache(maxsize=8)
 def _shards(table: tuple[tuple[str, Any], ...], seed: int, data_dir: str | None) -> Shards:
     """The data of one seed; the rows of a setting share it."""
     arguments = dict(table)
-    load = getattr(data, arguments.pop("name"))
-    if "data_dir" in inspect.signature(load).parameters:
+    make = getattr(data, arguments.pop("name"))
+    if "data_dir" in inspect.signature(make).parameters:
         arguments["data_dir"] = data_dir
-    shards: Shards = load(seed=seed, **arguments)
+    arguments.setdefault("seed", seed)
+    shards: Shards = make(**arguments)
     return shards
 
 

@@ -2,9 +2,15 @@
 
 A table has `methods` and `settings`, and every method runs in every setting. A method has a table
 `algorithm`, and `cells`: the printed cell that each of its models is compared with. It may have a
-`model` of its own. A setting has `data`, `model`, `tree` and `rounds`. Its `common` are fields of
-all algorithms that have them, and its `methods` change fields of single ones. With `extends` a
-table has the methods of another.
+`model` of its own. A setting has `data`, `model`, `tree` and `rounds`, or has them from `defaults`.
+Its `common` are fields of all algorithms that have them, and its `methods` change fields of single
+ones. With `extends` a table has the methods, orderings and reasons of another. A table with `rows`
+shows those rows of other tables of its paper, and the cells of its `models`.
+
+An ordering is a claim of the paper. Its `chain` lists groups of METHOD:MODEL, and all of a group
+are above all of the next; with `by = "best"` only the best of each group are compared. With
+`of = "area"` it is about speed: the mean over all rounds is compared. `why` gives reasons for
+differences, by patterns of SETTING/METHOD.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +47,7 @@ class Row:
     tree: Fields
     rounds: int
     score_every: int
-    printed: str  # the group of printed cells
+    printed: str  # the group of printed cells; "" where there is none
     cells: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -62,19 +68,40 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Ordering:
+    """A claim of a paper about the order of its figures."""
+
+    claim: str
+    chain: tuple[tuple[str, ...], ...]  # groups of METHOD:MODEL, from high to low
+    by: str = "all"  # or "best"
+    settings: str = "*"  # the settings in which it is claimed
+    of: str = "models"  # the figures that are compared: best rounds ("models"), or "area"
+    printed: float | None = None  # the gap in points, where the paper prints it and no figures
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table of a paper: its rows, and what its paper does not print."""
+    """A table of a paper: its rows, its claims, and what its paper does not print."""
 
     paper: str
     name: str
     title: str
     rows: tuple[Row, ...]
-    unprinted: tuple[str, ...]  # our choices where the paper prints none
+    unprinted: tuple[str, ...] = ()  # our choices where the paper prints none
+    orderings: tuple[Ordering, ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
         """Its name on the command line."""
         return f"{self.paper}/{self.name}"
+
+    def reason(self, row: Row) -> str:
+        """Why a figure of this row may differ from the printed one, as far as that is known."""
+        for pattern, reason in self.why.items():
+            if fnmatch.fnmatchcase(row.name, pattern):
+                return reason
+        return ""
 
 
 def names() -> list[str]:
@@ -110,28 +137,52 @@ def rows_of(tables: Sequence[Table], pattern: str = "*") -> list[Row]:
 def read(name: str) -> Table:
     """The table of this name, PAPER/TABLE."""
     paper, _, table = name.partition("/")
-    content = tomllib.loads((FOLDER / paper / f"{table}.toml").read_text())
-    content["methods"] = _methods(paper, content)
+    content = _content(paper, table)
+    rows = tuple(_rows(paper, table, content))
+    if "rows" in content:
+        rows = tuple(_rows_of_others(paper, table, content))
     return Table(
         paper=paper,
         name=table,
         title=content["title"],
-        rows=tuple(_rows(paper, table, content)),
+        rows=rows,
         unprinted=tuple(content.get("unprinted", ())),
+        orderings=tuple(_ordering(entry) for entry in content.get("orderings", ())),
+        why=content.get("why", {}),
     )
 
 
-def _methods(paper: str, content: Fields) -> dict[str, Any]:
-    """The methods of a table, those of the table that it extends first."""
-    inherited: dict[str, Any] = {}
+def _content(paper: str, table: str) -> dict[str, Any]:
+    """The content of a file, with what it has from the one that it extends."""
+    content = tomllib.loads((FOLDER / paper / f"{table}.toml").read_text(encoding="utf-8"))
     if "extends" in content:
-        path = FOLDER / paper / f"{content['extends']}.toml"
-        inherited = _methods(paper, tomllib.loads(path.read_text()))
-    return {**inherited, **content.get("methods", {})}
+        base = _content(paper, content["extends"])
+        for name in ("methods", "why"):
+            content[name] = {**base.get(name, {}), **content.get(name, {})}
+        content.setdefault("orderings", base.get("orderings", []))
+    return content
+
+
+def _ordering(entry: Fields) -> Ordering:
+    chain = tuple(tuple(group) for group in entry["chain"])
+    return Ordering(**{**entry, "chain": chain})
+
+
+def _rows_of_others(paper: str, table: str, content: Fields) -> Iterator[Row]:
+    """The rows of other tables of a paper that the patterns name, with cells of some models."""
+    own = f"{paper}/{table}"
+    others = [name for name in names() if name.startswith(f"{paper}/") and name != own]
+    rows = [row for name in others for row in read(name).rows]
+    for pattern in content["rows"]:
+        for row in rows:
+            if fnmatch.fnmatchcase(row.key, pattern):
+                cells = {name: row.cells[name] for name in content["models"]}
+                yield replace(row, cells=cells)
 
 
 def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
-    for setting, values in content["settings"].items():
+    for setting, own in content.get("settings", {}).items():
+        values = {**content.get("defaults", {}), **own}
         for method, entry in content["methods"].items():
             if method in values.get("without", ()):
                 continue
@@ -146,7 +197,7 @@ def _rows(paper: str, table: str, content: Fields) -> Iterator[Row]:
                 tree=values.get("tree", {}),
                 rounds=values["rounds"],
                 score_every=values.get("score_every", 5),
-                printed=values["printed"],
+                printed=values.get("printed", ""),
                 cells=entry.get("cells", {}),
             )
 

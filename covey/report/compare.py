@@ -17,13 +17,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from covey.report.plot import COLOURS
+from covey.report.reported import models as models
 from covey.report.summary import Yardstick, summarise
 from covey.runs.run import Round
 
 Histories = Sequence[Sequence[Round]]
 """The rounds of every seed."""
 STYLES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (4, 1.5, 1, 1.5)))
-_OTHER = "C4"  # tiers of deeper trees
+OTHER = "C4"
+"""The colour of tiers that only deeper trees have."""
 _BELOW = 6.0  # points of accuracy below the worst line's end that the axis still shows
 _GAP = 0.048  # of the axis' height between two labels
 
@@ -41,17 +43,6 @@ def yardsticks(
     return out
 
 
-def models(history: Sequence[Round]) -> list[str]:
-    """The models to compare: not new devices', and no global one where nothing was ever sent."""
-    scored = [record for record in history if record.models]
-    if not scored:
-        return []
-    names = [name for name in scored[-1].models if not name.startswith("new_")]
-    if any(record.bytes() for record in history):
-        return names
-    return [name for name in names if name != "global"]
-
-
 @dataclass(frozen=True)
 class Line:
     """A model's test accuracy in percent by round, or its loss where there are no classes.
@@ -62,7 +53,7 @@ class Line:
     label: str
     colour: str
     style: str | tuple[int, tuple[float, ...]]
-    rounds: list[int]
+    rounds: Sequence[float]
     values: npt.NDArray[np.float64]
 
     @property
@@ -86,7 +77,7 @@ def lines(runs: Mapping[str, Histories]) -> list[Line]:
             values = [_values(history[:length], name) for history in scored]
             line = Line(
                 label=f"{method} {name}",
-                colour=COLOURS.get(tier, _OTHER),
+                colour=COLOURS.get(tier, OTHER),
                 style=STYLES[k % len(STYLES)],
                 rounds=rounds,
                 values=np.array(values),
@@ -104,10 +95,11 @@ def _same(line: Line, other: Line) -> bool:
 
 
 def _values(history: Sequence[Round], name: str) -> list[float]:
-    return [_value(record, name) for record in history]
+    return [value_of(record, name) for record in history]
 
 
-def _value(record: Round, name: str) -> float:
+def value_of(record: Round, name: str) -> float:
+    """The test accuracy of a model in per cent, or its loss where there are no classes."""
     scores = record.models[name].scores
     score = scores.get("test") or next(iter(scores.values()))
     if score.accuracy_fallback is not None:
@@ -164,12 +156,12 @@ def plot(
     if not drawn:
         return
     if percent:
-        _zoom(axes, drawn)
+        zoom(axes, drawn)
     axes.set_xlim(0, max(line.rounds[-1] for line in drawn))
     _name_lines(axes, drawn, "{:.1f}" if percent else "{:.4g}", size)
 
 
-def _zoom(axes: Axes, drawn: Sequence[Line]) -> None:
+def zoom(axes: Axes, drawn: Sequence[Line]) -> None:
     """Show the percentages in which the lines end."""
     highest = max(float(line.values.mean(0).max()) for line in drawn)
     lowest = min(line.end for line in drawn)

@@ -324,7 +324,7 @@ def _gains(axes: Axes, pairs: Pairs) -> None:
     if equal:
         title += f"; {equal} equal"
     axes.set(
-        xlabel=f"{len(gain)} devices, least gain first",
+        xlabel=f"{len(gain)} devices, smallest gain first",
         ylabel=f"gain, in {unit}",
         title=title,
     )

@@ -209,7 +209,7 @@ def summarise(
         spent=_spent(histories),
         radio=_radio(histories),
         gains=gains,
-        labels=_labels(models, private),
+        labels=labels({model.model: model.tier for model in models}, private),
         sample=_sample(selections),
     )
 
@@ -254,14 +254,16 @@ def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _labels(models: Sequence[ModelFigures], private: str) -> dict[str, str]:
+def labels(tiers: Mapping[str, str], private: str) -> dict[str, str]:
     """The names of models from above the devices, where devices keep layers to themselves.
 
-    Each device scores such a model with its own private layers, so it is not one model for all.
+    `tiers` are those of all models. Each device scores such a model with its own private layers, so
+    it is not one model for all.
     """
     if not private:
         return {}
-    above = [m.model for m in models if m.tier != "device" and not m.model.startswith("new_")]
+    scored = [name for name in tiers if not name.startswith("new_")]
+    above = [name for name in scored if tiers[name] != "device"]
     return {name: f"{name} (each device's own {private})" for name in above}
 
 
@@ -274,7 +276,7 @@ def _gains(
     pairs = []
     for lines in devices:
         pairs += _pairs(lines, model, other)
-    gains = [_gain(line, base) for line, base in pairs]
+    gains = [device_gain(line, base) for line, base in pairs]
     points = [gain for gain in gains if gain is not None]
     figure: Literal["accuracy", "rmse"] = "accuracy"
     if any(line.accuracy is None for line, _ in pairs):
@@ -305,7 +307,7 @@ def _pairs(
     return [(line, bases[line.device]) for line in held if line.device in bases]
 
 
-def _gain(line: DeviceScore, base: DeviceScore) -> float | None:
+def device_gain(line: DeviceScore, base: DeviceScore) -> float | None:
     """The gain of a device over its base: points of accuracy, or per cent of the RMSE."""
     if line.accuracy is not None and base.accuracy is not None:
         return 100 * (line.accuracy - base.accuracy)

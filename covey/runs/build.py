@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import ConfigError
 from covey.kernel.environment import Ideal
-from covey.links.spec import LinkSpec, wires
+from covey.links.spec import LinkSpecs, wires
 from covey.runs.experiment import Experiment
 from covey.runs.newcomers import Newcomers, held_out
 from covey.runs.scoring import Scorer
@@ -23,6 +23,7 @@ from covey.runtimes.loopback import Loopback, Station
 from covey.runtimes.place import Place
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
+from covey.types import Rows
 from covey.wireless.clock import RadioClock
 
 RUNTIMES = ("simulator", "loopback")
@@ -48,8 +49,11 @@ class Built:
     notes: list[str]
 
 
-def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Built:
-    """What runs these experiments, which differ in seed and data alone."""
+def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simulator") -> Built:
+    """What runs these experiments, which differ in seed and data alone.
+
+    `start` are their initial rows, [experiments, P].
+    """
     if runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
@@ -67,9 +71,9 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
     notes += _link_notes(air, tree, links)
     if runtime == "loopback":
         _check_loopback(experiments)
-        built: Runtime = _loopback(first, tree, data[0], links)
+        built: Runtime = _loopback(first, start, tree, data[0], links)
     else:
-        built = _simulator(experiments, copies, Shards.stack(data), links, air)
+        built = _simulator(experiments, start, copies, Shards.stack(data), links, air)
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
     if first.algorithm.splits:
@@ -79,9 +83,10 @@ def build(experiments: Sequence[Experiment], runtime: str = "simulator") -> Buil
 
 def _simulator(
     experiments: Sequence[Experiment],
+    start: Rows,
     tree: Tree,
     data: Shards,
-    links: Mapping[tuple[str, str], LinkSpec],
+    links: LinkSpecs,
     air: RadioClock | None,
 ) -> Simulator:
     """One process that plays every node of every seed."""
@@ -95,7 +100,7 @@ def _simulator(
         tree,
         task,
         links,
-        torch.stack([experiment.initial() for experiment in experiments]),
+        start,
         tuple(experiment.seed for experiment in experiments),
         first.idle,
         first.batches,
@@ -109,12 +114,12 @@ def _simulator(
 
 def _loopback(
     experiment: Experiment,
+    start: Rows,
     tree: Tree,
     data: Shards,
-    links: Mapping[tuple[str, str], LinkSpec],
+    links: LinkSpecs,
 ) -> Loopback:
     """A tree of nodes that share nothing."""
-    start = experiment.initial()[None]
     scorer = partial(Scorer.made, experiment.algorithm)
 
     def station(location: Place, task: Task, examples: int) -> Station:
@@ -256,7 +261,7 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
 def _link_notes(
     air: RadioClock | None,
     tree: Tree,
-    links: Mapping[tuple[str, str], LinkSpec],
+    links: LinkSpecs,
 ) -> list[str]:
     """What the user should know of how rows are sent."""
     if air is None or not air.policy.prunes:

@@ -101,14 +101,20 @@ def _check_lists(experiment: Experiment) -> None:
         _set(experiment, "private", _private_default(experiment))
     for name, rule in _LISTS.items():
         value = getattr(experiment, name)
-        listed = isinstance(value, str | list | tuple) and all(isinstance(v, str) for v in value)
-        if not listed:
+        if not _is_text(value):
             raise ConfigError(f"{name} = {shown(value)}: give {rule}.")
     private = experiment.private
     if isinstance(private, str):
         private = (private,)
     _set(experiment, "private", tuple(pattern for pattern in private if pattern))
     _set(experiment, "parts", tuple(experiment.parts))
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is a text or a list of texts."""
+    if not isinstance(value, str | list | tuple):
+        return False
+    return all(isinstance(item, str) for item in value)
 
 
 def _private_default(experiment: Experiment) -> tuple[str, ...]:
@@ -122,7 +128,7 @@ def _check_counts(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if value is None and name in _MAY_BE_NONE:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        if not _is_number(value, largest + 1) or value == 0:
             rule = f"a whole number of 1 or more, {largest} at most"
             raise ConfigError(f"{name} = {shown(value)} must be {rule}.")
 

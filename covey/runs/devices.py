@@ -52,6 +52,8 @@ def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[
     out: dict[str, Sums] = {}
     for name, (ids, figures) in reports.items():
         model, _, part = name.rpartition("/")
+        if part not in PARTS:
+            continue
         sums = torch.zeros(devices, figures.shape[1], dtype=torch.float64)
         sums[ids] = figures
         out.setdefault(model, {})[part] = sums

@@ -40,32 +40,37 @@ _PLAIN = (
 )
 
 
-def of(experiment: Experiment) -> dict[str, str]:
+def of(experiment: Experiment, initial: torch.Tensor | None = None) -> dict[str, str]:
     """Each fact as text or a hash, simple facts first.
 
     Of two experiments, the first difference is named. The data comes before what follows from it:
-    the model's shapes, the loss, the tree.
+    the model's shapes, the loss, the tree. `initial` is the experiment's initial row, where the
+    caller has it already.
     """
     out: dict[str, str] = {}
-    for name, fact in program_fingerprint(experiment).items():
+    for name, fact in program_fingerprint(experiment, initial).items():
         if name == "model":
             out |= data_fingerprint(experiment.data)
         out[name] = fact
     return out
 
 
-def program_fingerprint(experiment: Experiment) -> dict[str, str]:
+def program_fingerprint(
+    experiment: Experiment, initial: torch.Tensor | None = None
+) -> dict[str, str]:
     """What every node of a run must have in common: the algorithm, the model, the settings.
 
     It says nothing of the examples, so nodes that hold different ones can compare it.
     """
+    if initial is None:
+        initial = experiment.initial()
     algorithm = type(experiment.algorithm)
     tree = experiment.tree
     out = {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
     out["model"] = _model(experiment.model, experiment.private)
-    out["initial"] = _digest(experiment.initial())
+    out["initial"] = _digest(initial)
     out["loss"] = _loss(experiment.loss)
     out["codec"] = _codec(experiment.codec)
     out["tree"] = f"{tree.tiers} {tree.children}"

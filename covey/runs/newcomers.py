@@ -8,6 +8,7 @@ examples are for scores alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,13 +22,22 @@ from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import exact
 from covey.links.spec import wires
+from covey.runs.devices import Sums
 from covey.runs.experiment import Experiment
-from covey.runs.scoring import Model, score_of
+from covey.runs.scoring import Model, score_of, sums_by_device
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
 from covey.types import Rows
 
 TIER = "new device"
+
+
+@dataclass(eq=False)
+class NewScores:
+    """The newcomers of one experiment: the models by name, and the sums of every newcomer."""
+
+    models: dict[str, Model] = field(default_factory=dict)
+    sums: dict[str, Sums] = field(default_factory=dict)
 
 
 class Newcomers:
@@ -79,15 +89,16 @@ class Newcomers:
         return slice(start, start + self.each)
 
     def fitting(self, candidates: Sequence[Rows]) -> Tensor:
-        """For each newcomer, the candidate with the least loss on its training examples, [n].
+        """For each newcomer, the candidate with the min loss on its training examples, [n].
 
         The candidates are rows of the newcomer's own experiment.
         """
         best = []
         for number, rows in enumerate(candidates):
             ids = self.ids[self._own(number)]
-            losses = torch.stack([self._loss(row, ids) for row in rows], dim=1)
-            best.append(losses.argmin(dim=1))
+            losses = [self._loss(row, ids) for row in rows]
+            table = torch.stack(losses, dim=1)
+            best.append(table.argmin(dim=1))
         return torch.cat(best)
 
     def adapted(self, rows: Rows, round: int) -> Rows:
@@ -106,7 +117,7 @@ class Newcomers:
 
     def scores(
         self, w: Rows, above: Sequence[Rows], round: int, parts: tuple[str, ...]
-    ) -> list[dict[str, Model]]:
+    ) -> list[NewScores]:
         """The models by name and their scores on the newcomers, for each experiment.
 
         `above` holds the rows that the tier above the devices keeps, if any.
@@ -114,16 +125,29 @@ class Newcomers:
         start = w.repeat_interleave(self.each, 0)
         models = {"new_global": start}
         if all(len(rows) for rows in above):
-            best = self.fitting(above).tolist()
-            start = torch.stack([above[k // self.each][row] for k, row in enumerate(best)])
+            best = self.fitting(above)
+            starts = []
+            for number, rows in enumerate(above):
+                position = best[self._own(number)]
+                starts.append(rows[position.to(rows.device)])
+            start = torch.cat(starts)
             models["new_edge"] = start
         models["new_personal"] = self.adapted(start, round)
-        out: list[dict[str, Model]] = [{} for _ in above]
+        out = [NewScores() for _ in above]
         with torch.no_grad():
             for name, rows in models.items():
                 tallies = self.tallies(name.removeprefix("new_"), rows, parts, round)
-                for number, by_name in enumerate(out):
-                    by_name[name] = self._model(rows, tallies, self._own(number))
+                for number, scores in enumerate(out):
+                    own = self._own(number)
+                    scores.models[name] = self._model(rows, tallies, own)
+                    scores.sums[name] = self._sums(tallies, own)
+        return out
+
+    def _sums(self, tallies: dict[str, PartScore], own: slice) -> Sums:
+        """The sums of the newcomers of one experiment, by part."""
+        out = {}
+        for part, tally in tallies.items():
+            out[part] = sums_by_device(tally, self.task.targets)[own].cpu()
         return out
 
     def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:
@@ -152,13 +176,15 @@ class Newcomers:
         model = name
         if name == "edge":
             model = self.algorithm.above()
-        me = Nodes(self._simulator, self.tree.tiers[-1], self.ids, round=round, path=0)
+        tier = self.tree.tiers[-1]
+        me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
         predict = self.algorithm.predictor(me, model, rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:
+        rows = row.expand(len(ids), -1)
         with torch.no_grad():
-            tally = self.task.evaluate(row.expand(len(ids), -1), "train", ids)
+            tally = self.task.evaluate(rows, "train", ids)
         return tally.loss / tally.count
 
 
@@ -169,7 +195,8 @@ class _Visit:
         self.algorithm = algorithm
 
     def server(self, me: Nodes, rows: Rows) -> Rows:
-        return me.ask(self.algorithm.adapt, exact(rows)).mean()
+        replies = me.ask(self.algorithm.adapt, exact(rows))
+        return replies.mean()
 
 
 def held_out(experiment: Experiment) -> tuple[int, ...]:
@@ -182,12 +209,15 @@ def held_out(experiment: Experiment) -> tuple[int, ...]:
     if not isinstance(wanted, int):
         return tuple(sorted(wanted))
     tier = tree.tiers[-2]
-    sizes = tree.counts(tier, torch.arange(tree.size(tier)))
+    edges = torch.arange(tree.size(tier))
+    sizes = tree.counts(tier, edges)
     ends = torch.cumsum(sizes, 0)
     # The first edges together give their share at every edge: the same numbers whatever the seed.
     up_to = (ends * wanted + tree.devices // 2) // tree.devices
-    picks = torch.diff(up_to, prepend=torch.zeros(1, dtype=torch.int64))
+    zero = torch.zeros(1, dtype=torch.int64)
+    picks = torch.diff(up_to, prepend=zero)
     key = draws.key(experiment.seed, "holdout")
-    edge, number = draws.choose(key, torch.arange(len(sizes)), sizes=sizes, picks=picks)
-    devices = (ends - sizes)[edge] + number
+    edge, number = draws.choose(key, edges, sizes=sizes, picks=picks)
+    first = ends - sizes
+    devices = first[edge] + number
     return tuple(sorted(devices.tolist()))

@@ -15,24 +15,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from covey.engine.sentence import sentence, solvers
 from covey.errors import CheckpointError, ConfigError, CoveyError, ProgramError
 from covey.links.meter import Key, Meter, Traffic
 from covey.origin import FAULTS, told
-from covey.runs import checkpoint, html, models, record
+from covey.runs import checkpoint, fingerprint, html, models, record
 from covey.runs.build import build
 from covey.runs.choice import CHOSEN_ON, Chosen, Which, better, label
 from covey.runs.devices import Sums, sums_of
 from covey.runs.experiment import Experiment, difference
 from covey.runs.journal import Journal
+from covey.runs.newcomers import NewScores
+from covey.runs.observed import Observed, shares
 from covey.runs.progress import Progress
 from covey.runs.record import Round
 from covey.runs.sampling import with_errors
 from covey.runs.scoring import Model, Scorer
 from covey.runs.seed import Seed
 from covey.runs.state import State
+from covey.runs.totals import Totals, plus
 from covey.runtimes.facts import Played
 
 __all__ = [
@@ -57,6 +61,7 @@ class Scored:
 
     models: list[dict[str, Model]]
     sums: list[dict[str, Sums]]
+    observed: list[Observed]
     traffic: Sequence[Mapping[Key, Traffic]]
     seconds: float
 
@@ -77,12 +82,13 @@ class Runs(Iterator[tuple[Round, ...]]):
         runtime: str = "simulator",
     ) -> None:
         self.experiments = tuple(experiments)
-        self._fingerprints = [experiment.fingerprint() for experiment in self.experiments]
+        rows = [experiment.initial() for experiment in self.experiments]
+        self._fingerprints = list(map(fingerprint.of, self.experiments, rows))
         if reason := difference(self.experiments, self._fingerprints):
             raise ConfigError(
                 f"these experiments cannot run in one go: {reason}; run them one after the other."
             )
-        built = build(self.experiments, runtime)
+        built = build(self.experiments, torch.stack(rows), runtime)
         self.runtime = built.runtime
         self.newcomers = built.newcomers
         self.held_out = built.held_out
@@ -189,8 +195,10 @@ class Runs(Iterator[tuple[Round, ...]]):
             histories.append((*self._state.histories[copy], new))
             meters.append(self._state.meters[copy].plus(new.traffic))
         last = self._state.scored
+        observed: tuple[Observed | None, ...] = (None,) * len(records)
         if scored is not None:
             last = tuple(_in_round(round, by_name) for by_name in scored.sums)
+            observed = tuple(scored.observed)
         self._state = State(
             w,
             round + 1,
@@ -198,7 +206,18 @@ class Runs(Iterator[tuple[Round, ...]]):
             self._choose(scored, w),
             last,
             tuple(meters),
+            self._totals(trained),
+            observed,
         )
+
+    def _totals(self, trained: Played) -> tuple[Totals | None, ...]:
+        """The sums over all rounds for every node, with this round."""
+        out: list[Totals | None] = []
+        for before, more in zip(self._state.totals, trained.totals, strict=True):
+            if before is not None:
+                before = plus(before, more)
+            out.append(before)
+        return tuple(out)
 
     def _records(self, trained: Played, scored: Scored | None, began: float) -> list[Round]:
         """The record of this round for every seed; seconds are shared among them."""
@@ -206,7 +225,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         spent = dict(trained.spent)
         if scored is not None:
             spent["scores"] = scored.seconds
-        spent["other"] = took - sum(seconds for name, seconds in spent.items() if name != "other")
+        named = [seconds for name, seconds in spent.items() if name != "other"]
+        spent["other"] = took - sum(named)
         if self._saving:
             spent["checkpoint"] = self._saving
         self._saving = 0.0
@@ -214,6 +234,7 @@ class Runs(Iterator[tuple[Round, ...]]):
         shared = {name: share * seconds for name, seconds in spent.items()}
         out = []
         for copy in range(len(self.experiments)):
+            notes = trained.notes[copy]
             new = Round(
                 round=self.round,
                 cohorts=dict(trained.cohorts[copy]),
@@ -221,7 +242,7 @@ class Runs(Iterator[tuple[Round, ...]]):
                 models={},
                 seconds=share * took,
                 spent=dict(shared),
-                notes={tier: dict(notes) for tier, notes in trained.notes[copy].items()},
+                notes={tier: dict(by_name) for tier, by_name in notes.items()},
                 gradients=trained.gradients[copy],
             )
             if trained.environment is not None:
@@ -318,12 +339,26 @@ class Runs(Iterator[tuple[Round, ...]]):
         if self.experiment.score_sample is not None:
             for copy, reports in enumerate(played.reports):
                 scores[copy] = with_errors(scores[copy], reports, devices)
+        observed = self._observed(w, scores, played, parts)
+        return Scored(scores, sums, observed, played.traffic, time.perf_counter() - began)
+
+    def _observed(
+        self, w: Tensor, scores: list[dict[str, Model]], played: Played, parts: tuple[str, ...]
+    ) -> list[Observed]:
+        """The figures of single nodes for every seed; newcomers' scores are put into `scores`."""
+        tree = self.runtime.tree
+        out = []
+        new = [NewScores() for _ in scores]
         if self.newcomers is not None:
             above = [self._above(copy, w) for copy in range(len(scores))]
             new = self.newcomers.scores(w, above, self.round, parts)
-            for scored, held_out in zip(scores, new, strict=True):
-                scored.update(held_out)
-        return Scored(scores, sums, played.traffic, time.perf_counter() - began)
+        for copy, reports in enumerate(played.reports):
+            sizes = {}
+            for name, model in scores[copy].items():
+                sizes[name] = tree.size(model.tier) // tree.copies
+            out.append(Observed(shares(reports, sizes), new[copy].sums))
+            scores[copy].update(new[copy].models)
+        return out
 
     def _scorer(self, parts: tuple[str, ...]) -> Scorer:
         """The programs that score on these parts."""
@@ -449,7 +484,11 @@ def runs(
 
     Each round gives a tuple of records, one per experiment.
     """
-    paths = [None if path is None else Path(path) for path in resume or ()]
+    paths: list[Path | None] = []
+    for path in resume or ():
+        if path is not None:
+            path = Path(path)
+        paths.append(path)
     return Runs(experiments, resume=paths, runtime=runtime)
 
 

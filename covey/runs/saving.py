@@ -6,7 +6,7 @@ Every value is checked before anything of the run changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.kernel.store import Entry, Frozen
 from covey.links.meter import Meter
-from covey.runs import checkpoint, record
+from covey.runs import checkpoint, record, totals
 from covey.runs.checkpoint import Checkpoint
 from covey.runs.choice import FINAL, Chosen
 from covey.runs.devices import PARTS, Sums, fits
@@ -40,25 +40,36 @@ class Saved:
 
     def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
         """As tensors and facts; `history` says where the records are."""
-        chosen = self.state.chosen[0]
-        scored = self.state.scored[0]
+        columns = [[column.tier, column.name, list(column.entries)] for column in self.columns]
+        chosen = []
+        for label, choice in self.state.chosen[0].items():
+            chosen.append([label, choice.round, choice.quality])
+        scored = []
+        for model, (round, _) in self.state.scored[0].items():
+            scored.append([model, round])
         facts = {
             "round": self.state.round,
-            "columns": [
-                [column.tier, column.name, list(column.entries)] for column in self.columns
-            ],
-            "chosen": [[label, choice.round, choice.quality] for label, choice in chosen.items()],
-            "scored": [[model, round] for model, (round, _) in scored.items()],
+            "columns": columns,
+            "chosen": chosen,
+            "scored": scored,
             "meter": self.state.meters[0].state(),
+            **self._totals(),
             "history": history,
             "experiment": fingerprint,
             "versions": checkpoint.versions(),
         }
         return Checkpoint(self._tensors(), facts)
 
+    def _totals(self) -> dict[str, Any]:
+        """What the sums of nodes are called, where the run has them."""
+        sums = self.state.totals[0]
+        if sums is None:
+            return {}
+        return {"totals": [list(key) for key in sums]}
+
     def _tensors(self) -> dict[str, Tensor]:
-        """The rows, and the devices' figures of chosen and of last scored rounds."""
-        tensors = {"server": self.state.w}
+        """The rows, the sums of nodes, and devices' figures of chosen and last scored rounds."""
+        tensors = {"server": self.state.w, **dict(totals.tensors(self.state.totals[0] or {}))}
         for number, column in enumerate(self.columns):
             tensors[f"{number}.rows"] = column.rows
             for k, entry in enumerate(column.entries.values()):
@@ -79,12 +90,13 @@ def read(
     records: Sequence[dict[str, Any]],
     *,
     like: Tensor,
-    devices: int,
+    sizes: Mapping[str, int],
 ) -> Saved:
     """A run from its checkpoint and the records beside it; a ValueError says what does not fit.
 
-    `like` is a global row of this run, [1, P].
+    `like` is a global row of this run, [1, P]. `sizes` are the nodes of each tier, from the top.
     """
+    devices = list(sizes.values())[-1]
     facts = saved.facts
     round = facts["round"]
     w = saved.tensors["server"]
@@ -102,6 +114,8 @@ def read(
         chosen=(_read_chosen(saved, like, devices),),
         scored=(_read_scored(saved, devices),),
         meters=(Meter.from_state(facts["meter"]),),
+        totals=(_read_totals(saved, sizes),),
+        observed=(None,),
     )
     return Saved(state, [_on_device(column, like) for column in columns])
 
@@ -122,7 +136,12 @@ def going_on(state: State, experiment: Experiment) -> tuple[State, int]:
         history[-1] = replace(last, models=models)
     before = state.scored[0].items()
     scored = {model: entry for model, entry in before if history[entry[0]].models}
-    out = replace(state, histories=(tuple(history),), chosen=(chosen,), scored=(scored,))
+    out = replace(
+        state,
+        histories=(tuple(history),),
+        chosen=(chosen,),
+        scored=(scored,),
+    )
     return out, changed
 
 
@@ -144,7 +163,8 @@ def _read_chosen(saved: Checkpoint, like: Tensor, devices: int) -> dict[str, Cho
         row = saved.tensors[f"chosen.{number}"]
         _check_row(row, like)
         round = int(number)
-        if not (0 <= round < saved.facts["round"] and math.isfinite(quality)):
+        past = 0 <= round < saved.facts["round"]
+        if not past or not math.isfinite(quality):
             raise ValueError(f"{label} was chosen in round {round + 1} with {quality!r}")
         out[str(label)] = Chosen(
             round=round,
@@ -176,6 +196,14 @@ def _read_sums(saved: Checkpoint, label: str, devices: int) -> Sums:
             raise ValueError(f"{label}: scores of devices {tuple(sums.shape)} {sums.dtype}")
         out[part] = sums
     return out
+
+
+def _read_totals(saved: Checkpoint, sizes: Mapping[str, int]) -> totals.Totals | None:
+    """The sums of nodes; None in a checkpoint of a version that had none."""
+    keys = saved.facts.get("totals")
+    if keys is None:
+        return None
+    return totals.read(keys, saved.tensors, sizes)
 
 
 def _column(saved: Checkpoint, number: int, round: int) -> Frozen:

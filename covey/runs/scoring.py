@@ -24,6 +24,7 @@ from covey.engine.task import PartScore, Predict
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
+from covey.runs.observed import NONZEROS, UNKNOWN
 from covey.tree import Topology
 from covey.types import Rows
 
@@ -148,7 +149,8 @@ class Scorer:
             personal = me.recall("personal", default=models[0])
             private = personal[:, me.private]
             for i in range(0, len(models), 2):
-                models[i] = torch.cat([models[i][:, me.shared], private], dim=1)
+                shared = models[i][:, me.shared]
+                models[i] = torch.cat([shared, private], dim=1)
         return exact(self._sums_of(me, models, []))
 
     def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
@@ -158,18 +160,21 @@ class Scorer:
         stride = len(self.parts) * self._width
         facts = self._read_facts(values[len(keys) * stride :], tree)
         out = {}
-        for number, (tier, name) in enumerate(keys):
-            own = values[number * stride : (number + 1) * stride]
-            out[name] = self._model(tier, name, self._scores(own), facts[tier, name])
+        for number, key in enumerate(keys):
+            start = number * stride
+            scores = self._scores(values[start : start + stride])
+            tier, name = key
+            out[name] = self._model(tier, name, scores, facts[key])
         return out
 
     def _scores(self, values: list[float]) -> dict[str, Score]:
         """The scores of one model, part by part."""
         scores = {}
+        width = self._width
         for number, part in enumerate(self.parts):
-            stop = (number + 1) * self._width
-            own = values[stop - self._width : stop]
-            errors = own[self._width - 2 * self._errors :]
+            start = number * width
+            own = values[start : start + width]
+            errors = own[width - 2 * self._errors :]
             scores[part] = _score(own[:_SUMS], self.classifies, errors, self.targets)
         return scores
 
@@ -181,7 +186,8 @@ class Scorer:
         layers = {}
         if more:
             angle, *shares = more
-            layers = {slot[0]: share for slot, share in zip(self.slots, shares, strict=True)}
+            slot_names = [name for name, _, _ in self.slots]
+            layers = dict(zip(slot_names, shares, strict=True))
         return Model(
             tier=tier,
             holders=int(holders),
@@ -199,7 +205,8 @@ class Scorer:
         out = {}
         for number, name in enumerate(self._model_names):
             first = number * stride
-            out[name] = calibration.read(sums[0, first + _SUMS : first + self._width])
+            own = sums[0, first : first + self._width]
+            out[name] = calibration.read(own[_SUMS:])
         return out
 
     @property
@@ -251,23 +258,29 @@ class Scorer:
             rows = me.recall(name, default=w)
             models += [rows, held]
             facts.append(self._facts(me, name, rows, held, age))
-        return torch.cat([self._under(me, models), *facts], dim=1)
+        under = self._under(me, models)
+        return torch.cat([under, *facts], dim=1)
 
     def _under(self, me: Nodes, models: list[Rows]) -> Rows:
         if me.leaf:
             return self._leaf_sums(me, models)
         sent = [exact(rows) for rows in models]
-        replies = me.ask(self.node, *sent, sample=self._cohort(me))
-        return replies.sums()[0]
+        cohort = self._cohort(me)
+        replies = me.ask(self.node, *sent, sample=cohort)
+        total, _ = replies.sums()
+        return total
 
     def _leaf_sums(self, me: Nodes, models: list[Rows]) -> Rows:
         """The sums of these devices themselves."""
         columns = []
-        pairs = zip(models[::2], models[1::2], strict=True)
-        for name, (rows, held) in zip(self._model_names, pairs, strict=True):
+        all_rows = models[::2]
+        flags = models[1::2]
+        for name, rows, held in zip(self._model_names, all_rows, flags, strict=True):
             me.call.recalled.clear()
             predict = self.algorithm.predictor(me, name, rows)
-            columns += [self._sums(me, name, rows, held, part, predict) for part in self.parts]
+            for part in self.parts:
+                sums = self._sums(me, name, rows, held, part, predict)
+                columns.append(sums)
             me.needed_for(name)
         return torch.cat(columns, dim=1)
 
@@ -303,26 +316,40 @@ class Scorer:
 
     def _facts(self, me: Nodes, name: str, rows: Rows, held: Rows, age: Rows) -> Rows:
         zero = self.algorithm.zero(me.tier, name)
-        columns = [age, _nonzeros(rows, zero)]
+        share = _nonzeros(rows, zero)
+        me.report(f"{name}/{NONZEROS}", torch.where(held > 0, share, UNKNOWN))
+        columns = [age, share]
         if zero is not None:
             columns.append(smooth_l1.angle(rows, zero)[:, None])
             for _, start, stop in self.slots:
                 columns.append(_nonzeros(rows[:, start:stop], zero))
-        return torch.cat([held, *(held * column for column in columns)], dim=1)
+        of_holders = [held * column for column in columns]
+        return torch.cat([held, *of_holders], dim=1)
 
 
 def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
     return smooth_l1.nonzeros(rows, zero).double()[:, None]
 
 
+def sums_by_device(score: PartScore, targets: int) -> Tensor:
+    """The sums of devices that all hold the model, as `covey.runs.devices` has them."""
+    columns = [score.right, score.loss, score.count, torch.ones_like(score.count)]
+    sums = torch.stack(columns, dim=1)
+    if score.errors is None:
+        return sums
+    return torch.cat([sums, score.errors[:, :2] / targets], dim=1)
+
+
 def score_of(score: PartScore, rows: slice, classifies: bool) -> Score:
     """The score of a slice of the devices, all of which hold the model."""
     figures = _figures(score)[rows].sum(0).tolist()
-    everybody = figures[:3]
+    of_all_devices = figures[:3]
+    sums = [*figures, *of_all_devices]
     if score.errors is None:
-        return _score([*figures, *everybody], classifies, [], 0)
+        return _score(sums, classifies, [], 0)
     errors = score.errors[rows].sum(0).tolist()
-    return _score([*figures, *everybody], classifies, 2 * errors, len(errors) - 3)
+    targets = len(errors) - 3
+    return _score(sums, classifies, [*errors, *errors], targets)
 
 
 def _figures(score: PartScore) -> Tensor:
@@ -334,8 +361,10 @@ def _figures(score: PartScore) -> Tensor:
     accuracy = score.right / score.count.clamp(min=1)
     bin_number = (accuracy * (_BINS - 1)).round().long()
     histogram = torch.nn.functional.one_hot(bin_number, _BINS) * has_any[:, None]
-    sums = [score.right, score.loss, score.count, accuracy * has_any, has_any]
-    return torch.cat([torch.stack(sums, dim=1), histogram], dim=1)
+    accuracy = accuracy * has_any
+    columns = [score.right, score.loss, score.count, accuracy, has_any]
+    sums = torch.stack(columns, dim=1)
+    return torch.cat([sums, histogram], dim=1)
 
 
 @dataclass(frozen=True)

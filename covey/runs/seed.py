@@ -18,15 +18,17 @@ from covey.kernel.store import PRESENT
 from covey.links.meter import Meter
 from covey.runs import build, checkpoint, models, saving
 from covey.runs.checkpoint import Checkpoint
-from covey.runs.choice import FINAL, Which, label_in
-from covey.runs.devices import PARTS, DeviceScore, table
+from covey.runs.choice import FINAL, Chosen, Which, label_in
+from covey.runs.devices import PARTS, DeviceScore, Sums, table
 from covey.runs.experiment import Experiment
 from covey.runs.journal import Journal
+from covey.runs.observed import Observed
 from covey.runs.record import Round
 from covey.runs.saving import Saved
 from covey.runs.scoring import Scorer
 from covey.runs.snapshot import PRIVATE, Beside, Snapshot
 from covey.runs.state import State
+from covey.runs.totals import Totals
 
 if TYPE_CHECKING:
     from covey.runs.run import Runs
@@ -88,6 +90,43 @@ class Seed:
     def meter(self) -> Meter:
         """What this run has sent."""
         return self._state.meters[self._copy]
+
+    @property
+    def totals(self) -> Totals | None:
+        """Sums over all rounds for every node, by tier and name: "down" and "up" are bytes.
+
+        None in a run that began before nodes were counted.
+        """
+        return self._state.totals[self._copy]
+
+    @property
+    def chosen(self) -> dict[str, Chosen]:
+        """The best round so far of each model, by the label under which its rows are held."""
+        return self._state.chosen[self._copy]
+
+    @property
+    def scored(self) -> dict[str, tuple[int, Sums]]:
+        """For each model, the round that was scored last and the sums of every device in it."""
+        return self._state.scored[self._copy]
+
+    @property
+    def observed(self) -> Observed | None:
+        """Other figures of nodes in the round that was run last; None where it was not scored."""
+        return self._state.observed[self._copy]
+
+    @property
+    def newcomers(self) -> Shards | None:
+        """The data of the devices that were held out of training; None where there are none."""
+        out = self._runs.held_out[self._copy]
+        if not out:
+            return None
+        return build.newcomers_data(self.experiment, out)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of nodes of each tier, from the top."""
+        tree = self.runtime.tree
+        return {tier: tree.size(tier) // tree.copies for tier in tree.tiers}
 
     @property
     def engine(self) -> dict[str, Any]:
@@ -246,7 +285,7 @@ class Seed:
     def _load(self, saved: Checkpoint, path: Path) -> None:
         """Stand where a checkpoint stood."""
         journal, records = Journal.read(path, saved.facts["history"])
-        run = saving.read(saved, records, like=self.w, devices=self.trained.devices)
+        run = saving.read(saved, records, like=self.w, sizes=self.sizes)
         for column in run.columns:
             self.runtime.thaw(column, self._copy)
         state: State = run.state

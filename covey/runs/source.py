@@ -54,7 +54,7 @@ def digest(things: Iterable[Any]) -> str:
         top = thing.__qualname__.partition(".")[0]
         tree = _tree(file)
         if tree is not None and not own_file(str(file)):
-            parts[module] = _text(tree)
+            parts[module] = _whole_text(tree)
         elif tree is not None and top in _bound(tree) and _written_in(thing, file):
             names.setdefault(module, set()).add(top)
         else:
@@ -116,7 +116,7 @@ def _modules(names: Iterable[str]) -> dict[str, str]:
         tree = _tree(file)
         if tree is None:
             continue
-        out[name] = _text(tree)
+        out[name] = _whole_text(tree)
         waiting += _imports(tree, name)
     return out
 
@@ -283,6 +283,12 @@ def _imported_from(statement: ast.ImportFrom, package: str) -> list[str]:
     base = ".".join(parts)
     names = [alias.name for alias in statement.names if alias.name != "*"]
     return [base, *(f"{base}.{name}" for name in names)]
+
+
+@cache
+def _whole_text(tree: ast.Module) -> str:
+    """The text of a module: `_parsed` gives the same tree while its file does not change."""
+    return _text(tree)
 
 
 def _text(node: Any) -> str:

@@ -13,7 +13,9 @@ from torch import Tensor
 from covey.links.meter import Meter
 from covey.runs.choice import Chosen
 from covey.runs.devices import Sums
+from covey.runs.observed import Observed
 from covey.runs.record import Round
+from covey.runs.totals import Totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +24,9 @@ class State:
 
     `w` are the global rows, [seeds, P]. `chosen` are the choices of each seed, by the label under
     which the runtime holds the rows. `scored` has, for each seed and model, the last scored round
-    and how every device did in it. `meters` are what each seed has sent.
+    and how every device did in it. `meters` are what each seed has sent, `totals` the same by node;
+    they are None in a run that began before nodes were counted. `observed` are the other figures of
+    nodes in the last round, None where it was not scored.
     """
 
     w: Tensor
@@ -31,6 +35,8 @@ class State:
     chosen: tuple[dict[str, Chosen], ...]
     scored: tuple[dict[str, tuple[int, Sums]], ...]
     meters: tuple[Meter, ...]
+    totals: tuple[Totals | None, ...]
+    observed: tuple[Observed | None, ...]
 
     @staticmethod
     def start(w: Tensor) -> State:
@@ -43,6 +49,8 @@ class State:
             chosen=tuple({} for _ in range(count)),
             scored=tuple({} for _ in range(count)),
             meters=tuple(Meter() for _ in range(count)),
+            totals=tuple({} for _ in range(count)),
+            observed=(None,) * count,
         )
 
     def of_seed(self, copy: int) -> State:
@@ -55,6 +63,8 @@ class State:
             (self.chosen[copy],),
             (self.scored[copy],),
             (self.meters[copy],),
+            (self.totals[copy],),
+            (self.observed[copy],),
         )
 
     def with_row(self, copy: int, row: Tensor) -> State:
@@ -72,6 +82,8 @@ class State:
             chosen=_with(self.chosen, copy, seed.chosen[0]),
             scored=_with(self.scored, copy, seed.scored[0]),
             meters=_with(self.meters, copy, seed.meters[0]),
+            totals=_with(self.totals, copy, seed.totals[0]),
+            observed=_with(self.observed, copy, seed.observed[0]),
         )
 
 

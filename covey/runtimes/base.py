@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,15 +27,19 @@ from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
 from covey.kernel.nodes import Cohort, Idle, Nodes
-from covey.kernel.replies import Exact, Masked, Message, Replies
-from covey.kernel.store import Frozen, Store
+from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
+from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
-from covey.links.spec import LinkSpec
+from covey.links.node_bytes import LowerEnds
+from covey.links.spec import LinkSpecs
 from covey.runtimes.clock import Clock
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.facts import Facts, Played
 from covey.tree import Topology
 from covey.types import Ids, Rows
+
+Ends = tuple[str, str]
+"""The two tiers of a link, the upper one first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +50,7 @@ class MessageKey:
     rows of one ask.
     """
 
-    ends: tuple[str, str]
+    ends: Ends
     direction: str
     program: str
     path: int
@@ -71,7 +75,7 @@ class Question:
     """One ask, before anything is sent: who runs, what they get, and which of them answer."""
 
     program: Program
-    ends: tuple[str, str]
+    ends: Ends
     round: int
     path: int
     askers: Ids
@@ -90,6 +94,11 @@ class Question:
     """What every child gets for itself, [m, ...] each."""
     admission: Admission | None = None
 
+    @property
+    def tier(self) -> str:
+        """The tier of those who run."""
+        return self.ends[1]
+
     @cached_property
     def copies(self) -> Tensor:
         """To how many children each asker sends, [n]."""
@@ -97,7 +106,8 @@ class Question:
 
     def key(self, direction: str, number: int = 0) -> MessageKey:
         """The key of one of its messages."""
-        return MessageKey(self.ends, direction, self.program.__name__, self.path, number)
+        name = self.program.__name__
+        return MessageKey(self.ends, direction, name, self.path, number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +155,10 @@ class Suspect:
     sums: Tensor
 
 
+Diverged = dict[tuple[str, str], list[Ids]]
+"""The ids of the nodes whose rows are not finite, by the tier and the text of a suspect."""
+
+
 @dataclass
 class BaseRuntime(Runtime):
     """A runtime whose nodes, one or all of a tree, keep their rows in one store.
@@ -156,7 +170,7 @@ class BaseRuntime(Runtime):
     algorithm: Algorithm
     tree: Topology
     task: Task
-    wires: Mapping[tuple[str, str], LinkSpec]
+    wires: LinkSpecs
     start: Rows
     seeds: tuple[int, ...] = (0,)
     idle: Idle = "skip"
@@ -164,12 +178,13 @@ class BaseRuntime(Runtime):
     environment: Environment = field(default_factory=Ideal)
 
     def __post_init__(self) -> None:
+        task = self.task
         self.store = Store(self._sizes())
-        self.start = self.start.to(self.task.device, self.task.dtype)
+        self.start = self.start.to(task.device, task.dtype)
         self.clock = Clock()
         self._play = self._new_play(0, "train")
         self._storing = threading.Lock()
-        self._last_cohort: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self._last_children: dict[str, _Children] = {}
 
     # What a run uses
 
@@ -190,10 +205,12 @@ class BaseRuntime(Runtime):
             answer = program(me, rows.clone())
             self._settle(me, answer)
         environment = None
+        devices: dict[str, Tensor] = {}
         if play.trains and len(rows):
             environment = self.environment.read(me.call.elapsed)
+            devices = self.environment.totals()
         seconds = self.clock.take()
-        return play.facts.played(answer, environment, seconds)
+        return play.facts.played(answer, environment, seconds, devices)
 
     def commit(self) -> None:
         """What nodes keep and what is held is good: a round that fails goes back to it."""
@@ -211,7 +228,7 @@ class BaseRuntime(Runtime):
         """The number of nodes of each tier."""
         return dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
 
-    def kept(self) -> dict[tuple[str, str], Tensor]:
+    def kept(self) -> dict[ColumnKey, Tensor]:
         """Empty rows [0, ...] of the shape and type of everything that nodes keep.
 
         The keys are (tier, name).
@@ -219,7 +236,7 @@ class BaseRuntime(Runtime):
         columns = self.store.columns
         return {key: column.rows[:0] for key, column in columns.items()}
 
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
 
         The ids count from 0.
@@ -229,7 +246,7 @@ class BaseRuntime(Runtime):
         ids, rounds, rows = column.read(label, nodes)
         return ids - nodes.start, rounds, rows
 
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
+    def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that one seed's nodes keep now in these (tier, name).
 
         They replace the rows that were held under this label.
@@ -240,7 +257,8 @@ class BaseRuntime(Runtime):
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing of one seed under this label any more."""
-        for (tier, _), column in self.store.columns.items():
+        for key, column in self.store.columns.items():
+            tier, _ = key
             column.release(label, self.nodes(tier, copy))
 
     def freeze(self, copy: int) -> Iterator[Frozen]:
@@ -250,7 +268,8 @@ class BaseRuntime(Runtime):
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
         """Take over one entry of `freeze`; a ValueError if it cannot be one."""
-        self.store.thaw(frozen, self.nodes(frozen.tier, copy))
+        nodes = self.nodes(frozen.tier, copy)
+        self.store.thaw(frozen, nodes)
 
     def report(self) -> dict[str, Any]:
         """How this runtime runs programs, in words and numbers."""
@@ -268,7 +287,8 @@ class BaseRuntime(Runtime):
 
     def initial(self, tier: str, ids: Ids) -> Rows:
         """The common initial row of each node's tree, [n, P]."""
-        copy = self.tree.copy(tier, ids.to(self.start.device))
+        ids = ids.to(self.start.device)
+        copy = self.tree.copy(tier, ids)
         return self.start[copy]
 
     def examples(self, tier: str, ids: Ids) -> Tensor:
@@ -317,18 +337,19 @@ class BaseRuntime(Runtime):
             positions = where.reshape(-1).nonzero()
             asking = positions[:, 0].cpu()
         cohort = self._cohort(me, tier, asking, sample, path)
+        ids = cohort.ids
         asker = asking[cohort.position]
-        own = [self._own_entries(me, value, asker, cohort.ids) for value in each]
+        own = [self._own_entries(me, value, asker, ids) for value in each]
         return Question(
             program,
             (me.tier, tier),
             me.round,
             path,
             askers=me.ids,
-            ids=cohort.ids,
+            ids=ids,
             asker=asker,
             answers=cohort.answers,
-            idle=self._idle(me, asker, len(cohort.ids), cohort.answers),
+            idle=self._idle(me, asker, cohort.answers),
             rows=rows,
             each=tuple(own),
             admission=cohort.admission,
@@ -341,7 +362,7 @@ class BaseRuntime(Runtime):
         position, ids = self._sampled(me, tier, asking, sample, path)
         everybody = sample is None
         if not self._play.trains:
-            return _AskedNodes(position, ids, torch.arange(len(ids)))
+            return _AskedNodes.all_answer(position, ids)
         admission = self.environment.admit(tier, ids, me.round)
         if admission is not None and not bool(admission.asked.all()):
             position = position[admission.asked]
@@ -349,14 +370,15 @@ class BaseRuntime(Runtime):
             everybody = False
         asked = ids
         if me.idle is not None:
-            asked = ids[~me.idle[asking][position]]
+            asker_idle = me.idle[asking][position]
+            asked = ids[~asker_idle]
         self._play.facts.asked(tier, asked)
         if everybody or self.idle == "skip":
-            return _AskedNodes(position, ids, torch.arange(len(ids)), admission)
-        position, children = self._children(me.tier, me.ids[asking])
-        asked_too = torch.isin(children, ids)
-        answers = asked_too.nonzero()[:, 0]
-        return _AskedNodes(position, children, answers, admission)
+            return _AskedNodes.all_answer(position, ids, admission)
+        askers = me.ids[asking]
+        position, children = self._children(me.tier, askers)
+        answers = torch.isin(children, ids)
+        return _AskedNodes(position, children, answers.nonzero()[:, 0], admission)
 
     def _sampled(
         self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
@@ -381,18 +403,18 @@ class BaseRuntime(Runtime):
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
-        last = self._last_cohort.get(tier)
-        if last is None or not torch.equal(last[0], ids):
+        last = self._last_children.get(tier)
+        if last is None or not torch.equal(last.askers, ids):
             position, children = self.tree.cohort(tier, ids, sample=None, address=0)
-            last = (ids, position, children)
-            self._last_cohort[tier] = last
-        return last[1:]
+            last = _Children(ids, position, children)
+            self._last_children[tier] = last
+        return last.position, last.ids
 
-    def _idle(self, me: Nodes, asker: Tensor, count: int, answers: Tensor) -> Tensor | None:
+    def _idle(self, me: Nodes, asker: Tensor, answers: Tensor) -> Tensor | None:
         """Which of those that run were not asked, or have an asker that was not, bool [m]."""
         if self.idle == "skip":
             return None
-        idle = torch.ones(count, dtype=torch.bool)
+        idle = torch.ones_like(asker, dtype=torch.bool)
         idle[answers] = False
         if me.idle is not None:
             idle = idle | me.idle[asker]
@@ -425,7 +447,8 @@ class BaseRuntime(Runtime):
         if answers.counted is not None:
             answered = answered[answers.counted]
         asker = question.asker[answered]
-        first = self.tree.first(question.ends[0], question.askers)
+        above, _ = question.ends
+        first = self.tree.first(above, question.askers)
         child = question.ids[answered] - first[asker]
         askers = len(question.askers)
 
@@ -448,6 +471,15 @@ class BaseRuntime(Runtime):
 
     # Links
 
+    def _lower_ends(self, question: Question, ids: Ids, rows: Tensor) -> LowerEnds | None:
+        """The nodes at the lower end of some messages; None when scoring, which is not counted.
+
+        `rows` has the position of the row that each of them receives or sends, [m].
+        """
+        if not self._play.trains:
+            return None
+        return LowerEnds(question.ends[1], ids, rows)
+
     def _cut(self, key: MessageKey) -> float | None:
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
         if not self._play.trains:
@@ -469,10 +501,11 @@ class BaseRuntime(Runtime):
                 key.number,
             )
             copy = self.tree.copy(key.sender, ids)
+            local = self.tree.local(key.sender, ids)
             device = self.task.device
             addresses = by_seed[copy].to(device)
-            local = self.tree.local(key.sender, ids).to(device)
-            return draws.bits(addresses, local, 1)[:, 0]
+            bits = draws.bits(addresses, local.to(device), 1)
+            return bits[:, 0]
 
         return keys
 
@@ -504,7 +537,7 @@ class BaseRuntime(Runtime):
 
     def _new_play(self, round: int, lane: Lane) -> Play:
         facts = Facts(self.tree)
-        return Play(round, lane, facts, Ledger(facts.meters))
+        return Play(round, lane, facts, Ledger(facts.meters, facts.node_bytes))
 
     def _settle(self, me: Nodes, answer: Any) -> None:
         """End a program of the top tier: record its call, check its answer, count all bytes."""
@@ -528,23 +561,25 @@ class BaseRuntime(Runtime):
 
     def _record_notes(self, tier: str, ids: Ids, call: Call, idle: Tensor | None) -> None:
         """Add the notes of a call."""
+        notes = self._play.facts.notes
         for name, noted in call.notes.items():
             for values in noted:
                 self._suspect(tier, f"the note {name!r}", values, ids)
-                self._play.facts.notes.add(tier, name, ids, values, idle)
+                notes.add(tier, name, ids, values, idle)
 
     def _checked_answer(self, question: Question, ids: Ids, message: Message, call: Call) -> None:
         """Raise unless an answer is one row per node; note rows that are not finite."""
         rows = rows_of(message)
         if rows is None:
             return
-        tier = question.ends[1]
+        tier = question.tier
         program = question.program.__name__
         if rows.ndim != 2 or len(rows) != len(ids):
             answer = f"{rows.dtype} of shape {tuple(rows.shape)} for {len(ids)} nodes"
             fix = "give float32 or float64 rows [n, width]"
             raise ProgramError(f"{tier}: {program} answered {answer}; {fix}.")
-        if not any(rows is kept for kept in call.kept.values()):
+        already_checked = any(rows is kept for kept in call.kept.values())
+        if not already_checked:
             self._suspect(tier, f"the answer of {program}", rows, ids)
 
     def _timed(self, name: str, threads: int = 1) -> AbstractContextManager[None]:
@@ -585,20 +620,21 @@ class BaseRuntime(Runtime):
         sums = torch.cat([suspect.sums for suspect in suspects])
         bad = ~torch.isfinite(sums).cpu()
         sizes = [len(suspect.ids) for suspect in suspects]
-        diverged: dict[tuple[str, str], list[Ids]] = {}
-        parts = torch.split(bad, sizes)
-        for suspect, part in zip(suspects, parts, strict=True):
-            if bool(part.any()):
-                key = (suspect.tier, suspect.text)
-                diverged.setdefault(key, []).append(suspect.ids[part])
+        by_suspect = torch.split(bad, sizes)
+        diverged: Diverged = {}
+        for suspect, bad_rows in zip(suspects, by_suspect, strict=True):
+            if bool(bad_rows.any()):
+                bad_ids = diverged.setdefault((suspect.tier, suspect.text), [])
+                bad_ids.append(suspect.ids[bad_rows])
         suspects.clear()
         if diverged:
             raise self._diverged(diverged)
 
-    def _diverged(self, diverged: dict[tuple[str, str], list[Ids]]) -> DivergedError:
+    def _diverged(self, diverged: Diverged) -> DivergedError:
         """The error for the first of the rows in alphabetical order, whichever worker was first."""
         tier, text = min(diverged)
-        bad_ids = torch.cat(diverged[tier, text]).sort().values
+        bad_ids = torch.cat(diverged[tier, text])
+        bad_ids = bad_ids.sort().values
         local = self.tree.local(tier, bad_ids)
         nodes = some(local.tolist())
         if len(self.seeds) > 1:
@@ -613,6 +649,15 @@ class BaseRuntime(Runtime):
 
 
 @dataclass(frozen=True, eq=False)
+class _Children:
+    """All children of some askers: positions of their askers and their ids, [m] each."""
+
+    askers: Ids
+    position: Tensor
+    ids: Ids
+
+
+@dataclass(frozen=True, eq=False)
 class _AskedNodes:
     """The nodes that run for an ask: positions of their askers and their ids, [m] each."""
 
@@ -621,6 +666,11 @@ class _AskedNodes:
     answers: Tensor
     """The positions of those who answer, [k]."""
     admission: Admission | None = None
+
+    @staticmethod
+    def all_answer(position: Tensor, ids: Ids, admission: Admission | None = None) -> _AskedNodes:
+        """Nodes all of which answer."""
+        return _AskedNodes(position, ids, torch.arange(len(ids)), admission)
 
 
 def check_carried(rows: Rows | None, key: MessageKey) -> None:
@@ -640,16 +690,10 @@ def check_carried(rows: Rows | None, key: MessageKey) -> None:
     )
 
 
-def rows_of(message: Message) -> Rows | None:
-    """The rows of a message of any kind."""
-    if isinstance(message, Masked | Exact):
-        return message.rows
-    return message
-
-
 def together(messages: list[Message]) -> Message:
     """Messages of one kind as one."""
-    parts = [rows for rows in map(rows_of, messages) if rows is not None]
+    all_rows = map(rows_of, messages)
+    parts = [rows for rows in all_rows if rows is not None]
     if not parts:
         return None
     rows = torch.cat(parts)

@@ -32,7 +32,8 @@ class Clock:
             began = time.perf_counter()
             yield
             seconds = (time.perf_counter() - began) / self._threads
-            self._apart.append((name, self._names[-1], seconds))
+            outer = self._names[-1]
+            self._apart.append((name, outer, seconds))
             return
         before = self._threads
         self._threads = threads
@@ -59,13 +60,16 @@ class Clock:
         """The seconds since the start."""
         self._mark()
         spent: dict[str, float] = {}
-        for (name, began), (_, ended) in pairwise(self._marks):
+        for mark, next_mark in pairwise(self._marks):
+            name, began = mark
+            _, ended = next_mark
             spent[name] = spent.get(name, 0.0) + ended - began
-        for name, inside, took in self._apart:
-            spent[name] = spent.get(name, 0.0) + took
-            spent[inside] = spent.get(inside, 0.0) - took
+        for name, outer, seconds in self._apart:
+            spent[name] = spent.get(name, 0.0) + seconds
+            spent[outer] = spent.get(outer, 0.0) - seconds
         self.start()
         return spent
 
     def _mark(self) -> None:
-        self._marks.append((self._names[-1], time.perf_counter()))
+        name = self._names[-1]
+        self._marks.append((name, time.perf_counter()))

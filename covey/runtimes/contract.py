@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covey.engine.task import Task
 from covey.kernel.algorithm import Program
-from covey.kernel.store import Frozen
+from covey.kernel.store import ColumnKey, Frozen, KeptRows
 from covey.runtimes.facts import Played
 from covey.tree import Topology
 from covey.types import Rows
@@ -49,21 +49,21 @@ class Runtime(ABC):
         """Go back to the last commit."""
 
     @abstractmethod
-    def kept(self) -> dict[tuple[str, str], Tensor]:
+    def kept(self) -> dict[ColumnKey, Tensor]:
         """Empty rows [0, ...] of the shape and type of everything that nodes keep.
 
         The keys are (tier, name).
         """
 
     @abstractmethod
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.
 
         The ids count from 0.
         """
 
     @abstractmethod
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
+    def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that one seed's nodes keep now in these (tier, name).
 
         They replace the rows that were held under this label.

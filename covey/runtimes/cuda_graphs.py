@@ -34,7 +34,8 @@ _VARIANTS = 4
 Work = Callable[[], tuple[dict[str, Tensor], Any]]
 """A program on static inputs; it returns the rows it keeps and its answer."""
 
-Compared = tuple[Callable[[Any, Any], Any], Any, bool]
+Comparison = Callable[[Any, Any], Any]
+Compared = tuple[Comparison, Any, bool]
 """A comparison of the round's number: (operator, the other operand, the result)."""
 
 
@@ -85,7 +86,7 @@ class Watched:
         self._value = value
         self._tape = tape
 
-    def _compare(self, other: Any, operation: Callable[[Any, Any], Any]) -> bool:
+    def _compare(self, other: Any, operation: Comparison) -> bool:
         result = bool(operation(self._value, other))
         self._tape.compared.append((operation, other, result))
         return result
@@ -186,9 +187,10 @@ class Tape:
 
     def fits(self, round: int) -> bool:
         """Whether the program would have decided the same in this round."""
-        return all(
-            bool(operation(round, other)) == result for operation, other, result in self.compared
-        )
+        for operation, other, result in self.compared:
+            if bool(operation(round, other)) != result:
+                return False
+        return True
 
 
 class Taped(Nodes):
@@ -253,7 +255,8 @@ class Taped(Nodes):
     def recall(self, name: str, default: Rows | None = None, since: Any = 0) -> Any:
         if name in self.call.kept:
             return self.call.kept[name]
-        column = self._runtime.store.columns.get((self.tier, name))
+        store = self._runtime.store
+        column = store.columns.get((self.tier, name))
         if default is None or column is None or column.rows.device != default.device:
             self._tape.refuse(f"it recalls {name!r} without a default, or what is kept elsewhere")
         if isinstance(since, Watched):
@@ -262,14 +265,15 @@ class Taped(Nodes):
         else:
             first_round = int(since)
             self._tape.recalls.append((name, first_round))
-        return self._runtime.store.get(self.tier, name, self._ids, default, first_round)
+        return store.get(self.tier, name, self._ids, default, first_round)
 
 
 class Recalled:
     """The static memory of one recalled name: rows, and which nodes have one."""
 
     def __init__(self, template: Tensor, nodes: int, device: torch.device) -> None:
-        self.rows = template.new_zeros((nodes, *template.shape[1:]))
+        shape = template.shape[1:]
+        self.rows = template.new_zeros((nodes, *shape))
         self.fresh = torch.zeros(nodes, dtype=torch.bool, device=device)
         self._slots = torch.full((nodes,), NEVER)  # NEVER where a node has no row
         self._device_slots = torch.zeros(nodes, dtype=torch.int64, device=device)
@@ -344,7 +348,8 @@ class Static(Nodes):
                 address = (call.round, call.path, self.tier, *words)
                 keys.append(draws.keys(runtime.seeds, *address))
             self._keys.copy_(torch.stack(keys), non_blocking=True)
-        for (name, since), recalled in zip(self.tape.recalls, self._recalls, strict=True):
+        for recall, recalled in zip(self.tape.recalls, self._recalls, strict=True):
+            name, since = recall
             if since is None:
                 since = call.round
             column = runtime.store.columns[self.tier, name]
@@ -375,8 +380,8 @@ class Static(Nodes):
         assert default is not None
         recalled = self._recalls[self._recalled]
         self._recalled += 1
-        shape = (len(self), *(1,) * (default.ndim - 1))
-        fresh = recalled.fresh.view(shape)
+        ones = [1] * (default.ndim - 1)
+        fresh = recalled.fresh.view(len(self), *ones)
         return torch.where(fresh, recalled.rows, default)
 
 
@@ -395,8 +400,9 @@ class Invocation:
     @property
     def kind(self) -> tuple[Any, ...]:
         """The properties of calls that one graph can serve."""
-        shapes = tuple((value.shape, value.dtype) for value in self.arguments)
-        return (self.program.__name__, self.tier, len(self.ids), *shapes)
+        name = self.program.__name__
+        forms = [(value.shape, value.dtype) for value in self.arguments]
+        return (name, self.tier, len(self.ids), *forms)
 
     def nodes(self, runtime: Services) -> Nodes:
         """The nodes on which the program runs."""
@@ -436,10 +442,11 @@ class Graphs:
         """The nodes with what they keep, and the answer."""
         if self._never_captured(call):
             return self._eager(call)
-        if call.kind not in self._variants and self._sizes(call) >= _SIZES:
+        kind = call.kind
+        if kind not in self._variants and self._sizes(call) >= _SIZES:
             self.others += 1
             return self._eager(call)
-        variants = self._variants.setdefault(call.kind, [])
+        variants = self._variants.setdefault(kind, [])
         fitting = [variant for variant in variants if variant.tape.fits(call.round)]
         if not fitting:
             return self._note(call, variants)
@@ -485,11 +492,9 @@ class Graphs:
         nodes = Taped(self._runtime, call, tape)
         try:
             answer = call.program(nodes, *call.arguments)
-        except (
-            TypeError,
-            RuntimeError,
-        ) as error:  # the round's number is not quite a number here
-            if "Watched" not in str(error) and "watched" not in str(error):
+        except (TypeError, RuntimeError) as error:
+            # The round's number is not quite a number here.
+            if "watched" not in str(error).lower():
                 raise
             self._refuse(call, "it computes with the round's number")
             return self._eager(call)
@@ -551,9 +556,9 @@ class Graphs:
         """Never capture this program, and drop its graphs."""
         name = call.program.__name__
         self.reasons[name] = reason
-        self._variants = {
-            kind: variants for kind, variants in self._variants.items() if kind[0] != name
-        }
+        for kind in list(self._variants):
+            if kind[0] == name:
+                del self._variants[kind]
 
 
 def _copy(value: Any, copies: dict[int, Tensor]) -> Any:

@@ -27,7 +27,8 @@ def seal(header: dict[str, Any], messages: Sequence[Packed]) -> bytes:
         lengths = [len(row) for row in packed.messages]
         descriptions.append([schema.kind, schema.width, name, lengths])
         rows += packed.messages
-    head = json.dumps({**header, "messages": descriptions}).encode()
+    described = {**header, "messages": descriptions}
+    head = json.dumps(described).encode()
     length = _LENGTH.pack(len(head))
     return b"".join([length, head, *rows])
 
@@ -66,9 +67,11 @@ def _read_rows(data: bytes, position: int, lengths: list[Any]) -> tuple[list[byt
     """The rows of these lengths from a position on, and the position behind them."""
     rows = []
     for length in lengths:
-        if type(length) is not int or length < 0 or position + length > len(data):
+        left = len(data) - position
+        if type(length) is not int or not 0 <= length <= left:
             row = f"a row of {length!r} bytes at {position} of {len(data)}"
             raise DecodeError(f"an envelope with {row}.")
-        rows.append(data[position : position + length])
-        position += length
+        end = position + length
+        rows.append(data[position:end])
+        position = end
     return rows, position

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from covey.kernel.call import Call
 from covey.links.meter import Key, Meter, Traffic
+from covey.links.node_bytes import NodeBytes, NodeKey
 from covey.runtimes.notes import Note, Notes, Partial
 from covey.tree import Topology
 from covey.types import Ids
 
 ReportChunk = tuple[str, Ids, Tensor]
 """(tier, ids, figures [n, k]) of some nodes."""
+Report = tuple[Ids, Tensor]
+"""(ids, figures [n, k]) of the nodes of one seed, whose ids count from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +43,20 @@ class Played:
     """How many gradients all devices evaluated on their data."""
     traffic: Sequence[Mapping[Key, Traffic]]
     """What crossed each link."""
-    reports: Sequence[Mapping[str, tuple[Tensor, Tensor]]]
-    """Figures of single nodes by name: (ids, figures [n, k]), in id order."""
+    reports: Sequence[Mapping[str, Report]]
+    """Figures of single nodes by name, in id order."""
     needs: Mapping[str, set[str]]
     """What devices recalled to predict with each model."""
     environment: Sequence[Any] | None
     """The environment's record of the round."""
     spent: Mapping[str, float]
     """Seconds by what they were spent on."""
+    totals: Sequence[Mapping[NodeKey, Tensor]] = ()
+    """Sums of the round for every node, by tier and name.
+
+    "down" and "up" are the bytes of training that crossed the link above the node. Others are the
+    environment's figures of devices.
+    """
 
 
 @dataclass(eq=False)
@@ -56,6 +65,7 @@ class Facts:
 
     tree: Topology
     meters: list[Meter] = field(init=False)
+    node_bytes: NodeBytes = field(default_factory=NodeBytes)
     cohorts: dict[str, list[Tensor]] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
     gradients: Tensor = field(init=False)
@@ -95,8 +105,12 @@ class Facts:
         answer: Any,
         environment: Sequence[Any] | None,
         spent: Mapping[str, float],
+        devices: Mapping[str, Tensor],
     ) -> Played:
-        """Everything in the form of the run's record."""
+        """Everything in the form of the run's record.
+
+        `devices` are the environment's figures of all devices.
+        """
         return Played(
             answer=answer,
             cohorts=self._cohorts(),
@@ -107,6 +121,7 @@ class Facts:
             needs=self.needs,
             environment=environment,
             spent=spent,
+            totals=self._totals(devices),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,17 +136,22 @@ class Facts:
         reports = []
         for name, chunks in self.reports.items():
             for tier, ids, figures in chunks:
-                reports.append([name, tier, ids.tolist(), figures.tolist()])
+                report = [name, tier, ids.tolist(), figures.tolist()]
+                reports.append(report)
         cohorts = {}
         for tier, numbers in self.cohorts.items():
             cohorts[tier] = torch.cat(numbers).tolist()
+        needs = {}
+        for model, names in self.needs.items():
+            needs[model] = sorted(names)
         return {
             "traffic": self.meters[0].state(),
+            "node_bytes": self.node_bytes.as_list(),
             "cohorts": cohorts,
             "notes": notes,
             "gradients": float(self.gradients[0]),
             "reports": reports,
-            "needs": {model: sorted(names) for model, names in self.needs.items()},
+            "needs": needs,
         }
 
     def merge(self, facts: Mapping[str, Any]) -> None:
@@ -139,6 +159,7 @@ class Facts:
         meter = Meter.from_state(facts["traffic"])
         for key, traffic in meter.totals.items():
             self.meters[0].count(*key, traffic)
+        self.node_bytes.merge(facts["node_bytes"])
         for tier, numbers in facts["cohorts"].items():
             ids = torch.tensor(numbers, dtype=torch.int64)
             self.asked(tier, ids)
@@ -156,9 +177,10 @@ class Facts:
 
     def _cohorts(self) -> list[dict[str, list[int]]]:
         """The ids of those asked, by seed and tier; each seed counts from 0."""
-        out: list[dict[str, list[int]]] = [{} for _ in range(self.tree.copies)]
+        out: list[dict[str, list[int]]] = [{} for _ in self.meters]
         for tier, chunks in self.cohorts.items():
-            ids = np.unique(torch.cat(chunks).numpy())
+            asked = torch.cat(chunks).numpy()
+            ids = np.unique(asked)
             size = self.tree.size(tier) // self.tree.copies
             copy = ids // size
             for number, cohorts in enumerate(out):
@@ -166,15 +188,29 @@ class Facts:
                 cohorts[tier] = own.tolist()
         return out
 
-    def _reports(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    def _totals(self, devices: Mapping[str, Tensor]) -> list[dict[NodeKey, Tensor]]:
+        """The sums of every node, by seed, tier and name."""
+        sizes = dict(zip(self.tree.tiers, self.tree.sizes, strict=True))
+        totals = self.node_bytes.totals(sizes)
+        for name, figures in devices.items():
+            totals[self.tree.tiers[-1], name] = figures
+        copies = self.tree.copies
+        out: list[dict[NodeKey, Tensor]] = [{} for _ in range(copies)]
+        for key, values in totals.items():
+            for copy, own in enumerate(values.chunk(copies)):
+                out[copy][key] = own
+        return out
+
+    def _reports(self) -> list[dict[str, Report]]:
         """(ids, figures) of single nodes, by seed and name, in id order."""
-        out: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(self.tree.copies)]
+        out: list[dict[str, Report]] = [{} for _ in self.meters]
         for name, chunks in sorted(self.reports.items()):
-            tier = chunks[0][0]
-            ids = torch.cat([numbers for _, numbers, _ in chunks])
-            figures = torch.cat([values.cpu() for _, _, values in chunks])
+            tiers, numbers, values = zip(*chunks, strict=True)
+            tier = tiers[0]
+            ids = torch.cat(numbers)
+            figures = torch.cat([part.cpu() for part in values])
             order = torch.argsort(ids)
-            copy = self.tree.copy(tier, ids)[order]
+            copy = self.tree.copy(tier, ids[order])
             for number, reports in enumerate(out):
                 own = order[copy == number]
                 local = self.tree.local(tier, ids[own])

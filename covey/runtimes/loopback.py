@@ -22,9 +22,10 @@ from covey.engine.task import Task
 from covey.errors import CoveyError, ProgramError
 from covey.kernel.algorithm import Program
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Deferred, Message
-from covey.kernel.store import PRESENT, Entry, Frozen, Store
+from covey.kernel.replies import Deferred, Message, rows_of
+from covey.kernel.store import PRESENT, Column, ColumnKey, Entry, Frozen, KeptRows, Store
 from covey.links.link import Link, Route
+from covey.links.node_bytes import LowerEnds
 from covey.links.packed import Packed, Schema
 from covey.runtimes.base import (
     Answers,
@@ -34,7 +35,6 @@ from covey.runtimes.base import (
     check_carried,
     flat,
     one_thread,
-    rows_of,
 )
 from covey.runtimes.contract import Lane, Runtime
 from covey.runtimes.envelope import open_sealed, seal
@@ -106,21 +106,25 @@ class Station(BaseRuntime):
         parts: list[Any] = []
         failures: list[CoveyError] = []
         for position, child in enumerate(question.ids.tolist()):
+            answers = position in answering
             own = [packed.only(position) for packed in each]
-            head = self._request(question, position, position in answering)
+            head = self._request(question, position, answers)
             request = seal(head, [*down, *own])
             reply = self.children[child](request)
             header, messages = open_sealed(reply)
             if header["error"] is not None:
-                failures.append(_raised(*header["error"]))
+                kind, text = header["error"]
+                failures.append(_raised(kind, text))
                 continue
             self._play.facts.merge(header["facts"])
-            if position in answering:
-                answers = self._deferred(question, down, messages, schemas)
-                parts.append(_answer(answers, several))
+            if answers:
+                deferred = self._deferred(question, down, messages, schemas)
+                parts.append(_answer(deferred, several))
         if failures:
             raise failures[0]
-        return Answers(parts or [self._on_no_rows(question)])
+        if not parts:
+            parts = [self._on_no_rows(question)]
+        return Answers(parts)
 
     def _request(self, question: Question, position: int, answers: bool) -> dict[str, Any]:
         """The header of a request to one child."""
@@ -152,13 +156,16 @@ class Station(BaseRuntime):
     def _packed_down(self, question: Question, message: Message, number: int) -> Packed:
         """A message that goes to all children."""
         key = question.key("down", number)
-        return self._pack(message, question.askers, question.copies, key)
+        ends = self._lower_ends(question, question.ids, question.asker)
+        return self._pack(message, question.askers, question.copies, key, ends)
 
     def _packed_each(self, question: Question, values: Tensor) -> Packed:
         """Messages with each child's own value."""
         senders = question.askers[question.asker]
         copies = torch.ones_like(senders)
-        return self._pack(flat(values), senders, copies, question.key("down"))
+        key = question.key("down")
+        ends = self._lower_ends(question, question.ids, torch.arange(len(senders)))
+        return self._pack(flat(values), senders, copies, key, ends)
 
     def _deferred(
         self,
@@ -213,13 +220,14 @@ class Station(BaseRuntime):
         )
         if key not in self._schemas:
             answer = self._on_no_rows(question)
+            several = isinstance(answer, tuple)
             schemas = [Schema.of(message) for message in _messages(answer)]
-            self._schemas[key] = (isinstance(answer, tuple), schemas)
+            self._schemas[key] = (several, schemas)
         return self._schemas[key]
 
     def _on_no_rows(self, question: Question) -> Any:
         """The answer of the program of the tier below on no rows, which has the right widths."""
-        tier = question.ends[1]
+        tier = question.tier
         nobody = torch.zeros(0, dtype=torch.int64)
         nodes = Nodes(self, tier, nobody, round=question.round, path=question.path)
         arguments: list[Tensor | None] = []
@@ -281,7 +289,8 @@ class Station(BaseRuntime):
                 if header["answers"]:
                     key = question.key("up", number)
                     copies = torch.ones_like(ids)
-                    sent = self._pack(message, ids, copies, key, received)
+                    ends = self._lower_ends(question, ids, torch.zeros_like(ids))
+                    sent = self._pack(message, ids, copies, key, ends, received)
                     packed.append(sent)
             self._check(last=True)
             play.ledger.settle()
@@ -300,7 +309,8 @@ class Station(BaseRuntime):
     def _question_of(self, header: dict[str, Any], ids: Ids) -> Question:
         """The question as this node sees it: one asker, and itself as the only child."""
         tier = self.place.tier
-        above = self.tree.tiers[self.tree.index(tier) - 1]
+        level = self.tree.index(tier)
+        above = self.tree.tiers[level - 1]
         zero = torch.zeros(1, dtype=torch.int64)
         idle = None
         if header["idle"] is not None:
@@ -329,7 +339,8 @@ class Station(BaseRuntime):
         link = self._link(question.key("down"))
         rows = [rows_of(link.unpack(packed)) for packed in messages]
         arguments = [row for row in rows if row is not None]
-        for number, shape in enumerate(header["shapes"], start=header["rows"]):
+        first_own = header["rows"]
+        for number, shape in enumerate(header["shapes"], start=first_own):
             arguments[number] = arguments[number].reshape(1, *shape)
         return arguments
 
@@ -346,6 +357,7 @@ class Station(BaseRuntime):
         ids: Ids,
         copies: Tensor,
         key: MessageKey,
+        ends: LowerEnds | None,
         reference: Rows | None = None,
     ) -> Packed:
         """The bytes of a message that this node sends."""
@@ -359,7 +371,7 @@ class Station(BaseRuntime):
             memory=self._memory(key, ids),
         )
         meter_key = (key.link, key.direction, self._play.lane)
-        route = Route(meter_key, copies, tree=torch.zeros_like(ids))
+        route = Route(meter_key, copies, tree=torch.zeros_like(ids), ends=ends)
         link.count(packed, route)
         return packed
 
@@ -451,36 +463,36 @@ class Loopback(Runtime):
         for station in self._all():
             station.rollback()
 
-    def kept(self) -> dict[tuple[str, str], Tensor]:
+    def kept(self) -> dict[ColumnKey, Tensor]:
         """Empty rows of the shape and type of everything that stations keep, by (tier, name)."""
-        out: dict[tuple[str, str], Tensor] = {}
+        out: dict[ColumnKey, Tensor] = {}
         for station in self._all():
             for key, rows in station.kept().items():
                 out.setdefault(key, rows)
         return out
 
-    def read(self, tier: str, name: str, label: str, copy: int) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that the stations of a tier keep, now or in a held version."""
         template = self.kept()[tier, name]
         nothing = torch.zeros(0, dtype=torch.int64)
-        parts = [(nothing, nothing, template)]
-        for station in self.stations[tier]:
-            column = station.store.columns.get((tier, name))
-            if column is not None:
-                parts.append(column.read(label, _only(station)))
-        ids, rounds, rows = zip(*parts, strict=True)
-        return (torch.cat(ids), torch.cat(rounds), torch.cat(rows))
+        ids = [nothing]
+        rounds = [nothing]
+        rows = [template]
+        for station, column in self._columns(tier, name):
+            own_id, own_round, own_row = column.read(label, _only(station))
+            ids.append(own_id)
+            rounds.append(own_round)
+            rows.append(own_row)
+        return torch.cat(ids), torch.cat(rounds), torch.cat(rows)
 
-    def hold(self, label: str, copy: int, columns: Sequence[tuple[str, str]]) -> None:
+    def hold(self, label: str, copy: int, columns: Sequence[ColumnKey]) -> None:
         """Hold the rows that stations keep now in these (tier, name).
 
         They replace the rows that were held under this label.
         """
         for tier, name in columns:
-            for station in self.stations[tier]:
-                column = station.store.columns.get((tier, name))
-                if column is not None:
-                    column.hold(label, _only(station))
+            for station, column in self._columns(tier, name):
+                column.hold(label, _only(station))
 
     def release(self, label: str, copy: int) -> None:
         """Hold nothing under this label any more."""
@@ -498,10 +510,7 @@ class Loopback(Runtime):
         rows = [template]
         count = 0
         parts: dict[str, list[Entry]] = {PRESENT: []}
-        for station in self.stations[tier]:
-            column = station.store.columns.get((tier, name))
-            if column is None:
-                continue
+        for station, column in self._columns(tier, name):
             own, entries = column.freeze(_only(station))
             for label, entry in entries.items():
                 ids = entry.ids + station.place.number
@@ -510,7 +519,8 @@ class Loopback(Runtime):
             rows.append(own)
             count += len(own)
         held = sorted(set(parts) - {PRESENT})
-        joined = {label: _joined(parts[label]) for label in (PRESENT, *held)}
+        labels = [PRESENT, *held]
+        joined = {label: _joined(parts[label]) for label in labels}
         return Frozen(tier, name, torch.cat(rows), joined)
 
     def thaw(self, frozen: Frozen, copy: int) -> None:
@@ -535,6 +545,13 @@ class Loopback(Runtime):
         for stations in self.stations.values():
             yield from stations
 
+    def _columns(self, tier: str, name: str) -> Iterator[tuple[Station, Column]]:
+        """The stations of a tier that keep a row under this name, each with its column."""
+        for station in self.stations[tier]:
+            column = station.store.columns.get((tier, name))
+            if column is not None:
+                yield station, column
+
 
 def _only(station: Station) -> slice:
     """The one node of its tier that a station is."""
@@ -558,7 +575,11 @@ def _frozen_of_node(frozen: Frozen, number: int) -> Frozen:
     parts = {}
     for label, entry in frozen.entries.items():
         own = entry.ids == number
-        parts[label] = Entry(entry.ids[own], entry.rounds[own], entry.places[own])
+        parts[label] = Entry(
+            ids=entry.ids[own],
+            rounds=entry.rounds[own],
+            places=entry.places[own],
+        )
     every_place = torch.cat([part.places for part in parts.values()])
     places = torch.unique(every_place)
     entries = {}

@@ -123,19 +123,21 @@ class Notes:
 
     def merge(self, tier: str, name: str, partial: Partial) -> None:
         """A figure over the nodes of another machine, in a run of one seed."""
-        self._partials.setdefault((tier, name), []).append(partial)
+        partials = self._partials.setdefault((tier, name), [])
+        partials.append(partial)
 
     def partials(self, tree: Topology) -> list[dict[NoteKey, Partial]]:
         """The figures so far of each copy of the tree, by tier and name."""
         out: list[dict[NoteKey, Partial]] = [{} for _ in range(tree.copies)]
-        for (tier, name), noted in self._values.items():
-            values = torch.cat([part.double() for _, part in noted]).cpu()
-            ids = torch.cat([numbers for numbers, _ in noted])
-            copy = tree.copy(tier, ids)
-            for number, figures in enumerate(out):
+        for key, noted in self._values.items():
+            tier, _ = key
+            numbers, figures = zip(*noted, strict=True)
+            copy = tree.copy(tier, torch.cat(numbers))
+            values = torch.cat([part.double() for part in figures]).cpu()
+            for number, partials_of_copy in enumerate(out):
                 own = values[copy == number].tolist()
                 if own:
-                    figures[tier, name] = Partial.of(own)
+                    partials_of_copy[key] = Partial.of(own)
         first = out[0]
         for key, partials in self._partials.items():
             for partial in partials:
@@ -149,8 +151,9 @@ class Notes:
         out = []
         for figures in self.partials(tree):
             notes: dict[str, dict[str, Note]] = {}
-            keys = sorted(figures, key=lambda key: (tree.index(key[0]), key[1]))
-            for tier, name in keys:
+            by_name = sorted(figures, key=lambda key: key[1])
+            from_the_top = sorted(by_name, key=lambda key: tree.index(key[0]))
+            for tier, name in from_the_top:
                 of_tier = notes.setdefault(tier, {})
                 of_tier[name] = figures[tier, name].note()
             out.append(notes)

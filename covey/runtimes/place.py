@@ -96,7 +96,8 @@ class Place(Topology):
         The entries of all other nodes are 0.
         """
         # An error if any node of the tier has too few children.
-        smallest = Tree.flat(self.min_children[self.index(tier)])
+        min_children = self.min_children[self.index(tier)]
+        smallest = Tree.flat(min_children)
         smallest.picks("server", sample)
         picks = torch.zeros(self.size(tier), dtype=torch.int64)
         if tier == self.tier:

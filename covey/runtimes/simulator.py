@@ -16,8 +16,9 @@ from torch import Tensor
 
 from covey.kernel.environment import Answered, Effort
 from covey.kernel.nodes import Nodes
-from covey.kernel.replies import Exact, Message
+from covey.kernel.replies import Exact, Message, rows_of
 from covey.links.link import Link, Route
+from covey.links.node_bytes import LowerEnds
 from covey.runtimes.base import (
     Answers,
     BaseRuntime,
@@ -25,7 +26,6 @@ from covey.runtimes.base import (
     Question,
     check_carried,
     flat,
-    rows_of,
     select,
 )
 from covey.runtimes.cuda_graphs import Graphs, Invocation
@@ -51,7 +51,8 @@ class Simulator(BaseRuntime):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.graphs: Graphs | None = None
-        if self.capture and self.environment.ideal and self.task.device.type == "cuda":
+        on_gpu = self.task.device.type == "cuda"
+        if on_gpu and self.capture and self.environment.ideal:
             self.graphs = Graphs(self)
         self._pool: ThreadPoolExecutor | None = None
         self._owner = 0
@@ -67,22 +68,26 @@ class Simulator(BaseRuntime):
         """Send rows down, run the program on all children in chunks, send the answers up."""
         with self._timed("links"):
             down = []
-            for number, rows in enumerate(question.rows):
+            for number, message in enumerate(question.rows):
                 key = question.key("down", number)
-                down.append(self._sent(rows, me.ids, question.copies, key))
+                ends = self._lower_ends(question, question.ids, question.asker)
+                rows = self._sent(message, me.ids, question.copies, key, ends)
+                down.append(rows)
             each = [self._sent_each(question, values) for values in question.each]
         effort = None
         if not self.environment.ideal and self._play.trains:
             effort = Effort(question.ids, question.admission)
         run = partial(self._run, question, down, each, effort)
-        leaf = self._leaf(question.ends[1])
+        leaf = self._leaf(question.tier)
         timed: AbstractContextManager[None] = nullcontext()
         if leaf:
             timed = self._timed("training", threads=self.workers)
         with timed:
-            parts = list(self._each_chunk(run, len(question.ids), leaf=leaf))
+            results = self._each_chunk(run, len(question.ids), leaf=leaf)
+            parts = list(results)
         self._check()
-        return Answers(parts, self._counted(me, question, effort))
+        counted = self._counted(me, question, effort)
+        return Answers(parts, counted)
 
     def _counted(self, me: Nodes, question: Question, effort: Effort | None) -> Tensor | None:
         """Advance each asker's clock to its last answer; return a mask of the answers that count.
@@ -91,8 +96,16 @@ class Simulator(BaseRuntime):
         """
         if effort is None:
             return None
-        asker = question.asker[question.answers]
-        answered = Answered(*question.ends, asker, len(me), me.idle, effort, question.answers)
+        above, below = question.ends
+        answered = Answered(
+            tier=above,
+            below=below,
+            asker=question.asker[question.answers],
+            askers=len(me),
+            asker_idle=me.idle,
+            effort=effort,
+            answers=question.answers,
+        )
         waited, counted = self.environment.answered(answered)
         me.call.elapsed = me.call.elapsed + waited
         return counted
@@ -120,7 +133,7 @@ class Simulator(BaseRuntime):
             idle = question.idle[part]
         invocation = Invocation(
             question.program,
-            tier=question.ends[1],
+            tier=question.tier,
             ids=question.ids[part],
             round=question.round,
             path=question.path,
@@ -139,7 +152,8 @@ class Simulator(BaseRuntime):
         self, invocation: Invocation, effort: Effort | None, part: slice
     ) -> tuple[Nodes, Any]:
         """The nodes after their program has run, and its answer."""
-        if self.graphs is not None and self._play.trains and self._leaf(invocation.tier):
+        trained = self._play.trains and self._leaf(invocation.tier)
+        if trained and self.graphs is not None:
             return self.graphs.run(invocation)
         nodes = invocation.nodes(self)
         if effort is not None:
@@ -156,36 +170,48 @@ class Simulator(BaseRuntime):
         effort: Effort | None,
     ) -> Any:
         """The answers of a chunk as they arrive above, of those nodes that answer."""
-        inside = (question.answers >= part.start) & (question.answers < part.stop)
-        positions = question.answers[inside] - part.start
+        answering = question.answers
+        inside = (answering >= part.start) & (answering < part.stop)
+        in_question = answering[inside]
+        positions = in_question - part.start
         heard = None
         if effort is not None:
-            heard = partial(effort.heard, part.start + positions)
+            heard = partial(effort.heard, in_question)
         ids = question.ids[part]
 
         def up(message: Message, number: int) -> Message:
             self._checked_answer(question, ids, message, nodes.call)
             if rows_of(message) is None:
                 return None
-            reference = received
-            if received is not None and len(positions) < len(ids):
-                reference = received[positions.to(received.device, non_blocking=True)]
+            reference = rows_of(select(received, positions))
+            senders = ids[positions]
             return self._cross(
                 select(message, positions),
-                ids[positions],
+                senders,
                 copies=torch.ones_like(positions),
                 key=question.key("up", number),
+                ends=self._lower_ends(question, senders, torch.arange(len(senders))),
                 reference=reference,
                 heard=heard,
             )
 
-        if isinstance(answer, tuple):
-            return tuple(up(message, number) for number, message in enumerate(answer))
-        return up(answer, 0)
+        if not isinstance(answer, tuple):
+            return up(answer, 0)
+        sent = []
+        for number, message in enumerate(answer):
+            sent.append(up(message, number))
+        return tuple(sent)
 
-    def _sent(self, message: Message, ids: Ids, copies: Tensor, key: MessageKey) -> Any:
+    def _sent(
+        self,
+        message: Message,
+        ids: Ids,
+        copies: Tensor,
+        key: MessageKey,
+        ends: LowerEnds | None,
+    ) -> Any:
         """The rows that arrive below."""
-        arrived = self._cross(message, ids, copies, key)
+        arrived = self._cross(message, ids, copies, key, ends)
         if isinstance(arrived, Exact):
             return arrived.rows
         return arrived
@@ -194,7 +220,9 @@ class Simulator(BaseRuntime):
         """Each child's own value as it arrives."""
         senders = question.askers[question.asker]
         copies = torch.ones_like(question.ids)
-        arrived: Tensor = self._sent(flat(values), senders, copies, question.key("down"))
+        key = question.key("down")
+        ends = self._lower_ends(question, question.ids, torch.arange(len(question.ids)))
+        arrived: Tensor = self._sent(flat(values), senders, copies, key, ends)
         return arrived.reshape(values.shape)
 
     def _cross(
@@ -203,14 +231,17 @@ class Simulator(BaseRuntime):
         ids: Ids,
         copies: Tensor,
         key: MessageKey,
+        ends: LowerEnds | None,
         reference: Rows | None = None,
         heard: Callable[[Tensor], None] | None = None,
     ) -> Message:
         """The message that the receivers get."""
         check_carried(rows_of(message), key)
         tree = self.tree.copy(key.sender, ids)
-        route = Route((key.link, key.direction, self._play.lane), copies, tree, heard)
-        link = Link(self.wires[key.link, key.direction], self._play.ledger)
+        meter_key = (key.link, key.direction, self._play.lane)
+        route = Route(meter_key, copies, tree, heard, ends)
+        wire = self.wires[key.link, key.direction]
+        link = Link(wire, self._play.ledger)
         return link.send(
             message,
             route,

@@ -24,6 +24,8 @@ from covey.wireless.policies import Policy, optimal, personal_only
 from covey.wireless.problem import Reason
 from covey.wireless.radio import Radio
 
+TOTALS = ("answers", "ratio", "rate", "bandwidth", "seconds", "joules")
+"""The figures of every device: the number of its answers, and sums over these answers."""
 _ANY_DEADLINE = 1.0  # s: for policies that do not read the deadline
 
 
@@ -54,6 +56,7 @@ class RadioAllocation:
     asked: Tensor  # bool, of all candidates; the other columns are of the devices asked
     ratio: Tensor
     rate: Tensor  # bit/s
+    bandwidth: Tensor  # Hz
     formula: Tensor | None  # s, the plan's latency of each answer
     formula_bits: Tensor | None
 
@@ -105,6 +108,8 @@ class RadioClock:
         self._left_out: dict[str, list[Tensor]] = {}
         self._late: list[Tensor] = []
         self._certificate = torch.full((seeds,), -torch.inf, dtype=torch.float64)
+        devices = len(self.devices.cell)
+        self._totals = {name: torch.zeros(devices, dtype=torch.float64) for name in TOTALS}
 
     def admit(self, tier: str, ids: Tensor, round: int) -> RadioAllocation | None:
         """The allocation of devices that are asked together; None for edges, which have wires."""
@@ -178,19 +183,21 @@ class RadioClock:
         formula = None
         if self.work is not None:
             formula = nothing
-        return RadioAllocation(ids, nothing.bool(), nothing, nothing, formula, formula)
+        return RadioAllocation(ids, nothing.bool(), nothing, nothing, nothing, formula, formula)
 
     def _planned(self, plan: Plan, ids: Tensor, asked: Tensor) -> RadioAllocation:
         """A plan's figures for the devices asked; ratios of whole weights where work is known."""
         ratio = plan.ratio[0][asked]
         rate = plan.rate[0][asked]
+        band = self.cells.bandwidth[self.devices.cell[ids]]
+        bandwidth = (plan.share[0] * band)[asked]
         if self.work is None:
-            return RadioAllocation(ids[asked], asked, ratio, rate, None, None)
+            return RadioAllocation(ids[asked], asked, ratio, rate, bandwidth, None, None)
         width = float(self.work.shared)
         kept = whole_weights(plan.kept[0][asked], width) / width
         latency = plan.formula.latency[0][asked]
         bits = formula_bits(plan.scenario.work, plan.kept)[0][asked]
-        return RadioAllocation(ids[asked], asked, 1 - kept, rate, latency, bits)
+        return RadioAllocation(ids[asked], asked, 1 - kept, rate, bandwidth, latency, bits)
 
     def _add_certificate(self, plan: Plan, cells: Tensor) -> None:
         """Take a plan's certificate into those of its seeds."""
@@ -233,10 +240,30 @@ class RadioClock:
         seed = allocation.ids[~idle] // self._per_seed
         self._joules.index_add_(0, seed, joules[~idle])
         self._bits.index_add_(0, seed, _both_bits(allocation, sent)[~idle])
+        self._add_totals(allocation, measured, joules.sum(1), idle)
         formula = measured
         if allocation.formula is not None:
             formula = allocation.formula
         return torch.stack([measured, formula], dim=1)
+
+    def _add_totals(
+        self, allocation: RadioAllocation, seconds: Tensor, joules: Tensor, idle: Tensor
+    ) -> None:
+        """Add the answers of single devices to the totals of this round."""
+        values = {
+            "answers": torch.ones_like(seconds),
+            "ratio": allocation.ratio,
+            "rate": allocation.rate,
+            "bandwidth": allocation.bandwidth,
+            "seconds": seconds,
+            "joules": joules,
+        }
+        for name, figures in values.items():
+            self._totals[name].index_add_(0, allocation.ids[~idle], figures[~idle].double())
+
+    def totals(self) -> dict[str, Tensor]:
+        """The sums of this round over the answers of every device of all seeds, by `TOTALS`."""
+        return dict(self._totals)
 
     def in_time(
         self,

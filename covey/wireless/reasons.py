@@ -46,7 +46,7 @@ def _left_out(plan: Plan, device: int, row: int, reason: Reason) -> str:
     if reason == Reason.CHANNEL:
         return f"its shared part takes {_ms(problem.send)} over the whole band: {needed}"
     share = float(problem.share(1 - plan.scenario.rho_max))
-    return f"its least share {share:.3g} does not fit beside the smaller ones of the others"
+    return f"its min share {share:.3g} does not fit beside the smaller ones of the others"
 
 
 def _starved(plan: Plan, device: int, row: int) -> str:

@@ -122,6 +122,9 @@ def difference(left: Path, right: Path) -> str | None:
     for name in ("config.toml", "metrics.jsonl", "summary.json"):
         if _timeless(left / name) != _timeless(right / name):
             return name
+    for name in ("nodes.json", "nodes.jsonl", "totals.json"):
+        if (left / name).read_bytes() != (right / name).read_bytes():
+            return name
     saved, other = (checkpoint.read(folder / "checkpoint.safetensors") for folder in (left, right))
     if _facts(saved.facts) != _facts(other.facts):
         return "the facts of checkpoint.safetensors"

@@ -21,7 +21,8 @@ from tests.cli.command import covey as command
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "metrics.csv", "checkpoint.safetensors", "checkpoint.history.jsonl",
-    "models", "summary.json", "plot.png", "data.json", "devices.csv", "devices.png", ".lock",
+    "models", "summary.json", "plot.png", "data.json", "devices.csv", "devices.png", ".lock", "status.json", "nodes.json",
+    "nodes.jsonl", "totals.json",
 }  # fmt: skip
 
 

@@ -31,6 +31,9 @@ def test_differences_are_seen(tmp_path: Path, change: str | None, found: str | N
     assert difference(tmp_path / "a", tmp_path / "b") == "metrics.jsonl"
     (tmp_path / "b" / "metrics.jsonl").write_text((tmp_path / "a" / "metrics.jsonl").read_text())
     (tmp_path / "b" / "summary.json").write_text((tmp_path / "a" / "summary.json").read_text())
+    assert difference(tmp_path / "a", tmp_path / "b") == "nodes.jsonl"
+    for name in ("nodes.json", "nodes.jsonl", "totals.json"):
+        shutil.copy(tmp_path / "a" / name, tmp_path / "b" / name)
     assert difference(tmp_path / "a", tmp_path / "b") == "the facts of checkpoint.safetensors"
     for name in ("checkpoint.safetensors", "checkpoint.history.jsonl"):
         shutil.copy(tmp_path / "a" / name, tmp_path / "b" / name)

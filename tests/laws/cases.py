@@ -7,6 +7,7 @@ the settings that take another way through its programs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 import covey
-from covey import Algorithm, Experiment, Run, Tree, data, models
+from covey import Algorithm, Experiment, Run, Tree, data, laws, models
 from covey.advice import levers
 from covey.algorithms import ALGORITHMS
 from covey.algorithms.nested import Level, Nested
 from covey.errors import DivergedError
 from covey.laws import differences as differences
-from covey.laws import state as state
+from covey.runs.seed import Seed
 from covey.wireless import Cells, Channel, Devices, Noise, Radio, Spread, fair
 from tests import peek
 
@@ -447,6 +448,30 @@ def finished(case: Case, **changes: Any) -> Run:
         pass
     assert_moved(run)
     return run
+
+
+def bytes_of_nodes(run: Seed) -> dict[tuple[str, str], int]:
+    """What all nodes of a tier received and sent, by tier and direction."""
+    assert run.totals is not None
+    sums = {
+        key: int(values.sum()) for key, values in run.totals.items() if key[1] in ("down", "up")
+    }
+    return {key: total for key, total in sums.items() if total}
+
+
+def bytes_of_links(run: Seed) -> dict[tuple[str, str], int]:
+    """What training sent over each link, by its lower tier and direction."""
+    out = {}
+    for above, tier in itertools.pairwise(run.sizes):
+        for way in ("down", "up"):
+            out[tier, way] = run.meter.bytes(link=f"{above}-{tier}", direction=way)
+    return {key: total for key, total in out.items() if total}
+
+
+def state(run: Seed) -> dict[str, Any]:
+    """Everything a run holds; the bytes of single nodes must add up to those of the links."""
+    assert bytes_of_nodes(run) == bytes_of_links(run)
+    return laws.state(run)
 
 
 def assert_moved(run: Run, least: float = 0.05) -> None:

@@ -67,9 +67,20 @@ def ran(case: Case, runtime: str, **changes: Any) -> covey.Run:
     return run
 
 
+def nodes(run: covey.Run) -> dict[str, Any]:
+    """The bytes of every node in all rounds, and its share of non-zeros in the last."""
+    assert run.totals is not None
+    assert run.observed is not None
+    totals = {f"{tier} {name}": values for (tier, name), values in run.totals.items()}
+    return totals | dict(run.observed.nonzeros)
+
+
 @every(WIRED)
 def test_every_case_is_the_simulators(case: Case) -> None:
-    assert differences(state(finished(case)), state(ran(case, "loopback"))) == []
+    simulated = finished(case)
+    run = ran(case, "loopback")
+    assert differences(state(simulated), state(run)) == []
+    assert differences(nodes(simulated), nodes(run)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""`covey compare`: algorithms at equal budget, tuned alike, with tests of the differences."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from covey.cli.folder import refused
+from covey.cli.grid import compare as grid
+from covey.cli.grid import store
+from covey.cli.grid.planning import TRIALS, options
+from covey.cli.grid.result import Result
+from covey.cli.grid.store import Store
+from covey.cli.grid.tables import tables
+from covey.cli.grid_options import Jobs, Out, Resume, check_words, checked_jobs, progress, shown
+from covey.cli.options import AsJson, What, split
+from covey.cli.stop import Interrupted, stoppable
+
+
+def compare(
+    arguments: What = None,
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="UNIT[=N]",
+            help="What every method may use in one seed: gradients, bytes, or seconds of [radio]. "
+            "Default N: what the file's own algorithm uses in its rounds.",
+        ),
+    ] = "gradients",
+    trials: Annotated[
+        int,
+        typer.Option(help="Settings tried for each method; 1 tunes nothing."),
+    ] = TRIALS,
+    jobs: Jobs = None,
+    out: Out = None,
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare algorithms at equal budget, each with tuned steps and penalty.
+
+    Every method gets the same number of trials, which are judged on validation data alone. The best
+    setting runs on all seeds. Local and FineTune are always compared; the devices of every other
+    method are tested against them. A key of [algorithm] with several values is tuned over these.
+
+    Examples:
+
+      covey compare my.toml algorithm.name=fedavg,pfedme,ditto seeds=5
+
+      covey compare my.toml algorithm.name=pfedme,permfl algorithm.lr=0.02,0.1 --trials 12
+
+      covey compare my.toml --budget bytes=50e6 --jobs 8    the file's algorithm and its `compare`
+
+      covey compare --resume runs/my-compare-1              after a crash, or to draw again
+    """
+    console = Console(stderr=as_json, soft_wrap=True, highlight=False)
+    path, changes = split(arguments)
+    check_words(path, changes, out, resume)
+    processes = checked_jobs(jobs)
+    if resume is not None:
+        folder = store.resumed(resume, "compare")
+    else:
+        with console.status("reading the file") as status:
+            chosen = options(budget, trials)
+            folder = grid.start(path, changes, chosen, out, status.update)
+    result = _run(console, folder, processes)
+    if as_json:
+        print(json.dumps({"folder": str(folder.path), **result.as_dict()}))
+        return
+    for table in tables(result):
+        shown(console, table)
+    files = "compare.png, compare.csv, compare.json"
+    console.print(f"\nfolder: {folder.path}   files: {files}")
+
+
+def _run(console: Console, folder: Store, jobs: int) -> Result:
+    """All cells, and the picture; however it ends, the user is told how to go on."""
+    try:
+        with stoppable(console), progress(console, "compare") as told:
+            result = grid.run(folder, jobs, told)
+    except KeyboardInterrupt as error:
+        go_on = f"covey compare --resume {folder.path}"
+        raise Interrupted(f"the finished cells are saved; resume with: {go_on}") from error
+    draw(folder, result)
+    return result
+
+
+def draw(folder: Store, result: Result) -> None:
+    """compare.png, with a line for every method that has a result."""
+    from covey.report import grid_picture
+
+    runs = {row.title: (row.model, result.histories[row.title]) for row in result.rows if row.model}
+    path = folder.path / "compare.png"
+    if runs:
+        with refused(path):
+            grid_picture.draw(runs, path, modelled=result.modelled)

@@ -1,0 +1,179 @@
+"""One cell of a grid: a setting run on some seeds, within a budget.
+
+A trial is scored on validation data alone, and never sees test data. A final run has everything
+that the table needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+import covey
+from covey.cli import config as files
+from covey.cli import modules
+from covey.cli.assemble import Experiments, side_by_side
+from covey.cli.config import Config
+from covey.errors import DivergedError
+from covey.report.reported import candidates
+from covey.runs.devices import to_csv
+from covey.runs.experiment import Experiment
+from covey.runs.run import Round, Runs
+
+Unit = Literal["gradients", "bytes", "seconds"]
+UNITS: tuple[Unit, ...] = ("gradients", "bytes", "seconds")
+_SCORING = ("rounds", "score_every", "algorithm", "name", "seeds", "compare", "checkpoint_every")
+"""Keys of a file that change neither data nor model nor tree."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much each method may use in one seed."""
+
+    unit: Unit
+    amount: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What to run: a file as a table, some seeds, and perhaps a budget.
+
+    `beside` is the folder of the user's file, in which modules of their own may lie.
+    """
+
+    purpose: Literal["trial", "final"]
+    config: dict[str, Any]
+    seeds: list[int]
+    beside: str | None = None
+    budget: Budget | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+    @staticmethod
+    def read(values: dict[str, Any]) -> Cell:
+        """A cell from what `as_dict` gave."""
+        budget = values["budget"]
+        if budget is not None:
+            budget = Budget(**budget)
+        return Cell(**{**values, "budget": budget})
+
+
+def play(values: dict[str, Any]) -> dict[str, Any]:
+    """Run a cell; its result, as JSON can hold it."""
+    cell = Cell.read(values)
+    if cell.beside is not None:
+        modules.look_beside(Path(cell.beside) / "file")
+    config = files.read(cell.config)
+    if cell.purpose == "trial":
+        return _trial(cell, config)
+    return {"seeds": _final(cell, config)}
+
+
+def cost(record: Round, unit: Unit) -> float:
+    """What one round used."""
+    if unit == "gradients":
+        return record.gradients
+    if unit == "bytes":
+        return record.bytes()
+    if record.radio is None:
+        return 0.0
+    return record.radio.seconds
+
+
+_prepared: tuple[str, Experiments] = ("", Experiments())
+
+
+def _experiments(config: Config) -> Experiments:
+    """The data, models and trees of this process; those of the last cell if they are the same."""
+    global _prepared
+    table = {key: value for key, value in config.resolved().items() if key not in _SCORING}
+    text = json.dumps(table, sort_keys=True)
+    if text != _prepared[0]:
+        _prepared = (text, Experiments())
+    return _prepared[1]
+
+
+def _trial(cell: Cell, config: Config) -> dict[str, Any]:
+    """The score on validation data: the mean over seeds of the model that is best by it."""
+    experiments = _experiments(config)
+    each = [validated(experiments.of(config, seed)) for seed in cell.seeds]
+    histories: list[Sequence[Round]] = []
+    for group in side_by_side(list(range(len(each))), each, experiments.runtime):
+        runs = covey.runs([each[number] for number in group])
+        _rounds(runs, cell.budget)
+        histories += [seed.history for seed in runs.seeds]
+    model, score = best_model(histories)
+    rounds = [_chosen(history, model).round + 1 for history in histories]
+    return {
+        "score": score,
+        "model": model,
+        "chosen_round": rounds,
+        "rounds": len(histories[0]),
+        "seconds": sum(record.seconds for history in histories for record in history),
+    }
+
+
+def validated(experiment: Experiment) -> Experiment:
+    """The experiment with scores on validation data alone."""
+    return replace(experiment, parts=("validation",), score_train_every=None)
+
+
+def best_model(histories: Sequence[Sequence[Round]]) -> tuple[str, float]:
+    """The model that is best on validation data, by the mean over seeds, and that mean."""
+    scores = {}
+    for name in candidates(histories[0]):
+        chosen = [_chosen(history, name) for history in histories]
+        scores[name] = mean(record.models[name].quality("validation") for record in chosen)
+    best = max(scores, key=lambda name: scores[name])
+    return best, scores[best]
+
+
+def _chosen(history: Sequence[Round], model: str) -> Round:
+    """The round that validation data choose; the first of equal ones."""
+    scored = [record for record in history if model in record.models]
+    return max(scored, key=lambda record: record.models[model].quality("validation"))
+
+
+def _final(cell: Cell, config: Config) -> dict[str, Any]:
+    """The records and the devices of every seed; of one that diverged, the error."""
+    experiments = _experiments(config)
+    each = {seed: experiments.of(config, seed) for seed in cell.seeds}
+    groups = side_by_side(cell.seeds, list(each.values()), experiments.runtime)
+    out: dict[str, Any] = {}
+    while groups:
+        group = groups.pop(0)
+        try:
+            runs = covey.runs([each[seed] for seed in group])
+            _rounds(runs, cell.budget)
+        except DivergedError as error:
+            if len(group) == 1:
+                out[str(group[0])] = {"error": str(error), "diverged": True}
+            groups = [[seed] for seed in group if len(group) > 1] + groups
+            continue
+        for seed, run in zip(group, runs.seeds, strict=True):
+            out[str(seed)] = {
+                "history": [record.as_dict() for record in run.history],
+                "devices": to_csv(run.devices()),
+            }
+    return out
+
+
+def _rounds(runs: Runs, budget: Budget | None) -> None:
+    """All rounds, or those after which a budget has no room for another like the last.
+
+    Of seeds side by side, the one that uses most decides.
+    """
+    used = 0.0
+    for records in runs:
+        if budget is None:
+            continue
+        last = max(cost(record, budget.unit) for record in records)
+        used += last
+        if used + last > budget.amount:
+            return

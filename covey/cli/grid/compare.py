@@ -1,0 +1,66 @@
+"""Running a comparison into its folder, and writing what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from covey.cli.grid import pool, store
+from covey.cli.grid.cells import play
+from covey.cli.grid.comparing import Comparison
+from covey.cli.grid.planning import Options, plan
+from covey.cli.grid.pool import Answer, Job
+from covey.cli.grid.result import Result, collect
+from covey.cli.grid.store import Store
+from covey.cli.grid.tables import plain, tables
+
+Told = Callable[[int, int, str], None]
+"""Receives how many cells have ended, of how many, and the last one in words."""
+
+
+def start(
+    path: Path | None,
+    changes: list[str],
+    options: Options,
+    out: Path | None,
+    told: Callable[[str], None] = lambda text: None,
+) -> Store:
+    """A new folder with the plan of a comparison; everything wrong with it is said before."""
+    planned = plan(path, changes, options, told)
+    name = str(planned["config"].get("name", ""))
+    return store.new(planned, out, name)
+
+
+def run(folder: Store, jobs: int, told: Told) -> Result:
+    """All cells that are left, then the tables and figures as files."""
+    with store.locked(folder):
+        folder.retry_failures()
+        comparison = Comparison(folder, jobs)
+
+        def done(job: Job, answer: Answer) -> None:
+            comparison.add(job, answer)
+            told(comparison.finished, comparison.total, in_words(job, answer))
+
+        told(comparison.finished, comparison.total, "")
+        pool.run(play, comparison.jobs, done, jobs)
+        result = collect(comparison)
+        write(folder, result)
+    return result
+
+
+def write(folder: Store, result: Result) -> None:
+    """compare.json, compare.csv and compare.txt."""
+    folder.folder.write_json("compare.json", result.as_dict())
+    folder.folder.write("compare.csv", result.csv())
+    folder.folder.write("compare.txt", plain(list(tables(result))) + "\n")
+
+
+def in_words(job: Job, answer: Answer) -> str:
+    """A cell that has ended, for the line of progress."""
+    if "score" in answer:
+        score = float(answer["score"])
+        figure = f"{100 * score:.2f} %" if score >= 0 else f"loss {-score:.4g}"
+        return f"{job.name}: {figure} on validation"
+    if "error" in answer:
+        return f"{job.name}: {'diverged' if answer.get('diverged') else 'failed'}"
+    return f"{job.name}: done"

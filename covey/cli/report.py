@@ -1,0 +1,116 @@
+"""`covey report`: runs as one HTML page that opens without a network."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from covey.cli.folder import Folder
+from covey.errors import ConfigError, CoveyError
+from covey.report.facts import facts
+from covey.report.page import build
+
+NAME = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The folders of runs, finished or not."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="The page to write. Default: RUN/report.html; of several runs, report.html.",
+        ),
+    ] = None,
+    open_page: Annotated[
+        bool,
+        typer.Option("--open", help="Open the page in the browser."),
+    ] = False,
+) -> None:
+    """Write runs as one HTML page: curves, the tree, every device, bytes, settings.
+
+    The page is a single file. It opens offline and asks the network for nothing. Several runs of
+    the same data are shown side by side.
+
+    Examples:
+
+      covey report runs/demo-sfedhp-1 --open
+
+      covey report runs/demo-sfedhp-1 runs/demo-permfl-1 --out both.html
+    """
+    page = out or (runs[0] / NAME if len(runs) == 1 else Path(NAME))
+    write(runs, page)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"report: {escape(str(page))} ({page.stat().st_size / 1e3:,.0f} kB)")
+    if open_page and not webbrowser.open(page.resolve().as_uri()):
+        console.print("note: there is no browser here; open the file in one.")
+
+
+def write(runs: Sequence[Path], page: Path) -> None:
+    """Write the page of these runs, in one step."""
+    _check_target(page)
+    value = facts(runs)
+    _check_scored(value)
+    _check_data(value)
+    Folder(page.parent).write(page.name, build(value))
+
+
+def write_after_run(folder: Path, console: Console) -> None:
+    """Write the page of a run that has ended; the run is good even where that fails."""
+    page = folder / NAME
+    try:
+        write([folder], page)
+    except CoveyError as error:
+        console.print(f"note: no {NAME}: {escape(str(error))}")
+        return
+    console.print(f"open first: {escape(str(page))}")
+
+
+def _check_target(page: Path) -> None:
+    if page.is_dir():
+        raise ConfigError(f"--out {page} is a folder; name a file, such as {page / NAME}.")
+    if not page.parent.is_dir():
+        raise ConfigError(f"--out {page}: there is no folder {page.parent}; create it first.")
+
+
+def _check_scored(value: Mapping[str, Any]) -> None:
+    """Refuse runs of which none has a scored round."""
+    runs = value["runs"]
+    if any(seed["models"] for run in runs for seed in run["seeds"]):
+        return
+    folder = runs[0]["folder"]
+    raise ConfigError(
+        f"{folder} has no scored round yet ({runs[0]['done']} of {runs[0]['planned']} rounds run); "
+        f"wait, or resume it with covey run --resume {folder}."
+    )
+
+
+def _check_data(value: Mapping[str, Any]) -> None:
+    """Refuse runs of different data: their figures cannot be compared."""
+    first, *others = value["runs"]
+    for other in others:
+        ours = _data_settings(first)
+        theirs = _data_settings(other)
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                raise ConfigError(
+                    f"{first['folder']} and {other['folder']} have different data: {name} = "
+                    f"{ours.get(name)!r} and {theirs.get(name)!r}; write one report for each."
+                )
+
+
+def _data_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides which examples the devices of a run have."""
+    settings = run["settings"]
+    out = {f"data.{name}": value for name, value in settings.get("data", {}).items()}
+    out["holdout_devices"] = settings.get("holdout_devices")
+    return out

@@ -1,0 +1,236 @@
+"""`covey reproduce`: tables of the papers, run again and compared with what was printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as RichTable
+
+from covey.cli.options import AsJson
+from covey.cli.show import print_wide
+from covey.cli.stop import Interrupted, stoppable
+from covey.errors import ConfigError
+from covey.papers import report, tables, verdicts
+from covey.papers import reproduce as papers
+from covey.papers.measure import PROTOCOLS, Options, Protocol
+from covey.papers.results import Results, read
+from covey.papers.tables import Row, Table
+from covey.papers.verdicts import Line
+
+_LIST = "list"
+OUT = Path("runs/papers")
+
+
+def reproduce(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="list | PAPER/TABLE ...",
+            help="The tables, also with *; or list, to see which there are.",
+        ),
+    ],
+    rows: Annotated[
+        str, typer.Option(metavar="GLOB", help="Only rows whose SETTING/METHOD matches.")
+    ] = "*",
+    seeds: Annotated[int, typer.Option(help="Each with its own weights, partition, draws.")] = 3,
+    rounds: Annotated[
+        int | None, typer.Option(help="Fewer rounds than the paper; the verdict is then: short.")
+    ] = None,
+    score_every: Annotated[
+        int | None, typer.Option(help="Score the models every so many rounds. Default: 5.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda.")] = "cpu",
+    protocol: Annotated[
+        Literal["paper", "honest", "both"],
+        typer.Option(help="paper: best round on test; honest: chosen on validation."),
+    ] = "both",
+    data_dir: Annotated[
+        str | None, typer.Option(help="Where the data sets are. Default: COVEY_DATA.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the results.")] = OUT,
+    show: Annotated[
+        bool, typer.Option("--show", help="Run nothing; print the results that are there.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run tables of the papers again, and compare every cell with the printed figure.
+
+    The seeds of a row run side by side. A row is saved when it is done, and a row that is there is
+    not run again: after a Ctrl-C, the same command continues. The same command in a second
+    terminal takes the rows that the first has not begun.
+
+    Examples:
+
+      covey reproduce list
+
+      covey reproduce pfedme/table1 --rows 'synthetic*'
+
+      covey reproduce 'sfedhp/*' --device cuda --data-dir ~/data
+
+      covey reproduce fedmac/table1 --rows mnist/fedmac --rounds 50 --seeds 1
+    """
+    if names == [_LIST]:
+        _list(out, as_json)
+        return
+    selected = tables.select(names)
+    chosen = tables.rows_of(selected, rows)
+    options = Options(seeds, rounds, score_every, device, data_dir)
+    protocols: Sequence[Protocol] = PROTOCOLS if protocol == "both" else (protocol,)
+    if not show:
+        _run(chosen, protocols, options, out)
+    keys = {(row.paper, row.key) for row in chosen}
+    shown = []
+    for table in selected:
+        results = _results(out, table.paper)
+        lines = verdicts.lines(table, results)
+        own = [line for line in lines if (line.row.paper, line.row.key) in keys]
+        shown += own
+        if own and not as_json:
+            _print(table, own, results)
+    if as_json:
+        print(json.dumps([_as_dict(line) for line in shown]))
+
+
+def _run(rows: Sequence[Row], protocols: Sequence[Protocol], options: Options, out: Path) -> None:
+    """Run the rows with a bar; a Ctrl-C leaves those that are done."""
+    console = Console(stderr=True)
+    try:
+        with stoppable(console), _progress(console, len(rows) * len(protocols)) as watcher:
+            papers.reproduce(rows, protocols, options, out, watcher)
+    except KeyboardInterrupt as error:
+        text = f"the rows that are done are in {out}; the same command continues."
+        raise Interrupted(text) from error
+
+
+@contextmanager
+def _progress(console: Console, jobs: int) -> Iterator[Bar]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:.1f} of {task.total} rows"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        yield Bar(console, bar, bar.add_task("rows", total=jobs))
+
+
+class Bar:
+    """One bar for all rows; without a terminal, a line per row."""
+
+    def __init__(self, console: Console, bar: Progress, task: TaskID) -> None:
+        self._console = console
+        self._bar = bar
+        self._task = task
+        self._done = 0
+
+    def begin(self, row: Row, protocol: Protocol) -> None:
+        """Name the row."""
+        self._bar.update(self._task, description=escape(f"{row.key} ({protocol})"))
+
+    def tick(self, done: float) -> None:
+        """Move on by a part of a row."""
+        self._bar.update(self._task, completed=self._done + done)
+
+    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+        """Move on to the next row."""
+        self._done += 1
+        self._bar.update(self._task, completed=self._done)
+        if result is not None and not self._console.is_terminal:
+            text = f"{row.key} ({protocol}): {result['seconds']:.0f} s"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _list(out: Path, as_json: bool) -> None:
+    """All tables, and how many of their printed cells have each verdict in a folder of results."""
+    listed = [tables.read(name) for name in tables.names()]
+    rows = [report.summary_cells(table, _results(out, table.paper)) for table in listed]
+    if as_json:
+        print(json.dumps([dict(zip(report.SUMMARY_HEAD, row, strict=True)) for row in rows]))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    for table, row in zip(listed, rows, strict=True):
+        console.print(f"[bold]{table.path}[/] {escape(table.title)}")
+        console.print(
+            f"  {len(table.rows)} rows{_cells_in_words(row)}{_claims_in_words(table, out)}"
+        )
+    console.print(f"The counts are of the results in {escape(str(out))}.")
+
+
+def _cells_in_words(row: Sequence[str]) -> str:
+    """The printed cells of a table, and how many have each verdict."""
+    _, cells, run, *counts = row
+    if cells == "0":
+        return ""
+    verdict_names = report.SUMMARY_HEAD[3:]
+    numbered = zip(counts, verdict_names, strict=True)
+    words = ", ".join(f"{count} {verdict}" for count, verdict in numbered if count != "0")
+    return f"; {cells} printed cells, {run} run: {words}"
+
+
+def _claims_in_words(table: Table, out: Path) -> str:
+    """How many claimed orders hold, of those that were run."""
+    claims = verdicts.claims(table, _results(out, table.paper))
+    margins = [claim.ours for claim in claims if claim.ours is not None]
+    if not claims:
+        return ""
+    holding = sum(margin > 0 for margin in margins)
+    return f"; {len(claims)} claimed orders, {len(margins)} run, {holding} hold"
+
+
+def _print(table: Table, shown: Sequence[Line], results: Results) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"[bold]{escape(table.title)}[/]")
+    grid = RichTable(box=None, pad_edge=False)
+    for name in report.HEAD[:-1]:
+        grid.add_column(name, no_wrap=True)
+    for line in shown:
+        grid.add_row(*map(escape, report.cells(line)[:-1]))
+    print_wide(console, grid)
+    settings = {line.row.setting for line in shown}
+    for claim in verdicts.claims(table, results):
+        if claim.ours is not None and claim.setting in settings:
+            text, setting, printed, ours = report.claim_cells(claim)
+            console.print(escape(f"{text}, {setting}: {ours} here; {printed} in the paper"))
+    for reason, rows in _reasons(shown).items():
+        console.print(escape(f"why: {reason} ({', '.join(rows)})"))
+    for choice in table.unprinted:
+        console.print(escape(f"not printed in the paper: {choice}"))
+
+
+def _reasons(shown: Sequence[Line]) -> dict[str, list[str]]:
+    """The rows that differ, by the reason."""
+    out: dict[str, list[str]] = {}
+    for line in shown:
+        rows = out.setdefault(line.why, [])
+        if line.row.name not in rows:
+            rows.append(line.row.name)
+    out.pop("", None)
+    return out
+
+
+def _as_dict(line: Line) -> dict[str, Any]:
+    cell = line.printed
+    return {
+        "row": line.row.key,
+        "model": line.model,
+        "printed": None if cell is None else [cell.value, cell.sd],
+        "best_on_test": list(line.paper),
+        "chosen_on_validation": list(line.honest),
+        "seconds": line.seconds,
+        "verdict": line.verdict,
+        "why": line.why,
+    }
+
+
+def _results(out: Path, paper: str) -> Results:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; give a folder.")
+    return read(out / f"{paper}.json")

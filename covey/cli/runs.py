@@ -1,0 +1,232 @@
+"""`covey runs`: the run folders in a folder, as a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from covey.cli.options import AsJson
+from covey.cli.show import print_wide
+from covey.errors import ConfigError, CoveyError
+from covey.report.run_files import RunFiles, SeedRecord
+from covey.report.seed_facts import SeedFacts
+from covey.runs import status
+from covey.runs.node_round import Metric
+from covey.runs.status import State
+
+_FIGURES: dict[str, Metric] = {"accuracy": "accuracy", "rmse": "rmse", "loss": "loss"}
+"""The figures of a model in summary.json, and what devices are compared by then."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run folder.
+
+    `personal` and `global_` are test figures in the chosen round, means over seeds, as `metric`
+    says; `bytes` are those of training in one seed, `seconds` those of all seeds.
+    """
+
+    name: str
+    folder: str
+    state: State | str
+    algorithm: str = ""
+    data: str = ""
+    done: int = 0
+    rounds: int = 0
+    seeds: int = 0
+    metric: str = ""
+    personal: float | None = None
+    global_: float | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+    started: str | None = None
+    reason: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        out = asdict(self)
+        return {key.rstrip("_"): value for key, value in out.items()}
+
+
+def list_runs(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="[DIR]", help="The folder that holds run folders."),
+    ] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List runs: their state, rounds, test figures, bytes and seconds.
+
+    Figures are those of `covey show`: the chosen round, the mean of all seeds. Bytes are those of
+    training in one seed.
+
+    Examples:
+
+      covey runs
+
+      covey runs experiments/out --json
+    """
+    print_runs(folder, as_json)
+
+
+def print_runs(folder: Path, as_json: bool, only: State | None = None) -> None:
+    """Print the runs in a folder, or those in one state; the newest last."""
+    listed = [run for run in runs_in(folder) if only in (None, run.state)]
+    if as_json:
+        print(json.dumps([run.as_dict() for run in listed]))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    if not listed:
+        kind = "run" if only is None else f"{only} run"
+        console.print(f"no {kind} in {folder}")
+        return
+    print_wide(console, _table(listed))
+
+
+def runs_in(folder: Path) -> list[Listed]:
+    """The runs in a folder, or the one that it is itself; the oldest first."""
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}; `covey run` makes runs/.")
+    folders = [folder]
+    if not (folder / "config.toml").exists():
+        folders = sorted(path.parent for path in folder.glob("*/config.toml"))
+    listed = [_listed(path) for path in folders]
+    return sorted(listed, key=lambda run: (run.started or "", run.name))
+
+
+def _listed(folder: Path) -> Listed:
+    """One run; a folder that cannot be read says why."""
+    try:
+        return _read(folder)
+    except CoveyError as error:
+        return Listed(folder.name, str(folder), "unreadable", reason=str(error))
+
+
+def _read(folder: Path) -> Listed:
+    files = RunFiles(folder)
+    where = status.read(folder)
+    settings = files.settings
+    figures: dict[str, Any] = {}
+    if where.state == "finished":
+        figures = _of_summary(folder)
+    if not figures:
+        figures = _of_rounds(files)
+    return Listed(
+        name=folder.absolute().name,
+        folder=str(folder),
+        state=where.state,
+        algorithm=str(settings.get("algorithm", {}).get("name", "")),
+        data=str(settings.get("data", {}).get("name", "")),
+        rounds=files.rounds,
+        seeds=len(files.seeds),
+        started=where.started,
+        reason=where.reason,
+        **figures,
+    )
+
+
+def _of_summary(folder: Path) -> dict[str, Any]:
+    """The figures of a finished run, from its summary; none where that cannot be read."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        models = {model["model"]: model for model in summary["models"]}
+        return {
+            "done": int(summary["rounds"]),
+            "seconds": float(summary["seconds"]),
+            "bytes": sum(int(link["down"]) + int(link["up"]) for link in summary["links"]),
+            "metric": _metric(models),
+            "personal": _mean(models.get("personal")),
+            "global_": _mean(models.get("global")),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _metric(models: Mapping[str, Mapping[str, Any]]) -> str:
+    """The figure that models have: accuracy, RMSE or else the loss."""
+    for name in _FIGURES:
+        if any(model.get(name) for model in models.values()):
+            return name
+    return ""
+
+
+def _mean(model: Mapping[str, Any] | None) -> float | None:
+    """The figure of a model in a summary."""
+    for name in _FIGURES:
+        if model is not None and model.get(name):
+            return float(model[name]["mean"])
+    return None
+
+
+def _of_rounds(files: RunFiles) -> dict[str, Any]:
+    """The figures of a run so far, from its records."""
+    records = files.read()
+    if not records:
+        return {}
+    seeds = [SeedFacts(record, files.protocol) for record in records]
+    done = [len(record.history) for record in records]
+    if len(done) < len(files.seeds):
+        done.append(0)
+    return {
+        "done": min(done),
+        "seconds": sum(record.seconds for seed in records for record in seed.history),
+        "bytes": _bytes(records[0]),
+        "metric": seeds[0].metric,
+        "personal": _chosen(seeds, "personal"),
+        "global_": _chosen(seeds, "global"),
+    }
+
+
+def _bytes(seed: SeedRecord) -> int:
+    return sum(record.bytes() for record in seed.history)
+
+
+def _chosen(seeds: Sequence[SeedFacts], model: str) -> float | None:
+    """The mean over seeds of a model's figure in its chosen round."""
+    values = [seed.chosen_value(model) for seed in seeds]
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return fmean(known)
+
+
+def _table(listed: Sequence[Listed]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("run", "algorithm", "data", "state"):
+        table.add_column(head, no_wrap=True)
+    for head in ("rounds", "personal", "global", "MB", "seconds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("started", no_wrap=True)
+    for run in listed:
+        started = (run.started or "-").removesuffix("+00:00").replace("T", " ")
+        table.add_row(
+            escape(run.name),
+            escape(run.algorithm),
+            escape(run.data),
+            run.state,
+            f"{run.done}/{run.rounds}",
+            _figure(run.personal, run.metric),
+            _figure(run.global_, run.metric),
+            f"{run.bytes / 1e6:.1f}",
+            f"{run.seconds:.1f}",
+            started,
+        )
+    return table
+
+
+def _figure(value: float | None, metric: str) -> str:
+    """A test figure: per cent of accuracy, or an error with its name."""
+    if value is None:
+        return "-"
+    if metric == "accuracy":
+        return f"{100 * value:.2f} %"
+    return f"{metric} {value:.4g}"

@@ -1,0 +1,80 @@
+"""`covey watch`: the report of a run that is under way, in a browser of this machine."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from covey.cli import runs
+from covey.cli.options import AsJson
+from covey.errors import ConfigError
+from covey.report.facts import Facts
+from covey.runs import status
+
+_WAIT = 0.2  # s between two looks at a run that has not begun
+
+
+def watch(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN ...]",
+            help="Folders of runs, under way or ended. Default: list those under way in runs/.",
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="The port to listen on. Default: a free one."),
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run while it is under way, as a page in a browser.
+
+    Prints the page's address on this machine, and serves it until Ctrl-C. The page is that of
+    `covey report`, and follows the run. Nothing is written, and the run does not notice.
+
+    Examples:
+
+      covey watch
+
+      covey watch runs/demo-sfedhp-1
+
+      covey watch runs/demo-sfedhp-1 runs/fedavg-1 --port 8000
+    """
+    if not folders:
+        runs.print_runs(Path("runs"), as_json, only="running")
+        return
+    from covey.report import live
+    from covey.report.page import build
+
+    facts = Facts(folders)
+    _wait_for_beginning(facts)
+    current = live.LiveFacts(facts)
+    listener = live.listen(port)
+    address = f"http://{live.HOST}:{listener.getsockname()[1]}/"
+    console = Console(soft_wrap=True, highlight=False)
+    if as_json:
+        console.print_json(data={"address": address}, indent=None)
+    else:
+        console.print(f"{address}   (Ctrl-C ends)")
+    console.file.flush()
+    server, _ = live.server(current, lambda value: build(value, live=True))
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+
+
+def _wait_for_beginning(facts: Facts) -> None:
+    """Return when a run has written its first files; an error where nothing is going to."""
+    while True:
+        try:
+            facts.read()
+            return
+        except ConfigError:
+            if not any(status.running(folder) for folder in facts.folders):
+                raise
+            time.sleep(_WAIT)

@@ -1,0 +1,71 @@
+"""The figures that the papers print, from printed.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from covey.papers.tables import Row
+
+FILE = Path(__file__).parent / "printed.toml"
+_FACTS = ("note", "uncertain")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A printed figure. `uncertain`: the text that it was read from does not show its column."""
+
+    value: float
+    sd: float | None = None
+    uncertain: bool = False
+
+    def __str__(self) -> str:
+        text = f"{self.value:.2f}"
+        if self.sd is not None:
+            text += f" ± {self.sd:.2f}"
+        if self.uncertain:
+            text += " (?)"
+        return text
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that were printed together, by name."""
+
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    note: str = ""
+
+
+@cache
+def groups() -> Mapping[str, Mapping[str, Group]]:
+    """All groups, by paper and name.
+
+    >>> print(groups()["pfedme"]["mnist mlr"].cells["pFedMe PM"])
+    95.62 ± 0.04
+    """
+    content = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {
+        paper: {name: _group(values) for name, values in by_name.items()}
+        for paper, by_name in content.items()
+    }
+
+
+def cell(row: Row, model: str) -> Cell | None:
+    """The printed figure of a model of a row; None where the paper has none."""
+    group = groups().get(row.paper, {}).get(row.printed, Group())
+    return group.cells.get(row.cells.get(model, ""))
+
+
+def _group(values: Mapping[str, object]) -> Group:
+    uncertain = values.get("uncertain", ())
+    assert isinstance(uncertain, list | tuple)
+    cells = {}
+    for name, figures in values.items():
+        if name not in _FACTS:
+            assert isinstance(figures, list)
+            value, *sd = figures
+            cells[name] = Cell(value, next(iter(sd), None), name in uncertain)
+    return Group(cells, str(values.get("note", "")))

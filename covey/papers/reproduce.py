@@ -1,0 +1,102 @@
+"""Run the rows of tables that are missing, and save each when it is done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from typing import Protocol as Interface
+
+from covey.data import inventory
+from covey.errors import ConfigError, DataError
+from covey.papers import report, tables
+from covey.papers.measure import Options, Protocol, load, measure
+from covey.papers.results import Store, has, read
+from covey.papers.tables import Row
+
+
+class Watcher(Interface):
+    """What is told of the progress."""
+
+    def begin(self, row: Row, protocol: Protocol) -> None:
+        """A row begins."""
+
+    def tick(self, done: float) -> None:
+        """A round of it is over; `done` is the share of the row."""
+
+    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+        """A row is over; None where there was a result already, or another process runs it."""
+
+
+def reproduce(
+    rows: Sequence[Row],
+    protocols: Sequence[Protocol],
+    options: Options,
+    folder: Path,
+    watcher: Watcher,
+) -> None:
+    """All rows by the first protocol, then all by the next.
+
+    A row that cannot run does not stop the others; the error comes at the end.
+    """
+    failures = []
+    papers = list(dict.fromkeys(row.paper for row in rows))
+    with ExitStack() as stack:
+        stores = {paper: stack.enter_context(Store(folder, paper)) for paper in papers}
+        for protocol in protocols:
+            for row in rows:
+                watcher.begin(row, protocol)
+                result = None
+                try:
+                    result = _one(stores[row.paper], row, protocol, options, watcher)
+                except ConfigError as error:
+                    failures.append(f"{row.paper}/{row.key}: {error}")
+                watcher.end(row, protocol, result)
+        for store in stores.values():
+            write_page(store.path)
+    if failures:
+        count = f"{len(failures)} of {len(rows) * len(protocols)} rows"
+        raise ConfigError(f"{count} could not run. The first was {failures[0]}")
+
+
+def write_page(path: Path) -> None:
+    """Write the tables of a paper as Markdown beside its results."""
+    own = [tables.read(name) for name in tables.names() if name.startswith(f"{path.stem}/")]
+    page = path.with_suffix(".md")
+    part = page.with_name(f".{page.name}.{os.getpid()}.part")
+    part.write_text(report.markdown(own, read(path)), encoding="utf-8")
+    os.replace(part, page)
+
+
+def _one(
+    store: Store, row: Row, protocol: Protocol, options: Options, watcher: Watcher
+) -> Mapping[str, Any] | None:
+    """Run and save a row, unless its result is there or another process runs it."""
+    with store.claim(row, protocol) as mine:
+        if not mine or has(store.read(), row, protocol, options):
+            return None
+        missing = _missing(row, options)
+        if missing:
+            result: dict[str, Any] = {"rounds": 0, "seeds": 0, "seconds": 0.0, "missing": missing}
+        else:
+            result = measure(row, protocol, options, watcher.tick)
+        store.put(row, protocol, result)
+        return result
+
+
+def _missing(row: Row, options: Options) -> str:
+    """The name of a row's data set if it is not here and cannot be fetched, else ""."""
+    name = row.data["name"]
+    if name == "emnist":
+        name = f"emnist-{row.data.get('kind', 'digits')}"
+    statuses = inventory.present(options.data_dir)
+    absent = any(status.name == name and not status.present for status in statuses)
+    if not absent:
+        return ""
+    try:
+        load(row, 0, options)
+    except DataError:
+        return str(name)
+    return ""

@@ -1,0 +1,234 @@
+"""What our figures say of the printed ones: a verdict per cell, and claims about their order."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from covey.papers import printed
+from covey.papers.printed import Cell
+from covey.papers.results import Entry, Results
+from covey.papers.tables import Ordering, Row, Table
+
+POINTS = 1.0  # a figure that is this near is reproduced
+DEVIATIONS = 2.0  # or so many printed standard deviations
+SEEDS = 3  # fewer are "short"
+
+
+class Verdict(StrEnum):
+    """What can be said of a printed cell."""
+
+    POINT = "within 1 point"
+    DEVIATION = "within 2 printed sd"
+    ORDERING = "ordering holds"
+    DIFFERS = "not reproduced"
+    SHORT = "short"
+    NO_DATA = "data not found"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One model of one row beside the printed figure; "paper" is best on test."""
+
+    row: Row
+    model: str
+    printed: Cell | None
+    paper: tuple[float, ...]
+    honest: tuple[float, ...]
+    seconds: float
+    verdict: Verdict | None  # None where the paper prints nothing
+    why: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """How a claimed order fares in one setting: by how many points it holds, negative if not.
+
+    None where a figure is missing.
+    """
+
+    ordering: Ordering
+    setting: str
+    printed: float | None
+    ours: float | None
+
+
+Figure = Callable[[Row, str], float | None]
+"""The figure of a model of a row, printed or ours."""
+
+
+def lines(table: Table, results: Results) -> list[Line]:
+    """Every model of every row, and every printed cell that was not run."""
+    checked = claims(table, results)
+    return [
+        _line(table, row, model, _valid(results, row), checked)
+        for row in table.rows
+        for model in _models(row, _valid(results, row))
+    ]
+
+
+def claims(table: Table, results: Results) -> list[Claim]:
+    """Every ordering of a table in every setting that it is claimed for."""
+    by_setting: dict[str, dict[str, Row]] = {}
+    for row in table.rows:
+        by_setting.setdefault(row.setting, {})[row.method] = row
+
+    return [
+        _claim(ordering, setting, rows, results)
+        for ordering in table.orderings
+        for setting, rows in by_setting.items()
+        if fnmatch.fnmatchcase(setting, ordering.settings)
+    ]
+
+
+def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: Results) -> Claim:
+    def ours(row: Row, model: str) -> float | None:
+        values = _figures(_valid(results, row), "paper", model, of=ordering.of)
+        return statistics.mean(values) if values else None
+
+    claimed = ordering.printed
+    if claimed is None:
+        claimed = _margin(ordering, rows, _printed)
+    return Claim(ordering, setting, claimed, _margin(ordering, rows, ours))
+
+
+def counted(listed: Iterable[Line]) -> Counter[Verdict]:
+    """How many printed cells have each verdict.
+
+    A cell that was run in several settings, or that two models stand for, counts once, by the best
+    verdict.
+    """
+    order = list(Verdict)
+    best: dict[tuple[str, str], Verdict] = {}
+    for line in listed:
+        if line.verdict is None:
+            continue
+        cell = (line.row.printed, line.row.cells[line.model])
+        best[cell] = min(line.verdict, best.get(cell, line.verdict), key=order.index)
+    return Counter(best.values())
+
+
+def compare(ours: Sequence[float], cell: Cell) -> Verdict:
+    """Whether the mean of our seeds is near a printed figure.
+
+    >>> compare([95.0, 95.4], Cell(95.62, 0.04)).value
+    'within 1 point'
+    """
+    distance = abs(statistics.mean(ours) - cell.value)
+    if distance <= POINTS:
+        return Verdict.POINT
+    if cell.sd is not None and distance <= DEVIATIONS * cell.sd:
+        return Verdict.DEVIATION
+    return Verdict.DIFFERS
+
+
+def _line(table: Table, row: Row, model: str, entry: Entry, checked: Sequence[Claim]) -> Line:
+    cell = printed.cell(row, model)
+    verdict = None
+    why = entry.get("paper", {}).get("diverged", "")
+    if cell is not None:
+        verdict, why = _verdict(table, row, model, cell, entry, checked)
+    parts = [entry[protocol]["seconds"] for protocol in ("paper", "honest") if protocol in entry]
+    return Line(
+        row,
+        model,
+        cell,
+        _figures(entry, "paper", model),
+        _figures(entry, "honest", model),
+        sum(parts),
+        verdict,
+        why,
+    )
+
+
+def _verdict(
+    table: Table, row: Row, model: str, cell: Cell, entry: Entry, checked: Sequence[Claim]
+) -> tuple[Verdict, str]:
+    """The verdict on a printed cell, and the reason for it."""
+    result = entry.get("paper", {})
+    if result.get("missing"):
+        command = f"covey reproduce {row.paper}/{row.table} --rows '{row.name}' --data-dir DIR"
+        return Verdict.NO_DATA, f"{result['missing']} is not here; run {command}"
+    ours = _figures(entry, "paper", model)
+    if not ours:
+        if result.get("diverged"):
+            return Verdict.DIFFERS, "it diverged before the first score"
+        return Verdict.NOT_RUN, ""
+    if result["rounds"] < row.rounds or len(ours) < SEEDS:
+        return Verdict.SHORT, f"{result['rounds']} of {row.rounds} rounds, {len(ours)} of 3 seeds"
+    verdict = compare(ours, cell)
+    reason = table.reason(row)
+    if result.get("diverged"):
+        reason = f"it diverges, {result['diverged']}; the best round before counts"
+    if verdict is not Verdict.DIFFERS:
+        return verdict, ""
+    if _in_order(row, model, checked):
+        verdict = Verdict.ORDERING
+    return verdict, reason
+
+
+def _in_order(row: Row, model: str, checked: Sequence[Claim]) -> bool:
+    """Whether all orders hold that name a cell and that hold among the printed figures."""
+    name = f"{row.method}:{model}"
+    naming = [
+        claim
+        for claim in checked
+        if claim.setting == row.setting
+        and any(name in group for group in claim.ordering.chain)
+        and claim.printed is not None
+        and claim.printed > 0
+    ]
+    return bool(naming) and all(claim.ours is not None and claim.ours > 0 for claim in naming)
+
+
+def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> float | None:
+    """By how many points an order holds; None where a figure is missing."""
+    groups = []
+    for group in ordering.chain:
+        values = []
+        for name in group:
+            method, _, model = name.partition(":")
+            value = figure(rows[method], model) if method in rows else None
+            if value is None:
+                return None
+            values.append(value)
+        groups.append(values)
+    gaps = []
+    for higher, lower in itertools.pairwise(groups):
+        least = max(higher) if ordering.by == "best" else min(higher)
+        gaps.append(least - max(lower))
+    return min(gaps)
+
+
+def _printed(row: Row, model: str) -> float | None:
+    cell = printed.cell(row, model)
+    return None if cell is None else cell.value
+
+
+def _valid(results: Results, row: Row) -> Entry:
+    """The results of a row, unless they are of other settings."""
+    entry = results.get(row.key, {})
+    return entry if entry.get("settings") == row.digest() else {}
+
+
+def _figures(entry: Entry, protocol: str, model: str, *, of: str = "models") -> tuple[float, ...]:
+    """One figure per seed, in percent."""
+    return tuple(entry.get(protocol, {}).get(of, {}).get(model, ()))
+
+
+def _models(row: Row, entry: Entry) -> list[str]:
+    """The models of a row: those with a printed cell, and those that were measured."""
+    measured = [
+        model
+        for protocol in ("paper", "honest")
+        for model in entry.get(protocol, {}).get("models", {})
+        if not (model == "global" and row.algorithm["name"] == "local")
+    ]
+    with_cell = [model for model in row.cells if printed.cell(row, model) is not None]
+    return list(dict.fromkeys([*with_cell, *measured]))

@@ -1,0 +1,206 @@
+"""The facts of runs, from their folders, as one JSON value: what a report shows.
+
+docs/watch.md has its keys. A key is left out where there is nothing to say. Sums of single nodes
+are checked against the figures that the run recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import covey
+from covey.errors import CheckpointError, ConfigError
+from covey.report.run_files import RunFiles, SeedRecord
+from covey.report.seed_facts import SeedFacts, thinned_to
+from covey.report.summary import labels
+from covey.runs import status
+
+FORMAT = 2
+
+
+class Facts:
+    """The facts of the runs in some folders; those under way are read again and again."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self.folders = [Path(folder) for folder in folders]
+        self._files: dict[Path, RunFiles] = {}
+        if not self.folders:
+            raise ConfigError("name at least one run folder.")
+        for folder in self.folders:
+            self._run_files(folder)
+
+    def read(self) -> dict[str, Any]:
+        """The facts as they are now."""
+        runs = [run for folder in self.folders for run in self._with_compared(folder)]
+        keys = _unique([run.key for run in runs])
+        begun = [record for run in runs for record in run.records]
+        if not begun:
+            raise ConfigError(f"{self.folders[0]} has no rounds yet; wait for its run to begin.")
+        rounds = thinned_to(begun)
+        populations: list[dict[str, Any]] = []
+        titles = _titles(runs)
+        out = []
+        for run, key, title in zip(runs, keys, titles, strict=True):
+            out.append({"key": key, "title": title, **run.as_dict(populations, rounds)})
+        return {
+            "format": FORMAT,
+            "made_by": f"covey {covey.__version__}",
+            "title": _title(runs),
+            "baselines": [key for run, key in zip(runs, keys, strict=True) if run.beside],
+            "populations": populations,
+            "runs": out,
+        }
+
+    @property
+    def running(self) -> bool:
+        """Whether one of the runs is under way."""
+        return any(status.running(folder) for folder in self.folders)
+
+    def _run_files(self, folder: Path) -> RunFiles:
+        if folder not in self._files:
+            self._files[folder] = RunFiles(folder)
+        return self._files[folder]
+
+    def _with_compared(self, folder: Path) -> list[_Run]:
+        """A run and the algorithms that ran beside it; of these, the ones that have begun."""
+        files = RunFiles(folder)  # `rounds` may have grown
+        if folder in self._files and self._files[folder].settings == files.settings:
+            files = self._files[folder]
+        self._files[folder] = files
+        out = [_Run(files, files.read(), beside=False)]
+        for other in files.beside():
+            other_files = self._run_files(other)
+            records = other_files.read()
+            if records:
+                out.append(_Run(other_files, records, beside=True))
+        return out
+
+
+def facts(folders: Iterable[Path]) -> dict[str, Any]:
+    """The facts of the runs in some folders, as JSON can hold them."""
+    return Facts(folders).read()
+
+
+class _Run:
+    """One run, with what its seeds have written."""
+
+    def __init__(self, files: RunFiles, records: Sequence[SeedRecord], *, beside: bool) -> None:
+        self.files = files
+        self.records = records
+        self.beside = beside
+
+    @property
+    def key(self) -> str:
+        """The name of the folder; of an algorithm beside another one, with the other's before."""
+        folder = self.files.folder.absolute()
+        if self.beside:
+            return f"{folder.parent.parent.name}/{folder.name}"
+        return folder.name
+
+    @property
+    def method(self) -> str:
+        """What the algorithm calls itself; the name in the file where no seed has begun."""
+        if self.records:
+            return str(self.records[0].described.get("method", ""))
+        return str(self.files.settings.get("algorithm", {}).get("name", ""))
+
+    def as_dict(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+        """All facts but the key and the title; new populations are added to `populations`."""
+        files = self.files
+        where = status.read(files.folder)
+        out: dict[str, Any] = {
+            "folder": str(files.folder),
+            "command": f"covey run {shlex.quote(str(files.folder / 'config.toml'))}",
+            "state": where.state,
+            "finished": where.state == "finished",
+            "planned": files.rounds,
+            "done": self._done(),
+            "protocol": files.protocol,
+            "settings": files.settings,
+            "metric": "accuracy",
+            "parameters": 0,
+            "slots": {},
+            "seeds": [],
+        }
+        if where.reason is not None:
+            out["reason"] = where.reason
+        if where.started is not None:
+            out["started"] = where.started
+        if self.records:
+            out |= self._of_seeds(populations, rounds)
+        return out
+
+    def _done(self) -> int:
+        """The rounds that the slowest seed has run."""
+        done = [len(record.history) for record in self.records]
+        if len(done) < len(self.files.seeds):
+            return 0
+        return min(done)
+
+    def _of_seeds(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+        """What follows from the seeds that have begun."""
+        seeds = [SeedFacts(record, self.files.protocol) for record in self.records]
+        first = seeds[0]
+        described = first.record.described
+        out: dict[str, Any] = {
+            "metric": first.metric,
+            "parameters": described["parameters"],
+            "slots": described["slots"],
+            "seeds": [seed.as_dict(populations, rounds) for seed in seeds],
+        }
+        names = labels(first.tiers_of_models(), described["private"])
+        if names:
+            out["labels"] = names
+        drawn = first.sampled()
+        if drawn is not None:
+            out["sample"] = {"devices": drawn}
+        return out
+
+
+def as_json(value: dict[str, Any]) -> str:
+    """The facts as text; a CheckpointError where a number in them is not finite."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        raise CheckpointError(f"the facts hold a number that is not finite: {error}.") from error
+
+
+def _unique(keys: Sequence[str]) -> list[str]:
+    """The keys, numbered where two are the same."""
+    out: list[str] = []
+    for key in keys:
+        number = 1
+        other = key
+        while other in out:
+            number += 1
+            other = f"{key} ({number})"
+        out.append(other)
+    return out
+
+
+def _titles(runs: Sequence[_Run]) -> list[str]:
+    """The method of every run, with its folder where two have the same one."""
+    methods = [run.method for run in runs]
+    out = []
+    for run in runs:
+        title = run.method
+        if methods.count(title) > 1:
+            title = f"{title} ({run.key})"
+        out.append(title)
+    return out
+
+
+def _title(runs: Sequence[_Run]) -> str:
+    """What the page is about: the data and the number of devices, or the number of runs."""
+    names = set()
+    for run in runs:
+        data = run.files.settings.get("data", {}).get("name", "data")
+        for record in run.records:
+            names.add(f"{data} on {record.described['sizes'][-1]:,} devices")
+    if len(names) == 1:
+        return names.pop()
+    return f"{len(runs)} runs"

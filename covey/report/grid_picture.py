@@ -1,0 +1,145 @@
+"""The picture of a comparison: every method's reported model against what it used.
+
+The colour of a line is the tier that keeps the model; style and marker are the method's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from covey.report.compare import OTHER, STYLES, Histories, Line, value_of, zoom
+from covey.report.plot import COLOURS
+from covey.runs.run import Round
+
+Used = Callable[[Round], float]
+"""What a round adds to the horizontal axis."""
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
+_MARKED = 6  # markers on a line
+_PANEL = (4.1, 4.6)  # inches
+_NAMES = 2.3  # inches for the names on the right
+
+
+def draw(runs: Mapping[str, tuple[str, Histories]], path: Path, *, modelled: bool) -> None:
+    """Draw a PNG of test accuracy (RMSE's loss, for numbers) against rounds, bytes and effort.
+
+    `runs` has the reported model and the rounds of every method. Effort is gradients or, with a
+    radio, modelled seconds.
+    """
+    panels: dict[str, Used] = {"rounds": _round, "MB of all links": _megabytes}
+    if modelled:
+        panels["seconds over the air"] = _air
+    else:
+        panels["gradients in thousands"] = _gradients
+    width = len(panels) * _PANEL[0] + _NAMES
+    figure = Figure(figsize=(width, _PANEL[1]), layout="constrained")
+    every = figure.subplots(1, len(panels), sharey=True)
+    percent = _percent(runs)
+    for axes, (label, used) in zip(every, panels.items(), strict=True):
+        drawn = lines(runs, used)
+        _plot(axes, drawn)
+        axes.set_xlabel(label)
+        axes.grid(axis="y", color="#e8ebee", lw=0.8)
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0].set_ylabel("test accuracy (%)" if percent else "test loss")
+    if percent and drawn:
+        zoom(every[0], drawn)
+    _legend(figure, every[-1], drawn, "{:.1f}" if percent else "{:.4g}")
+    part = path.with_name(f".{path.name}.part")
+    figure.savefig(part, dpi=120, format="png")
+    os.replace(part, path)
+
+
+def lines(runs: Mapping[str, tuple[str, Histories]], used: Used) -> list[Line]:
+    """One line for the reported model of every method; its horizontal places are means of seeds."""
+    out = []
+    for number, (method, (model, histories)) in enumerate(runs.items()):
+        scored = [[record for record in history if record.models] for history in histories]
+        length = min(map(len, scored))
+        values = [[value_of(record, model) for record in each[:length]] for each in scored]
+        places = [_places(history, used)[:length] for history in histories]
+        line = Line(
+            label=f"{method} {model}",
+            colour=COLOURS.get(scored[0][-1].models[model].tier, OTHER),
+            style=STYLES[number % len(STYLES)],
+            rounds=np.mean(places, axis=0).tolist(),
+            values=np.array(values),
+        )
+        out.append(line)
+    return out
+
+
+def _plot(axes: Axes, drawn: Sequence[Line]) -> None:
+    """The means over seeds; a method that uses nothing is a level at its last value."""
+    furthest = max((line.rounds[-1] for line in drawn), default=0.0)
+    for number, line in enumerate(drawn):
+        places = list(line.rounds)
+        values = line.values.mean(0).tolist()
+        if not places[-1] and furthest:
+            places = [0.0, furthest]
+            values = [line.end, line.end]
+        every = max(1, len(values) // _MARKED)
+        axes.plot(
+            places,
+            values,
+            ls=line.style,
+            color=line.colour,
+            lw=1.6,
+            marker=_MARKERS[number % len(_MARKERS)],
+            ms=5.5,
+            mec="white",
+            mew=0.6,
+            markevery=(number % every, every),
+            label=line.label,
+        )
+    axes.set_xlim(0, furthest or 1)
+
+
+def _legend(figure: Figure, axes: Axes, drawn: Sequence[Line], number: str) -> None:
+    """The methods on the right with their last values, the largest first."""
+    handles = axes.get_lines()
+    pairs = sorted(zip(drawn, handles, strict=True), key=lambda pair: -pair[0].end)
+    figure.legend(
+        [handle for _, handle in pairs],
+        [f"{number.format(line.end)}  {line.label}" for line, _ in pairs],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=9,
+        handlelength=3.2,
+        title="last round, mean of seeds",
+        title_fontsize=9,
+        alignment="left",
+    )
+
+
+def _places(history: Sequence[Round], used: Used) -> list[float]:
+    """What was used up to every scored round."""
+    sums = np.cumsum([used(record) for record in history])
+    return [float(total) for total, record in zip(sums, history, strict=True) if record.models]
+
+
+def _percent(runs: Mapping[str, tuple[str, Histories]]) -> bool:
+    histories = [history for _, seeds in runs.values() for history in seeds]
+    return any(record.accuracy() is not None for history in histories for record in history)
+
+
+def _round(record: Round) -> float:
+    return 1.0
+
+
+def _megabytes(record: Round) -> float:
+    return record.bytes() / 1e6
+
+
+def _gradients(record: Round) -> float:
+    return record.gradients / 1e3
+
+
+def _air(record: Round) -> float:
+    return 0.0 if record.radio is None else record.radio.seconds

@@ -1,0 +1,381 @@
+"""The facts of one seed of a run: curves of models, bytes of links, and figures of single nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from covey.errors import CheckpointError, ConfigError
+from covey.report.run_files import DAMAGE, Protocol, SeedRecord
+from covey.runs.node_round import Metric
+from covey.runs.packing import Array, pack, packed_size
+from covey.runs.record import Round
+from covey.runs.scoring import Model, Score
+from covey.runs.selection import Selection, select
+from covey.wireless.clock import RadioRecord
+
+ROUNDS = 160
+"""Figures of single devices are given for this many rounds at most."""
+_BYTES = 1_500_000
+"""The figures of single devices of all runs take no more bytes than this, before base64."""
+_FEWEST = 8
+_FIGURE: dict[Metric, str] = {
+    "accuracy": "accuracy_fallback",
+    "rmse": "rmse_fallback",
+    "loss": "loss_fallback",
+}
+"""The figure of a score over all devices; the global model stands in where a device keeps none."""
+
+
+def thinned_to(records: Iterable[SeedRecord]) -> int:
+    """For how many rounds figures of single devices are given: `ROUNDS`, or fewer for many."""
+    size = 0
+    for record in records:
+        for figures in list(record.nodes.values())[-1:]:
+            for sums in figures.devices.values():
+                size += packed_size(sums, whole=figures.metric == "accuracy")
+    if not size:
+        return ROUNDS
+    return min(ROUNDS, max(_FEWEST, _BYTES // size))
+
+
+class SeedFacts:
+    """One seed of a run."""
+
+    def __init__(self, record: SeedRecord, protocol: Protocol) -> None:
+        self.record = record
+        self.protocol = protocol
+        self.metric: Metric = record.described["metric"]
+
+    @cached_property
+    def scored(self) -> list[Round]:
+        """The rounds that were scored."""
+        return [record for record in self.record.history if record.models]
+
+    @cached_property
+    def selections(self) -> dict[str, Selection]:
+        """The chosen, last and best round of every model that has them."""
+        if not self.scored:
+            return {}
+        names = list(self.scored[-1].models)
+        if not self.record.described["learns_global"]:
+            names = [name for name in names if name not in ("global", "new_global")]
+        out = {}
+        for name in names:
+            try:
+                out[name] = select(self.scored, name, self.protocol)
+            except ConfigError:  # no examples to choose a round on
+                continue
+        return out
+
+    def tiers_of_models(self) -> dict[str, str]:
+        """The tier of every model."""
+        return {name: chosen.last.models[name].tier for name, chosen in self.selections.items()}
+
+    def chosen_value(self, name: str) -> float | None:
+        """The figure of a model in its chosen round; None where there is none."""
+        if name not in self.selections:
+            return None
+        return self._value(self.selections[name].chosen.models[name].scores["test"])
+
+    def sampled(self) -> int | None:
+        """How many devices were drawn to be scored; None: all were scored."""
+        for name, selection in self.selections.items():
+            return selection.last.models[name].scores["test"].sampled
+        return None
+
+    def as_dict(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+        """All facts; a new population is added to `populations`."""
+        try:
+            return self._facts(populations, rounds)
+        except DAMAGE as error:
+            raise CheckpointError(f"{self.record.folder} is damaged: {error!r}.") from error
+
+    def _facts(self, populations: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+        history = self.record.history
+        described = self.record.described
+        node_rounds = self._node_rounds(rounds)
+        out: dict[str, Any] = {
+            "seed": self.record.seed,
+            "tiers": described["tiers"],
+            "sizes": described["sizes"],
+            "rounds": [record.round + 1 for record in self.scored],
+            "node_rounds": [round + 1 for round in node_rounds],
+            "seconds": sum(record.seconds for record in history),
+            "gradients": sum(record.gradients for record in history),
+            "models": self._models(node_rounds),
+            "links": self._links(),
+        }
+        if "note" in described:
+            out["note"] = described["note"]
+        else:
+            out["population"] = _shared(described["population"], populations)
+            out["parents"] = described["parents"]
+            out |= self._of_nodes()
+        radio = self._radio()
+        if radio:
+            out["radio"] = radio
+        newcomers = self._newcomers()
+        if newcomers:
+            out["newcomers"] = newcomers
+        return out
+
+    # Models
+
+    def _node_rounds(self, count: int) -> list[int]:
+        """The rounds, counted from 0, for which figures of single devices are given."""
+        recorded = list(self.record.nodes)
+        if not recorded:
+            return []
+        chosen = {selection.chosen.round for selection in self.selections.values()}
+        needed = {recorded[-1], *(chosen & set(recorded))}
+        return thinned(recorded, needed, count)
+
+    def _models(self, node_rounds: Sequence[int]) -> dict[str, dict[str, Any]]:
+        out = {}
+        for name, selection in self.selections.items():
+            if not name.startswith("new_"):
+                facts = self._model(name, selection)
+                facts |= self._sums(name, node_rounds)
+                facts |= self._of_chosen(name, selection.chosen.round)
+                out[name] = facts
+        return out
+
+    def _model(self, name: str, selection: Selection) -> dict[str, Any]:
+        """The figures of a model over all devices."""
+        chosen = selection.chosen.models[name]
+        score = chosen.scores["test"]
+        out: dict[str, Any] = {
+            "tier": chosen.tier,
+            "chosen": selection.chosen.round + 1,
+            "value": self._value(score),
+            "last": self._value(selection.last.models[name].scores["test"]),
+            "best": self._value(selection.best_on_test.models[name].scores["test"]),
+            "worst": score.worst_decile,
+            "error": score.standard_error_fallback,
+            "mae": score.mae_fallback,
+            "r2": score.r2_fallback,
+            "nonzeros": chosen.nonzeros,
+            "cut": chosen.cut,
+            "layers": chosen.layers,
+            "holders": chosen.holders,
+            "curve": [self._curve(record.models.get(name)) for record in self.scored],
+        }
+        return {key: value for key, value in out.items() if value is not None}
+
+    def _curve(self, model: Model | None) -> float | None:
+        """The figure of a model in one round, shortened."""
+        if model is None or "test" not in model.scores:
+            return None
+        value = self._value(model.scores["test"])
+        if value is None:
+            return None
+        return float(f"{value:.6g}")
+
+    def _value(self, score: Score) -> float | None:
+        """The figure over all devices; None where it is not known or not finite."""
+        value: float | None = getattr(score, _FIGURE[self.metric])
+        if value is None or not math.isfinite(value):
+            return None
+        return value
+
+    def _sums(self, name: str, node_rounds: Sequence[int]) -> dict[str, Any]:
+        """The sums of every device in some rounds; nothing where none was recorded."""
+        if not node_rounds:
+            return {}
+        devices = self.record.described["sizes"][-1]
+        sums = np.full((len(node_rounds), devices), np.nan)
+        for row, round in enumerate(node_rounds):
+            values = self.record.nodes[round].devices.get(name)
+            if values is not None:
+                sums[row] = values
+                self._check_sums(name, round, values)
+        return {"sums": pack(sums, whole=self.metric == "accuracy")}
+
+    def _check_sums(self, name: str, round: int, sums: Array) -> None:
+        """A CheckpointError unless the devices' sums are those that the run recorded."""
+        recorded = self._value(self.record.history[round].models[name].scores["test"])
+        counted = ~np.isnan(sums)
+        examples = np.asarray(self.record.described["population"]["test"])[counted].sum()
+        if recorded is None or not examples:
+            return
+        value = float(sums[counted].sum() / examples)
+        if self.metric == "rmse":
+            value = math.sqrt(value)
+        if math.isfinite(value) and not math.isclose(value, recorded, rel_tol=1e-5):
+            raise CheckpointError(
+                f"{self.record.folder / 'nodes.jsonl'} is damaged: in round {round + 1} the "
+                f"devices' {name} has a test {self.metric} of {value:.6g}, "
+                f"the run's record says {recorded:.6g}."
+            )
+
+    def _of_chosen(self, name: str, chosen: int) -> dict[str, Any]:
+        """Of single nodes in the chosen round: shares of non-zeros, and who holds the model."""
+        figures = self.record.nodes.get(chosen)
+        if figures is None or name not in figures.nonzeros:
+            return {}
+        out: dict[str, Any] = {"sparsity": _rounded(figures.nonzeros[name], 4)}
+        holds = figures.holds[name]
+        if not holds.all():
+            out["holds"] = [int(value) for value in holds]
+        return out
+
+    # Links and nodes
+
+    def _links(self) -> dict[str, dict[str, list[int]]]:
+        """The bytes of training in every round, by link."""
+        history = self.record.history
+        out: dict[str, dict[str, list[int]]] = {}
+        tiers = self.record.described["tiers"]
+        for link in map("-".join, pairwise(tiers)):
+            by_direction = {}
+            dense = [0] * len(history)
+            for direction in ("down", "up"):
+                traffic = [record.traffic.get((link, direction, "train")) for record in history]
+                by_direction[direction] = [sent.bytes if sent else 0 for sent in traffic]
+                for number, sent in enumerate(traffic):
+                    dense[number] += sent.dense if sent else 0
+            if sum(dense):
+                out[link] = by_direction | {"dense": dense}
+        return out
+
+    def _of_nodes(self) -> dict[str, Any]:
+        """The names of nodes, their bytes, and how often they were asked."""
+        out: dict[str, Any] = {}
+        if self.record.described["names"]:
+            out["names"] = self.record.described["names"]
+        if self.record.totals_rounds:
+            out["bytes"] = self._bytes()
+            out["bytes_rounds"] = self.record.totals_rounds
+        asked = self._asked()
+        if asked:
+            out["asked"] = asked
+        return out
+
+    def _bytes(self) -> dict[str, dict[str, list[int]]]:
+        """The bytes of every node, by tier and direction; checked against those of the links."""
+        out: dict[str, dict[str, list[int]]] = {}
+        rounds = self.record.totals_rounds
+        links = self._links()
+        for above, tier in pairwise(self.record.described["tiers"]):
+            link = links.get(f"{above}-{tier}")
+            if link is None:
+                continue
+            out[tier] = {}
+            for direction in ("down", "up"):
+                values = self.record.totals.get(tier, {}).get(direction, [])
+                sent = sum(link[direction][:rounds])
+                if sum(values) != sent:
+                    raise CheckpointError(
+                        f"{self.record.folder / 'totals.json'} is damaged: the nodes of tier "
+                        f"{tier} have {sum(values)} bytes {direction}, their link {sent}."
+                    )
+                size = self.record.described["sizes"][self.record.described["tiers"].index(tier)]
+                out[tier][direction] = [int(value) for value in values] or [0] * size
+        return out
+
+    def _asked(self) -> dict[str, list[int]]:
+        """In how many rounds every node was asked, by tier; empty where all always were."""
+        history = self.record.history
+        out = {}
+        described = self.record.described
+        for tier, size in zip(described["tiers"][1:], described["sizes"][1:], strict=True):
+            counts = np.zeros(size, dtype=np.int64)
+            for record in history:
+                counts[record.cohorts.get(tier, [])] += 1
+            if bool((counts < len(history)).any()):
+                out[tier] = counts.tolist()
+        return out
+
+    # Radio and newcomers
+
+    def _radio(self) -> dict[str, Any]:
+        """The rounds on the virtual clock, and the devices' means; nothing without a radio."""
+        records = [record.radio for record in self.record.history if record.radio is not None]
+        if not records:
+            return {}
+        out: dict[str, Any] = {
+            "seconds": [record.seconds for record in records],
+            "joules": [record.joules for record in records],
+            "left_out": [len(record.left_out) for record in records],
+            "late": [len(record.late) for record in records],
+        }
+        if "note" not in self.record.described:
+            out["devices"] = self._radio_devices(records)
+        return out
+
+    def _radio_devices(self, records: Sequence[RadioRecord]) -> dict[str, Any]:
+        """Means over each device's answers, and the rounds in which it was excluded or late."""
+        size = self.record.described["sizes"][-1]
+        out: dict[str, Any] = {}
+        for name in ("left_out", "late"):
+            counts = np.zeros(size, dtype=np.int64)
+            for record in records:
+                counts[getattr(record, name)] += 1
+            out[name] = counts.tolist()
+        tier = self.record.described["tiers"][-1]
+        sums = self.record.totals.get(tier, {})
+        if "answers" not in sums:
+            return out
+        answers = np.asarray(sums["answers"])
+        counted = np.where(answers > 0, answers, np.nan)
+        for name in ("ratio", "rate", "bandwidth", "seconds"):
+            out[name] = _shortened(np.asarray(sums[name]) / counted)
+        out["joules"] = _shortened(np.asarray(sums["joules"]))
+        return out
+
+    def _newcomers(self) -> dict[str, Any]:
+        """The devices that were held out of training; nothing where there are none."""
+        models = {}
+        for name, selection in self.selections.items():
+            if name.startswith("new_"):
+                facts = self._model(name, selection)
+                kept = ("value", "last", "chosen", "curve", "nonzeros")
+                models[name] = {key: facts[key] for key in kept if key in facts}
+                figures = self.record.nodes.get(selection.chosen.round)
+                if figures is not None and name in figures.newcomers:
+                    models[name]["sums"] = _rounded(figures.newcomers[name], 6)
+        described = self.record.described.get("newcomers")
+        if not models or described is None:
+            return {}
+        out = {"train": described["train"], "test": described["test"], "models": models}
+        if described["names"]:
+            out["names"] = described["names"]
+        return out
+
+
+def thinned(rounds: Sequence[int], needed: set[int], count: int) -> list[int]:
+    """At most `count` of the rounds, evenly spaced, and those that are needed.
+
+    >>> thinned(range(10), {3, 9}, 4)
+    [0, 3, 4, 9]
+    """
+    room = max(count - len(needed), 0)
+    others = [round for round in rounds if round not in needed]
+    if len(others) > room:
+        positions = {number * len(others) // room for number in range(room)}
+        others = [others[position] for position in sorted(positions)]
+    return sorted({*others, *needed})
+
+
+def _shared(population: Mapping[str, Any], populations: list[dict[str, Any]]) -> int:
+    """The position of a population in the list, to which a new one is added."""
+    value = dict(population)
+    if value not in populations:
+        populations.append(value)
+    return populations.index(value)
+
+
+def _rounded(values: Array, digits: int) -> list[float | None]:
+    """Numbers as JSON can hold them; None where one is not known."""
+    return [round(value, digits) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _shortened(values: Array) -> list[float | None]:
+    """Numbers with six digits; None where one is not known."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]

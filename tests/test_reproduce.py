@@ -1,0 +1,424 @@
+"""Tables of the papers: their files, the printed figures, verdicts, and running rows."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.algorithms import ALGORITHMS
+from covey.data import digits
+from covey.errors import ConfigError
+from covey.papers import __main__ as command
+from covey.papers import printed, report, reproduce, results, tables, verdicts
+from covey.papers.measure import Options, Protocol, make_model, make_tree, measure
+from covey.papers.printed import Cell
+from covey.papers.results import Store, has
+from covey.papers.tables import Ordering, Row, Table
+from covey.papers.verdicts import Verdict
+from experiments.papers.summary import summary
+from tests.cli.command import ROOT, covey
+
+TABLES = [tables.read(name) for name in tables.names()]
+OWN = ("local", "finetune", "centralised")  # what the papers lack
+QUICK = Options(seeds=1, rounds=2)
+
+
+def row_of(table: str, name: str) -> Row:
+    return next(row for row in tables.read(table).rows if row.name == name)
+
+
+def small(rounds: int = 4, method: str = "fedavg") -> Row:
+    """A row that trains in a moment; its figures are compared with those of a real table."""
+    row = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
+    return replace(
+        row,
+        method=method,
+        algorithm={"name": "fedavg", "steps": 1, "lr": 0.1},
+        data={"name": "digits", "devices": 4},
+        rounds=rounds,
+        score_every=1,
+    )
+
+
+def entry(row: Row, *values: float, **facts: Any) -> dict[str, Any]:
+    """Results as a file holds them, of the model `global`."""
+    result: dict[str, Any] = {"rounds": row.rounds, "seeds": len(values), "seconds": 1.0}
+    result |= {"models": {"global": list(values)}, **facts}
+    return {"settings": row.digest(), "paper": result}
+
+
+class Silent:
+    """Counts the rows that were run."""
+
+    def __init__(self, stop_after: int = 10**9) -> None:
+        self.ran: list[str] = []
+        self._left = stop_after
+
+    def begin(self, row: Row, protocol: Protocol) -> None:
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left -= 1
+
+    def tick(self, done: float) -> None:
+        assert 0 < done <= 1
+
+    def end(self, row: Row, protocol: Protocol, result: Mapping[str, Any] | None) -> None:
+        if result is not None:
+            self.ran.append(f"{row.name} {protocol}")
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.path)
+def test_every_row_of_a_table_can_be_made(table: Table) -> None:
+    keys = [row.key for row in table.rows]
+    assert len(set(keys)) == len(keys) > 0
+    names = {name for row in table.rows for name in row.cells.values()}
+    known = printed.groups()[table.paper]
+    groups = [known[row.printed].cells for row in table.rows if row.cells]
+    assert names <= {name for cells in groups for name in cells}
+    for row in table.rows:
+        fields = {name: value for name, value in row.algorithm.items() if name != "name"}
+        ALGORITHMS[row.algorithm["name"]](**fields)
+        if table.name.startswith("table"):
+            assert bool(row.cells) == (row.method not in (*OWN, "sfedhp-sparse"))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.path)
+def test_every_ordering_names_rows_of_its_table(table: Table) -> None:
+    models = ("global", "personal")
+    cells = {f"{row.method}:{model}" for row in table.rows for model in models}
+    settings = {row.setting for other in TABLES for row in other.rows}
+    for ordering in table.orderings:
+        assert {name for group in ordering.chain for name in group} <= cells
+        assert fnmatch.filter(settings, ordering.settings)
+        assert ordering.of in ("models", "area")
+        assert ordering.by in ("all", "best")
+
+
+def test_all_files_are_package_data() -> None:
+    patterns = (ROOT / "pyproject.toml").read_text()
+    assert '"papers/*.toml", "papers/*/*.toml"' in patterns
+    folders = {path.parent.parent.name for path in (ROOT / "covey/papers").glob("*/*.toml")}
+    assert folders == {"papers"}
+
+
+@pytest.mark.parametrize(
+    ("paper", "group", "name", "cell"),
+    [
+        ("pfedme", "mnist mlr", "pFedMe PM", Cell(95.62, 0.04)),
+        ("pfedme", "synthetic dnn", "PerFedAvg PM", Cell(85.01, 0.10)),
+        ("fedmac", "MNIST", "FedMac PM", Cell(98.9547)),
+        ("fedmac", "CIFAR-100", "HeurFedAMP PM", Cell(90.4033)),
+        ("sfedhp", "MNIST setting 1", "sFedHP 20 GM", Cell(94.93, 0.03)),
+        ("sfedhp", "MNIST setting 1", "pFedMe 30 PM", Cell(52.07)),
+        ("sfedhp", "FMNIST setting 2", "HierFAVG GM", Cell(85.48, 0.08)),
+        ("sfedhp", "CIFAR-10 setting 2", "sFedHP 30 GM", Cell(94.09, 0.10)),
+        ("permfl", "MNIST linear", "PerMFL PM", Cell(96.77, 0.0)),
+        ("permfl", "FMNIST linear", "hSGD GM", Cell(81.653, 1.8, uncertain=True)),
+        ("permfl", "FMNIST network worst", "PerMFL GM", Cell(70.28)),
+        ("wireless", "latency in ms", "only personalization", Cell(55, 0.55)),
+    ],
+)
+def test_figures_are_those_of_the_papers(paper: str, group: str, name: str, cell: Cell) -> None:
+    assert printed.groups()[paper][group].cells[name] == cell
+
+
+@pytest.mark.parametrize(
+    ("ours", "cell", "verdict"),
+    [
+        ([94.62, 94.62], Cell(95.62), Verdict.POINT),
+        ([94.6, 94.6], Cell(95.62), Verdict.DIFFERS),
+        ([91.0, 92.0], Cell(87.41, 6.35), Verdict.DEVIATION),
+        ([75.0], Cell(87.41, 6.2), Verdict.DIFFERS),
+        ([94.0, 97.0], Cell(95.62, 0.04), Verdict.POINT),
+    ],
+)
+def test_a_figure_is_near_a_printed_one(ours: list[float], cell: Cell, verdict: Verdict) -> None:
+    assert verdicts.compare(ours, cell) is verdict
+
+
+def hand_made(**figures: tuple[float, ...]) -> tuple[Table, dict[str, Any]]:
+    """FedAvg, Per-FedAvg and pFedMe of pFedMe's Table 1 with these figures of `global`."""
+    base = row_of("pfedme/table1", "legacy2020/mlr/fedavg")
+    cells = {"fedavg": "FedAvg GM", "perfedavg": "PerFedAvg PM", "pfedme": "pFedMe PM"}
+    rows = tuple(
+        replace(base, method=method, cells={"global": cell}) for method, cell in cells.items()
+    )
+    chain = (("pfedme:global",), ("fedavg:global",))
+    table = Table("pfedme", "table1", "t", rows, orderings=(Ordering("claimed", chain),))
+    content = {row.key: entry(row, *figures[row.method]) for row in rows if row.method in figures}
+    return table, content
+
+
+def test_a_cell_that_is_off_may_still_stand_in_order() -> None:
+    low = (90.0, 90.2, 90.4)
+    table, content = hand_made(fedavg=low, perfedavg=low, pfedme=(92.0, 92.1, 92.2))
+    said = {line.row.method: line.verdict for line in verdicts.lines(table, content)}
+    assert said == {
+        "fedavg": Verdict.ORDERING,
+        "perfedavg": Verdict.DIFFERS,  # no claim names it
+        "pfedme": Verdict.ORDERING,
+    }
+    (claim,) = verdicts.claims(table, content)
+    assert claim.ours == pytest.approx(1.9)
+    assert claim.printed == pytest.approx(95.62 - 93.96)
+
+
+def test_an_order_that_does_not_hold_leaves_both_cells_not_reproduced() -> None:
+    table, content = hand_made(fedavg=(92.0, 92.0, 92.0), pfedme=(91.0, 91.0, 91.0))
+    said = {line.row.method: line.verdict for line in verdicts.lines(table, content)}
+    assert said["fedavg"] is said["pfedme"] is Verdict.DIFFERS
+    assert said["perfedavg"] is Verdict.NOT_RUN
+    (claim,) = verdicts.claims(table, content)
+    assert report.claim_cells(claim)[2:] == ("holds (+1.66)", "does not hold (-1.00)")
+
+
+def test_an_order_that_the_paper_itself_contradicts_is_said_so() -> None:
+    table = tables.read("sfedhp/table2")
+    claims = [claim for claim in verdicts.claims(table, {}) if claim.printed is not None]
+    broken = [claim.ordering.claim for claim in claims if claim.printed <= 0]
+    assert broken == ["hierarchical methods have better global models than all flat ones"]
+    assert report.claim_cells(claims[1])[2:] == ("does not hold (-0.21)", "not run")
+
+
+def test_a_claim_about_speed_compares_the_mean_over_all_rounds() -> None:
+    table, content = hand_made(fedavg=(93.0,) * 3, pfedme=(92.0,) * 3)
+    for row, area in zip(table.rows, (70.0, 0.0, 80.0), strict=True):
+        if row.key in content:
+            content[row.key]["paper"]["area"] = {"global": [area] * 3}
+    ordering = replace(table.orderings[0], of="area", printed=1.1)
+    (claim,) = verdicts.claims(replace(table, orderings=(ordering,)), content)
+    assert (claim.printed, claim.ours) == (1.1, 10.0)
+
+
+def test_few_rounds_or_seeds_are_short_and_missing_data_has_its_command() -> None:
+    table, content = hand_made(fedavg=(93.9, 93.9), perfedavg=(94.4,) * 3, pfedme=(95.6,) * 3)
+    rows = {row.method: row for row in table.rows}
+    content[rows["perfedavg"].key]["paper"]["rounds"] = 100
+    content[rows["pfedme"].key] = entry(rows["pfedme"], missing="mnist")
+    lines = {line.row.method: line for line in verdicts.lines(table, content)}
+    assert lines["fedavg"].verdict is Verdict.SHORT
+    assert lines["fedavg"].why == "800 of 800 rounds, 2 of 3 seeds"
+    assert lines["perfedavg"].verdict is Verdict.SHORT
+    assert lines["perfedavg"].why == "100 of 800 rounds, 3 of 3 seeds"
+    assert lines["pfedme"].verdict is Verdict.NO_DATA
+    wanted = "covey reproduce pfedme/table1 --rows 'legacy2020/mlr/pfedme' --data-dir DIR"
+    assert wanted in lines["pfedme"].why
+    counts = verdicts.counted(lines.values())
+    assert counts == {Verdict.SHORT: 2, Verdict.NO_DATA: 1}
+
+
+def test_a_cell_of_two_settings_counts_once_by_the_better_verdict() -> None:
+    table, content = hand_made(fedavg=(93.9,) * 3)
+    other = replace(table.rows[0], setting="disjoint/mlr")
+    content[other.key] = entry(other, 91.0, 91.0, 91.0)
+    table = replace(table, rows=(other, table.rows[0]))
+    assert verdicts.counted(verdicts.lines(table, content)) == {Verdict.POINT: 1}
+
+
+def test_results_of_other_settings_are_no_results() -> None:
+    table, content = hand_made(fedavg=(93.9,) * 3)
+    row = table.rows[0]
+    changed = replace(row, algorithm={**row.algorithm, "lr": 0.5})
+    assert has(content, row, "paper", Options())
+    assert not has(content, row, "paper", Options(seeds=4))
+    assert not has(content, changed, "paper", Options())
+    lines = verdicts.lines(replace(table, rows=(changed,)), content)
+    assert [line.verdict for line in lines] == [Verdict.NOT_RUN]
+
+
+def test_a_row_stops_and_goes_on_and_a_longer_run_replaces_it(tmp_path: Path) -> None:
+    rows = [small(method=name) for name in ("a", "b", "c")]
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce(rows, ("paper",), QUICK, tmp_path, Silent(stop_after=2))
+    assert set(results.read(tmp_path / "pfedme.json")) == {rows[0].key, rows[1].key}
+    again = Silent()
+    reproduce.reproduce(rows, ("paper", "honest"), QUICK, tmp_path, again)
+    names = [row.name for row in rows]
+    assert again.ran == [f"{names[2]} paper", *(f"{name} honest" for name in names)]
+    longer = Silent()
+    options = Options(seeds=2, rounds=3)
+    reproduce.reproduce(rows[:1], ("paper",), options, tmp_path, longer)
+    assert longer.ran == [f"{names[0]} paper"]
+    stored = results.read(tmp_path / "pfedme.json")[rows[0].key]
+    assert [stored[protocol]["seeds"] for protocol in ("paper", "honest")] == [2, 1]
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".part"]
+
+
+def test_a_row_that_cannot_run_does_not_stop_the_others(tmp_path: Path) -> None:
+    wrong = replace(small(method="a"), data={"name": "digits", "devices": -1})
+    good = small(method="b")
+    watcher = Silent()
+    with pytest.raises(
+        ConfigError, match=r"1 of 2 rows could not run. The first was pfedme/table1"
+    ):
+        reproduce.reproduce([wrong, good], ("paper",), QUICK, tmp_path, watcher)
+    assert watcher.ran == [f"{good.name} paper"]
+
+
+def test_seeds_side_by_side_have_the_figures_of_each_alone() -> None:
+    row = small()
+    together = measure(row, "honest", Options(seeds=2))["models"]["global"]
+    one = measure(row, "honest", Options(seeds=1))["models"]["global"]
+    assert together[:1] == one
+    assert together[0] != together[1]
+
+
+def test_the_area_is_the_mean_of_the_scored_rounds() -> None:
+    row = small()
+    shorter = [measure(row, "paper", Options(1, rounds)) for rounds in (1, 2)]
+    first, both = [result["area"]["global"][0] for result in shorter]
+    best = shorter[1]["models"]["global"][0]
+    assert both == pytest.approx((first + best) / 2, abs=1e-3)
+
+
+def test_a_row_that_diverges_has_the_figures_of_the_rounds_before() -> None:
+    # a decay of 3 makes every weight -2 times as large in every step
+    follows = {"name": "pfedme", "lam": 0.001, "lr": 1000.0, "steps": 1, "local_rounds": 3}
+    row = replace(small(), algorithm={**follows, "personal_lr": 1.0, "weight_decay": 3.0})
+    result = measure(row, "paper", Options(seeds=1, rounds=200))
+    assert "is no longer finite" in result["diverged"]
+    assert 0 < result["models"]["global"][0] <= 100
+
+
+def test_a_row_of_another_process_is_left_to_it_until_that_ends(tmp_path: Path) -> None:
+    row = small()
+    byte = results._byte(f"{row.key} paper")
+    holder = (
+        f"import fcntl, sys; fcntl.lockf(sys.stdout, fcntl.LOCK_EX, 1, {byte}); sys.stdin.read()"
+    )
+    with Store(tmp_path, "pfedme") as store:
+        with (tmp_path / ".pfedme.lock").open("a") as lock:
+            words = [sys.executable, "-c", holder]
+            other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=lock)
+        with other:
+            while claimed(store, row):
+                time.sleep(0.01)
+            other.kill()
+        assert claimed(store, row)
+
+
+def claimed(store: Store, row: Row) -> bool:
+    with store.claim(row, "paper") as mine:
+        return mine
+
+
+def test_merging_keeps_the_longer_result(tmp_path: Path) -> None:
+    row = small()
+    short, long = (entry(row, 1.0)["paper"] | {"rounds": rounds} for rounds in (2, 9))
+    with Store(tmp_path / "ours", "pfedme") as ours:
+        ours.put(row, "paper", long)
+    with Store(tmp_path / "theirs", "pfedme") as theirs:
+        theirs.put(row, "paper", short)
+        theirs.put(row, "honest", short)
+    command.main(["merge", str(theirs.path), "--out", str(tmp_path / "ours")])
+    stored = results.read(ours.path)[row.key]
+    assert (stored["paper"]["rounds"], stored["honest"]["rounds"]) == (9, 2)
+    assert ours.path.with_suffix(".md").exists()
+
+
+def test_models_and_trees_are_those_of_the_file() -> None:
+    shards = digits(devices=6, labels=2)
+    network = make_model({"name": "mlp", "hidden": [7]}, shards)
+    assert sum(value.numel() for value in network.parameters()) == 64 * 7 + 7 + 7 * 10 + 10
+    _, tree = make_tree({"form": "random", "edges": 2}, shards, seed=3)
+    assert [len(level) for level in tree.children] == [1, 2]
+    assert make_tree({}, shards, seed=0)[1].tiers == ("server", "device")
+
+
+def test_data_that_is_not_here_is_said_to_be_missing(tmp_path: Path) -> None:
+    ended = covey(
+        "reproduce", "fedmac/table1", "--rows", "cifar100/fedavg", "--protocol", "paper",
+        "--data-dir", tmp_path / "none", "--out", tmp_path / "out", "--json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    (line,) = json.loads(ended.out)
+    assert line["verdict"] == "data not found"
+    assert "covey reproduce fedmac/table1 --rows 'cifar100/fedavg' --data-dir DIR" in line["why"]
+
+
+def test_the_command_runs_a_row_on_a_cpu_and_shows_it_again(tmp_path: Path) -> None:
+    words = ["reproduce", "pfedme/table1", "--rows", "synthetic/mlr/fedavg", "--out", tmp_path]
+    ended = covey(*words, "--rounds", 2, "--seeds", 1, "--protocol", "paper")
+    assert ended.code == 0, ended.err
+    assert "synthetic/mlr/fedavg  global  77.62 ± 0.11" in ended.out
+    assert "2 of 600 rounds, 1 of 3 seeds (synthetic/mlr/fedavg)" in ended.out
+    shown = covey(*words, "--show")
+    assert shown.out == ended.out
+    page = (tmp_path / "pfedme.md").read_text()
+    assert "| synthetic/mlr/fedavg | global | 77.62 ± 0.11 |" in page
+    listed = json.loads(covey("reproduce", "list", "--out", tmp_path, "--json").out)
+    (counts,) = [row for row in listed if row["table"] == "pfedme/table1"]
+    assert (counts["cells"], counts["run"], counts["short"]) == ("16", "1", "1")
+    assert len(listed) == len(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["pfedme/table9"], "there is no table 'pfedme/table9'; one of fedmac/figures"),
+        (["pfedme/table1", "--rows", "mnits*"], "no row matches 'mnits*'; rows are legacy2020"),
+        (["pfedme/table1", "--seeds", "0"], "seeds = 0; give at least 1"),
+        (["pfedme/table1", "--rounds", "-3"], "rounds = -3; give at least 1"),
+    ],
+)
+def test_a_wrong_word_is_named(tmp_path: Path, words: list[str], text: str) -> None:
+    ended = covey("reproduce", *words, "--out", tmp_path)
+    assert ended.code == 2
+    assert text in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_file_of_results_is_named_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "pfedme.json"
+    for content in ("{", "[1]", '{"table1/a": 3}'):
+        path.write_text(content)
+        with pytest.raises(ConfigError, match=r"pfedme\.json"):
+            results.read(path)
+        assert path.read_text() == content
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(SystemExit, match="--share 4/4; give k/n"):
+        command.main(["pfedme/table1", "--share", "4/4"])
+
+
+def test_the_page_counts_what_the_results_say() -> None:
+    assert summary() in (ROOT / "docs" / "reproduce.md").read_text()
+    for path in (ROOT / "experiments" / "papers").glob("*.md"):
+        if path.with_suffix(".json").exists():
+            own = [table for table in TABLES if table.paper == path.stem]
+            content = results.read(path.with_suffix(".json"))
+            assert report.markdown(own, content) == path.read_text()
+            keys = {row.key for table in own for row in table.rows}
+            assert set(content) <= keys
+
+
+@pytest.mark.skipif("COVEY_TEST_ALL" not in os.environ, reason="starts and kills processes")
+def test_a_killed_process_loses_one_row_at_most(tmp_path: Path) -> None:
+    words = [
+        sys.executable, "-m", "covey.papers", "pfedme/table1", "--rows", "synthetic/mlr/*",
+        "--rounds", "3", "--seeds", "1", "--protocol", "paper", "--out", str(tmp_path),
+    ]  # fmt: skip
+    path = tmp_path / "pfedme.json"
+    process = subprocess.Popen(words, cwd=ROOT)
+    while len(results.read(path)) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = results.read(path)
+    subprocess.run(words, cwd=ROOT, check=True)
+    after = results.read(path)
+    assert {key: after[key] for key in before} == before
+    assert len(after) == len(tables.rows_of([tables.read("pfedme/table1")], "synthetic/mlr/*"))

@@ -1,0 +1,1 @@
+"""The parts of the docs site that are not pages of docs/ (mkdocs.yml)."""
