@@ -70,7 +70,6 @@ def test_the_root_holds_what_everything_stands_on() -> None:
         "draws",
         "errors",
         "installed",
-        "lock",
         "markup",
         "origin",
         "tree",

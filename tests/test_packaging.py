@@ -33,6 +33,13 @@ def test_every_file_states_the_same_version() -> None:
     assert f"version = {{{covey.__version__}}}" in (ROOT / "README.md").read_text()
 
 
+def test_the_start_page_names_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = [line for line in (ROOT / "docs" / "index.md").read_text().splitlines() if "|" in line]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert set(project["optional-dependencies"]) <= named
+
+
 def test_the_citation_has_the_papers_of_the_readme() -> None:
     listed = set(re.findall(r"arxiv\.org/abs/([\d.]+)", (ROOT / "README.md").read_text()))
     cited = re.findall(r"arxiv\.org/abs/([\d.]+)", CITATION)

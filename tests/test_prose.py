@@ -145,6 +145,15 @@ def test_links_lead_to_headings(page: Path) -> None:
             assert anchor in anchors(linked), target
 
 
+def parse(command: Any, words: list[str], *, mentioned: bool) -> None:
+    """Parse a command line, without running it; prose may mention an option without its value."""
+    try:
+        command.make_context("covey", words, resilient_parsing="..." in words)
+    except Exception as error:
+        if not mentioned or "requires an argument" not in str(error):
+            raise
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_and_its_options_exist(page: Path) -> None:
     for line, inline in COMMAND.findall(page.read_text()):
@@ -153,7 +162,7 @@ def test_every_command_and_its_options_exist(page: Path) -> None:
         while words and words[0] in getattr(command, "commands", ()):
             command = command.commands[words.pop(0)]
         if words:
-            command.make_context("covey", words, resilient_parsing="..." in words)
+            parse(command, words, mentioned=bool(inline))
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=name_of)  # tests/test_readme.py runs the first

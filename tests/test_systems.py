@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import covey
-from covey.lock import is_locked, lock_byte, try_lock, try_lock_byte, unlock_byte
+from covey.runs.lock import is_locked, lock_byte, try_lock, try_lock_byte, unlock_byte
 
 ROOT = Path(covey.__file__).parent
 POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty"}
@@ -65,20 +65,21 @@ def test_text_is_utf8_on_every_system() -> None:
 
 def test_a_file_has_one_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
+    assert not is_locked(path)
     with open(path, "w") as first:
+        assert not is_locked(path)
         assert try_lock(first)
+        assert is_locked(path)
         with open(path, "w") as second:
             assert not try_lock(second)
-        assert is_locked(path)
     assert not is_locked(path)
-    assert not is_locked(tmp_path / "nothing")
     with open(path, "w") as third:
         assert try_lock(third)
 
 
 CLAIM = """
 import sys
-from covey.lock import try_lock_byte
+from covey.runs.lock import try_lock_byte
 with open(sys.argv[1], "a") as file:
     print(*(try_lock_byte(file, byte) for byte in (3, 4)))
 """

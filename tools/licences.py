@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_FOR_USERS = ("dev", "docs")
+NOT_FOR_USERS = ("browser", "dev", "docs")
 COPYLEFT = re.compile(r"GPL|SSPL|EUPL|OSL|CPAL", re.I)
 UNKNOWN = "unknown"
 HEAD = """# Licences
@@ -30,7 +30,7 @@ covey is Apache-2.0. The digits data have a licence of their own (`covey/data/DI
 
 This page lists what `pip install` brings along, from the metadata of the packages on the machine
 that built it. By this metadata, none of them is under a licence of the GPL family. `make licences`
-prints the table and fails if one is.
+prints the table and fails if one is. Extras that were not installed there are missing.
 
 | package | version | licence | for |
 |---|---|---|---|

