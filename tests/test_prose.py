@@ -156,7 +156,8 @@ def parse(command: Any, words: list[str], *, mentioned: bool) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_and_its_options_exist(page: Path) -> None:
-    for line, inline in COMMAND.findall(page.read_text()):
+    text = re.sub(r"\\\n\s*", "", page.read_text())  # a command may go on in the next line
+    for line, inline in COMMAND.findall(text):
         words = shlex.split((line or inline).replace("\n", " "), comments=True)
         command: Any = typer.main.get_command(app)
         while words and words[0] in getattr(command, "commands", ()):
