@@ -101,7 +101,7 @@ def understood(store: Store) -> Iterator[None]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with refused(path):
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}; remove it, and resume.") from error
     if not isinstance(values, dict):
