@@ -31,15 +31,27 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
     assert Journal.read(tmp_path / "run.safetensors", first)[1] == records(0, 1)
 
 
-def test_what_a_dead_process_wrote_behind_the_last_checkpoint_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [0, 1000], ids=["less than is appended", "more"])
+def test_what_a_dead_process_wrote_behind_the_last_checkpoint_is_cut_off(
+    tmp_path: Path, more: int
+) -> None:
     journal = Journal.beside(tmp_path / "run")
     journal.append(records(0), 1)
     with open(journal.path, "ab") as file:
-        file.write(b'{"round": 1, "val')
+        file.write(b'{"round": 1, "val' + b"u" * more)
     again, read = Journal.read(tmp_path / "run", journal.facts())
     assert read == records(0)
     again.append(records(1), 2)
     assert [json.loads(line) for line in again.path.read_text().splitlines()] == records(0, 1)
+
+
+def test_a_length_beyond_the_end_is_refused_whatever_the_sum(tmp_path: Path) -> None:
+    """Else the next record would be written behind a hole."""
+    journal = Journal.beside(tmp_path / "run")
+    journal.append(records(0), 1)
+    facts = {**journal.facts(), "length": journal.length + 1}
+    with pytest.raises(CheckpointError, match="is damaged"):
+        Journal.read(tmp_path / "run", facts)
 
 
 def test_a_later_line_replaces_an_earlier_one_and_older_checkpoints_still_read(

@@ -37,4 +37,12 @@ def test_the_shortest_file_of_the_readme_runs(tmp_path: Path) -> None:
 
 def test_the_pages_have_programs() -> None:
     pages = {name.partition("-")[0] for name in BLOCKS}
-    assert pages >= {"README.md", "idea.md", "index.md", "measure.md", "model.md", "trees.md"}
+    assert pages >= {
+        "README.md",
+        "idea.md",
+        "index.md",
+        "measure.md",
+        "model.md",
+        "trees.md",
+        "use.md",
+    }

@@ -282,7 +282,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         Replies([Deferred(lambda: rows, masked=True)], asker=asker, askers=1).sum()
     with pytest.raises(ProgramError, match="answer None"):
         Replies([Deferred(lambda: None)], asker=asker, askers=1).sum()
-    for parts in ([rows, rows], [rows[:1]]):
+    for parts in ([rows, rows], [rows, rows[:1]], [torch.ones(3, 3)], [rows[:1]]):
         with pytest.raises(ProgramError, match="2 children were asked"):
             Replies(parts, asker=asker, askers=1).sum()
     assert Replies([Deferred(lambda: exact(rows))], asker=asker, askers=1).mean().tolist() == [

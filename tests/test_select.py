@@ -8,6 +8,7 @@ import covey
 from covey import Experiment, Tree, data
 from covey.algorithms import PFedMe
 from covey.errors import ConfigError
+from covey.runs.choice import Chosen, better, label
 from covey.runs.run import Round
 from covey.runs.scoring import Model, Score
 from covey.runs.selection import select
@@ -43,6 +44,19 @@ def test_chosen_on_validation_and_the_first_of_equals() -> None:
     assert select(RUN).chosen.round == 2
     assert select(RUN).best_on_test.round == 3
     assert select(RUN).last.round == 5
+
+
+def test_the_rows_held_are_of_the_round_that_is_reported_also_among_equals() -> None:
+    """A run holds rows as it goes; `select` looks back at all rounds."""
+    chosen: dict[str, Chosen] = {}
+    for record in RUN:
+        for name, model in record.models.items():
+            quality = better(model, "validation", chosen, name)
+            if quality is not None:
+                chosen[label(name)] = Chosen(record.round, quality, torch.zeros(1, 1), {})
+    held = chosen[label("global")]
+    assert (held.round, held.quality) == (select(RUN).chosen.round, 0.8)
+    assert better(RUN[0].models["global"], "train", chosen, "global") is None
 
 
 def test_the_papers_protocol_chooses_on_test() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.errors import ProgramError
-from covey.kernel.store import NEVER, Store
+from covey.kernel.store import NEVER, PRESENT, Entry, Frozen, Store
 
 NODES, WIDTH = 6, 2
 Kept = dict[int, tuple[int, list[float]]]
@@ -135,6 +135,32 @@ def test_a_row_in_several_versions_is_saved_once() -> None:
     assert frozen.rows.flatten().tolist() == [0.0, 1.0, 9.0, 3.0, 2.0]
     assert frozen.entries["best"].places.tolist() == [0, 1, 4, 3]
     assert frozen.entries["present"].rounds.tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "rounds", "places", "words"),
+    [
+        ([0, 1], [0, 0], [0, 2], "places up to 2 of 2 rows"),
+        ([0, 1], [0, 0], [-1, 1], "places up to 1 of 2 rows"),
+        ([0, 4], [0, 0], [0, 1], "below 4"),
+        ([1, 1], [0, 0], [0, 1], "different, rising"),
+        ([-1, 1], [0, 0], [0, 1], "below 4"),
+        ([0, 1], [0, -1], [0, 1], "kept in round 0"),
+        ([0, 1], [0], [0, 1], "lists of equal length"),
+    ],
+)
+def test_an_entry_that_does_not_fit_its_rows_is_refused(
+    ids: list[int], rounds: list[int], places: list[int], words: str
+) -> None:
+    entry = Entry(ids_of(ids), ids_of(rounds), ids_of(places))
+    store = Store({"device": 4})
+    with pytest.raises(ValueError, match=words):
+        store.thaw(Frozen("device", "w", torch.ones(2, 3), {PRESENT: entry}), slice(0, 4))
+    assert not store.columns
+    fitting = Entry(ids_of([0, 3]), ids_of([0, 5]), ids_of([1, 0]))
+    store.thaw(Frozen("device", "w", torch.tensor([[1.0], [2.0]]), {PRESENT: fitting}), slice(0, 4))
+    assert store.rounds("device", "w", torch.arange(4)).tolist() == [0, NEVER, NEVER, 5]
+    assert store.get("device", "w", ids_of([0, 3]), None, 0).tolist() == [[2.0], [1.0]]
 
 
 def test_memory_is_used_again() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import covey
-from covey.cli.lock import try_lock
+from covey.runs.lock import is_locked, try_lock
 
 ROOT = Path(covey.__file__).parent
 POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty"}
@@ -65,9 +65,13 @@ def test_text_is_utf8_on_every_system() -> None:
 
 def test_a_file_has_one_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
+    assert not is_locked(path)
     with open(path, "w") as first:
+        assert not is_locked(path)
         assert try_lock(first)
+        assert is_locked(path)
         with open(path, "w") as second:
             assert not try_lock(second)
+    assert not is_locked(path)
     with open(path, "w") as third:
         assert try_lock(third)

@@ -46,9 +46,9 @@ import torch
 from safetensors import SafetensorError
 
 import covey
-from covey.cli.lock import try_lock
 from covey.errors import CheckpointError, ConfigError
 from covey.runs import snapshot, status
+from covey.runs.lock import try_lock
 from covey.runs.run import Round, Seed, Which
 
 WHERE: dict[Which, str] = {"chosen": "models", "last": "models/last"}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from covey.cli.folder import Folder, refused
-from covey.data import Shards
+from covey.data import Names, Shards
 from covey.runs import node_round
 from covey.runs.devices import PARTS
 from covey.runs.record import Round
@@ -64,7 +64,7 @@ class Recorder:
         if figures is None or not _wanted(run, figures):
             return
         path = self.folder.path / "nodes.jsonl"
-        with refused(path), open(path, "a") as file:
+        with refused(path), open(path, "a", encoding="utf-8") as file:
             file.write(figures.line() + "\n")
         self.lines = figures.round
 
@@ -74,7 +74,7 @@ class Recorder:
         if not _small(run):
             return
         path = self.folder.path / "nodes.jsonl"
-        with refused(path), open(path, "a") as file:
+        with refused(path), open(path, "a", encoding="utf-8") as file:
             os.fsync(file.fileno())
         self._write_totals(run)
 
@@ -84,7 +84,7 @@ class Recorder:
         out = {}
         if path.exists():
             with refused(path):
-                text = path.read_text(errors="replace")
+                text = path.read_text(encoding="utf-8", errors="replace")
             for line in text.splitlines():
                 try:
                     round = node_round.read(line).round
@@ -137,18 +137,19 @@ def described(run: Seed, method: str) -> dict[str, Any]:
         "sizes": list(run.sizes.values()),
     }
     if not _small(run):
-        devices = run.trained.devices
+        devices = list(run.sizes.values())[-1]
         out["note"] = (
             f"The run has {devices:,} devices. "
             f"Figures of single nodes are recorded up to {DEVICES:,} devices."
         )
         return out
+    trained = run.trained
     out["parents"] = _parents(run)
-    out["names"] = _names(run)
-    out["population"] = _population(run.trained)
-    if run.newcomers is not None:
-        population = _population(run.newcomers)
-        out["newcomers"] = {"names": list(run.newcomers.names.devices), **population}
+    out["names"] = _names(run, trained.names)
+    out["population"] = _population(trained)
+    new = run.newcomer_data
+    if new is not None:
+        out["newcomers"] = {"names": list(new.names.devices), **_population(new)}
     return out
 
 
@@ -172,9 +173,8 @@ def _parents(run: Seed) -> dict[str, list[int]]:
     return out
 
 
-def _names(run: Seed) -> dict[str, list[str]]:
+def _names(run: Seed, names: Names) -> dict[str, list[str]]:
     """What the data calls devices and edges, by tier."""
-    names = run.trained.names
     tiers = list(run.sizes)
     out = {}
     if names.devices:

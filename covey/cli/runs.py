@@ -137,7 +137,7 @@ def _read(folder: Path) -> Listed:
 def _of_summary(folder: Path) -> dict[str, Any]:
     """The figures of a finished run, from its summary; none where that cannot be read."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         models = {model["model"]: model for model in summary["models"]}
         return {
             "done": int(summary["rounds"]),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import covey
-from covey.errors import CheckpointError, ConfigError
-from covey.report.run_files import RunFiles, SeedRecord
+from covey.errors import CheckpointError, ConfigError, CoveyError
+from covey.report.run_files import DAMAGE, RunFiles, SeedRecord
 from covey.report.seed_facts import SeedFacts, thinned_to
 from covey.report.summary import labels
 from covey.runs import status
@@ -35,6 +35,15 @@ class Facts:
 
     def read(self) -> dict[str, Any]:
         """The facts as they are now."""
+        try:
+            return self._read()
+        except CoveyError:
+            raise
+        except DAMAGE as error:
+            folders = ", ".join(map(str, self.folders))
+            raise CheckpointError(f"a file in {folders} is damaged: {error!r}.") from error
+
+    def _read(self) -> dict[str, Any]:
         runs = [run for folder in self.folders for run in self._with_compared(folder)]
         keys = _unique([run.key for run in runs])
         begun = [record for run in runs for record in run.records]

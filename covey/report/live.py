@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,27 @@ _NO_CONTENT = "default-src 'none'; frame-ancestors 'none'"
 _META = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)"', re.IGNORECASE)
 Build = Callable[[Mapping[str, Any]], str]
 """Makes a page of facts."""
+InThread = Callable[[Callable[[], "Edition"]], Awaitable["Edition"]]
+"""Calls a function in a thread of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edition:
+    """The facts at one time: the value, its text, and a tag for browsers that have the text."""
+
+    value: dict[str, Any]
+    text: str
+    tag: str
+    running: bool
+
+    @staticmethod
+    def of(facts: Facts) -> Edition:
+        """The facts as they are now."""
+        running = facts.running
+        value = facts.read() | {"live": {"running": running}}
+        text = as_json(value)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Edition(value, text, f'"{digest[:16]}"', running)
 
 
 class LiveFacts:
@@ -57,58 +78,29 @@ class LiveFacts:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._lock = threading.Lock()
-        self._stamp: tuple[object, ...] = ()
-        self._value: dict[str, Any] = {}
-        self._text = ""
+        self._stamp = self._seen()
+        self._edition = Edition.of(facts)
         self._rest_until = 0.0
-        self.version = 0
-        self._refresh()
 
-    @property
-    def running(self) -> bool:
-        """Whether a run was under way when the facts were read."""
-        return bool(self._value["live"]["running"])
-
-    def value(self) -> dict[str, Any]:
-        """The facts."""
-        self.refresh()
-        return self._value
-
-    def text(self) -> str:
-        """The facts as JSON."""
-        self.refresh()
-        return self._text
-
-    @property
-    def tag(self) -> str:
-        """A name of the text, for browsers that have it already."""
-        return f'"{hashlib.sha256(self._text.encode()).hexdigest()[:16]}"'
-
-    def refresh(self) -> None:
-        """Read the folders again if they have changed; one thread at a time.
+    def edition(self) -> Edition:
+        """The facts; the folders are read again if they have changed, by one thread at a time.
 
         The machine may be that of the run, so this takes a tenth of the time at most.
         """
         with self._lock:
             began = time.monotonic()
-            if began < self._rest_until:
-                return
-            with suppress(CoveyError):
-                self._refresh()
-            took = time.monotonic() - began
-            self._rest_until = began + 10 * took
+            if began >= self._rest_until:
+                with suppress(CoveyError):
+                    self._refresh()
+                took = time.monotonic() - began
+                self._rest_until = began + 10 * took
+            return self._edition
 
     def _refresh(self) -> None:
         stamp = self._seen()
-        if stamp == self._stamp:
-            return
-        value = self._facts.read() | {"live": {"running": self._facts.running}}
-        text = as_json(value)
-        self._stamp = stamp
-        if text != self._text:
-            self._value = value
-            self._text = text
-            self.version += 1
+        if stamp != self._stamp:
+            self._edition = Edition.of(self._facts)
+            self._stamp = stamp
 
     def _seen(self) -> tuple[object, ...]:
         """Sizes and times of every file that the facts are read from, and who is running."""
@@ -170,17 +162,17 @@ def application(live: LiveFacts, build: Build, stopping: threading.Event) -> Sta
     from starlette.routing import Route
 
     def page(request: Request) -> Response:
-        text = build(live.value())
+        text = build(live.edition().value)
         headers = {**_HEADERS, "content-security-policy": policy(text)}
         return Response(text, media_type="text/html", headers=headers)
 
     def facts(request: Request) -> Response:
-        text = live.text()
-        headers = {**_HEADERS, "content-security-policy": _NO_CONTENT, "etag": live.tag}
+        now = live.edition()
+        headers = {**_HEADERS, "content-security-policy": _NO_CONTENT, "etag": now.tag}
         headers["cache-control"] = "no-cache"
-        if request.headers.get("if-none-match") == live.tag:
+        if request.headers.get("if-none-match") == now.tag:
             return Response(status_code=304, headers=headers)
-        return Response(text, media_type="application/json", headers=headers)
+        return Response(now.text, media_type="application/json", headers=headers)
 
     async def changes() -> AsyncIterator[str]:
         async for event in _events(live, stopping, run_in_threadpool):
@@ -195,24 +187,24 @@ def application(live: LiveFacts, build: Build, stopping: threading.Event) -> Sta
 
 
 async def _events(
-    live: LiveFacts, stopping: threading.Event, in_thread: Callable[..., Any]
+    live: LiveFacts, stopping: threading.Event, in_thread: InThread
 ) -> AsyncIterator[str]:
-    """An event for every change of the facts, and one in the end."""
+    """An event for the facts as they are, for every change of them, and in the end."""
     import asyncio
 
-    sent = live.version
+    sent = ""
     silent = 0.0
     while not stopping.is_set():
-        await in_thread(live.refresh)
+        now = await in_thread(live.edition)
         silent += _POLL
-        if live.version != sent:
-            sent = live.version
+        if now.tag != sent:
+            sent = now.tag
             silent = 0.0
-            yield f"event: facts\ndata: {json.dumps({'version': sent})}\n\n"
+            yield f"event: facts\ndata: {now.tag}\n\n"
         elif silent >= _HEARTBEAT:
             silent = 0.0
             yield ": still here\n\n"
-        if not live.running:
+        if not now.running:
             yield "event: end\ndata: {}\n\n"
             return
         await asyncio.sleep(_POLL)

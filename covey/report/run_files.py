@@ -87,9 +87,11 @@ class SeedRecord:
 class SeedFiles:
     """The files of one seed."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, run: Path) -> None:
+        """The files in a folder; `run` is that of all seeds."""
         self.folder = folder
         self.seed = seed
+        self._run = run
         self._history = GrowingFile(folder / "metrics.jsonl", _round)
         self._nodes = GrowingFile(folder / "nodes.jsonl", node_round.read)
 
@@ -104,7 +106,7 @@ class SeedFiles:
             if history:
                 raise ConfigError(
                     f"{self.folder} has no nodes.json: its run was made by an older version. "
-                    f"Repeat it: covey run {self.folder / 'config.toml'}"
+                    f"Repeat it: covey run {self._run / 'config.toml'}"
                 )
             return None
         if [round.round for round in history] != list(range(len(history))):
@@ -138,7 +140,7 @@ class RunFiles:
             place = folder
             if count > 1:
                 place = folder / f"seed-{seed}"
-            self.seeds.append(SeedFiles(place, seed))
+            self.seeds.append(SeedFiles(place, seed, folder))
 
     def read(self) -> list[SeedRecord]:
         """The seeds that have begun."""
@@ -158,7 +160,7 @@ def _round(line: str) -> Round:
 def _json(path: Path) -> dict[str, Any] | None:
     """The table in a JSON file; None where there is no file."""
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, *DAMAGE) as error:
@@ -172,7 +174,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     """The resolved experiment file of a run folder."""
     path = folder / "config.toml"
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(
             f"{folder} is not a run folder: it has no config.toml; "

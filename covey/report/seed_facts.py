@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.report.run_files import DAMAGE, Protocol, SeedRecord
 from covey.runs.node_round import Metric
 from covey.runs.packing import Array, pack, packed_size
@@ -93,6 +93,8 @@ class SeedFacts:
         """All facts; a new population is added to `populations`."""
         try:
             return self._facts(populations, rounds)
+        except CoveyError:
+            raise
         except DAMAGE as error:
             raise CheckpointError(f"{self.record.folder} is damaged: {error!r}.") from error
 
@@ -166,7 +168,7 @@ class SeedFacts:
             "holders": chosen.holders,
             "curve": [self._curve(record.models.get(name)) for record in self.scored],
         }
-        return {key: value for key, value in out.items() if value is not None}
+        return {key: value for key, value in out.items() if _is_known(value)}
 
     def _curve(self, model: Model | None) -> float | None:
         """The figure of a model in one round, shortened."""
@@ -361,6 +363,11 @@ def thinned(rounds: Sequence[int], needed: set[int], count: int) -> list[int]:
         positions = {number * len(others) // room for number in range(room)}
         others = [others[position] for position in sorted(positions)]
     return sorted({*others, *needed})
+
+
+def _is_known(value: object) -> bool:
+    """Whether a figure is there, and finite."""
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _shared(population: Mapping[str, Any], populations: list[dict[str, Any]]) -> int:

@@ -115,7 +115,7 @@ class Seed:
         return self._state.observed[self._copy]
 
     @property
-    def newcomers(self) -> Shards | None:
+    def newcomer_data(self) -> Shards | None:
         """The data of the devices that were held out of training; None where there are none."""
         out = self._runs.held_out[self._copy]
         if not out:

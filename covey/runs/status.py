@@ -7,7 +7,6 @@ killed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from covey.errors import DivergedError
+from covey.runs.lock import is_locked
 
 State = Literal["running", "finished", "stopped", "diverged"]
 FILE = "status.json"
@@ -67,7 +67,7 @@ def read(folder: Path) -> Status:
 def written(folder: Path) -> Status:
     """What status.json says; the default where there is none, or it cannot be read."""
     try:
-        facts = json.loads((folder / FILE).read_text())
+        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return Status()
     if not isinstance(facts, Mapping) or facts.get("state") not in get_args(State):
@@ -85,15 +85,7 @@ def running(folder: Path) -> bool:
     top = folder
     if _beside(folder):
         top = folder.parent.parent
-    try:
-        with open(top / LOCK) as file:
-            # For an instant this keeps a run from its lock; it waits longer than that.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    return is_locked(top / LOCK)
 
 
 def _beside(folder: Path) -> bool:

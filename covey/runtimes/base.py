@@ -307,9 +307,9 @@ class BaseRuntime(Runtime):
         where: Tensor | None,
     ) -> Any:
         """Run a program on children of `me`; the contract is that of `Nodes.ask`."""
-        path = me.next_ask()
+        asked = _Ask(program, me.next_ask(), rows, each, sample, where)
         with self._timed("cohorts"):
-            question = self._question(me, program, path, rows, each, sample, where)
+            question = self._question(me, asked)
         answers = self.exchange(me, question)
         return self._replies(question, answers)
 
@@ -319,48 +319,39 @@ class BaseRuntime(Runtime):
 
     # Cohort
 
-    def _question(
-        self,
-        me: Nodes,
-        program: Program,
-        path: int,
-        rows: tuple[Message, ...],
-        each: tuple[Tensor, ...],
-        sample: Cohort,
-        where: Tensor | None,
-    ) -> Question:
+    def _question(self, me: Nodes, ask: _Ask) -> Question:
+        """An ask with the nodes that run for it."""
+        program = ask.program
         tier = self.tree.below(me.tier)
         if tier is None:
             raise ProgramError(f"a {me.tier} asked for {program.__name__}, but it has no children.")
         asking = torch.arange(len(me))
-        if where is not None:
-            positions = where.reshape(-1).nonzero()
+        if ask.where is not None:
+            positions = ask.where.reshape(-1).nonzero()
             asking = positions[:, 0].cpu()
-        cohort = self._cohort(me, tier, asking, sample, path)
+        cohort = self._cohort(me, ask, tier, asking)
         ids = cohort.ids
         asker = asking[cohort.position]
-        own = [self._own_entries(me, value, asker, ids) for value in each]
+        own = [self._own_entries(me, value, asker, ids) for value in ask.each]
         return Question(
             program,
-            (me.tier, tier),
-            me.round,
-            path,
+            ends=(me.tier, tier),
+            round=me.round,
+            path=ask.path,
             askers=me.ids,
             ids=ids,
             asker=asker,
             answers=cohort.answers,
             idle=self._idle(me, asker, cohort.answers),
-            rows=rows,
+            rows=ask.rows,
             each=tuple(own),
             admission=cohort.admission,
         )
 
-    def _cohort(
-        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
-    ) -> _AskedNodes:
+    def _cohort(self, me: Nodes, ask: _Ask, tier: str, asking: Tensor) -> _AskedNodes:
         """Who runs, which of them answer, and their admission."""
-        position, ids = self._sampled(me, tier, asking, sample, path)
-        everybody = sample is None
+        position, ids = self._sampled(me, ask, tier, asking)
+        everybody = ask.sample is None
         if not self._play.trains:
             return _AskedNodes.all_answer(position, ids)
         admission = self.environment.admit(tier, ids, me.round)
@@ -380,10 +371,9 @@ class BaseRuntime(Runtime):
         answers = torch.isin(children, ids)
         return _AskedNodes(position, children, answers.nonzero()[:, 0], admission)
 
-    def _sampled(
-        self, me: Nodes, tier: str, asking: Tensor, sample: Cohort, path: int
-    ) -> tuple[Tensor, Ids]:
+    def _sampled(self, me: Nodes, ask: _Ask, tier: str, asking: Tensor) -> tuple[Tensor, Ids]:
         """The children that `sample` names: (position of the asker, child id)."""
+        sample = ask.sample
         askers = me.ids[asking]
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
@@ -398,8 +388,9 @@ class BaseRuntime(Runtime):
         # Also when nobody asks, so that a wrong number is an error before the first round.
         self.tree.picks(me.tier, sample)
         copy = self.tree.copy(me.tier, askers)
-        by_seed = draws.keys(self.seeds, me.round, path, tier)
-        return self.tree.cohort(me.tier, askers, sample=sample, address=by_seed[copy])
+        by_seed = draws.keys(self.seeds, me.round, ask.path, tier)
+        address = by_seed[copy]
+        return self.tree.cohort(me.tier, askers, sample=sample, address=address)
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
@@ -646,6 +637,18 @@ class BaseRuntime(Runtime):
             f"({len(bad_ids)} of {self.tree.size(tier)} nodes); "
             "the state of the round before remains. Lower the step sizes or the penalties."
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Ask:
+    """The arguments of one `Nodes.ask`, and the path of the ask."""
+
+    program: Program
+    path: int
+    rows: tuple[Message, ...]
+    each: tuple[Tensor, ...]
+    sample: Cohort
+    where: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)

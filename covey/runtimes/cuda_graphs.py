@@ -541,7 +541,7 @@ class Graphs:
         variant.nodes.fill(call)
         variant.replay.replay()
         self.replays += 1
-        out = Nodes(self._runtime, call.tier, call.ids, round=call.round, path=call.path)
+        out = call.nodes(self._runtime)
         copies: dict[int, Tensor] = {}  # what is kept and answered alike stays one tensor
         answer, notes = variant.replay.answer
         for name, rows in variant.replay.kept.items():

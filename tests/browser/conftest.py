@@ -42,6 +42,7 @@ class Visitor:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.pages: list[Any] = []
+        self.homes: list[str] = []  # the addresses of the pages
 
     def open(
         self, facts: Facts, width: int = 1280, scheme: str = "light", fragment: str = ""
@@ -55,6 +56,7 @@ class Visitor:
         """A page in a window of this width."""
         page = self.browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         self.pages.append(page)
+        self.homes.append(address.partition("#")[0])
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._console)
         page.on("request", lambda request: self.requests.append(request.url))
@@ -68,8 +70,8 @@ class Visitor:
 
     @property
     def foreign(self) -> list[str]:
-        """The requests that were not for the page itself."""
-        return [url for url in self.requests if not url.endswith("/report.html")]
+        """The requests that were not for a page itself, or for what is below its address."""
+        return [url for url in self.requests if not url.startswith(tuple(self.homes))]
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_a_live_page_follows_its_run(visitor: Visitor, server: Server) -> None:
     wanted = {"", "events", "facts.json"}
     asked = {url.removeprefix(server.address) for url in visitor.requests}
     assert asked == wanted
-    visitor.requests.clear()
+    page.close()
 
 
 def test_a_lost_connection_is_said_and_made_up_for(visitor: Visitor, server: Server) -> None:
@@ -119,4 +119,4 @@ def test_a_lost_connection_is_said_and_made_up_for(visitor: Visitor, server: Ser
     page.wait_for_selector("#live.lost")
     page.wait_for_selector("#live.on")
     page.locator(".facts-line", has_text="9 of 20").wait_for()
-    visitor.requests.clear()
+    page.close()

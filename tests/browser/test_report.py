@@ -159,6 +159,28 @@ def test_devices_are_sorted_and_listed(visitor: Visitor) -> None:
     assert shown(page) == name.capitalize()
 
 
+def test_the_table_is_saved_and_the_command_copied(visitor: Visitor) -> None:
+    page = visitor.open(PLAIN)
+    page.click("#devices summary")
+    with page.expect_download() as saved:
+        page.click("#devices button.small")
+    assert saved.value.suggested_filename == "run-0-devices.csv"
+    lines = saved.value.path().read_text().splitlines()
+    assert lines[0].startswith("device,train,test,personal,edge,global,FedAvg,Local")
+    assert len(lines) == 61
+    page.click(".command button")
+    page.locator(".command button", has_text="Copied").wait_for()
+
+
+def test_a_printed_page_is_light_and_whole(visitor: Visitor) -> None:
+    page = visitor.open(PLAIN, scheme="dark")
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert not page.locator("header.top").is_visible()
+    width = "document.documentElement.scrollWidth <= innerWidth"
+    assert page.evaluate(width)
+
+
 def test_curves_by_bytes_and_with_the_cross_hair(visitor: Visitor) -> None:
     page = visitor.open(PLAIN)
     before = page.locator("#curves svg").first.inner_html()

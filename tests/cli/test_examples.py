@@ -22,7 +22,7 @@ ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 FILES = {
     "config.toml", "repeat.txt", "environment.json", "metrics.jsonl", "metrics.csv", "checkpoint.safetensors", "checkpoint.history.jsonl",
     "models", "summary.json", "plot.png", "data.json", "devices.csv", "devices.png", ".lock", "status.json", "nodes.json",
-    "nodes.jsonl", "totals.json",
+    "nodes.jsonl", "totals.json", "report.html",
 }  # fmt: skip
 
 

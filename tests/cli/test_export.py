@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,41 @@ def test_a_whole_program_takes_inputs_as_measured(pumps: Loaded, tmp_path: Path)
     assert torch.equal(module(torch.tensor(PUMP)), expected(pumps, "pump-03"))
     assert json.loads(extra["covey"])["inputs"] == "as measured"
     assert done.difference == 0
+
+
+FRAGMENTS = re.findall(
+    r"```python fragment\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.S
+)
+
+
+@pytest.mark.parametrize(
+    ("fragment", "to"),
+    [
+        (0, "safetensors"),
+        pytest.param(1, "torch.export", marks=SLOW),
+        pytest.param(2, "onnx", marks=SLOW),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_programs_of_the_page_predict_as_the_run(
+    pumps: Loaded,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fragment: int,
+    to: str,
+) -> None:
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+    text = FRAGMENTS[fragment]
+    (name,) = re.findall(r"pump\.\w+", text)
+    pumps.export(tmp_path / name, "pump-03", to=to)
+    monkeypatch.chdir(tmp_path)
+    assert "covey." not in text
+    exec(compile(text, "docs/use.md", "exec"), {})
+    (predicted,) = pumps.predict(np.array(PUMP[1:], dtype=np.float32), device="pump-03")
+    assert capsys.readouterr().out.strip() == predicted
+    assert len(FRAGMENTS) == 3
 
 
 PLAIN = """

@@ -5,6 +5,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from covey.cli.grid.axes import axis, product
 from covey.cli.grid.pool import Answer, Job
 from covey.cli.grid.tune import Tuner
 from covey.errors import ConfigError
-from tests.cli.command import BASE, contents, spawn
+from tests.cli.command import BASE, ROOT, contents, spawn
 from tests.cli.command import covey as command
 from tests.cli.grid_work import work
 
@@ -263,14 +265,14 @@ def test_methods_that_send_nothing_get_the_rounds_of_the_file(tmp_path: Path) ->
 @pytest.mark.skipif(not ALL, reason="two commands with processes of their own: COVEY_TEST_ALL=1")
 def test_a_killed_grid_goes_on(tmp_path: Path) -> None:
     place = tmp_path / "grid"
-    words = (*SMALL, METHODS, "seeds=2", "rounds=40", "--trials", 4, "--jobs", 2, "--out", place)
+    words = (*SMALL, METHODS, "seeds=2", "rounds=20", "--trials", 3, "--jobs", 2, "--out", place)
     process = spawn("compare", *words)
-    until = time.monotonic() + 120
-    while len(list(place.glob("cells/*/*.json"))) < 4:
+    until = time.monotonic() + 400
+    while len(list(place.glob("cells/*/*.json"))) < 2:
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     finished = {path: path.stat().st_mtime_ns for path in place.glob("cells/*/*.json")}
     ended = command("compare", "--resume", place, "--jobs", 2)
     assert ended.code == 0, ended.err
@@ -286,3 +288,38 @@ def test_the_plan_has_a_file_that_runs(folder: Path) -> None:
     plan = json.loads((folder / "grid.json").read_text())
     experiment = config.read(plan["config"]).experiment(0)
     assert next(covey.run(experiment)).gradients > 0
+
+
+WITHOUT = """
+import sys
+for name in ("typer", "rich", "matplotlib"):
+    sys.modules[name] = None
+from covey.cli.grid.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(not ALL, reason="a command in a process of its own: COVEY_TEST_ALL=1")
+def test_a_grid_needs_neither_typer_nor_rich_nor_matplotlib(tmp_path: Path) -> None:
+    words = (*SMALL, METHODS, "--trials", "1", "--jobs", "1", "--out", str(tmp_path / "grid"))
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "equal budget: " in ended.stdout
+    assert (tmp_path / "grid" / "compare.csv").exists()
+
+
+@pytest.mark.skipif(not ALL, reason="a command in a process of its own: COVEY_TEST_ALL=1")
+def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path: Path) -> None:
+    place = tmp_path / "grid"
+    process = spawn("compare", *SMALL, METHODS, "rounds=400", "--jobs", 1, "--out", place)
+    until = time.monotonic() + 120
+    while not list(place.glob("cells/*/*.json")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert f"resume with: covey compare --resume {place}" in err
+    assert "Traceback" not in err

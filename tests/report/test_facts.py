@@ -16,7 +16,7 @@ import covey
 from covey.cli import recording
 from covey.cli.folder import Folder
 from covey.engine import smooth_l1
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.report.facts import Facts, as_json, facts
 from covey.report.summary import summarise
 from covey.runs import checkpoint
@@ -278,6 +278,25 @@ def test_damage_is_named(copied: Path, name: str, old: str, new: str, words: lis
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["nodes.json", "totals.json"])
+def test_whatever_a_file_holds_the_error_is_one_of_coveys(copied: Path, name: str) -> None:
+    path = copied / "seed-0" / name
+    whole = json.loads(path.read_text())
+    wrong: list[Any] = [None, "x", [], {"device": [1]}, 1e99]
+    for key in whole:
+        for value in wrong:
+            path.write_text(json.dumps(whole | {key: value}))
+            assert str(copied) in error_of(copied)
+
+
+def error_of(folder: Path) -> str:
+    """The error that facts of a folder lead to, if any, else the facts."""
+    try:
+        return as_json(facts([folder]))
+    except CoveyError as error:
+        return str(error)
+
+
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(ConfigError, match=r"not a run folder.*no config\.toml"):
@@ -286,7 +305,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 def test_a_run_of_an_older_version(copied: Path) -> None:
     (copied / "seed-0" / "nodes.json").unlink()
-    with pytest.raises(ConfigError, match="older version"):
+    with pytest.raises(ConfigError, match=r"older version.*covey run \S*copy/config.toml"):
         facts([copied])
 
 

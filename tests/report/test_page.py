@@ -111,6 +111,13 @@ def test_names_never_become_markup() -> None:
         assert not [word for word in words if word in text], name
 
 
+def test_lines_of_the_page_are_short() -> None:
+    for file in resources.files("covey.report").joinpath("page").iterdir():
+        if not file.name.endswith(".html"):
+            lines = file.read_text().splitlines()
+            assert [line for line in lines if len(line) > 100] == [], file.name
+
+
 def test_not_a_number_is_refused() -> None:
     broken = facts(("FedAvg", FLAT))
     broken["runs"][0]["seeds"][0]["seconds"] = float("nan")

@@ -164,6 +164,20 @@ def test_the_whole_model_pruned_and_no_probe() -> None:
     assert WORK.unprobed().constant_cycles(DEVICES.cycles).tolist() == [1e7, 1e7]
 
 
+def test_numbers_beside_the_weights_count_as_messages_of_their_own() -> None:
+    """A number of examples, for one, is a message of one float32."""
+    number = 8 * len(CODECS["dense"].encode(torch.zeros(1)))
+    alone = Work(shared=20)
+    beside = Work(shared=20, numbers=2)
+    assert float(mask_bits(beside) - mask_bits(alone)) == 2 * number
+    kept = torch.tensor([0.5, 0.0], dtype=torch.float64)
+    more = encoded_bits(beside, kept) - encoded_bits(alone, kept)
+    assert more.tolist() == [2 * number, 0]  # nobody who keeps nothing sends anything
+    by_codec = beside.sent_by(CODECS["bitmap"], 8)
+    number = 8 * len(CODECS["dense"].encode(torch.zeros(1, dtype=torch.float64)))
+    assert by_codec.extra == alone.sent_by(CODECS["bitmap"], 8).extra + 2 * number
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -132,7 +132,10 @@ def _read(
     methods = {}
     for name in _listed(base, names):
         config = _of_method(base, name, path, plain)
-        methods[config.method()] = config
+        title = config.method()
+        if title in methods:  # a class of the user's own may be called as one of covey's
+            title = name
+        methods[title] = config
     for each in axes:
         _check_axis(each, methods)
     return base, methods, axes

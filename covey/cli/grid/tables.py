@@ -43,11 +43,14 @@ def tables(result: Result) -> Iterator[Table]:
 
 def methods(result: Result) -> Table:
     """One row per method, the best first."""
-    budget = f"{result.budget['amount']:,.0f} {result.budget['unit']}"
+    budget = f"{_amount(result.budget['amount'])} {result.budget['unit']}"
     figure = "test %"
     if not result.classifies:
         figure = "test RMSE"
-    heads = ["method", "model", figure, "worst 10 %", "rounds", "gradients", "MB", "seconds"]
+    seconds = "seconds"
+    if result.modelled:
+        seconds = "seconds on air"
+    heads = ["method", "model", figure, "worst 10 %", "rounds", "gradients", "MB", seconds]
     rows = [_method(row, result) for row in ordered(result)]
     title = f"equal budget: {budget} per seed; rounds and models chosen on validation data"
     failed = [row for row in result.rows if row.error]
@@ -112,6 +115,16 @@ def _method(row: Row, result: Result) -> list[str]:
         f"{row.bytes / 1e6:.1f}",
         f"{row.seconds:.1f}",
     ]
+
+
+def _amount(amount: float) -> str:
+    """
+    >>> _amount(1234567.0), _amount(1.23456)
+    ('1,234,567', '1.235')
+    """
+    if amount >= 1000:
+        return f"{amount:,.0f}"
+    return f"{amount:.4g}"
 
 
 def _percent(figure: Figure | None) -> str:

@@ -188,5 +188,6 @@ function padded(low, high, metric) {
 
 function curvesLabel(series, axis) {
   const names = series.map(({ name, tail }) => `${name} ${tail}`).join(", ");
-  return `${capital(state.run.metric.name)} on test data, ${AXES[axis].text.toLowerCase()}: ${names}`;
+  const by = AXES[axis].text.toLowerCase();
+  return `${capital(state.run.metric.name)} on test data, ${by}: ${names}`;
 }

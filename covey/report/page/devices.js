@@ -150,7 +150,8 @@ function deviceTip(seed, device, main, base, others, i) {
 
 function devicesLegend(seed) {
   const key = (mark, text) => h("span", { class: "key" }, mark, text);
-  const hollow = (colour) => h("span", { class: "dot hollow", style: `border-color:var(${colour})` });
+  const hollow = (colour) =>
+    h("span", { class: "dot hollow", style: `border-color:var(${colour})` });
   const stem = (colour) => h("span", { class: "stem", style: `background:var(${colour})` });
   const keys = [key(modelDot(seed, seed.main), seed.main)];
   const hasGain = !gainReason(seed);

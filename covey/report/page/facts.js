@@ -1,4 +1,4 @@
-/* The facts of runs, as covey/report/facts.py writes them, with what is looked up again and again. */
+/* The facts of runs (covey/report/facts.py), with what is looked up again and again. */
 
 /**
  * How a metric is read: `of` is its value from a sum and a count, `better` the sign of progress,
@@ -183,7 +183,7 @@ class Seed {
     return [total, count];
   }
 
-  /** As `tally` in the chosen round; of a sampled run, in the last round before it that is known. */
+  /** As `tally` in the chosen round; of a sampled run, in the last known round up to it. */
   chosenTally(model, span) {
     const chosen = this.chosenIndex(model);
     const oldest = this.run.facts.sample ? 0 : chosen;

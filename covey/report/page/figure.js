@@ -382,8 +382,9 @@ function spread(labels, gap, low, high) {
 /**
  * A chart with a place for every device, in a given order.
  *
- * `spec` returns {label, height, ids, y, yText, cap, caption, layers, tip, pick}. A layer is {values,
- * colour, look: "dot" | "ring" | "dash" | "stem" | "cross", to}; a stem leads from `values` to `to`.
+ * `spec` returns {label, height, ids, y, yText, cap, caption, layers, tip, pick, marked}. A layer
+ * is {values, colour, look, to}; its look is "dot", "ring", "dash", "cross" or "stem". A stem leads
+ * from `values` to `to`.
  */
 function deviceChart(spec) {
   const host = h("div", { class: "chart" });

@@ -183,8 +183,8 @@ function radioDevices(seed) {
     return [h("h3", {}, column.name), chart];
   });
   const silent = seed.devices - ids.length;
-  const never = silent ? h("p", { class: "note" }, `${plural(silent, "device")} never answered.`) : null;
-  return h("div", { class: "panel spaced" }, charts, never);
+  const never = h("p", { class: "note" }, `${plural(silent, "device")} never answered.`);
+  return h("div", { class: "panel spaced" }, charts, silent ? never : null);
 }
 
 function radioSpec(seed, ids, { key, name, text }, columns, isLast) {
@@ -192,13 +192,15 @@ function radioSpec(seed, ids, { key, name, text }, columns, isLast) {
   const values = ids.map((device) => devices[key][device]);
   const lost = ids.map((device, i) =>
     ((devices.left_out?.[device] || devices.late?.[device]) ? values[i] : null));
+  const caption = `${plural(ids.length, "device")}, the slowest first; ` +
+    "a cross: left out or late in a round";
   return {
     label: `${name} of every device, the slowest first`,
     height: isLast ? 160 : 140,
     ids,
     y: [0, extent(values)[1] * 1.06 || 1],
     yText: (value) => (value ? text(value).replace(".0\u00a0", "\u00a0") : "0"),
-    caption: isLast ? `${plural(ids.length, "device")}, the slowest first; a cross: left out or late in a round` : null,
+    caption: isLast ? caption : null,
     layers: [
       { values, colour: "--device", look: "dot" },
       { values: lost, colour: "--loss", look: "cross" },

@@ -22,16 +22,19 @@ function draw() {
   }
   mainElement.append(footer());
   redraw();
-  for (const each of document.querySelectorAll("details")) each.open = open.includes(each.dataset.keep);
+  for (const each of document.querySelectorAll("details")) {
+    each.open = open.includes(each.dataset.keep);
+  }
   document.title = `${state.run.title} · ${state.facts.title} · covey`;
   scrollTo(0, height);
   restoreFocus(focus);
 }
 
 function footer() {
+  const { made_by: maker, live } = state.facts.json;
   const count = plural(state.facts.runs.length, "run");
-  const live = state.facts.json.live ? "" : " This file asks the network for nothing.";
-  return h("footer", {}, `Made by ${state.facts.json.made_by} from the records of ${count}.${live}`);
+  const promise = live ? "" : " This file asks the network for nothing.";
+  return h("footer", {}, `Made by ${maker} from the records of ${count}.${promise}`);
 }
 
 /** The control that has the focus, to find it again after drawing. */
@@ -49,7 +52,8 @@ function restoreFocus(key) {
 
 function fillPickers() {
   const { facts, run, seed } = state;
-  runPicker.replaceChildren(...facts.runs.map((each) => h("option", { value: each.key }, each.title)));
+  const options = facts.runs.map((each) => h("option", { value: each.key }, each.title));
+  runPicker.replaceChildren(...options);
   runPicker.value = run.key;
   document.getElementById("run-label").hidden = facts.runs.length < 2;
   seedPicker.replaceChildren(...run.scored.map((each) =>

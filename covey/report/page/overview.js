@@ -237,8 +237,8 @@ function runRow(run, names, best, hasRadio) {
   cells.push(whole(run.total((seed) => seed.facts.gradients).mean));
   cells.push(duration(run.total((seed) => seed.facts.seconds).mean));
   if (hasRadio) {
-    const modelled = run.first.facts.radio;
-    cells.push(modelled ? duration(run.total((seed) => sum(seed.facts.radio.seconds)).mean) : EMPTY);
+    const modelled = run.total((seed) => seed.facts.radio && sum(seed.facts.radio.seconds)).mean;
+    cells.push(isKnown(modelled) ? duration(modelled) : EMPTY);
   }
   const row = cells.map((cell) => h("td", { class: cell === EMPTY ? "dim" : "" }, cell));
   return h("tr", { class: isShown ? "on" : "" }, row);
@@ -259,7 +259,8 @@ function spark(run) {
   const width = 90 / Math.max(1, ys.length - 1);
   const y = (value) => 22 - (20 * (value - low)) / (high - low || 1);
   const known = range(ys.length).filter((i) => isKnown(ys[i]));
-  const d = known.map((i, k) => `${k ? "L" : "M"}${(1 + i * width).toFixed(1)} ${y(ys[i]).toFixed(1)}`);
+  const point = (i) => `${(1 + i * width).toFixed(1)} ${y(ys[i]).toFixed(1)}`;
+  const d = known.map((i, k) => `${k ? "L" : "M"}${point(i)}`);
   return s("svg", { width: 92, height: 24, viewBox: "0 0 92 24", "aria-hidden": "true" },
     s("path", {
       d: d.join(""),

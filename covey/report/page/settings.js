@@ -9,7 +9,8 @@ function settingsPart() {
   const groups = Object.entries(settingGroups(run)).map(([group, settings]) => {
     const rows = Object.entries(settings).map(([key, value]) =>
       settingRow(key, value, theirs[group]?.[key]));
-    return rows.length ? h("div", {}, h("h3", {}, capital(group)), h("dl", { class: "facts" }, rows)) : null;
+    if (!rows.length) return null;
+    return h("div", {}, h("h3", {}, capital(group)), h("dl", { class: "facts" }, rows));
   });
   return section("settings", "Settings", note, null,
     h("div", { class: "panel" }, commandLine(run.facts.command),

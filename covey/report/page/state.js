@@ -28,7 +28,8 @@ function rivals() {
     const { population } = state.seed.facts;
     const paired = run.scored.find((seed) =>
       isKnown(population) && seed.facts.population === population && seed.hasNodes);
-    return { run, paired: paired || null, model: run.first.main, name: clipped(run.title, 28), dash, kind };
+    const name = clipped(run.title, 28);
+    return { run, paired: paired || null, model: run.first.main, name, dash, kind };
   });
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import IO
 
 
@@ -20,3 +21,23 @@ def try_lock(file: IO[str]) -> bool:
     except (BlockingIOError, PermissionError):  # the second is how Windows says it
         return False
     return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of a file.
+
+    Asking takes the lock for an instant. Those who ask do not see each other where the system has
+    locks to share, and who wants the lock itself waits longer than that.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            if sys.platform == "win32":
+                return not try_lock(file)
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
