@@ -156,7 +156,8 @@ def parse(command: Any, words: list[str], *, mentioned: bool) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_and_its_options_exist(page: Path) -> None:
-    for line, inline in COMMAND.findall(page.read_text()):
+    whole_lines = page.read_text().replace("\\\n", " ")
+    for line, inline in COMMAND.findall(whole_lines):
         words = shlex.split((line or inline).replace("\n", " "), comments=True)
         command: Any = COVEY
         while words and words[0] in getattr(command, "commands", ()):
