@@ -41,3 +41,40 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def try_lock_byte(file: IO[str], byte: int) -> bool:
+    """Lock one byte of a file, which need not exist; False where another process has it.
+
+    One process has all bytes of a file through one open file: closing it releases all.
+    """
+    try:
+        _lock_byte(file, byte)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def unlock_byte(file: IO[str], byte: int) -> None:
+    """Release one byte of a file."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(byte)
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+def _lock_byte(file: IO[str], byte: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(byte)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
