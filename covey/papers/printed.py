@@ -46,7 +46,7 @@ def groups() -> Mapping[str, Mapping[str, Group]]:
     >>> print(groups()["pfedme"]["mnist mlr"].cells["pFedMe PM"])
     95.62 ± 0.04
     """
-    content = tomllib.loads(FILE.read_text())
+    content = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return {
         paper: {name: _group(values) for name, values in by_name.items()}
         for paper, by_name in content.items()

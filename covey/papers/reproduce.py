@@ -66,7 +66,7 @@ def write_page(path: Path) -> None:
     own = [tables.read(name) for name in tables.names() if name.startswith(f"{path.stem}/")]
     page = path.with_suffix(".md")
     part = page.with_name(f".{page.name}.{os.getpid()}.part")
-    part.write_text(report.markdown(own, read(path)))
+    part.write_text(report.markdown(own, read(path)), encoding="utf-8")
     os.replace(part, page)
 
 

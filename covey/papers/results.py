@@ -6,7 +6,6 @@ A result is {"rounds", "seeds", "seconds", "models": {model: [accuracy of every 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 from covey.errors import ConfigError
 from covey.papers.measure import Options, Protocol
 from covey.papers.tables import Row
+from covey.runs import lock
 
 Entry = Mapping[str, Any]
 Results = Mapping[str, Entry]
@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Entry]:
     if not path.exists():
         return {}
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the results in {path}: {error}; move it away.") from error
     if not isinstance(content, dict) or not all(isinstance(row, dict) for row in content.values()):
@@ -60,7 +60,7 @@ class Store(AbstractContextManager["Store"]):
         self.path = folder / f"{paper}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._locks = open(folder / f".{paper}.lock", "a")  # noqa: SIM115 - held while it lives
+            self._locks = open(folder / f".{paper}.lock", "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error}; choose another.") from error
 
@@ -97,30 +97,28 @@ class Store(AbstractContextManager["Store"]):
     def claim(self, row: Row, protocol: Protocol) -> Iterator[bool]:
         """Claim a row for this process while it runs; False where another process has it."""
         byte = _byte(f"{row.key} {protocol}")
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except OSError:
+        if not lock.try_lock_byte(self._locks, byte):
             yield False
             return
         try:
             yield True
         finally:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, byte)
+            lock.unlock_byte(self._locks, byte)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process at a time changes the file."""
-        fcntl.lockf(self._locks, fcntl.LOCK_EX, 1, _FILE)
+        lock.lock_byte(self._locks, _FILE)
         try:
             yield
         finally:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _FILE)
+            lock.unlock_byte(self._locks, _FILE)
 
     def _write(self, content: Results) -> None:
         """Replace the file in one step."""
         part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         rows = [f"{json.dumps(key)}: {_text(entry)}" for key, entry in content.items()]
-        part.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+        part.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
         os.replace(part, self.path)
 
 

@@ -154,7 +154,7 @@ def read(name: str) -> Table:
 
 def _content(paper: str, table: str) -> dict[str, Any]:
     """The content of a file, with what it has from the one that it extends."""
-    content = tomllib.loads((FOLDER / paper / f"{table}.toml").read_text())
+    content = tomllib.loads((FOLDER / paper / f"{table}.toml").read_text(encoding="utf-8"))
     if "extends" in content:
         base = _content(paper, content["extends"])
         for name in ("methods", "why"):
