@@ -79,7 +79,12 @@ class _Entry:
 
     def lengths_of(self, sent: Tensor, codec: Codec) -> Tensor:
         """The length of messages of this kind, where the number of values sent decides it."""
-        lengths = codec.lengths(sent, width=self.width, size=self.size, masked=self.masked)
+        lengths = codec.lengths(
+            sent,
+            width=self.width,
+            size=self.size,
+            masked=self.masked,
+        )
         assert lengths is not None
         return lengths
 
@@ -140,11 +145,7 @@ class Ledger:
         tree = torch.cat([route.tree for route in routes])
         sent = torch.cat([settled.sent for settled in group])
         dense_lengths = entry.lengths_of(sent, CODECS["dense"])
-        measured = [settled.lengths for settled in group if settled.lengths is not None]
-        if measured:
-            lengths = torch.cat(measured)
-        else:
-            lengths = entry.lengths_of(sent, entry.codec)
+        lengths = _lengths(group, sent)
         messages = torch.ones_like(sent)
         numbers = torch.stack([lengths, dense_lengths, sent, messages]) * copies
         totals = torch.zeros(len(self._meters), 4, dtype=torch.int64)
@@ -153,7 +154,7 @@ class Ledger:
             traffic = entry.traffic(*total)
             if traffic.messages:
                 meter.count(*entry.route.key, traffic)
-        self._count_nodes([settled.entry.route for settled in group], lengths)
+        self._count_nodes(routes, lengths)
 
     def _count_nodes(self, routes: Sequence[Route], lengths: Tensor) -> None:
         """Count messages of one kind at the nodes below, where their routes name them."""
@@ -161,14 +162,24 @@ class Ledger:
         rows: dict[str, list[Tensor]] = {}
         first = 0
         for route in routes:
-            if route.ends is not None:
-                tier = route.ends.tier
-                ids.setdefault(tier, []).append(route.ends.ids)
-                rows.setdefault(tier, []).append(route.ends.rows + first)
+            ends = route.ends
+            if ends is not None:
+                ids.setdefault(ends.tier, []).append(ends.ids)
+                rows.setdefault(ends.tier, []).append(ends.rows + first)
             first += len(route.copies)
         _, direction, _ = routes[0].key
         for tier, numbers in ids.items():
-            self._nodes.add(tier, direction, torch.cat(numbers), lengths[torch.cat(rows[tier])])
+            of_nodes = lengths[torch.cat(rows[tier])]
+            self._nodes.add(tier, direction, torch.cat(numbers), of_nodes)
+
+
+def _lengths(group: list[_Settled], sent: Tensor) -> Tensor:
+    """The length of each row's message, of messages of one kind."""
+    measured = [settled.lengths for settled in group if settled.lengths is not None]
+    if measured:
+        return torch.cat(measured)
+    entry = group[0].entry
+    return entry.lengths_of(sent, entry.codec)
 
 
 def _read(counts: list[Tensor]) -> Sequence[Tensor]:

@@ -89,15 +89,19 @@ def of(run: Seed) -> NodeRound | None:
     if not scored:
         return None
     round = run.round - 1
-    best = [name for name in scored if _chosen_in(run.chosen, name, round)]
-    newcomers = {name: _sums(sums, metric) for name, sums in observed.newcomers.items()}
+    nonzeros = {}
+    holds = {}
+    for name, sums in scored.items():
+        if _chosen_in(run.chosen, name, round):
+            nonzeros[name] = _known(observed.nonzeros[name])
+            holds[name] = sums[_PART][:, HOLDS].numpy()
     return NodeRound(
         round,
         metric,
-        devices={name: _sums(sums, metric) for name, sums in scored.items()},
-        newcomers=newcomers,
-        nonzeros={name: _known(observed.nonzeros[name]) for name in best},
-        holds={name: scored[name][_PART][:, HOLDS].numpy() for name in best},
+        devices=_all_sums(scored, metric),
+        newcomers=_all_sums(observed.newcomers, metric),
+        nonzeros=nonzeros,
+        holds=holds,
     )
 
 
@@ -105,6 +109,10 @@ def _chosen_in(chosen: Mapping[str, Chosen], name: str, round: int) -> bool:
     """Whether a model's best round so far is this one."""
     label = label_in(chosen, name)
     return label is not None and chosen[label].round == round
+
+
+def _all_sums(models: Mapping[str, Sums], metric: Metric) -> dict[str, Array]:
+    return {name: _sums(sums, metric) for name, sums in models.items()}
 
 
 def _sums(sums: Sums, metric: Metric) -> Array:

@@ -469,7 +469,7 @@ class BaseRuntime(Runtime):
         """
         if not self._play.trains:
             return None
-        return LowerEnds(question.ends[1], ids, rows)
+        return LowerEnds(question.tier, ids, rows)
 
     def _cut(self, key: MessageKey) -> float | None:
         """The size up to which the sender's entries are sent as zeros; None: nothing is cut."""
