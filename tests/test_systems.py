@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import covey
-from covey.runs.lock import is_locked, try_lock
+from covey.runs.lock import is_locked, lock_byte, try_lock, try_lock_byte, unlock_byte
 
 ROOT = Path(covey.__file__).parent
 POSIX_ONLY = {"fcntl", "grp", "pwd", "resource", "termios", "tty"}
@@ -40,9 +40,21 @@ def test_every_module_is_imported_without_what_other_systems_lack() -> None:
     assert free == "unknown on this system"
 
 
+def sources(*words: str) -> list[tuple[Path, ast.Module]]:
+    """The files of covey that hold one of these words, and their syntax trees."""
+    texts = {path: path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
+    return [
+        (path, ast.parse(text))
+        for path, text in texts.items()
+        if any(word in text for word in words)
+    ]
+
+
 def test_no_file_needs_a_module_of_posix_when_it_is_imported() -> None:
-    for path in ROOT.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+    checked = sources(*(f"import {name}" for name in POSIX_ONLY))
+    assert "lock.py" in [path.name for path, _ in checked]
+    for path, tree in checked:
+        for node in tree.body:
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -52,15 +64,19 @@ def test_no_file_needs_a_module_of_posix_when_it_is_imported() -> None:
 
 
 def test_text_is_utf8_on_every_system() -> None:
-    for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    checked = sources(".read_text(", ".write_text(", " open(")
+    assert len(checked) > 10
+    for path, tree in checked:
+        for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
-            call = ast.unparse(node)
-            if ast.unparse(node.func).endswith((".read_text", ".write_text")):
-                assert "encoding=" in call, f"{path}: {call}"
-            if ast.unparse(node.func) == "open" and "b'" not in call and "mode" not in call:
-                assert "encoding=" in call, f"{path}: {call}"
+            function = node.func
+            method = isinstance(function, ast.Attribute) and function.attr
+            opens = isinstance(function, ast.Name) and function.id == "open"
+            if method in ("read_text", "write_text") or opens:
+                call = ast.unparse(node)
+                binary = "b'" in call or "mode" in call
+                assert binary or "encoding=" in call, f"{path}: {call}"
 
 
 def test_a_file_has_one_lock(tmp_path: Path) -> None:
@@ -75,3 +91,22 @@ def test_a_file_has_one_lock(tmp_path: Path) -> None:
     assert not is_locked(path)
     with open(path, "w") as third:
         assert try_lock(third)
+
+
+CLAIM = """
+import runpy, sys
+lock = runpy.run_path(sys.argv[1])
+with open(sys.argv[2], "a") as file:
+    print(*(lock["try_lock_byte"](file, byte) for byte in (3, 4)))
+"""
+
+
+def test_bytes_of_a_file_have_locks_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "locks"
+    words = [sys.executable, "-c", CLAIM, str(ROOT / "runs" / "lock.py"), str(path)]
+    with open(path, "a") as file:
+        assert try_lock_byte(file, 3)
+        lock_byte(file, 4)
+        unlock_byte(file, 4)
+        ended = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["False", "True"]

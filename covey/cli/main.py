@@ -444,7 +444,7 @@ def _diagnose(config: Config) -> dict[str, Any]:
 
 def _memory_free() -> str:
     """The free memory, where the system says it: macOS and Windows do not."""
-    if "SC_AVPHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+    if sys.platform == "win32" or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return "unknown on this system"
     pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return f"{pages / 2**30:.1f} GiB"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,14 +17,13 @@ from typing import Any
 from covey.errors import ConfigError
 from covey.papers.measure import Options, Protocol
 from covey.papers.tables import Row
-from covey.runs.lock import try_lock_byte, unlock_byte
+from covey.runs import lock
 
 Entry = Mapping[str, Any]
 Results = Mapping[str, Entry]
 """What is stored of each row, by its key."""
 
 _FILE = 0  # the byte of the lock file that stands for the file of results
-_WAIT = 0.05  # seconds between two attempts to change it
 
 
 def read(path: Path) -> dict[str, Entry]:
@@ -62,8 +60,7 @@ class Store(AbstractContextManager["Store"]):
         self.path = folder / f"{paper}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f".{paper}.lock"
-            self._locks = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held while it lives
+            self._locks = open(folder / f".{paper}.lock", "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error}; choose another.") from error
 
@@ -100,23 +97,22 @@ class Store(AbstractContextManager["Store"]):
     def claim(self, row: Row, protocol: Protocol) -> Iterator[bool]:
         """Claim a row for this process while it runs; False where another process has it."""
         byte = _byte(f"{row.key} {protocol}")
-        if not try_lock_byte(self._locks, byte):
+        if not lock.try_lock_byte(self._locks, byte):
             yield False
             return
         try:
             yield True
         finally:
-            unlock_byte(self._locks, byte)
+            lock.unlock_byte(self._locks, byte)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """One process at a time changes the file."""
-        while not try_lock_byte(self._locks, _FILE):
-            time.sleep(_WAIT)
+        lock.lock_byte(self._locks, _FILE)
         try:
             yield
         finally:
-            unlock_byte(self._locks, _FILE)
+            lock.unlock_byte(self._locks, _FILE)
 
     def _write(self, content: Results) -> None:
         """Replace the file in one step."""
@@ -128,7 +124,7 @@ class Store(AbstractContextManager["Store"]):
 
 def _byte(text: str) -> int:
     """The byte of the lock file that stands for a row."""
-    return 1 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**30
+    return 1 + int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
 def _merged(ours: Entry, theirs: Entry) -> dict[str, Any]:

@@ -1,10 +1,16 @@
-"""A lock on an open file: one process at a time has it, and it goes with that process."""
+"""Locks on open files: one process at a time has one, and it goes with that process.
+
+POSIX has `fcntl` for them. Windows has `msvcrt`, which locks bytes from the file's position on.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import IO
+
+_PAUSE = 0.05  # s between two attempts to lock a byte on Windows
 
 
 def try_lock(file: IO[str]) -> bool:
@@ -44,19 +50,35 @@ def is_locked(path: Path) -> bool:
 
 
 def try_lock_byte(file: IO[str], byte: int) -> bool:
-    """Lock one byte of a file, which need not exist; False where another process has it.
-
-    One process has all bytes of a file through one open file: closing it releases all.
-    """
+    """Lock one byte of a file, whether it exists or not; False where another process has it."""
     try:
-        _lock_byte(file, byte)
-    except (BlockingIOError, PermissionError):
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(byte)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except OSError:
         return False
     return True
 
 
+def lock_byte(file: IO[str], byte: int) -> None:
+    """Lock one byte of a file, and wait while another process has it."""
+    if sys.platform == "win32":
+        while not try_lock_byte(file, byte):
+            time.sleep(_PAUSE)
+    else:
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
+
+
 def unlock_byte(file: IO[str], byte: int) -> None:
-    """Release one byte of a file."""
+    """Give one byte of a file free again."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -66,15 +88,3 @@ def unlock_byte(file: IO[str], byte: int) -> None:
         import fcntl
 
         fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
-
-
-def _lock_byte(file: IO[str], byte: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        file.seek(byte)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

@@ -128,8 +128,8 @@ class Newcomers:
             best = self.fitting(above)
             starts = []
             for number, rows in enumerate(above):
-                own = best[self._own(number)]
-                starts.append(rows[own.to(rows.device)])
+                position = best[self._own(number)]
+                starts.append(rows[position.to(rows.device)])
             start = torch.cat(starts)
             models["new_edge"] = start
         models["new_personal"] = self.adapted(start, round)

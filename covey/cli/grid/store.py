@@ -14,7 +14,7 @@ from typing import Any
 
 from covey.cli.folder import Folder, create, refused, unused
 from covey.cli.grid.pool import Answer
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 
 PLAN = "grid.json"
 _VERSION = 1
@@ -86,10 +86,22 @@ def locked(store: Store) -> Iterator[Store]:
         yield store
 
 
+@contextmanager
+def understood(store: Store) -> Iterator[None]:
+    """Files of the folder that do not hold what they should, as one kind of error."""
+    try:
+        yield
+    except CoveyError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"a file of its plan or of its cells is damaged ({error!r})"
+        raise CheckpointError(f"{store.path}: {reason}; start again with --out.") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with refused(path):
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}; remove it, and resume.") from error
     if not isinstance(values, dict):
