@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import torch
 
+from covey.codecs import CODECS
 from covey.errors import CheckpointError, ConfigError
+from covey.kernel.replies import exact
+from covey.links.link import Ledger, Link, Route
 from covey.links.meter import (
     Meter,
     Traffic,
@@ -14,6 +18,7 @@ from covey.links.meter import (
     fedmac_bits,
     paper_bits,
 )
+from covey.links.spec import LinkSpec
 
 D = 79_510  # the papers' two-layer MNIST network
 
@@ -95,3 +100,19 @@ def test_the_two_directions_may_differ() -> None:
     assert paper_bits(down, up) == 64 * 11 + 4 + 7.5
     assert bitmap_bits(down, up) == 64 * 11 + 15
     assert coo_bits(down, up) == 96 * 11
+
+
+def test_numbers_that_no_codec_changes_cost_bytes_and_are_no_values() -> None:
+    """The papers' formulas count the values of models alone."""
+    meter = Meter()
+    ledger = Ledger([meter])
+    link = Link(LinkSpec(CODECS["bitmap"]), ledger)
+    once = torch.ones(2, dtype=torch.int64)
+    route = Route(("server-device", "up", "train"), once, tree=torch.zeros_like(once))
+    link.send(exact(torch.ones(2, 1)), route, cut=None)
+    ledger.settle()
+    number = len(CODECS["dense"].encode(torch.ones(1)))
+    assert meter.traffic() == Traffic(bytes=2 * number, messages=2, dense=2 * number)
+    link.send(torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 0.0]]), route, cut=None)
+    ledger.settle()
+    assert (meter.traffic().values, meter.traffic().nonzeros) == (6, 2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import covey
-from covey.algorithms import FedAvg, FedProx, Local, PerMFL
+from covey.algorithms import FedAvg, FedProx, Local, PerMFL, SFedHP
 from covey.data import Shards, own_parts
 from covey.errors import ConfigError, DivergedError, ProgramError
 from covey.runs.experiment import difference
@@ -142,6 +142,21 @@ def test_adapting_is_the_algorithms_own_inner_problem() -> None:
     torch.testing.assert_close(new.adapted(w, round=0), theta, rtol=0, atol=1e-13)
     again = new.adapted(w, round=0)
     assert torch.equal(again, new.adapted(w, round=0))  # nothing is remembered
+
+
+def test_a_new_personal_model_is_not_cut_as_if_it_travelled() -> None:
+    """The smooth l1 makes small numbers and no zeros; only a link sets them to 0."""
+    data = covey.data.digits(devices=4)
+    algorithm = SFedHP(gamma1=0.05, lr2=0.05, edge_rounds=3, steps=2)
+    here = make(algorithm, data=data, tree=covey.Tree.grouped([4]), holdout_devices=0)
+    new = Newcomers([here], [data])
+    start = new.task.space.initial(0).repeat(4, 1)
+    adapted = new.adapted(start, round=0)
+    cut = algorithm.cut("device", 0)
+    assert cut is not None
+    small = adapted.abs() <= cut
+    assert 0.05 < float(small.double().mean()) < 0.95
+    assert not bool((adapted == 0).any())
 
 
 def test_newcomers_do_not_depend_on_their_number() -> None:

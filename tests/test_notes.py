@@ -3,6 +3,7 @@ saved, resumed and replayed.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,12 +18,20 @@ from covey.data import Shards, own_parts
 from covey.errors import DivergedError, ProgramError
 from covey.models import linear
 from covey.runs.record import read
-from covey.runtimes.notes import Note, Notes
+from covey.runtimes.notes import Note, Notes, Partial, exact_sums
 from tests import peek
 from tests.laws.cases import PLAIN, differences, experiment, state
 from tests.laws.test_graphs import captured
 
 TREE = Tree.grouped([2, 3])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sum_with_a_value_that_is_not_finite_is_that_value(first: bool) -> None:
+    values = [1.0, 1e300, 0.1]
+    values.insert(0 if first else 3, math.inf)
+    assert exact_sums(values) == (math.inf,)
+    assert Partial.of(values).condensed().note().mean == math.inf
 
 
 def shards(devices: int = 5) -> Shards:

@@ -193,6 +193,15 @@ def test_an_order_that_the_paper_itself_contradicts_is_said_so() -> None:
     assert report.claim_cells(claims[1])[2:] == ("does not hold (-0.21)", "not run")
 
 
+def test_of_an_order_of_the_best_only_the_best_in_print_take_part() -> None:
+    table, content = hand_made(fedavg=(80.0,) * 3, perfedavg=(80.0,) * 3, pfedme=(85.0,) * 3)
+    chain = (("pfedme:global", "perfedavg:global"), ("fedavg:global",))
+    table = replace(table, orderings=(Ordering("best", chain, by="best"),))
+    said = {line.row.method: line.verdict for line in verdicts.lines(table, content)}
+    assert said["pfedme"] is said["fedavg"] is Verdict.ORDERING
+    assert said["perfedavg"] is Verdict.DIFFERS
+
+
 def test_a_claim_about_speed_compares_the_mean_over_all_rounds() -> None:
     table, content = hand_made(fedavg=(93.0,) * 3, pfedme=(92.0,) * 3)
     for row, area in zip(table.rows, (70.0, 0.0, 80.0), strict=True):

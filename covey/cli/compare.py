@@ -26,7 +26,7 @@ def compare(
         str,
         typer.Option(
             metavar="UNIT[=N]",
-            help="What every method may use in one seed: gradients, bytes, or seconds of [radio]. "
+            help="What every method may use in one seed: gradients, bytes, or modelled seconds. "
             "Default N: what the file's own algorithm uses in its rounds.",
         ),
     ] = "gradients",
@@ -41,19 +41,20 @@ def compare(
 ) -> None:
     """Compare algorithms at equal budget, each with tuned steps and penalty.
 
-    Every method gets the same number of trials, which are judged on validation data alone. The best
-    setting runs on all seeds. Local and FineTune are always compared; the devices of every other
-    method are tested against them. A key of [algorithm] with several values is tuned over these.
+    Every method gets the same number of trials, judged on validation data alone.
+    The best setting runs on all seeds. Local and FineTune are always compared, and
+    the devices of every other method are tested against them. A field of the
+    algorithm with several values is tuned over these values.
 
     Examples:
 
       covey compare my.toml algorithm.name=fedavg,pfedme,ditto seeds=5
 
-      covey compare my.toml algorithm.name=pfedme,permfl algorithm.lr=0.02,0.1 --trials 12
+      covey compare my.toml algorithm.name=pfedme,ditto algorithm.lam=0.5,2,8
 
-      covey compare my.toml --budget bytes=50e6 --jobs 8    the file's algorithm and its `compare`
+      covey compare my.toml --budget bytes=50e6 --trials 12 --jobs 8
 
-      covey compare --resume runs/my-compare-1              after a crash, or to draw again
+      covey compare --resume runs/my-compare-1     after a crash, or to draw again
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     path, changes = split(arguments)

@@ -37,20 +37,21 @@ def sweep(
 ) -> None:
     """Try settings of a file, and write the best as a file of its own.
 
-    A key may have a list of values, a,b,c, or a range, low:high or low:high:log. A trial runs the
-    file with one setting on all its seeds. Validation data choose; test data are not looked at.
+    A key may have a list of values, a,b,c, or a range, low:high or low:high:log.
+    A trial runs the file with one setting on all its seeds. Validation data choose;
+    test data are not looked at.
 
     Examples:
 
       covey sweep my.toml algorithm.lr=0.01:1:log algorithm.lam=1,5,15
 
-      covey sweep my.toml algorithm.lr=0.01:1:log seeds=3 --search random --trials 30 --jobs 8
+      covey sweep my.toml algorithm.lr=0.01:1:log --search random --trials 30
 
-      covey sweep my.toml algorithm.lr=0.01:1:log --search optuna
+      covey sweep my.toml algorithm.lr=0.01:1:log seeds=3 --search optuna
 
       covey sweep --resume runs/my-sweep-1       after a crash, or to draw again
 
-      covey run runs/my-sweep-1/best.toml        the best setting, now on test data
+      covey run runs/my-sweep-1/best.toml        the best setting, on test data
     """
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     path, changes = split(arguments)

@@ -6,7 +6,7 @@ import fnmatch
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,13 +50,14 @@ class Line:
 class Claim:
     """How a claimed order fares in one setting: by how many points it holds, negative if not.
 
-    None where a figure is missing.
+    None where a figure is missing. `cells` are METHOD:MODEL of the figures that decide in print.
     """
 
     ordering: Ordering
     setting: str
     printed: float | None
     ours: float | None
+    cells: frozenset[str] = frozenset()
 
 
 Figure = Callable[[Row, str], float | None]
@@ -95,7 +96,28 @@ def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: R
     claimed = ordering.printed
     if claimed is None:
         claimed = _margin(ordering, rows, _printed)
-    return Claim(ordering, setting, claimed, _margin(ordering, rows, ours))
+    cells = frozenset(_deciding(ordering, rows))
+    return Claim(ordering, setting, claimed, _margin(ordering, rows, ours), cells)
+
+
+def _deciding(ordering: Ordering, rows: Mapping[str, Row]) -> Iterator[str]:
+    """The cells of an order whose printed figures decide it: all, or the best of each group."""
+    for group in ordering.chain:
+        if ordering.by == "all":
+            yield from group
+            continue
+        figures = {name: _figure(name, rows, _printed) for name in group}
+        known = {name: value for name, value in figures.items() if value is not None}
+        if known:
+            yield max(known, key=known.__getitem__)
+
+
+def _figure(name: str, rows: Mapping[str, Row], figure: Figure) -> float | None:
+    """The figure of METHOD:MODEL."""
+    method, _, model = name.partition(":")
+    if method not in rows:
+        return None
+    return figure(rows[method], model)
 
 
 def counted(listed: Iterable[Line]) -> Counter[Verdict]:
@@ -180,7 +202,7 @@ def _in_order(row: Row, model: str, checked: Sequence[Claim]) -> bool:
         claim
         for claim in checked
         if claim.setting == row.setting
-        and any(name in group for group in claim.ordering.chain)
+        and name in claim.cells
         and claim.printed is not None
         and claim.printed > 0
     ]
@@ -194,8 +216,7 @@ def _margin(ordering: Ordering, rows: Mapping[str, Row], figure: Figure) -> floa
     for group in ordering.chain:
         values = []
         for name in group:
-            method, _, model = name.partition(":")
-            value = figure(rows[method], model) if method in rows else None
+            value = _figure(name, rows, figure)
             if value is None:
                 return None
             values.append(value)

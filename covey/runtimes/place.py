@@ -95,14 +95,16 @@ class Place(Topology):
 
         The entries of all other nodes are 0.
         """
+        level = self.index(tier)
+        ends = self.tiers[level : level + 2]
         # An error if any node of the tier has too few children.
-        min_children = self.min_children[self.index(tier)]
-        smallest = Tree.flat(min_children)
-        smallest.picks("server", sample)
+        min_children = self.min_children[level]
+        smallest = Tree(((min_children,),), ends)
+        smallest.picks(tier, sample)
         picks = torch.zeros(self.size(tier), dtype=torch.int64)
         if tier == self.tier:
-            own = Tree.flat(self.children)
-            picks[self.number] = own.picks("server", sample)[0]
+            own = Tree(((self.children,),), ends)
+            picks[self.number] = own.picks(tier, sample)[0]
         return picks
 
 

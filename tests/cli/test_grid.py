@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from covey.cli.grid.axes import axis, product
 from covey.cli.grid.pool import Answer, Job
 from covey.cli.grid.tune import Tuner
 from covey.errors import ConfigError
-from tests.cli.command import BASE, ROOT, contents, spawn
+from tests.cli.command import BASE, FASHION, ROOT, contents, spawn
 from tests.cli.command import covey as command
 from tests.cli.grid_work import work
 
@@ -34,7 +35,7 @@ METHODS = "algorithm.name=fedavg,pfedme"
 
 
 def test_processes_answer_fail_and_die_without_the_others() -> None:
-    numbers = [1, "raise", 2, "die", 3, 4]
+    numbers = [1, "raise", 2, 3, 4, "die"]
     answers: dict[str, Answer] = {}
 
     def plan() -> list[Job]:
@@ -250,6 +251,25 @@ def test_a_resumed_grid_takes_no_other_plan(folder: Path, tmp_path: Path) -> Non
     ended = command("compare", "--resume", tmp_path)
     assert ended.code == 4
     assert "grid.json is damaged" in ended.err
+    (tmp_path / "grid.json").write_text('{"version": 1, "kind": "compare"}')
+    ended = command("compare", "--resume", tmp_path)
+    assert ended.code == 4
+    assert "is damaged" in ended.err
+    ended = command("sweep", "--resume", folder)
+    assert ended.code == 2
+    assert "resume it with covey compare" in ended.err
+
+
+def test_a_damaged_cell_is_named(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "grid"
+    shutil.copytree(folder, place)
+    cell = place / "cells" / "fedavg" / "seed-0.json"
+    values = json.loads(cell.read_text())
+    for text in ("{", "[1]", json.dumps({**values, "history": [{}]})):
+        cell.write_text(text)
+        ended = command("compare", "--resume", place, "--jobs", 1)
+        assert ended.code == 4, ended.err
+        assert "damaged" in ended.err
 
 
 def test_methods_that_send_nothing_get_the_rounds_of_the_file(tmp_path: Path) -> None:
@@ -323,3 +343,13 @@ def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert f"resume with: covey compare --resume {place}" in err
     assert "Traceback" not in err
+
+
+def test_the_fashion_example_names_eight_methods() -> None:
+    """Its data are not here; its file is checked, and every method made."""
+    file = config.load(FASHION)
+    methods = [file.method(), *(other.method() for other in file.yardsticks().values())]
+    assert len(set(methods)) == 8
+    assert {"Local", "FineTune"} <= set(methods)
+    for other in file.yardsticks().values():
+        other.learner()

@@ -35,7 +35,9 @@ def run(folder: Store, jobs: int, told: Told) -> Result:
     """All cells that are left, then the tables and figures as files."""
     with store.locked(folder):
         folder.retry_failures()
-        comparison = Comparison(folder, jobs)
+        with store.understood(folder):
+            comparison = Comparison(folder, jobs)
+            comparison.jobs()
 
         def done(job: Job, answer: Answer) -> None:
             comparison.add(job, answer)
@@ -43,7 +45,8 @@ def run(folder: Store, jobs: int, told: Told) -> Result:
 
         told(comparison.finished, comparison.total, "")
         pool.run(play, comparison.jobs, done, jobs)
-        result = collect(comparison)
+        with store.understood(folder):
+            result = collect(comparison)
         write(folder, result)
     return result
 

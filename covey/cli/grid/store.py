@@ -14,7 +14,7 @@ from typing import Any
 
 from covey.cli.folder import Folder, create, refused, unused
 from covey.cli.grid.pool import Answer
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 
 PLAN = "grid.json"
 _VERSION = 1
@@ -84,6 +84,18 @@ def locked(store: Store) -> Iterator[Store]:
     with store.folder.lock():
         store.load()
         yield store
+
+
+@contextmanager
+def understood(store: Store) -> Iterator[None]:
+    """Files of the folder that do not hold what they should, as one kind of error."""
+    try:
+        yield
+    except CoveyError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"a file of its plan or of its cells is damaged ({error!r})"
+        raise CheckpointError(f"{store.path}: {reason}; start again with --out.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -225,7 +225,9 @@ def run(
     """All trials that are left, then the files; `draw` adds the pictures."""
     with store.locked(folder):
         folder.retry_failures()
-        sweep = Sweep(folder, jobs)
+        with store.understood(folder):
+            sweep = Sweep(folder, jobs)
+            sweep.result()
 
         def done(job: Job, answer: Answer) -> None:
             sweep.add(job, answer)

@@ -9,7 +9,7 @@ others cover the ranges evenly (a Halton sequence); the last ones lie around the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,7 +85,7 @@ class Tuner:
 
     def _explored(self, count: int) -> list[Point | None]:
         points: list[Point | None] = [None]
-        return self._grown(points, count, lambda number: self._halton(number))
+        return self._grown(points, count, self._halton)
 
     def _refined(
         self, points: list[Point | None], best: Point | None, count: int
@@ -107,7 +107,9 @@ class Tuner:
 
         return self._grown(list(points), count, near)
 
-    def _grown(self, points: list[Point | None], count: int, draw: Any) -> list[Point | None]:
+    def _grown(
+        self, points: list[Point | None], count: int, draw: Callable[[int], Point]
+    ) -> list[Point | None]:
         """More points up to `count`, as long as they give settings that are not there yet."""
         known = [self.settings(point) for point in points]
         start = len(points)
