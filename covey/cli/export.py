@@ -47,6 +47,7 @@ class Exported:
     round: int
     examples: int
     difference: float
+    largest: float  # of the outputs that were compared, in absolute value
     bytes: int
 
 
@@ -113,9 +114,9 @@ def _show(console: Console, run: Loaded, written: Sequence[Exported]) -> None:
         who = f"the {first.model} models of {len(written)} {first.tier}s in round {rounds[0]}"
     console.print(f"{escape(who)}, as {first.format}")
     worst = max(one.difference for one in written)
-    console.print(
-        f"read again and compared on {first.examples} examples: max difference {worst:.1e}"
-    )
+    largest = max(one.largest for one in written)
+    compared = f"read again and compared on {first.examples} examples"
+    console.print(f"{compared}: max difference {worst:.1e}, outputs up to {largest:.3g}")
     if len(written) > 1:
         size = sum(one.bytes for one in written)
         console.print(f"folder: {escape(str(Path(first.file).parent))} ({size:,} bytes)")
@@ -243,6 +244,7 @@ def _written(
         round=read.round + 1,
         examples=len(examples),
         difference=difference,
+        largest=max(float(outputs.abs().max()) for _, outputs in answered),
         bytes=path.stat().st_size,
     )
 

@@ -45,6 +45,9 @@ class Tracked:
         tracker = make(self._folder)
         tracker.start(config)
         self._trackers[name] = tracker
+        rounds = getattr(tracker, "rounds", None)
+        if isinstance(rounds, int):
+            self._logged[name] = rounds
 
     def log(self, record: Round) -> None:
         """One round, to all trackers that have not had it."""

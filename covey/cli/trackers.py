@@ -2,7 +2,8 @@
 
 All of them write into the run's folder, and nothing leaves the machine unless the variables of
 MLflow or Weights & Biases say so (MLFLOW_TRACKING_URI, WANDB_MODE). The step is the round, counted
-from 1 as in the table.
+from 1 as in the table. A log that was not closed, because its process was killed, may lack rounds
+or have a part of one: it is written anew from the run's records.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,10 +36,15 @@ class TensorBoard:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "tensorboard"
+        self._log = _Log(folder / "tensorboard.txt")
+        self.rounds = self._log.rounds
         self._writer: Any = None
 
     def start(self, config: Mapping[str, Any]) -> None:
         library = needed("torch.utils.tensorboard", extra="tensorboard", to="log to TensorBoard")
+        if self._log.name is None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._log.open("tensorboard")
         self._writer = library.SummaryWriter(str(self._folder))
         self._writer.add_text("config", f"```\n{json.dumps(config, indent=1)}\n```")
 
@@ -48,6 +55,7 @@ class TensorBoard:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._writer.close()
+        self._log.close()
 
 
 class MLflow:
@@ -55,7 +63,8 @@ class MLflow:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._id = _Id(folder / "mlflow-run.txt")
+        self._log = _Log(folder / "mlflow-run.txt")
+        self.rounds = self._log.rounds
         self._client: Any = None
 
     def start(self, config: Mapping[str, Any]) -> None:
@@ -65,12 +74,15 @@ class MLflow:
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = (self._folder / "mlruns").resolve().as_uri()
         self._client = library.MlflowClient(tracking_uri=uri)
-        if self._id.value is not None:
-            self._client.update_run(self._id.value, status="RUNNING")
+        if self._log.name is not None:
+            self._client.update_run(self._log.name, status="RUNNING")
+            self._log.open(self._log.name)
             return
+        if self._log.broken is not None:
+            self._client.set_terminated(self._log.broken, status="KILLED")
         experiment = self._experiment(str(config.get("name") or "covey"))
         run = self._client.create_run(experiment, run_name=_title(self._folder))
-        self._id.write(run.info.run_id)
+        self._log.open(run.info.run_id)
         for name, value in _settings(config):
             self._client.log_param(run.info.run_id, _plain(name), str(value)[:_LONGEST])
 
@@ -88,12 +100,13 @@ class MLflow:
             entities.Metric(_plain(name), float(value), now, record.round + 1)
             for name, value in record.figures().items()
         ]
-        self._client.log_batch(self._id.value, metrics=metrics)
+        self._client.log_batch(self._log.name, metrics=metrics)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._client.log_dict(self._id.value, dict(summary), "summary.json")
+        self._client.log_dict(self._log.name, dict(summary), "summary.json")
         status = "FINISHED" if summary["finished"] else "KILLED"
-        self._client.set_terminated(self._id.value, status=status)
+        self._client.set_terminated(self._log.name, status=status)
+        self._log.close()
 
 
 class WandB:
@@ -104,17 +117,17 @@ class WandB:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._id = _Id(folder / "wandb-run.txt")
+        self._log = _Log(folder / "wandb-run.txt")
+        self.rounds = self._log.rounds
         self._run: Any = None
 
     def start(self, config: Mapping[str, Any]) -> None:
         library = needed("wandb", extra="wandb", to="log to Weights & Biases")
-        if self._id.value is None:
-            self._id.write(secrets.token_hex(4))
+        self._log.open(self._log.name or secrets.token_hex(4))
         mode = os.environ.get("WANDB_MODE", "offline")
         self._run = library.init(
             project=os.environ.get("WANDB_PROJECT", "covey"),
-            id=self._id.value,
+            id=self._log.name,
             name=_title(self._folder),
             dir=str(self._folder),
             config=dict(config),
@@ -130,6 +143,7 @@ class WandB:
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary["finished"] = summary["finished"]
         self._run.finish(exit_code=0 if summary["finished"] else 1)
+        self._log.close()
 
 
 class Parquet:
@@ -194,18 +208,32 @@ def _maker(name: str) -> Maker:
     return make
 
 
-class _Id:
-    """The name that a tracker's service has for a run, kept in the run's folder."""
+class _Log:
+    """The name of a log, kept in the run's folder with whether it was closed.
+
+    `name` is None where a new log is to be begun, and then `rounds` is 0. `broken` is one that was
+    not closed.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.value: str | None = None
-        if path.exists():
-            self.value = path.read_text(encoding="utf-8").strip() or None
+        self.name: str | None = None
+        self.broken: str | None = None
+        words = path.read_text(encoding="utf-8").split() if path.exists() else []
+        if words[1:] == ["closed"]:
+            self.name = words[0]
+        elif words:
+            self.broken = words[0]
+        self.rounds: int | None = None if self.name else 0
 
-    def write(self, value: str) -> None:
-        self.value = value
-        self._path.write_text(f"{value}\n", encoding="utf-8")
+    def open(self, name: str) -> None:
+        """Write to the log of this name from now on."""
+        self.name = name
+        self._path.write_text(f"{name}\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """The log has everything that it was told."""
+        self._path.write_text(f"{self.name} closed\n", encoding="utf-8")
 
 
 def _title(folder: Path) -> str:

@@ -18,6 +18,10 @@ class Tracker(Protocol):
     also where a run is resumed. `record.figures()` are its numbers by name. If a tracker raises an
     error, that is shown once, and the run goes on without it.
 
+    covey counts the rounds that a tracker was told of. A tracker that knows better, for example
+    after its process was killed, has an attribute `rounds`: the next round that it is told of is
+    the one after that.
+
     >>> class Printed:
     ...     def __init__(self, folder): self.folder = folder
     ...     def start(self, config): print(config["algorithm"]["name"])

@@ -240,6 +240,20 @@ def logged(name: str, folder: Path, records: list[Round]) -> None:
         assert said.getvalue() == ""
 
 
+def logged_after_a_kill(name: str, folder: Path, records: list[Round]) -> None:
+    """Two rounds, a kill before the second is in a checkpoint, and a second command."""
+    first, _ = tracked(trackers.makers([name]), folder)
+    first.start({"seed": 0, "algorithm": {"name": "fedavg"}}, [])
+    first.log(records[0])
+    first.log(records[1])
+    again, said = tracked(trackers.makers([name]), folder)
+    again.start({"seed": 0, "algorithm": {"name": "fedavg"}}, records[:1])
+    again.log(records[1])
+    again.log(records[2])
+    again.finish({"finished": True, "rounds": 3})
+    assert said.getvalue() == ""
+
+
 REAL = pytest.mark.filterwarnings("ignore")  # of the libraries' own imports
 
 
@@ -255,6 +269,12 @@ def test_tensorboard_reads_what_was_written(records: list[Round], tmp_path: Path
     assert gradients == [(record.round + 1, record.gradients) for record in records]
     scores = [event.value for event in events.Scalars("global/test/accuracy")]
     assert scores == pytest.approx([record.accuracy() for record in records[1:]], abs=1e-6)
+    (tmp_path / "killed").mkdir()
+    logged_after_a_kill("tensorboard", tmp_path / "killed", records)
+    folder = str(tmp_path / "killed" / "tensorboard")
+    again = EventAccumulator(folder, purge_orphaned_data=False)
+    again.Reload()
+    assert [event.step for event in again.Scalars("gradients")] == [1, 2, 3]
 
 
 @REAL
@@ -265,11 +285,19 @@ def test_mlflow_reads_what_was_written(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     logged("mlflow", tmp_path, records)
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
-    run = (tmp_path / "mlflow-run.txt").read_text().strip()
+    run = (tmp_path / "mlflow-run.txt").read_text().split()[0]
     steps = [(m.step, m.value) for m in client.get_metric_history(run, "gradients")]
     assert steps == [(record.round + 1, record.gradients) for record in records]
     assert client.get_run(run).data.params["algorithm.lr"] == "0.1"
     assert client.get_run(run).info.status == "FINISHED"
+    (killed := tmp_path / "killed").mkdir()
+    logged_after_a_kill("mlflow", killed, records)
+    client = mlflow.MlflowClient(tracking_uri=(killed / "mlruns").as_uri())
+    run = (killed / "mlflow-run.txt").read_text().split()[0]
+    assert [m.step for m in client.get_metric_history(run, "gradients")] == [1, 2, 3]
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    states = {one.info.status for one in client.search_runs(experiments)}
+    assert states == {"FINISHED", "KILLED"}
 
 
 @REAL
