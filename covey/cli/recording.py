@@ -48,7 +48,8 @@ class Recorder:
 
         `method` is what the run's algorithm calls itself.
         """
-        self.folder.write_json("nodes.json", described(run, method))
+        text = json.dumps(described(run, method))  # on one line: it has a number per device
+        self.folder.write("nodes.json", text + "\n")
         if not _small(run):
             return
         kept = self._lines_of(run.history)
