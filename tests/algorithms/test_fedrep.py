@@ -40,14 +40,21 @@ def test_only_the_shared_layers_are_sent() -> None:
         assert run.meter.traffic(direction=direction).values == 3 * 4 * 6
 
 
-def test_a_new_device_fits_the_best_head_to_the_base_it_gets() -> None:
+def test_a_new_device_fits_its_head_to_the_base_it_gets() -> None:
+    """Gradient steps on least squares: the distance to the best head shrinks by I - lr H each."""
     run = start(FedRep(head_steps=3, head_lr=0.2, steps=1, lr=0.05, batch=None), rounds=2)
     list(run)
-    long = replace(run.experiment, algorithm=FedRep(head_steps=16000, head_lr=2.5, batch=None))
+    steps, lr = 400, 1.5
+    long = replace(run.experiment, algorithm=FedRep(head_steps=steps, head_lr=lr, batch=None))
     new = Newcomers([long], [long.data.chosen([2])])
-    base = pair(run.module())[0]
-    found = pair(new.task.space.fill(new.adapted(run.w, round=2)[0]))
-    features = DATA[2][0] @ base.T
-    best = torch.linalg.lstsq(features, DATA[2][1][:, None]).solution.T
-    assert torch.equal(found[0], base)
-    torch.testing.assert_close(found[1], best, rtol=0, atol=1e-9)
+    base, start_head = pair(run.module())
+    new_base, head = pair(new.task.space.fill(new.adapted(run.w, round=2)[0]))
+    inputs, targets = DATA[2]
+    features = inputs @ base.T
+    best = torch.linalg.lstsq(features, targets[:, None]).solution.T
+    hessian = features.T @ features / len(features)
+    shrink = torch.eye(len(hessian), dtype=hessian.dtype) - lr * hessian
+    expected = best + (start_head - best) @ torch.linalg.matrix_power(shrink, steps)
+    assert torch.equal(new_base, base)
+    assert (best - expected).norm() < 0.1 * (best - start_head).norm()
+    torch.testing.assert_close(head, expected, rtol=0, atol=EXACT)

@@ -31,7 +31,7 @@ from experiments.defaults.law import (
 SEED, SLACK = 0, 1.0
 ALGORITHMS = {cls.__name__: cls for cls in found()}
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
-PAPERS = ("FedAvg", "FedMac", "PerMFL", "PFedMe", "Pruned", "SFedHP")
+TWICE = ("FedMac", "PFedMe", "SFedHP")
 """Methods that are held to both populations in every run of the tests; the others in test-all."""
 
 PAIRS = [
@@ -39,7 +39,7 @@ PAIRS = [
     for name, cls in ALGORITHMS.items()
     if name not in EXCEPTIONS
     for world in worlds_of(name)
-    if ALL or world == "digits" or name in PAPERS or "digits" not in worlds_of(name)
+    if ALL or world == "digits" or name in TWICE or "digits" not in worlds_of(name)
 ]
 
 
