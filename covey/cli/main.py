@@ -66,8 +66,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(data.app, name="data", epilog=_EPILOG)
-app.add_typer(new.app, name="new", epilog=_EPILOG)
+# The panels of `covey --help`, in this order.
+_TRAIN = "Train"
+_LOOK = "Look at runs"
+_USE = "Use the models"
+_PREPARE = "Prepare and check"
 
 
 def _version(wanted: bool) -> None:
@@ -102,7 +105,7 @@ class Kind(StrEnum):
     policies = "policies"
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)
 def run(
     arguments: What = None,
     out: Annotated[
@@ -194,14 +197,19 @@ def run(
     console.print(f"repeat: covey run {folder.path / 'config.toml'}{again}")
 
 
-app.command(name="runs", epilog=_EPILOG)(runs.list_runs)
-app.command(epilog=_EPILOG)(watch)
-app.command(name="show", epilog=_EPILOG)(results.show_run)
-app.command(epilog=_EPILOG)(results.predict)
-app.command(name="export", epilog=_EPILOG)(export.export_command)
+app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(compare)
+app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(sweep)
+app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(reproduce)
+app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(advise)
+app.command(epilog=_EPILOG, rich_help_panel=_TRAIN)(plan)
+app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(report)
+app.command(epilog=_EPILOG, rich_help_panel=_LOOK)(watch)
+app.command(name="show", epilog=_EPILOG, rich_help_panel=_LOOK)(results.show_run)
+app.command(name="runs", epilog=_EPILOG, rich_help_panel=_LOOK)(runs.list_runs)
+app.command(epilog=_EPILOG, rich_help_panel=_USE)(results.predict)
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, rich_help_panel=_USE)
 def personalize(
     run: Annotated[
         Path,
@@ -252,15 +260,12 @@ def personalize(
     show.newcomer(Console(soft_wrap=True, highlight=False), done)
 
 
-app.command(epilog=_EPILOG)(report)
-app.command(epilog=_EPILOG)(plan)
-app.command(epilog=_EPILOG)(advise)
-app.command(epilog=_EPILOG)(reproduce)
-app.command(epilog=_EPILOG)(compare)
-app.command(epilog=_EPILOG)(sweep)
+app.command(name="export", epilog=_EPILOG, rich_help_panel=_USE)(export.export_command)
+app.add_typer(data.app, name="data", epilog=_EPILOG, rich_help_panel=_PREPARE)
+app.add_typer(new.app, name="new", epilog=_EPILOG, rich_help_panel=_PREPARE)
 
 
-@app.command(name="list", epilog=_EPILOG)
+@app.command(name="list", epilog=_EPILOG, rich_help_panel=_PREPARE)
 def list_(
     kind: Annotated[
         Kind | None,
@@ -341,7 +346,7 @@ def _table_with_meanings(kind: Kind, name: str) -> str:
     return "\n".join(out) + "\n"
 
 
-@app.command(epilog=_EPILOG)
+@app.command(epilog=_EPILOG, rich_help_panel=_PREPARE)
 def doctor(arguments: What = None, as_json: AsJson = False) -> None:
     """Show what this machine can run.
 
