@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -99,8 +99,10 @@ def shown(console: Console, table: Table) -> None:
     """Print a table with its title and notes."""
     rich = RichTable(box=None, pad_edge=False, header_style="bold")
     for number, head in enumerate(table.heads):
-        justify = "left" if number < table.left else "right"
-        rich.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        justify: Literal["left", "right"] = "right"
+        if number < table.left:
+            justify = "left"
+        rich.add_column(head, justify=justify, no_wrap=True)
     for row in table.rows:
         rich.add_row(*map(escape, row))
     console.print(f"\n{escape(table.title)}")

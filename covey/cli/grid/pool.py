@@ -130,8 +130,8 @@ class _Crew:
         closed = [worker for worker in self.busy if worker.connection.closed]
         ready = list(closed)
         if not ready:
-            by_connection = {worker.connection: worker for worker in self.busy}
-            ready = [by_connection[each] for each in wait(list(by_connection))]  # type: ignore[index]
+            answered = wait([worker.connection for worker in self.busy])
+            ready = [worker for worker in self.busy if worker.connection in answered]
         for worker in ready:
             job = worker.job
             assert job is not None
