@@ -500,10 +500,11 @@ class BaseRuntime(Runtime):
 
         return keys
 
-    def _memory(self, key: MessageKey, ids: Ids) -> Residuals | None:
+    def _memory(self, key: MessageKey, ids: Ids, copies: Tensor) -> Residuals | None:
         """The residuals of these senders' earlier messages of this kind.
 
-        A residual is an ordinary kept row, which is no model.
+        A residual is an ordinary kept row, which is no model. A node whose message has no receiver
+        sends nothing, and its residual stays.
         """
         wire = self.wires[key.link, key.direction]
         if not wire.feedback or not self._play.trains:
@@ -512,8 +513,14 @@ class BaseRuntime(Runtime):
         round = self._play.round
 
         def keep(rows: Rows) -> None:
-            with self._storing:
-                self.store.put(key.sender, name, ids, rows, round)
+            senders = ids
+            sends = copies > 0
+            if not bool(sends.all()):
+                senders = ids[sends]
+                rows = rows[sends.to(rows.device)]
+            if len(senders):
+                with self._storing:
+                    self.store.put(key.sender, name, senders, rows, round)
 
         def recall(zeros: Rows) -> Rows:
             with self._storing:

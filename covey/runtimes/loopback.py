@@ -368,7 +368,7 @@ class Station(BaseRuntime):
             cut=self._cut(key),
             reference=reference,
             keys=self._wire_keys(key, ids),
-            memory=self._memory(key, ids),
+            memory=self._memory(key, ids, copies),
         )
         meter_key = (key.link, key.direction, self._play.lane)
         route = Route(meter_key, copies, tree=torch.zeros_like(ids), ends=ends)

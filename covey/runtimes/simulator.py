@@ -248,7 +248,7 @@ class Simulator(BaseRuntime):
             cut=self._cut(key),
             reference=reference,
             keys=self._wire_keys(key, ids),
-            memory=self._memory(key, ids),
+            memory=self._memory(key, ids, copies),
         )
 
     def _settle(self, me: Nodes, answer: Any) -> None:

@@ -37,7 +37,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 LAGS = {
     "synthetic": "Local, beside it, is the best",
-    "own": "a pump's own model does what one trained alone does",
+    "own": "a personal model is about as good as one trained alone",
 }
 """Examples whose personal models may be below Local, and the sentence of the file that says so."""
 

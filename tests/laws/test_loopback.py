@@ -57,7 +57,7 @@ LINKS: dict[str, dict[str, Any]] = {
         "feedback": True,
     },
 }
-CODED = [PLAIN[name] for name in ("SFedHP", "Pruned", "Scaffold")]
+CODED = [PLAIN[name] for name in ("SFedHP", "Pruned", "Scaffold", "AL2GD")]
 
 
 def ran(case: Case, runtime: str, **changes: Any) -> covey.Run:
