@@ -26,4 +26,5 @@ def rendered(page: str) -> str:
 
 
 def _drawn(formula: str, display: str) -> str:
-    return convert(html.unescape(formula).strip(), display=display)
+    drawn: str = convert(html.unescape(formula).strip(), display=display)
+    return drawn
