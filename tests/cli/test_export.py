@@ -112,7 +112,7 @@ FRAGMENTS = re.findall(
     ("fragment", "to"),
     [
         (0, "safetensors"),
-        pytest.param(1, "torch.export", marks=SLOW),
+        (1, "torch.export"),
         pytest.param(2, "onnx", marks=SLOW),
     ],
 )

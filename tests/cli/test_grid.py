@@ -319,7 +319,6 @@ sys.exit(main())
 """
 
 
-@pytest.mark.skipif(not ALL, reason="a command in a process of its own: COVEY_TEST_ALL=1")
 def test_a_grid_needs_neither_typer_nor_rich_nor_matplotlib(tmp_path: Path) -> None:
     words = (*SMALL, METHODS, "--trials", "1", "--jobs", "1", "--out", str(tmp_path / "grid"))
     ended = subprocess.run(
@@ -330,7 +329,6 @@ def test_a_grid_needs_neither_typer_nor_rich_nor_matplotlib(tmp_path: Path) -> N
     assert (tmp_path / "grid" / "compare.csv").exists()
 
 
-@pytest.mark.skipif(not ALL, reason="a command in a process of its own: COVEY_TEST_ALL=1")
 def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path: Path) -> None:
     place = tmp_path / "grid"
     process = spawn("compare", *SMALL, METHODS, "rounds=400", "--jobs", 1, "--out", place)
