@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from covey.cli.grid import pool, store
 from covey.cli.grid.cells import play
@@ -38,17 +39,36 @@ def run(folder: Store, jobs: int, told: Told) -> Result:
         with store.understood(folder):
             comparison = Comparison(folder, jobs)
             comparison.jobs()
-
-        def done(job: Job, answer: Answer) -> None:
-            comparison.add(job, answer)
-            told(comparison.finished, comparison.total, in_words(job, answer))
-
-        told(comparison.finished, comparison.total, "")
-        pool.run(play, comparison.jobs, done, jobs)
+        run_cells(comparison, jobs, told)
         with store.understood(folder):
             result = collect(comparison)
         write(folder, result)
     return result
+
+
+class Cells(Protocol):
+    """The cells of a comparison or a sweep."""
+
+    @property
+    def finished(self) -> int: ...
+
+    @property
+    def total(self) -> int: ...
+
+    def jobs(self) -> Sequence[Job]: ...
+
+    def add(self, job: Job, answer: Answer) -> None: ...
+
+
+def run_cells(cells: Cells, processes: int, told: Told) -> None:
+    """Run the cells that are left, and tell of each one that ends."""
+
+    def done(job: Job, answer: Answer) -> None:
+        cells.add(job, answer)
+        told(cells.finished, cells.total, in_words(job, answer))
+
+    told(cells.finished, cells.total, "")
+    pool.run(play, cells.jobs, done, processes)
 
 
 def write(folder: Store, result: Result) -> None:

@@ -15,10 +15,10 @@ import covey
 from covey.cli import config as files
 from covey.cli import modules
 from covey.cli.config import Config
-from covey.cli.grid import pool, search, store
+from covey.cli.grid import search, store
 from covey.cli.grid.axes import Axis, split_axes
-from covey.cli.grid.cells import Cell, play
-from covey.cli.grid.compare import Told, in_words
+from covey.cli.grid.cells import Cell
+from covey.cli.grid.compare import Told, run_cells
 from covey.cli.grid.comparing import read_axis
 from covey.cli.grid.pool import Answer, Job
 from covey.cli.grid.search import Search, Settings
@@ -228,13 +228,7 @@ def run(
         with store.understood(folder):
             sweep = Sweep(folder, jobs)
             sweep.result()
-
-        def done(job: Job, answer: Answer) -> None:
-            sweep.add(job, answer)
-            told(sweep.finished, sweep.total, in_words(job, answer))
-
-        told(sweep.finished, sweep.total, "")
-        pool.run(play, sweep.jobs, done, jobs)
+        run_cells(sweep, jobs, told)
         result = sweep.result()
         _write(sweep, result)
         draw(folder, result)
