@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from covey.engine.batched import Step, chain
+from covey.engine.intercept import Interception, needs_mode
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 
@@ -103,14 +104,29 @@ def _vmapped(space: ParameterLayout) -> Step:
 def _call(space: ParameterLayout) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
+    always = needs_mode(space.module)
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
-        values = {}
-        for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
-            values[slot.name] = slot.oriented(parameter)
-        out: Tensor = functional_call(thread.module, values, (x,))
+            thread.module = copy.deepcopy(space.module).train(pass_.training)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        if not always and not pass_.masks:
+            return run_module(space, module, pass_, x)
+        mode = Interception(pass_)
+        with mode:
+            out = run_module(space, module, pass_, x)
+        mode.finish()
         return out
 
     return call
+
+
+def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor) -> Tensor:
+    """The outputs of a module of the layout with one model's parameters, [B, ...]."""
+    values = {}
+    for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
+        values[slot.name] = slot.oriented(parameter)
+    out: Tensor = functional_call(module, values, (x,))
+    return out
