@@ -19,8 +19,8 @@ from covey.errors import ModelError
 
 _LEVELS = 2**16
 """A probability is a multiple of 1 / _LEVELS: one hash of 64 bits serves four entries."""
-_ALPHA = -1.7580993408473766
-"""What AlphaDropout puts in place of a dropped entry: the limit of SELU at minus infinity."""
+_ALPHA = 1.7580993408473766
+"""AlphaDropout puts its negative in place of a dropped entry: the limit of SELU at -infinity."""
 
 
 def levels(p: float) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from covey.engine.batched import Step, chain
-from covey.engine.intercept import Interception, needs_mode
+from covey.engine.intercept import Interception
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 from covey.origin import FAULTS
@@ -139,7 +139,7 @@ def _alone(space: ParameterLayout) -> Step:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space)
+    call = _call(space, batched=True)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         def one(tensors: list[Tensor], x: Tensor) -> Tensor:
@@ -150,10 +150,11 @@ def _vmapped(space: ParameterLayout) -> Step:
     return apply
 
 
-def _call(space: ParameterLayout) -> Step:
+def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
-    always = needs_mode(space.module)
+    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
+    always = space.attends
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
@@ -163,7 +164,7 @@ def _call(space: ParameterLayout) -> Step:
             module.train(pass_.training)
         if not always and not pass_.masks:
             return run_module(space, module, pass_, x)
-        mode = Interception(pass_)
+        mode = Interception(pass_, batched=batched)
         with mode:
             out = run_module(space, module, pass_, x)
         mode.finish()

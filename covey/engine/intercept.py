@@ -28,11 +28,15 @@ _OTHER_SITES = (
 
 
 class Interception(TorchFunctionMode):
-    """A mode in which dropout takes its masks from a pass of one model, or none without masks."""
+    """A mode in which dropout takes its masks from a pass of one model.
 
-    def __init__(self, pass_: Pass) -> None:
+    `batched` says that vmap runs it, which has no rule for fused attention.
+    """
+
+    def __init__(self, pass_: Pass, *, batched: bool = False) -> None:
         super().__init__()
         self.drops = bool(pass_.masks)
+        self.batched = batched
         self._masks: Iterator[Tensor] = iter(pass_.masks)
 
     def __torch_function__(
@@ -45,7 +49,11 @@ class Interception(TorchFunctionMode):
         handler = _HANDLERS.get(func)
         if handler is None:
             return func(*args, **(kwargs or {}))
+        self.meet(func)
         return handler(self, *args, **(kwargs or {}))
+
+    def meet(self, function: Any) -> None:
+        """Called before a function is replaced."""
 
     def mask(self, p: float, shape: Sequence[int], *, alpha: bool = False) -> Tensor | None:
         """The mask of the next site; None: nothing is dropped there."""
@@ -67,17 +75,20 @@ class Recorder(Interception):
         super().__init__(pass_)
         self.drops = True
         self.met: list[Met] = []
+        self.attends = False
+
+    def meet(self, function: Any) -> None:
+        """Note attention."""
+        if function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            self.attends = True
 
     def mask(self, p: float, shape: Sequence[int], *, alpha: bool = False) -> None:
         """Note the site."""
         self.met.append(Met(p, tuple(shape), alpha))
 
 
-def needs_mode(module: nn.Module) -> bool:
-    """Whether a module must run in a mode even where nothing is dropped.
-
-    Attention in eval mode has a shortcut of other bits, which is not taken inside a mode.
-    """
+def attends(module: nn.Module) -> bool:
+    """Whether a module has layers of attention."""
     return any(isinstance(layer, _ATTENTION) for layer in module.modules())
 
 
@@ -195,8 +206,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention whose weights are dropped by a mask; torch's own where nothing is dropped."""
-    if not is_site(dropout_p):
+    """Attention whose weights are dropped by a mask; torch's own where that will do."""
+    drops = is_site(dropout_p)
+    if not drops and (enable_gqa or not mode.batched):
         return F.scaled_dot_product_attention(
             query,
             key,
@@ -206,15 +218,16 @@ def _attention(
             scale=scale,
             enable_gqa=enable_gqa,
         )
-    if not mode.drops:
+    if drops and not mode.drops:
         fix = "dropout_p = 0.0 unless self.training"
         raise ModelError(_always("F.scaled_dot_product_attention", fix))
     if enable_gqa:
         raise ModelError("attention with enable_gqa cannot drop its weights; set dropout_p = 0.")
     weights = _attention_weights(query, key, attn_mask, is_causal, scale)
-    mask = mode.mask(dropout_p, weights.shape)
-    if mask is not None:
-        weights = drop(weights, mask)
+    if drops:
+        mask = mode.mask(dropout_p, weights.shape)
+        if mask is not None:
+            weights = drop(weights, mask)
     return weights @ value
 
 

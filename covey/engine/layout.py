@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.engine.generator import Seeded
+from covey.engine.intercept import attends
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
@@ -68,6 +69,8 @@ class ParameterLayout:
     def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
+        self.attends = attends(module)
+        """Whether the module attends; a trial finds attention outside of layers."""
         if isinstance(private, str):
             private = (private,)
         trainable = _trainable(module)

@@ -70,12 +70,12 @@ class Task:
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
+        self.sites = trial.sites(self.space, sample)
+        """Where the module drops entries in training."""
         self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
-        self.sites = trial.sites(self.space, self.examples.sample[0])
-        """Where the module drops entries in training."""
         self.stack = _stack(self.space, loss, shards, self.sites)
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(

@@ -44,6 +44,7 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
         mode = Recorder(Pass(parameters))
         with mode:
             run_module(space, module, Pass(parameters), examples)
+        space.attends = space.attends or mode.attends
         return mode.met
 
     def in_eval_mode() -> None:

@@ -49,7 +49,8 @@ class Network:
             "score_every": 1,
             "workers": 1,
         }
-        return Experiment(algorithm=self.algorithm, **{**plain, **self.settings, **changes})
+        plain["algorithm"] = self.algorithm
+        return Experiment(**{**plain, **self.settings, **changes})
 
 
 def examples(shape: tuple[int, ...]) -> data.Shards:
