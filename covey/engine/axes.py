@@ -177,7 +177,7 @@ def _split(c: Compiler, input: Any, size: Any, dim: int = 0, part: int = 0) -> N
     axis = _moved(dim)
     if isinstance(size, tuple):
         size = list(size)
-    _changed(c, input, lambda x: x.split(size, axis)[part])
+    _changed(c, input, lambda x: torch.split(x, size, axis)[part])
 
 
 def _unbind(c: Compiler, input: Any, dim: int = 0, part: int = 0) -> None:

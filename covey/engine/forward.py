@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 from covey.engine import attention, axes, rules
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
+from covey.engine.intercept import Interception
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 from covey.engine.tracing import traced
@@ -158,7 +159,7 @@ def _alone(space: ParameterLayout) -> Step:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space)
+    call = _call(space, batched=True)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         def one(tensors: list[Tensor], x: Tensor) -> Tensor:
@@ -169,17 +170,33 @@ def _vmapped(space: ParameterLayout) -> Step:
     return apply
 
 
-def _call(space: ParameterLayout) -> Step:
+def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
+    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
+    always = space.attends
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
-        values = {}
-        for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
-            values[slot.name] = slot.oriented(parameter)
-        out: Tensor = functional_call(thread.module, values, (x,))
+            thread.module = copy.deepcopy(space.module).train(pass_.training)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        if not always and not pass_.masks:
+            return run_module(space, module, pass_, x)
+        mode = Interception(pass_, batched=batched)
+        with mode:
+            out = run_module(space, module, pass_, x)
+        mode.finish()
         return out
 
     return call
+
+
+def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor) -> Tensor:
+    """The outputs of a module of the layout with one model's parameters, [B, ...]."""
+    values = {}
+    for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
+        values[slot.name] = slot.oriented(parameter)
+    out: Tensor = functional_call(module, values, (x,))
+    return out

@@ -8,19 +8,18 @@ different sizes. Plain `nn.Sequential`s of torch's layers need no such check.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from covey.engine.batched import Step
-from covey.engine.graph import Graph, Unknown, merged
+from covey.engine.graph import ATTENTION, SITE, Graph, Node, Unknown, merged
+from covey.engine.intercept import Recorder
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
-from covey.engine.recording import DROPOUT, record
+from covey.engine.recording import record
 from covey.origin import FAULTS
 
 SIZES = (5, 7)
@@ -95,18 +94,36 @@ def _inputs(
 
 
 def _recorded(module: nn.Module, batches: Sequence[Tensor], plain: bool) -> Graph:
-    """The graph of both batches, one in training and one in scoring."""
-    first, second = batches
+    """The graph of both batches, which must be the same in training and in scoring."""
+    first, second = (batch.clone() for batch in batches)
     try:
-        small = record(module.train(), first.clone())
-        if not plain:
-            module.eval()
-        large = record(module, second.clone())
+        small = record(module.train(), first)
+        drops = any(node.operation == SITE or _drops(node) for node in small.nodes)
+        if drops or plain:
+            large = record(module, second)
+        else:
+            large = record(module.eval(), second)
+        graph = merged(small, large, SIZES)
+        if drops and not plain:
+            _check_scoring(module, batches)
     except Unknown:
         raise
     except FAULTS as error:
         raise Unknown(f"it cannot be recorded ({type(error).__name__})") from error
-    return merged(small, large, SIZES)
+    return graph
+
+
+def _drops(node: Node) -> bool:
+    """Whether attention drops some of its weights."""
+    return node.operation == ATTENTION and node.arguments[4] is not None
+
+
+def _check_scoring(module: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Refuse a module that does more in training than to drop entries."""
+    first, second = (batch.clone() for batch in batches)
+    training = record(module.train(), first, sites=False)
+    scoring = record(module.eval(), second, sites=False)
+    merged(training, scoring, SIZES)
 
 
 def _check_equal(
@@ -150,9 +167,7 @@ def _compare(
         raise Unknown(f"its recording cannot be checked ({type(error).__name__})") from error
 
 
-def _of_graph(
-    space: ParameterLayout, step: Step, rows: Tensor, x: Tensor
-) -> tuple[Tensor, Tensor]:
+def _of_graph(space: ParameterLayout, step: Step, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and gradients [n, P] of a pass of many models."""
     leaves = [slot.view(rows).detach().requires_grad_() for slot in space.slots]
     with torch.enable_grad():
@@ -171,7 +186,7 @@ def _of_module(
     values = {}
     for slot, leaf in zip(space.slots, leaves, strict=True):
         values[slot.name] = slot.oriented(leaf)
-    with torch.enable_grad(), _Undropped():
+    with torch.enable_grad(), Recorder(Pass(leaves)):  # nothing is dropped
         outputs: Tensor = functional_call(module, values, (x.clone(),))
         total = (outputs * _weights(outputs)).sum()
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
@@ -192,19 +207,3 @@ def _close(one: Tensor, other: Tensor) -> bool:
         return True
     largest = other.abs().max()
     return bool((one - other).abs().max() <= _CLOSE * largest)
-
-
-class _Undropped(TorchFunctionMode):
-    """The mode in which no layer drops anything."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        keywords = dict(kwargs or {})
-        if func.__name__ in DROPOUT:
-            return keywords["input"] if "input" in keywords else args[0]
-        return func(*args, **keywords)
