@@ -67,7 +67,7 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     folded = False
     before = type(space.module)
     for name, layer in layers(space.module):
-        own = _own(name, layer, space.numbers)
+        own = _own(name, layer, space.places)
         batched = _batched(layer, own, axes, alone)
         if batched is None:
             return _unknown(name, layer)

@@ -7,7 +7,6 @@ other module.
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from covey.engine.batched import Step, chain
-from covey.engine.layout import ParameterLayout
+from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
 from covey.engine.passing import Pass
 
 
@@ -49,11 +48,22 @@ def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") ->
     steps = chain(space, len(example), alone=row_by_row)
     if isinstance(steps, str):
         if row_by_row:
-            return Forward("each", _each(_alone(space)), unknown=steps)
-        return Forward("vmap", _vmapped(space), unknown=steps)
+            return Forward("each", _frozen_too(space, _each(_alone(space))), unknown=steps)
+        return Forward("vmap", _frozen_too(space, _vmapped(space)), unknown=steps)
     if row_by_row:
-        return Forward("each", _each(steps))
-    return Forward("batched", steps)
+        return Forward("each", _frozen_too(space, _each(steps)))
+    return Forward("batched", _frozen_too(space, steps))
+
+
+def _frozen_too(space: ParameterLayout, step: Step) -> Step:
+    """A step that is given the frozen parameters too, after those of the slots.
+
+    They have rows as all others do. So a row's product has the same bits among any number of rows,
+    which one product for all rows would not promise; it costs 1.0 to 1.15 times that product.
+    """
+    if not space.frozen:
+        return step
+    return lambda pass_, x: step(space.with_frozen(pass_), x)
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -106,10 +116,11 @@ def _call(space: ParameterLayout) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
+            thread.module = sharing_copy(space.module)
         values = {}
-        for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
-            values[slot.name] = slot.oriented(parameter)
+        stored: list[Slot | FrozenParameter] = [*space.slots, *space.frozen]
+        for part, parameter in zip(stored, pass_.parameters, strict=True):
+            values[part.name] = part.oriented(parameter)
         out: Tensor = functional_call(thread.module, values, (x,))
         return out
 

@@ -6,7 +6,6 @@ Batches are made in `batches.py`, gradients in `gradients.py`, scores in `tally.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -19,7 +18,7 @@ from covey.engine import tally, trial
 from covey.engine.batches import Batch, Batches, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
-from covey.engine.layout import ParameterLayout
+from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
@@ -64,7 +63,7 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.shards = shards
-        own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        own = placed_copy(module, self.device, dtype)
         self.space = ParameterLayout(own, private=private)
         self.forward = forward(self.space, example, self.device.type)
         self.population = population
