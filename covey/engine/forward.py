@@ -2,7 +2,7 @@
 
 There are three paths. "batched" runs the usual layers as batched products and grouped convolutions.
 "each" runs one row after the other, which on a CPU beats a grouped convolution. "vmap" runs any
-other module.
+other module. Modules that vmap cannot run, such as an LSTM, run on the path "each" too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.func import functional_call, vmap
 from covey.engine.batched import Step, chain
 from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
 from covey.engine.passing import Pass
+from covey.origin import FAULTS
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,65 @@ def _row_of_zeros(rows: Tensor) -> Tensor:
     return rows.new_zeros(1, *shape)
 
 
-def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
-    """The fastest exact pass for this module, this shape of example and this type of device."""
+def forward(
+    space: ParameterLayout,
+    example: torch.Size,
+    device: str = "cpu",
+    sample: Tensor | None = None,
+) -> Forward:
+    """The fastest exact pass for this module, this shape of example and this type of device.
+
+    `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
+    """
     row_by_row = device == "cpu" and _convolves(space.module)
     steps = chain(space, len(example), alone=row_by_row)
     if isinstance(steps, str):
         if row_by_row:
-            return Forward("each", _frozen_too(space, _each(_alone(space))), unknown=steps)
-        return Forward("vmap", _frozen_too(space, _vmapped(space)), unknown=steps)
+            return Forward("each", _each(_alone(space)), unknown=steps)
+        return _any_module(space, sample, steps)
     if row_by_row:
-        return Forward("each", _frozen_too(space, _each(steps)))
-    return Forward("batched", _frozen_too(space, steps))
+        return Forward("each", _each(steps))
+    return Forward("batched", steps)
 
 
-def _frozen_too(space: ParameterLayout, step: Step) -> Step:
-    """A step that is given the frozen parameters too, after those of the slots.
+def _any_module(space: ParameterLayout, sample: Tensor | None, unknown: str) -> Forward:
+    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot."""
+    by_vmap = Forward("vmap", _vmapped(space), unknown=unknown)
+    if sample is None:
+        return by_vmap
+    fault = _fault(by_vmap, space, sample)
+    if fault is None or "random" in fault:  # the trial of the task refuses random draws
+        return by_vmap
+    by_row = Forward("each", _each(_alone(space)), unknown=f"{unknown}, and {fault}")
+    if _fault(by_row, space, sample) is None:
+        return by_row
+    return by_vmap  # neither works: the trial of the task says why
 
-    They have rows as all others do. So a row's product has the same bits among any number of rows,
-    which one product for all rows would not promise; it costs 1.0 to 1.15 times that product.
-    """
-    if not space.frozen:
-        return step
-    return lambda pass_, x: step(space.with_frozen(pass_), x)
+
+def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | None:
+    """Why two models cannot run on these examples, forward and backward; None where they can."""
+    row = space.row(space.module).to(sample.device)
+    rows = torch.stack([row, row])
+    leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
+    inputs = torch.stack([sample, sample])
+    try:
+        with torch.enable_grad():
+            outputs: object = passes(Pass(leaves), inputs)
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+    except FAULTS as error:
+        return _told(error)
+    return None
+
+
+def _told(error: BaseException) -> str:
+    """Why vmap failed, in plain words where it has no rule for an operator."""
+    text, _, _ = str(error).partition(". ")
+    operator = text.partition("Batching rule not implemented for ")[2]
+    if operator:
+        name, _, _ = operator.partition(".")
+        return f"vmap has no rule for {name}"
+    return f"vmap fails on it ({text})"
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -92,7 +130,8 @@ def _alone(space: ParameterLayout) -> Step:
     call = _call(space)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        alone = pass_.map(lambda tensor: tensor.squeeze(0))
+        whole = space.with_frozen(pass_)
+        alone = whole.map(lambda tensor: tensor.squeeze(0))
         return call(alone, x.squeeze(0)).unsqueeze(0)
 
     return apply
@@ -102,16 +141,21 @@ def _vmapped(space: ParameterLayout) -> Step:
     call = _call(space)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(pass_.with_tensors(tensors), x)
+        whole = space.with_frozen(pass_)
 
-        return vmap(one)(pass_.tensors, x)
+        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
+            return call(whole.with_tensors(tensors), x)
+
+        return vmap(one)(whole.tensors, x)
 
     return apply
 
 
 def _call(space: ParameterLayout) -> Step:
-    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
+    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
+
+    The pass has the frozen parameters too.
+    """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
 
     def call(pass_: Pass, x: Tensor) -> Tensor:

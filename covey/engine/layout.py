@@ -125,6 +125,8 @@ class ParameterLayout:
 
     def with_frozen(self, pass_: Pass) -> Pass:
         """A pass that has the frozen parameters of every row too, after those of the slots."""
+        if not self.frozen:
+            return pass_
         frozen = [parameter.beside(pass_.models) for parameter in self.frozen]
         return replace(pass_, parameters=[*pass_.parameters, *frozen])
 

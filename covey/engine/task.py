@@ -65,9 +65,10 @@ class Task:
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
         self.space = ParameterLayout(own, private=private)
-        self.forward = forward(self.space, example, self.device.type)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
+        sample, _ = self.examples.sample
+        self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
