@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from torch import nn
 
 from covey import models
@@ -32,6 +32,14 @@ class LoraTable(BaseModel):
     alpha: float | None = Field(None, gt=0, allow_inf_nan=False)
     layers: str | list[str] = "*"
     train: str | list[str] = []
+
+    @field_validator("alpha", mode="before")
+    @classmethod
+    def _none(cls, alpha: Any) -> Any:
+        """Read "none", by which a resolved file says that there is no alpha."""
+        if alpha == "none":
+            return None
+        return alpha
 
 
 class Pretrained(BaseModel):

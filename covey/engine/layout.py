@@ -123,6 +123,11 @@ class ParameterLayout:
         frozen = {parameter.name: len(self.slots) + k for k, parameter in enumerate(self.frozen)}
         return self.numbers | frozen
 
+    @property
+    def frozen_size(self) -> int:
+        """How many numbers the frozen parameters have."""
+        return sum(parameter.value.numel() for parameter in self.frozen)
+
     def with_frozen(self, pass_: Pass) -> Pass:
         """A pass that has the frozen parameters of every row too, after those of the slots."""
         if not self.frozen:

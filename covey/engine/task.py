@@ -22,6 +22,7 @@ from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
+from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
@@ -55,6 +56,7 @@ class Task:
         private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        compute: Compute = "fp32",
         population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
@@ -73,6 +75,10 @@ class Task:
         self.y = self.examples.y
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards)
+        fused = not isinstance(self.stack, str)
+        self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
+        if fused and self.precision.compute == "bf16":
+            self.stack = "products are computed in bf16"
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
             self.space,
@@ -80,6 +86,7 @@ class Task:
             self.stack,
             function,
             self.classifies,
+            self.precision,
         )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""

@@ -117,7 +117,8 @@ def lora(
 def merge(module: nn.Module) -> nn.Module:
     """A copy of a module without adapters: each is added to the weight beside which it stands.
 
-    All parameters train again. The module has the layers and the names that it had before `lora`.
+    It has the layers and the names that it had before `lora`, and all of them train again. A module
+    without adapters is returned as it is.
 
     >>> plain = nn.Sequential(nn.Linear(3, 2))
     >>> merge(lora(plain, rank=1))
@@ -127,6 +128,8 @@ def merge(module: nn.Module) -> nn.Module:
     """
     if isinstance(module, Lora):
         return module.merged()
+    if not any(isinstance(layer, Lora) for layer in module.modules()):
+        return module
     whole = copy.deepcopy(module)
     for name, layer in list(whole.named_modules()):
         if isinstance(layer, Lora):

@@ -28,9 +28,10 @@ def load_weights(module: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     unexpected = [name for name in values if name not in wanted]
     if missing or unexpected:
         raise ModelError(_names_differ(path, module, missing, unexpected, values))
-    for name, value in values.items():
-        if value.shape != wanted[name].shape:
-            shapes = f"{tuple(value.shape)} in the file, {tuple(wanted[name].shape)} in the module"
+    for name, own in wanted.items():
+        value = values.get(name, own)
+        if value.shape != own.shape:
+            shapes = f"{tuple(value.shape)} in the file, {tuple(own.shape)} in the module"
             raise ModelError(
                 f"{path}: {name} has the shape {shapes}; give the model the sizes of the file."
             )

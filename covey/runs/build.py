@@ -199,6 +199,7 @@ def _task(
         private=experiment.private,
         dtype=experiment.dtype,
         device=experiment.device,
+        compute=experiment.compute,
         population=population,
     )
 
@@ -260,12 +261,31 @@ def _air(
 
 def _engine_notes(experiment: Experiment, task: Task) -> list[str]:
     """What the user should know of how training is computed."""
+    notes = _frozen_notes(experiment, task)
+    if task.precision.reason is not None:
+        notes.append(f'compute = "{experiment.compute}" computes in {task.precision}.')
     if not experiment.algorithm.hessians or task.no_hessian is None:
-        return []
+        return notes
     name = type(experiment.algorithm).__name__
     return [
+        *notes,
         f"{name} takes differences of gradients for Hessian products: "
-        f"autograd cannot differentiate this model twice ({task.no_hessian})."
+        f"autograd cannot differentiate this model twice ({task.no_hessian}).",
+    ]
+
+
+def _frozen_notes(experiment: Experiment, task: Task) -> list[str]:
+    """Which share of the model trains, where not all of it does."""
+    space = task.space
+    if not space.frozen:
+        return []
+    frozen = space.frozen_size
+    start = "the rest starts from the seed"
+    if experiment.start == "module":
+        start = "the rest starts from them too"
+    return [
+        f"{frozen} of {frozen + space.width} parameters are frozen: they keep the module's values "
+        f"and are not sent; {start}."
     ]
 
 

@@ -176,6 +176,10 @@ def _check_values(experiment: Experiment) -> None:
         raise ConfigError(f"codec = {shown(experiment.codec)}: give a codec's name or a table.")
     if not isinstance(experiment.capture, bool):
         raise ConfigError(f"capture = {shown(experiment.capture)} must be True or False.")
+    if experiment.compute == "bf16" and experiment.dtype != torch.float32:
+        raise ConfigError(
+            'compute = "bf16" is for rows of float32; leave out dtype = "float64", or compute.'
+        )
     if not experiment.parts or set(experiment.parts) - set(PARTS):
         raise ConfigError(
             f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}."

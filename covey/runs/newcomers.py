@@ -67,6 +67,7 @@ class Newcomers:
             private=first.private,
             dtype=first.dtype,
             device=first.device,
+            compute=first.compute,
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []
