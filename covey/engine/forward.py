@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from covey.engine.batched import Step, chain
+from covey.engine.intercept import Interception
 from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
 from covey.engine.passing import Pass
 from covey.origin import FAULTS
@@ -138,7 +139,7 @@ def _alone(space: ParameterLayout) -> Step:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space)
+    call = _call(space, batched=True)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         whole = space.with_frozen(pass_)
@@ -151,21 +152,40 @@ def _vmapped(space: ParameterLayout) -> Step:
     return apply
 
 
-def _call(space: ParameterLayout) -> Step:
+def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
 
     The pass has the frozen parameters too.
     """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
+    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
+    always = space.attends
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = sharing_copy(space.module)
-        values = {}
-        stored: list[Slot | FrozenParameter] = [*space.slots, *space.frozen]
-        for part, parameter in zip(stored, pass_.parameters, strict=True):
-            values[part.name] = part.oriented(parameter)
-        out: Tensor = functional_call(thread.module, values, (x,))
+            thread.module = sharing_copy(space.module).train(pass_.training)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        if not always and not pass_.masks:
+            return run_module(space, module, pass_, x)
+        mode = Interception(pass_, batched=batched)
+        with mode:
+            out = run_module(space, module, pass_, x)
+        mode.finish()
         return out
 
     return call
+
+
+def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor) -> Tensor:
+    """The outputs of a module of the layout with one model's parameters, [B, ...].
+
+    Frozen parameters that the pass does not have are the module's own.
+    """
+    values = {}
+    stored: list[Slot | FrozenParameter] = [*space.slots, *space.frozen]
+    for part, parameter in zip(stored, pass_.parameters, strict=False):
+        values[part.name] = part.oriented(parameter)
+    out: Tensor = functional_call(module, values, (x,))
+    return out
