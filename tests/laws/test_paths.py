@@ -93,7 +93,7 @@ def frozen() -> nn.Module:
     return module
 
 
-ODD["frozen bias"] = (frozen(), (1, 6, 6))
+MODULES["frozen bias"] = (frozen(), (1, 6, 6))
 each_module = pytest.mark.parametrize("name", MODULES | ODD)
 
 
