@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from covey.engine.forward import forward
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 from covey.models import linear, mlp
 
 N, B = 4, 5
@@ -46,13 +47,13 @@ def shared_layer() -> nn.Sequential:
 
 def check(module: nn.Module, x: Tensor, path: str) -> None:
     space = ParameterLayout(module.double())
-    passes = forward(space, x.shape[2:])
+    passes = forward(space, x.shape[2:], sample=x[0])
     assert passes.path == path
     rows = torch.randn(
         N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     leaves = [slot.view(rows).clone().requires_grad_() for slot in space.slots]
-    out = passes(leaves, x)
+    out = passes(Pass(leaves), x)
     gradients = torch.autograd.grad(out.sin().sum(), leaves)
     for i in range(N):
         alone = space.fill(rows[i])
@@ -66,7 +67,7 @@ def check(module: nn.Module, x: Tensor, path: str) -> None:
             torch.testing.assert_close(
                 gradient[i], own.t() if slot.transposed else own, atol=1e-12, rtol=1e-12
             )
-    assert passes([leaf[:0] for leaf in leaves], x[:0]).shape == (0, *out.shape[1:])
+    assert passes(Pass([leaf[:0] for leaf in leaves]), x[:0]).shape == (0, *out.shape[1:])
 
 
 def inputs(*shape: int) -> Tensor:
@@ -121,6 +122,27 @@ def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> Non
     check(module, inputs(6), path)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.memory = kind(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.memory(x)
+        return self.out(states[:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_vmap_cannot_run_runs_row_by_row(kind: type[nn.RNNBase]) -> None:
+    x = inputs(5, 3)
+    module = Recurrent(kind)
+    passes = forward(ParameterLayout(module.double()), x.shape[2:], sample=x[0])
+    assert passes.unknown is not None
+    assert "vmap has no rule for aten::" in passes.unknown
+    check(module, x, "each")
+
+
 def test_order_of_private_layers_changes_nothing() -> None:
     module = mlp(6, 4, 3).double()
     plain, private = ParameterLayout(module), ParameterLayout(module, private=["1.*"])
@@ -128,6 +150,6 @@ def test_order_of_private_layers_changes_nothing() -> None:
     other = private.row(plain.fill(row[0]))[None]
     x = inputs(6)[:1]
     assert not torch.equal(row, other)
-    a = forward(plain, x.shape[2:])([slot.view(row) for slot in plain.slots], x)
-    b = forward(private, x.shape[2:])([slot.view(other) for slot in private.slots], x)
+    a = forward(plain, x.shape[2:])(Pass([slot.view(row) for slot in plain.slots]), x)
+    b = forward(private, x.shape[2:])(Pass([slot.view(other) for slot in private.slots]), x)
     assert torch.equal(a, b)

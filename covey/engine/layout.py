@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.engine.generator import Seeded
+from covey.engine.intercept import attends
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
@@ -20,7 +21,6 @@ _MIXES_EXAMPLES = (
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
 )
-_DROPS = (nn.modules.dropout._DropoutNd,)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class ParameterLayout:
     def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
+        self.attends = attends(module)
+        """Whether the module attends; a trial finds attention outside of layers."""
         if isinstance(private, str):
             private = (private,)
         trainable = _trainable(module)
@@ -135,8 +137,8 @@ class ParameterLayout:
         return torch.cat(parts)
 
     def fill(self, row: Tensor) -> nn.Module:
-        """A copy of the module with this row's parameters."""
-        module = copy.deepcopy(self.module)
+        """A copy of the module with this row's parameters, in eval mode."""
+        module = copy.deepcopy(self.module).eval()
         values = dict(module.named_parameters())
         with torch.no_grad():
             for slot in self.slots:
@@ -248,10 +250,12 @@ def _check(module: nn.Module) -> None:
                 f"layer {name!r} is {type(layer).__name__}: its running statistics would leak "
                 "between devices and are not part of a row; use nn.GroupNorm instead."
             )
-        if isinstance(layer, _DROPS) and layer.p > 0:
+        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+            kind = type(layer).__name__
             raise ModelError(
-                f"layer {name!r} drops at random (p = {layer.p}), which no address decides; "
-                "set p = 0 or leave it out."
+                f"layer {name!r} is {kind} with dropout = {layer.dropout}, which torch draws "
+                f"inside, where no address decides it; use {kind} layers with dropout = 0 and "
+                "nn.Dropout between them."
             )
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
