@@ -6,7 +6,6 @@ Batches are made in `batches.py`, gradients in `gradients.py`, scores in `tally.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -20,10 +19,11 @@ from covey.engine.batches import Batch, Batches, Draw, Examples
 from covey.engine.dropout import Site
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
-from covey.engine.layout import ParameterLayout
+from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
+from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
@@ -57,6 +57,7 @@ class Task:
         private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        compute: Compute = "fp32",
         population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
@@ -65,7 +66,7 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.shards = shards
-        own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        own = placed_copy(module, self.device, dtype)
         self.space = ParameterLayout(own, private=private)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
@@ -77,6 +78,10 @@ class Task:
         self.y = self.examples.y
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards, self.sites)
+        fused = not isinstance(self.stack, str)
+        self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
+        if fused and self.precision.compute == "bf16":
+            self.stack = "products are computed in bf16"
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
             self.space,
@@ -84,6 +89,7 @@ class Task:
             self.stack,
             function,
             self.classifies,
+            self.precision,
             self.sites,
         )
         self.solvers: dict[str, dict[str, str]] = {}
