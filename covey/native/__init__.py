@@ -27,7 +27,7 @@ Bytes = NDArray[np.uint8]
 Small = NDArray[np.int8]
 Values = NDArray[np.floating[Any]]
 
-ABI = 5
+ABI = 6
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
@@ -217,6 +217,25 @@ def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Nu
         turns,
         number.ctypes.data,
     )
+
+
+def normal(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers [n, width] of nodes whose hashes are `states`, int64 [n].
+
+    They are those of `draws.normal`, to the bit.
+    """
+    assert isinstance(_library, Library)
+    states = states.contiguous()
+    out = torch.empty(len(states), width, dtype=dtype)
+    _library.calls.covey_normal(
+        _library.number,
+        DTYPES.index(dtype),
+        states.data_ptr(),
+        len(states),
+        width,
+        out.data_ptr(),
+    )
+    return out
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -447,7 +466,7 @@ def _source() -> str | None:
     None where only the library was installed.
     """
     digest = hashlib.sha256()
-    for name in ("rows.c", "rows.h"):
+    for name in ("rows.c", "rows.h", "normal.h"):
         file = Path(__file__).with_name(name)
         if not file.exists():
             return None
@@ -480,6 +499,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         ],
         "finite": [*typed, pointer, size],
         "tanh": [*typed, pointer, pointer, size],
+        "normal": [*typed, pointer, size, size, pointer],
         "choose": [size, pointer, pointer, pointer, size, pointer],
         "bits": [*typed, pointer, size, pointer],
         "squeeze": [*typed, pointer, pointer, size, pointer, size],
