@@ -19,6 +19,7 @@
 
 #define ABI 6
 #define MOST_LAYERS 32
+#define MOST_MOVES 8
 #ifndef SOURCE
 #define SOURCE "unknown" /* setup.py gives a hash of this file, rows.h and normal.h */
 #endif
@@ -33,7 +34,7 @@
 enum { RELU = 1, TANH, SIGMOID };
 enum { CROSS_ENTROPY, SQUARED_ERROR };
 enum { NO_L1, SMOOTH, SOFT };
-enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS };
+enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS, TOO_MANY_MOVES };
 
 /* One call, field by field as covey/native/__init__.py writes it. Optional pointers may be NULL. Strides count values. */
 struct work {
@@ -43,14 +44,16 @@ struct work {
     void *rows;
     const void *start, *anchor, *linear;
     const uint8_t *mask;
-    int64_t start_stride, anchor_stride, linear_stride, mask_stride;
+    const void *at, *other; /* where the gradient is taken, at + share (other - at) if there is another; NULL: at the start */
+    int64_t start_stride, anchor_stride, linear_stride, mask_stride, at_stride, other_stride;
     const void *x, *y;
     const int64_t *examples; /* [devices, batches, batch]; one batch serves all steps. To score: of everybody, in order */
     const void *weight;      /* [devices, batches, batch] */
     const int64_t *steps;    /* [devices], as lr, lam and gamma */
-    const double *lr, *lam, *gamma;
-    double decay, rho;
+    const double *lr, *lam, *gamma, *share;
+    double decay, rho, linear_scale;
     int64_t l1, part_start, part_stop;
+    int64_t fresh;    /* whether every step has a batch of its own */
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */
 };
 
@@ -191,6 +194,7 @@ int covey_abi(void);
 const char *covey_source(void);
 int covey_supports(int set);
 int covey_descend(int set, int twice, const struct work *w);
+int covey_alternate(int set, int twice, const struct work *moves, int64_t count, int64_t times);
 int covey_score(int set, int twice, const struct work *w, const int64_t *starts, const int64_t *counts, double *right, double *loss);
 int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows, int64_t width, int cut, double threshold,
                     int64_t *counts);
@@ -253,6 +257,18 @@ int covey_descend(int set, int twice, const struct work *w)
     if (w->layers > MOST_LAYERS) return TOO_MANY_LAYERS;
     int wrong = 0;
 #define CALL(suffix, real) { wrong = JOIN(descend, suffix)(w); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return wrong;
+}
+
+int covey_alternate(int set, int twice, const struct work *moves, int64_t count, int64_t times)
+{
+    if (count > MOST_MOVES) return TOO_MANY_MOVES;
+    for (int64_t m = 0; m < count; m++)
+        if (moves[m].layers > MOST_LAYERS) return TOO_MANY_LAYERS;
+    int wrong = 0;
+#define CALL(suffix, real) { wrong = JOIN(alternate, suffix)(moves, count, times); }
     EACH(set, twice, CALL)
 #undef CALL
     return wrong;
