@@ -49,6 +49,8 @@ def elementwise(
             return function(x)
         size = x.numel()
         missing = -size % _LANES
+        if not missing:
+            return function(x.reshape(-1)).view(x.shape)
         padded = F.pad(x.reshape(-1), (0, missing))
         values = function(padded)[:size]
         return values.view_as(x)
