@@ -182,6 +182,7 @@ def _task(experiment: Experiment, data: Shards, population: Population | None = 
         dtype=experiment.dtype,
         device=experiment.device,
         population=population,
+        augment=experiment.augmentations(),
     )
 
 

@@ -58,6 +58,7 @@ class Newcomers:
             private=first.private,
             dtype=first.dtype,
             device=first.device,
+            augment=first.augmentations(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []

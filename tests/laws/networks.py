@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from covey import Algorithm, Experiment, Tree, data
 from covey.algorithms import FedAvg, PerMFL, PFedMe
+from covey.engine.augment import RandomNumbers
 
 CLASSES = 3
 SIZES = (7, 12, 5, 9, 16)
@@ -134,11 +135,24 @@ def dropping_layers() -> nn.Module:
     )
 
 
+def stack() -> nn.Module:
+    """Linear layers, which run fused where nothing is augmented."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
+    """An augmentation of one's own."""
+    return x * torch.exp(u(1) - 0.5)
+
+
+AUGMENT = [{"name": "crop", "pad": 2}, "flip"]
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
+    "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
+    "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
 }
 """Every kind of model, by name."""
