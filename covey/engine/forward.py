@@ -8,17 +8,23 @@ other module. Modules that vmap cannot run, such as an LSTM, run on the path "ea
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine.batched import Step, chain
+from covey.engine import attention, axes, rules
+from covey.engine.batched import Compiler, Step, pooled_first
+from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
 from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
 from covey.engine.passing import Pass
+from covey.engine.tracing import traced
 from covey.origin import FAULTS
+
+_RULES = {**rules.RULES, **axes.RULES, **attention.RULES}
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Forward:
 
     path: str
     apply: Step
-    unknown: str | None = None  # why the model is not made of known layers
+    graph: Graph | str = "the module was not recorded"  # or why the module has none of known layers
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]."""
@@ -54,28 +60,50 @@ def forward(
 
     `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
     """
-    row_by_row = device == "cpu" and _convolves(space.module)
-    steps = chain(space, len(example), alone=row_by_row)
-    if isinstance(steps, str):
-        if row_by_row:
-            return Forward("each", _each(_alone(space)), unknown=steps)
-        return _any_module(space, sample, steps)
-    if row_by_row:
-        return Forward("each", _each(steps))
-    return Forward("batched", steps)
+    on_cpu = device == "cpu"
+    try:
+        graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
+    except Unknown as error:
+        return _any_module(space, on_cpu, sample, str(error))
+    path = "batched"
+    if on_cpu and _convolves(graph):
+        path = "each"
+    return Forward(path, step, graph)
 
 
-def _any_module(space: ParameterLayout, sample: Tensor | None, unknown: str) -> Forward:
-    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot."""
-    by_vmap = Forward("vmap", _vmapped(space), unknown=unknown)
+def _compiled(graph: Graph, space: ParameterLayout, *, on_cpu: bool) -> Step:
+    """The pass of a graph; row by row where it convolves on a CPU."""
+    alone = on_cpu and _convolves(graph)
+    step = Compiler(pooled_first(graph), space, _RULES, alone=alone).step()
+    if alone:
+        return _each(step)
+    return step
+
+
+def _convolves(graph: Graph) -> bool:
+    return any(node.operation in rules.CONVOLUTIONS for node in graph.nodes)
+
+
+def _any_module(
+    space: ParameterLayout, on_cpu: bool, sample: Tensor | None, reason: str
+) -> Forward:
+    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
+
+    On a CPU convolutions always run row by row, which is faster.
+    """
+    unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
+    by_row = Forward("each", _each(_alone(space)), unknown)
+    convolution = nn.modules.conv._ConvNd
+    if on_cpu and any(isinstance(layer, convolution) for layer in space.module.modules()):
+        return by_row
+    by_vmap = Forward("vmap", _vmapped(space), unknown)
     if sample is None:
         return by_vmap
     fault = _fault(by_vmap, space, sample)
     if fault is None or "random" in fault:  # the trial of the task refuses random draws
         return by_vmap
-    by_row = Forward("each", _each(_alone(space)), unknown=f"{unknown}, and {fault}")
     if _fault(by_row, space, sample) is None:
-        return by_row
+        return replace(by_row, graph=f"{unknown}, and {fault}")
     return by_vmap  # neither works: the trial of the task says why
 
 
@@ -103,11 +131,6 @@ def _told(error: BaseException) -> str:
         name, _, _ = operator.partition(".")
         return f"vmap has no rule for {name}"
     return f"vmap fails on it ({text})"
-
-
-def _convolves(module: nn.Module) -> bool:
-    convolution = nn.modules.conv._ConvNd
-    return any(isinstance(layer, convolution) for layer in module.modules())
 
 
 def _each(step: Step) -> Step:

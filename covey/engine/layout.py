@@ -120,12 +120,6 @@ class ParameterLayout:
         return {slot.name: number for number, slot in enumerate(self.slots)}
 
     @property
-    def places(self) -> dict[str, int]:
-        """The place of every parameter in a pass: the slots in order, then the frozen ones."""
-        frozen = {parameter.name: len(self.slots) + k for k, parameter in enumerate(self.frozen)}
-        return self.numbers | frozen
-
-    @property
     def frozen_size(self) -> int:
         """How many numbers the frozen parameters have."""
         return sum(parameter.value.numel() for parameter in self.frozen)

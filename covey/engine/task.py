@@ -17,9 +17,9 @@ from covey.data import Shards
 from covey.engine import tally, trial
 from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.dropout import Site
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
+from covey.engine.graph import Graph
 from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
@@ -81,7 +81,7 @@ class Task:
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
-        self.stack = _stack(self.space, loss, shards, self.sites)
+        self.stack = _stack(self.space, loss, shards, self.forward.graph)
         fused = not isinstance(self.stack, str)
         self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
         if fused and self.precision.compute == "bf16":
@@ -293,10 +293,8 @@ class Task:
 
 
 def _stack(
-    space: ParameterLayout, loss: Loss, shards: Shards, sites: Sequence[Site]
+    space: ParameterLayout, loss: Loss, shards: Shards, graph: Graph | str
 ) -> LinearStack | str:
-    if sites:
-        return "the model has dropout"
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
-    return stack(space, loss, shards.x.shape[1:])
+    return stack(space, loss, graph)
