@@ -62,19 +62,22 @@ def forward(
     """
     on_cpu = device == "cpu"
     try:
-        graph = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
+        graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
     except Unknown as error:
         return _any_module(space, on_cpu, sample, str(error))
-    steps = _compiled(graph, space, on_cpu=on_cpu)
+    path = "batched"
     if on_cpu and _convolves(graph):
-        return Forward("each", _each(steps), graph)
-    return Forward("batched", steps, graph)
+        path = "each"
+    return Forward(path, step, graph)
 
 
 def _compiled(graph: Graph, space: ParameterLayout, *, on_cpu: bool) -> Step:
     """The pass of a graph; row by row where it convolves on a CPU."""
     alone = on_cpu and _convolves(graph)
-    return Compiler(pooled_first(graph), space, _RULES, alone=alone).step()
+    step = Compiler(pooled_first(graph), space, _RULES, alone=alone).step()
+    if alone:
+        return _each(step)
+    return step
 
 
 def _convolves(graph: Graph) -> bool:

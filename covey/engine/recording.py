@@ -128,13 +128,14 @@ class _Recorder(TorchFunctionMode):
         keywords = {key: self.operand(value) for key, value in kwargs.items()}
         constant = not _has_values(operands) and not _has_values(tuple(keywords.values()))
         out = func(*args, **kwargs)
-        changes = name.endswith("_") and not name.endswith("__")
+        changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if name in _FILLS and self._size in out.shape:
             self.make(FILLED, (tuple(out.shape), out.flatten()[0].item()), out)
         elif constant:
             if changes:
-                raise Unknown(f"it changes a tensor that it holds ({name})")
-            self._keep(out)
+                self._change(args[0])
+            else:
+                self._keep(out)
         else:
             self._note(name, operands, keywords, out)
         return out
@@ -205,6 +206,8 @@ class _Recorder(TorchFunctionMode):
         if isinstance(out, Tensor):
             self._new(name, operands, keywords, out)
             return
+        if name == "__setitem__":
+            raise Unknown("it writes into a tensor")
         if not isinstance(out, tuple | list):
             raise Unknown(f"it reads values into Python ({name})")
         for part, tensor in enumerate(out):
@@ -235,8 +238,15 @@ class _Recorder(TorchFunctionMode):
         parts = out if isinstance(out, tuple | list) else (out,)
         for tensor in parts:
             if isinstance(tensor, Tensor):
-                self._operands.setdefault(id(tensor), Shared(tensor.detach()))
+                self._operands.setdefault(id(tensor), Shared(tensor.detach().clone()))
                 self._alive.append(tensor)
+
+    def _change(self, tensor: Tensor) -> None:
+        """A constant was changed in place; the module's own must stay as they are."""
+        operand = self._operands.get(id(tensor))
+        if not isinstance(operand, Shared) or operand.name is not None:
+            raise Unknown("it changes a tensor that it holds")
+        self._operands[id(tensor)] = Shared(tensor.detach().clone())
 
     def _all(self, arguments: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(self.operand(argument) for argument in arguments)

@@ -32,8 +32,10 @@ Compile = Callable[[Graph, ParameterLayout], Step]
 
 def traced(
     space: ParameterLayout, example: torch.Size, sample: Tensor | None, compile: Compile
-) -> Graph:
-    """The graph of a module on examples of this shape; raises `Unknown` where there is none.
+) -> tuple[Graph, Step]:
+    """The graph of a module on examples of this shape, and its pass.
+
+    Raises `Unknown` where there is none.
 
     `sample` are some examples. `compile` makes a pass of a graph, or raises `Unknown` itself.
     """
@@ -45,10 +47,10 @@ def traced(
     draw = torch.Generator().manual_seed(0)
     batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
     graph = _recorded(module, batches, plain)
-    compile(graph, space)
+    step = compile(graph, space)
     if not plain:
         _check_equal(graph, module, batches, compile, draw)
-    return graph
+    return graph, step
 
 
 def _check_calls(module: nn.Module) -> None:
