@@ -154,6 +154,8 @@ def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     fixed = loss.fixed
     if isinstance(task.native, str):
         return task.native
+    if task.augment:
+        return "the examples are augmented"
     if loss.all_examples:
         return "each step takes the gradient of all examples"
     if fixed is not None:
