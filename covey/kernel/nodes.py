@@ -596,7 +596,7 @@ class DataGradient(DataLoss):
     def _data(self, x: Rows) -> Rows:
         if self.all_examples:
             return self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
-        return self.task.gradient(x, self.batch(self._step))
+        return self.task.fast_gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
