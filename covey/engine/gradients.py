@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from covey.engine import dropout
+from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch
 from covey.engine.dropout import Site
 from covey.engine.forward import Forward
@@ -31,6 +32,7 @@ class Gradients:
     classifies: bool
     precision: Precision
     sites: tuple[Site, ...] = ()  # where the module drops entries in training
+    augment: tuple[Augmentation, ...] = ()  # what is done to a training batch
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
@@ -54,7 +56,13 @@ class Gradients:
             _, size = batch.examples.shape
             masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
         pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
-        return self.forward(pass_, batch.x)
+        return self.forward(pass_, self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """The examples of a training batch, augmented if it has a draw, [n, B, ...]."""
+        if not self.augment or batch.draw is None:
+            return batch.x
+        return augmented(self.augment, batch.x, batch.draw)
 
     def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
         """As `_training_outputs`, with products in the type that `precision` says."""
@@ -89,7 +97,7 @@ class Gradients:
             self._fill(out, self.by_autograd(x, batch))
             return out
         parameters = self.views(x)
-        factors = self.stack.factors(parameters, batch.x, batch.y, batch.weight)
+        factors = self.stack.factors(parameters, self.inputs(batch), batch.y, batch.weight)
         self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 

@@ -25,8 +25,6 @@ SITE = "dropout"
 ATTENTION = "scaled_dot_product_attention"
 """Attention; arguments: query, key, value, mask, the site of its dropout or None, causal, scale."""
 
-BATCH_NORM = "batch_norm"
-"""Batch normalization; arguments: the value, the layer's name, weight, bias, eps."""
 
 
 class Unknown(Exception):

@@ -19,7 +19,6 @@ from covey.engine.dropout import is_site
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.graph import (
     ATTENTION,
-    BATCH_NORM,
     FILLED,
     INPUT,
     PARAMETER,
@@ -122,8 +121,6 @@ class _Recorder(TorchFunctionMode):
             return self._dropout(name, *args, **kwargs)
         if name == ATTENTION:
             return self._attention(*args, **kwargs)
-        if name == BATCH_NORM:
-            return self._batch_norm(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:  # its body calls functions of torch
                 return inside(func)(*args, **kwargs)
@@ -197,28 +194,6 @@ class _Recorder(TorchFunctionMode):
         if enable_gqa:
             raise Unknown("its attention has groups of heads (enable_gqa)")
         self.make(ATTENTION, (*operands, site, is_causal, scale), out)
-        return out
-
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        """Batch normalization by the statistics of the batch; the pass may have others."""
-        held = self._operands.get(id(running_mean))
-        if not isinstance(held, Shared) or held.name is None:
-            raise Unknown("it normalizes batches outside of layers")
-        layer = held.name.rpartition(".")[0]
-        operand = self.operand(input)
-        parameters = self._all((weight, bias))
-        out = F.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
-        self.make(BATCH_NORM, (operand, layer, *parameters, eps), out)
         return out
 
     def _note(

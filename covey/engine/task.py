@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from covey import draws, native
 from covey.data import Shards
-from covey.engine import tally, trial
+from covey.engine import native_call, tally, trial
+from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
@@ -59,18 +60,21 @@ class Task:
         device: str | torch.device = "cpu",
         compute: Compute = "fp32",
         population: Population | None = None,
+        augment: Sequence[Augmentation] = (),
     ) -> None:
         loss = resolved_loss(loss, shards)
         example = shards.x.shape[1:]
         self.device = torch.device(device)
         self.dtype = dtype
         self.l2 = l2
+        self.augment = tuple(augment)
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
         self.space = ParameterLayout(own, private=private)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
+        trial.check_augment(self.augment, sample)
         self.sites = trial.sites(self.space, sample)
         """Where the module drops entries in training."""
         self.forward = forward(self.space, example, self.device.type, sample)
@@ -91,6 +95,7 @@ class Task:
             self.classifies,
             self.precision,
             self.sites,
+            self.augment,
         )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
@@ -114,8 +119,8 @@ class Task:
 
     @property
     def draws_in_training(self) -> bool:
-        """Whether training draws at random inside the engine: what the model drops."""
-        return bool(self.sites)
+        """Whether training draws at random inside the engine, for dropout or augmentation."""
+        return bool(self.sites or self.augment)
 
     @property
     def classifies(self) -> bool:
@@ -201,6 +206,12 @@ class Task:
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
+
+    def fast_gradient(self, x: Rows, batch: Batch) -> Rows:
+        """As `gradient`, by the native kernel where it serves such rows."""
+        if native_call.gradient_refusal(self, x, batch) is None:
+            return native_call.gradient(self, x, batch)
+        return self.gradient(x, batch)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 from covey.data import Shards
 from covey.data.shards import some
 from covey.engine import dropout
+from covey.engine.augment import Augmentation, augmented
+from covey.engine.batches import Draw
 from covey.engine.dropout import Met, Site
 from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
@@ -57,6 +59,24 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     of_three = _attempt(space, x, lambda: met(three))
     _attempt(space, x, in_eval_mode)
     return dropout.sites(of_two, of_three)
+
+
+def check_augment(steps: Sequence[Augmentation], x: Tensor) -> None:
+    """An error if these examples cannot be augmented, or a function draws by itself."""
+    draw = Draw(0, torch.arange(1, device=x.device))
+    for step in steps:
+        step.check(x.shape[1:], x.dtype)
+    try:
+        with torch.no_grad(), NoDraws():
+            once = augmented(steps, x[None], draw)
+            again = augmented(steps, x[None], draw)
+    except Drawn as error:
+        raise ConfigError(
+            f"augment: a function draws by {error}, which no address decides; take random numbers "
+            "from u, as in u(2)."
+        ) from error
+    if not _same(once, again):
+        raise ConfigError("augment: a function gives two results for one u; draw by u alone.")
 
 
 def targets(task: Task) -> int:

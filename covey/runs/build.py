@@ -201,6 +201,7 @@ def _task(
         device=experiment.device,
         compute=experiment.compute,
         population=population,
+        augment=experiment.augmentations(),
     )
 
 

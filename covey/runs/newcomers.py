@@ -68,6 +68,7 @@ class Newcomers:
             dtype=first.dtype,
             device=first.device,
             compute=first.compute,
+            augment=first.augmentations(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []

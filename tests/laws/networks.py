@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from covey import Algorithm, Experiment, Tree, data
 from covey.algorithms import FedAvg, FedPer, PerMFL, PFedMe
+from covey.engine.augment import RandomNumbers
 from covey.engine.precision import multiplies_bf16
 from covey.models import lora
 
@@ -160,6 +161,17 @@ def dropping_layers() -> nn.Module:
     )
 
 
+def stack() -> nn.Module:
+    """Linear layers, which run fused where nothing is augmented."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
+    """An augmentation of one's own."""
+    return x * torch.exp(u(1) - 0.5)
+
+
+AUGMENT = [{"name": "crop", "pad": 2}, "flip"]
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
@@ -167,6 +179,8 @@ NETWORKS: dict[str, Network] = {
     "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
+    "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
+    "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
 }
 """Every kind of model, by name."""
