@@ -21,7 +21,7 @@ from covey.runs.snapshot import Snapshot
 from tests import peek
 from tests.laws.cases import CASES, Case, every_case, experiment
 
-ROUNDS = 7
+ROUNDS = 5
 
 
 @every_case
