@@ -168,7 +168,7 @@ def _scores(
     with torch.no_grad():
         tallies = task.tallies(name, row, parts, round)
     return {
-        part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()
+        part: score_of(tally, slice(0, 1), task.task) for part, tally in tallies.items()
     }
 
 

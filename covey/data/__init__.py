@@ -20,10 +20,11 @@ from covey.data.sets import (
     load,
     mnist,
 )
-from covey.data.shards import Names, Part, Shards
+from covey.data.shards import NO_TARGET, Names, Part, Shards
 from covey.data.synthetic import synthetic
 
 __all__ = [
+    "NO_TARGET",
     "PARTITIONS",
     "Names",
     "Normalise",

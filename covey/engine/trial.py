@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from covey.data import Shards
-from covey.data.shards import some
+from covey.data.shards import NO_TARGET, some
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.losses import cross_entropy
 from covey.errors import ConfigError, DataError, ModelError
@@ -32,9 +33,11 @@ def targets(task: Task) -> int:
     x, y = task.examples.sample
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
+    _check_largest_id(task)
     outputs = _outputs(task, rows)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
+    _check_positions(task, outputs)
     width = outputs.shape[-1]
     classes = task.shards.classes
     if classes is not None and width < classes:
@@ -45,7 +48,10 @@ def targets(task: Task) -> int:
         shape = tuple(outputs.shape[2:])
         fault = f"the loss does not take outputs {shape} and these targets"
         raise DataError(f"{fault}: {told(error)}") from error
-    if losses.shape != (1, len(x)):
+    count = len(x)
+    if task.shards.by_position:
+        count = y.numel()
+    if losses.shape != (1, count):
         fault = "the loss must return one number per example, not their mean"
         raise ConfigError(f"{fault}; use reduction='none'.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
@@ -70,11 +76,48 @@ def _outputs(task: Task, rows: Rows) -> Tensor:
         if "random" in str(error):  # vmap refuses such a model by itself
             raise ModelError(_RANDOM) from error
         fault = f"the model {name} does not take examples of shape {tuple(task.x.shape[1:])}"
+        if task.shards.tokens is not None:
+            fault = f"{fault}, which are token ids (nn.Embedding looks them up)"
         raise ModelError(f"{fault}: {told(error)}") from error
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
         raise ModelError(f"the model {name} returns {kind}; return one tensor.")
     return outputs
+
+
+def _check_positions(task: Task, outputs: Tensor) -> None:
+    """That outputs are per position where labels are."""
+    positions = task.y.shape[1:]
+    have = tuple(outputs.shape[2:])
+    if task.shards.by_position and have[:-1] != positions:
+        raise ModelError(
+            f"each of the {positions[0]} positions has a label, but the model gives an example "
+            f"outputs of shape {have}; return [examples, positions, classes]."
+        )
+
+
+def _check_largest_id(task: Task) -> None:
+    """That the model takes the largest token id.
+
+    It is tried on a CPU: a GPU cannot go on after an id that is not there.
+    """
+    tokens = task.shards.tokens
+    if tokens is None:
+        return
+    module = copy.deepcopy(task.space.module).cpu().eval()
+    shape = task.x.shape[1:]
+    largest = torch.full((2, *shape), tokens - 1)
+    try:
+        with torch.no_grad():
+            module(largest)
+    except IndexError as error:
+        name = type(module).__name__
+        raise ModelError(
+            f"the model {name} does not take the token id {tokens - 1} ({told(error)}), but the "
+            f"data has the ids 0 to {tokens - 1}; give its nn.Embedding {tokens} entries."
+        ) from error
+    except FAULTS:
+        return  # the trial on examples says it better
 
 
 def _same(outputs: Tensor, again: Tensor) -> bool:
@@ -90,7 +133,8 @@ def _too_few(outputs: int, shards: Shards) -> str:
     """Why a model has too few outputs; labels that skip numbers are the usual reason."""
     classes = shards.classes or 0
     text = f"the model has {outputs} outputs, but the labels need {classes}"
-    counts = shards.y.bincount(minlength=classes)
+    labels = shards.y[shards.y != NO_TARGET]
+    counts = labels.bincount(minlength=classes)
     absent = (counts == 0).nonzero().flatten().tolist()
     if not absent or shards.names.classes:
         return f"{text}."
