@@ -65,10 +65,12 @@ class Task:
         self.l2 = l2
         self.shards = shards
         own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        trial.check_largest_id(own, shards)
         self.space = ParameterLayout(own, private=private)
-        self.forward = forward(self.space, example, self.device.type)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
+        sample, _ = self.examples.sample
+        self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.data.shards import NO_TARGET, some
@@ -34,7 +34,6 @@ def targets(task: Task) -> int:
     x, y = task.examples.sample
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
-    _check_largest_id(task)
     outputs = _outputs(task, rows)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
@@ -97,16 +96,16 @@ def _check_positions(task: Task, outputs: Tensor) -> None:
         )
 
 
-def _check_largest_id(task: Task) -> None:
+def check_largest_id(module: nn.Module, shards: Shards) -> None:
     """That the model takes the largest token id.
 
     It is tried on a CPU: a GPU cannot go on after an id that is not there.
     """
-    tokens = task.shards.tokens
+    tokens = shards.tokens
     if tokens is None:
         return
-    module = copy.deepcopy(task.space.module).cpu().eval()
-    shape = task.x.shape[1:]
+    module = copy.deepcopy(module).cpu().eval()
+    shape = shards.x.shape[1:]
     largest = torch.full((2, *shape), tokens - 1)
     try:
         with torch.no_grad():
