@@ -49,12 +49,7 @@ def _outputs(shards: Shards) -> int:
     return shards.y[0].numel()
 
 
-def _tokens(shards: Shards) -> int:
-    if shards.tokens is None:
-        raise ConfigError(
-            f"the model takes token ids, but the data {shards.name} has numbers; "
-            "choose data with tokens, or another model."
-        )
+def _tokens(shards: Shards) -> int | None:
     return shards.tokens
 
 
@@ -118,6 +113,8 @@ REGISTRY: dict[str, dict[str, Listed]] = {
         {
             "digits": data.digits,
             "synthetic": data.synthetic,
+            "speakers": data.speakers,
+            "text": data.text,
             "files": data.files,
             "mnist": data.mnist,
             "fashion_mnist": data.fashion_mnist,

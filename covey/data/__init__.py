@@ -21,7 +21,9 @@ from covey.data.sets import (
     mnist,
 )
 from covey.data.shards import NO_TARGET, Names, Part, Shards
+from covey.data.speakers import speakers
 from covey.data.synthetic import synthetic
+from covey.data.text import device_text, text
 
 __all__ = [
     "NO_TARGET",
@@ -37,6 +39,7 @@ __all__ = [
     "cifar100",
     "deal",
     "device_file",
+    "device_text",
     "digits",
     "edges",
     "emnist",
@@ -51,5 +54,7 @@ __all__ = [
     "partition",
     "recipes",
     "scaling",
+    "speakers",
     "synthetic",
+    "text",
 ]

@@ -319,7 +319,7 @@ class Shards:
         if self.classes:
             label = self.y[self.train.index].numpy()
         if self.by_position:
-            owner = np.repeat(owner, label.shape[1])
+            owner = np.repeat(owner, self.y.shape[1])
             label = label.reshape(-1)
             owner = owner[label != NO_TARGET]
             label = label[label != NO_TARGET]
@@ -365,7 +365,9 @@ class Shards:
                     f"{some(self.names.classes)}; "
                     "leave loss out for cross_entropy, or choose a column of numbers as label."
                 ) from error
-        dtype = torch.float32 if self.tokens is not None else self.x.dtype
+        dtype = self.x.dtype
+        if self.tokens is not None:
+            dtype = torch.float32
         y = torch.tensor(values, dtype=dtype)[self.y]
         return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
 
