@@ -502,7 +502,7 @@ def _check_tokens(shards: Shards) -> None:
         raise DataError(
             f"token ids cannot be scaled, but scaling is {shards.scaling.kind!r}; leave it out."
         )
-    flat = x.reshape(len(x), -1)
+    flat = x.unsqueeze(1).flatten(1)
     wrong = ((flat < 0) | (flat >= tokens)).any(dim=1).nonzero().flatten().tolist()
     if wrong:
         bad = flat[wrong[0]]
