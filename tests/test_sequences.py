@@ -215,7 +215,7 @@ def test_a_sequence_has_one_class_by_its_last_token_or_the_mean() -> None:
     short[:, 3:] = 0
     for network in (models.lstm, models.gru, models.transformer):
         for pool in ("last", "mean"):
-            module = network(TOKENS, 2, by_position=False, pool=pool, padding=0)  # type: ignore[arg-type]
+            module = network(TOKENS, 2, by_position=False, pool=pool, padding=0)
             assert Task(module, shards).classifies
             torch.testing.assert_close(module(short), module(short[:, :3]))
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine import dropout
 from covey.engine.batches import Batch
+from covey.engine.dropout import Site
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import LossFunction, by_target, cross_entropy, losses_of
 from covey.engine.passing import Pass
+from covey.engine.precision import Precision
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
@@ -26,6 +29,8 @@ class Gradients:
     stack: LinearStack | str  # or why the module and the loss are no stack
     loss: LossFunction
     classifies: bool
+    precision: Precision
+    sites: tuple[Site, ...] = ()  # where the module drops entries in training
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
@@ -37,9 +42,25 @@ class Gradients:
         return self.forward(pass_, batch.x)
 
     def _training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
-        """The outputs of which a gradient is taken, [n, B, ...]."""
-        pass_ = Pass(parameters, weight=batch.weight, training=True)
+        """The outputs of which a gradient is taken, [n, B, ...].
+
+        A batch without a draw is passed through the module in eval mode, if that would drop.
+        """
+        masks: tuple[Tensor, ...] = ()
+        training = True
+        if self.sites:
+            training = batch.draw is not None
+        if self.sites and batch.draw is not None:
+            _, size = batch.examples.shape
+            masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
+        pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
         return self.forward(pass_, batch.x)
+
+    def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """As `_training_outputs`, with products in the type that `precision` says."""
+        with self.precision.products():
+            outputs = self._training_outputs(parameters, batch)
+        return outputs.to(parameters[0].dtype)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B], or per position, [n, B * T]."""
@@ -79,7 +100,7 @@ class Gradients:
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
-            outputs = self._training_outputs(leaves, batch)
+            outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
             total = _total(losses, batch.target_weight)
             return torch.autograd.grad(total, leaves)
@@ -92,10 +113,10 @@ class Gradients:
         leaf = x.detach().requires_grad_()
         if not len(x):
             # A rehearsal is to find what cannot work.
-            loss(self._training_outputs(self.views(x), batch))
+            loss(self._outputs_for_gradient(self.views(x), batch))
             return torch.zeros_like(x)
         with torch.enable_grad():
-            outputs = self._training_outputs(self.views(leaf), batch)
+            outputs = self._outputs_for_gradient(self.views(leaf), batch)
             total = loss(outputs).sum()
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient

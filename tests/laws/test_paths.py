@@ -93,7 +93,7 @@ def frozen() -> nn.Module:
     return module
 
 
-ODD["frozen bias"] = (frozen(), (1, 6, 6))
+MODULES["frozen bias"] = (frozen(), (1, 6, 6))
 each_module = pytest.mark.parametrize("name", MODULES | ODD)
 
 
@@ -192,6 +192,7 @@ def test_private_layers_stand_elsewhere_in_a_row_and_change_nothing(name: str) -
 def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str, dtype: torch.dtype) -> None:
     space, rows, x = world(name)
     rows, x = rows.to(dtype), x.to(dtype)
+    space = ParameterLayout(space.module.to(dtype))
     path = forward(space, x.shape[2:], "cpu")
     out, gradients = outcome(path, space, rows, x)
     for chosen in ([0], [3], [2, 0], [1, 2, 3]):
