@@ -26,7 +26,6 @@ ATTENTION = "scaled_dot_product_attention"
 """Attention; arguments: query, key, value, mask, the site of its dropout or None, causal, scale."""
 
 
-
 class Unknown(Exception):
     """Why a forward pass is no graph of known operations, in plain words."""
 
