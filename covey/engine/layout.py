@@ -21,6 +21,12 @@ _MIXES_EXAMPLES = (
     nn.modules.instancenorm._InstanceNorm,
 )
 _DROPS = (nn.modules.dropout._DropoutNd,)
+_NORMS = (
+    nn.modules.batchnorm._NormBase,  # BatchNorm and InstanceNorm
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class ParameterLayout:
 
     Private are those that match a pattern of `private`. A pattern names parameters ("3.bias"),
     layers ("3") or kinds of layers ("conv*"). "head" is the last layer, if no layer has that name.
+    "norm" stands for all normalization layers.
 
     >>> space = ParameterLayout(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
     >>> space.width, space.shared
@@ -209,7 +216,7 @@ def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> se
     for pattern in patterns:
         matching = {name for name in names if _matches(aliases[name], pattern)}
         if not matching:
-            kinds = "a kind of layer such as 'conv*', or 'head', the last layer"
+            kinds = "a kind of layer such as 'conv*', 'norm', or 'head', the last layer"
             raise ModelError(
                 f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
                 f"or give {kinds}."
@@ -221,15 +228,19 @@ def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> se
 def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
     """The names by which a pattern may call each parameter.
 
-    They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer.
+    They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer,
+    "norm" in every normalization layer.
     """
     layers = {}
     kinds = {}
+    norms = set()
     for name in names:
         layer, _, _ = name.rpartition(".")
-        kind = type(module.get_submodule(layer))
+        owner = module.get_submodule(layer)
         layers[name] = layer
-        kinds[layer] = kind.__name__.lower()
+        kinds[layer] = type(owner).__name__.lower()
+        if isinstance(owner, _NORMS):
+            norms.add(layer)
     last = "head"
     if names and "head" not in kinds:
         last = layers[names[-1]]
@@ -238,6 +249,8 @@ def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
         aliases[name] = {name, layer, kinds[layer]}
         if layer == last:
             aliases[name].add("head")
+        if layer in norms:
+            aliases[name].add("norm")
     return aliases
 
 
