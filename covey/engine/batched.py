@@ -15,14 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from covey.engine import rowwise
+from covey.engine import norm, rowwise
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 
 Step = Callable[[Pass, Tensor], Tensor]
 """From the pass of all models and a layer's inputs to its outputs."""
 Own = dict[str, int]
-"""Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}."""
+"""Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}.
+
+Of a BatchNorm layer also where its statistics stand among those of all.
+"""
 
 _STEADY = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Tanh)
 """Activations that have the same bits in a vector's tail."""
@@ -67,7 +70,7 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     folded = False
     before = type(space.module)
     for name, layer in layers(space.module):
-        own = _own(name, layer, space.numbers)
+        own = _own(name, layer, space)
         batched = _batched(layer, own, axes, alone)
         if batched is None:
             return _unknown(name, layer)
@@ -84,9 +87,13 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     return _run(steps)
 
 
-def _own(name: str, layer: nn.Module, slots: dict[str, int]) -> Own | None:
+def _own(name: str, layer: nn.Module, space: ParameterLayout) -> Own | None:
     """The slots of a layer's parameters; None where one has none under the layer's name."""
+    slots = space.numbers
     own = {}
+    for norm_layer in space.norms:
+        if norm_layer.name == name.rstrip("."):
+            own["statistics"] = norm_layer.number
     for key, _ in layer.named_parameters(recurse=False):
         slot = slots.get(f"{name}{key}")
         if slot is None:
@@ -124,7 +131,7 @@ def _unknown(name: str, layer: nn.Module) -> str:
     kind = type(layer).__name__
     if not name:
         return f"{kind} is not an nn.Sequential of known layers"
-    if type(layer) in (*_NOTHING, *_ELEMENTWISE, *_BUILDERS):
+    if type(layer) in (*_NOTHING, *_ELEMENTWISE, *_BUILDERS, *_BATCH_NORMS):
         return f"{kind} is used in a way that is not known"
     return f"{kind} is not a known layer"
 
@@ -175,6 +182,8 @@ def _batched(layer: nn.Module, own: Own | None, axes: int, alone: bool) -> Batch
         if not alone and kind not in _STEADY:
             activation = rowwise.elementwise(layer)
         return BatchedLayer(lambda pass_, x: activation(x), axes)
+    if kind in _BATCH_NORMS:
+        return _batch_norm(layer, own, axes, alone)
     if kind in _BUILDERS:
         return _BUILDERS[kind](layer, own, axes)
     return None
@@ -259,6 +268,53 @@ def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     return BatchedLayer(apply, axes, folded=True)
 
 
+def _batch_norm(layer: Any, own: Own, axes: int, alone: bool) -> BatchedLayer | None:
+    number = own.get("statistics")
+    dimensions = _BATCH_NORMS[type(layer)]
+    if number is None or axes not in dimensions:
+        return None
+    weight = own.get("weight")
+    bias = own.get("bias")
+
+    def parameters(pass_: Pass) -> dict[str, Any]:
+        out: dict[str, Any] = {"weight": None, "bias": None, "eps": layer.eps}
+        if weight is not None:
+            out["weight"] = pass_.parameters[weight]
+        if bias is not None:
+            out["bias"] = pass_.parameters[bias]
+        return out
+
+    def by_rows(pass_: Pass, x: Tensor) -> Tensor:
+        return norm.batch_norm(pass_, number, x, **parameters(pass_))
+
+    def folded(pass_: Pass, x: Tensor) -> Tensor:
+        return norm.folded(pass_, number, x, alone=alone, **parameters(pass_))
+
+    if axes == 1:
+        return BatchedLayer(by_rows, axes, folded=False)
+    return BatchedLayer(folded, axes, folded=True)
+
+
+def _batch_norm_frozen(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
+    weight = own.get("weight")
+    bias = own.get("bias")
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        models = pass_.models
+        factor = torch.rsqrt(layer.running_var + layer.eps).expand(models, -1)
+        if weight is not None:
+            factor = factor * pass_.parameters[weight]
+        offset = -layer.running_mean * factor
+        if bias is not None:
+            offset = offset + pass_.parameters[bias]
+        ones = [1] * (x.dim() - 2)
+        return x * factor.reshape(-1, *ones) + offset.reshape(-1, *ones)
+
+    if axes == 0:
+        return None
+    return BatchedLayer(apply, axes, folded=True)
+
+
 def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     shape = layer.normalized_shape
     weight = own.get("weight")
@@ -325,6 +381,12 @@ _POOLS: dict[type[nn.Module], int] = {
     nn.AdaptiveAvgPool2d: 2,
     nn.AdaptiveAvgPool3d: 3,
 }
+_BATCH_NORMS: dict[type[nn.Module], tuple[int, ...]] = {
+    nn.BatchNorm1d: (1, 2),
+    nn.BatchNorm2d: (3,),
+    nn.BatchNorm3d: (4,),
+}
+"""The numbers of axes that an example may have before each of these layers."""
 _Builder = Callable[[Any, Own, int], BatchedLayer | None]
 _BUILDERS: dict[type[nn.Module], _Builder] = {
     nn.Linear: _linear,
@@ -333,6 +395,7 @@ _BUILDERS: dict[type[nn.Module], _Builder] = {
     nn.Conv3d: _convolution,
     **dict.fromkeys(_POOLS, _pool),
     nn.GroupNorm: _group_norm,
+    norm.BatchNormFrozen: _batch_norm_frozen,
     nn.LayerNorm: _layer_norm,
     nn.Flatten: _flatten,
     nn.Unflatten: _unflatten,

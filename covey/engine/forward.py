@@ -7,14 +7,14 @@ other module.
 
 from __future__ import annotations
 
-import copy
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from covey.engine import norm
 from covey.engine.batched import Step, chain
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
@@ -36,6 +36,14 @@ class Forward:
         zeros = pass_.map(_row_of_zeros)
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
+
+    def statistics(self, pass_: Pass, x: Tensor) -> dict[int, Tensor]:
+        """What every BatchNorm layer takes from the inputs, [n, 2, C] by number."""
+        recorded: dict[int, Tensor] = {}
+        self(replace(pass_, statistics=None, recorded=recorded), x)
+        if len(x):
+            return recorded
+        return {number: values[:0] for number, values in recorded.items()}
 
 
 def _row_of_zeros(rows: Tensor) -> Tensor:
@@ -70,16 +78,23 @@ def _each(step: Step) -> Step:
             return step(pass_, x).contiguous()
         inputs = torch.split(x, 1)
         outputs = []
+        recorded: list[dict[int, Tensor]] = []
         for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
+            if pass_.recorded is not None:
+                recorded.append({})
+                pass_of_row = replace(pass_of_row, recorded=recorded[-1])
             out = step(pass_of_row, x_of_row)
             outputs.append(out.contiguous())
+        if pass_.recorded is not None:
+            for number in recorded[0]:
+                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
         return torch.cat(outputs)
 
     return apply
 
 
 def _alone(space: ParameterLayout) -> Step:
-    call = _call(space)
+    call = _call(space, alone=True)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         alone = pass_.map(lambda tensor: tensor.squeeze(0))
@@ -89,24 +104,37 @@ def _alone(space: ParameterLayout) -> Step:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space)
+    call = _call(space, alone=False)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(pass_.with_tensors(tensors), x)
+        def one(tensors: list[Tensor], x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+            recorded: dict[int, Tensor] = {}
+            own = pass_.with_tensors(tensors)
+            if pass_.recorded is not None:
+                own = replace(own, recorded=recorded)
+            out = call(own, x)
+            return out, {number: values[0] for number, values in recorded.items()}
 
-        return vmap(one)(pass_.tensors, x)
+        out, recorded = vmap(one)(pass_.tensors, x)
+        if pass_.recorded is not None:
+            pass_.recorded.update(recorded)
+        return out
 
     return apply
 
 
-def _call(space: ParameterLayout) -> Step:
-    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
+def _call(space: ParameterLayout, *, alone: bool) -> Step:
+    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
+
+    With `alone`, rows come one at a time, outside of vmap.
+    """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
+            thread.norms = norm.Current(alone)
+            thread.module = norm.with_sites(space.module, space.norms, thread.norms)
+        thread.norms.begin(pass_)
         values = {}
         for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
             values[slot.name] = slot.oriented(parameter)

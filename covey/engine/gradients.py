@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine import norm
 from covey.engine.batches import Batch
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
@@ -31,12 +32,24 @@ class Gradients:
         """The parameters in rows, as the module knows them."""
         return [slot.view(x) for slot in self.space.slots]
 
-    def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...]."""
-        pass_ = Pass(self.views(x), weight=batch.weight)
+    def outputs(
+        self,
+        x: Rows,
+        batch: Batch,
+        statistics: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
+        """Each row's outputs on its batch, [n, B, ...], with these statistics of its norm layers."""
+        pass_ = Pass(self.views(x), weight=batch.weight, statistics=statistics)
         return self.forward(pass_, batch.x)
 
-    def _training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+    def statistics(self, x: Rows, batch: Batch) -> Rows:
+        """What the norm layers of each row take from its batch, [n, S]."""
+        with torch.no_grad():
+            pass_ = Pass(self.views(x), weight=batch.weight)
+            recorded = self.forward.statistics(pass_, batch.x)
+        return norm.joined(self.space.norms, recorded, x)
+
+    def training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
         """The outputs of which a gradient is taken, [n, B, ...]."""
         pass_ = Pass(parameters, weight=batch.weight, training=True)
         return self.forward(pass_, batch.x)
@@ -51,11 +64,16 @@ class Gradients:
             return losses
         return losses.view(n, size)
 
-    def mean_loss(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's mean loss on its batch, [n]."""
+    def mean_loss(
+        self,
+        x: Rows,
+        batch: Batch,
+        statistics: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
+        """Each row's mean loss on its batch, [n], with these statistics of its norm layers."""
         if not len(x):
             return x.new_zeros(0)
-        outputs = self.outputs(x, batch)
+        outputs = self.outputs(x, batch, statistics)
         losses = self.losses(outputs, batch.y)
         if batch.weight is None:
             return losses.mean(1)
@@ -85,7 +103,7 @@ class Gradients:
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
-            outputs = self._training_outputs(leaves, batch)
+            outputs = self.training_outputs(leaves, batch)
             losses = self.losses(outputs, batch.y)
             total = _total(losses, batch.weight)
             return torch.autograd.grad(total, leaves)
@@ -98,10 +116,10 @@ class Gradients:
         leaf = x.detach().requires_grad_()
         if not len(x):
             # A rehearsal is to find what cannot work.
-            loss(self._training_outputs(self.views(x), batch))
+            loss(self.training_outputs(self.views(x), batch))
             return torch.zeros_like(x)
         with torch.enable_grad():
-            outputs = self._training_outputs(self.views(leaf), batch)
+            outputs = self.training_outputs(self.views(leaf), batch)
             total = loss(outputs).sum()
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient
@@ -168,7 +186,7 @@ class Gradients:
 
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
-        outputs = self._training_outputs(leaves, batch)
+        outputs = self.training_outputs(leaves, batch)
         if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:
             errors = _cross_entropy_errors(outputs, batch)
             return torch.autograd.grad(outputs, leaves, errors, create_graph=True)

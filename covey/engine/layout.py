@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from covey import draws
+from covey.engine import norm
 from covey.engine.generator import Seeded
+from covey.engine.norm import NormLayer
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
 
-_MIXES_EXAMPLES = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
-)
 _DROPS = (nn.modules.dropout._DropoutNd,)
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # BatchNorm and InstanceNorm
@@ -94,6 +92,8 @@ class ParameterLayout:
         self.width = start
         private_starts = [slot.start for slot in slots if slot.name in private_names]
         self.shared = min(private_starts, default=start)
+        self.norms: tuple[NormLayer, ...] = norm.layers(module)
+        """The layers that normalize by the statistics of a device."""
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -141,9 +141,15 @@ class ParameterLayout:
             parts.append(stored.reshape(-1))
         return torch.cat(parts)
 
-    def fill(self, row: Tensor) -> nn.Module:
-        """A copy of the module with this row's parameters."""
+    def fill(self, row: Tensor, statistics: Tensor | None = None) -> nn.Module:
+        """A copy of the module with this row's parameters and, where given, these statistics.
+
+        `statistics` are those of one device, as `NormLayer` has them. With them, the module in the
+        mode `eval()` predicts what the device was scored with.
+        """
         module = copy.deepcopy(self.module)
+        if statistics is not None:
+            norm.set_statistics(module, self.norms, statistics)
         values = dict(module.named_parameters())
         with torch.no_grad():
             for slot in self.slots:
@@ -256,11 +262,7 @@ def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
 
 def _check(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        if isinstance(layer, _MIXES_EXAMPLES):
-            raise ModelError(
-                f"layer {name!r} is {type(layer).__name__}: its running statistics would leak "
-                "between devices and are not part of a row; use nn.GroupNorm instead."
-            )
+        norm.refuse(name, layer)
         if isinstance(layer, _DROPS) and layer.p > 0:
             raise ModelError(
                 f"layer {name!r} drops at random (p = {layer.p}), which no address decides; "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covey.data import Shards
 from covey.data.shards import some
+from covey.engine import norm
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.losses import cross_entropy
 from covey.engine.passing import Pass
@@ -34,6 +35,7 @@ def targets(task: Task) -> int:
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
     outputs = _outputs(task, rows)
+    _check_norms(task)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
     width = outputs.shape[-1]
@@ -55,6 +57,21 @@ def targets(task: Task) -> int:
     if task.classifies or not comparable:
         return 0
     return y[:1].numel()
+
+
+def _check_norms(task: Task) -> None:
+    """Refuse batches and devices of one example where a norm layer would have one value of each.
+
+    The variance of one value is 0.
+    """
+    if not task.space.norms:
+        return
+    x, _ = task.examples.sample
+    points = norm.points(task.space.module, task.space.norms, x)
+    single = [name for name, count in points.items() if count == 1]
+    if not single:
+        return
+    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -94,13 +95,14 @@ def _same_outputs(first: Experiment, other: Experiment) -> bool:
     """
     if first.model is other.model:
         return True
-    like = next(first.model.parameters())
-    x = first.data.x[:2].to(like)
-    weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
+    one = copy.deepcopy(first.model).eval()  # in training, a module may change as it runs
+    another = copy.deepcopy(other.model).eval()
+    weights: dict[str, torch.Tensor] = dict(one.named_parameters())
+    x = first.data.x[:2].to(next(iter(weights.values())))
     try:
         with torch.no_grad():
-            expected = first.model(x)
-            outputs = torch.func.functional_call(other.model, weights, (x,))
+            expected = one(x)
+            outputs = torch.func.functional_call(another, weights, (x,))
             return torch.equal(expected, outputs)
     except FAULTS:
         return True  # a model that cannot run at all is refused by the task, with a better message

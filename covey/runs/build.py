@@ -91,21 +91,21 @@ def _simulator(
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
-    task = _task(first, data)
+    own_task = task(first, data)
     grain = _GRAIN
     if first.workers:
         grain = 1
     return Simulator(
         first.algorithm,
         tree,
-        task,
+        own_task,
         links,
         start,
         tuple(experiment.seed for experiment in experiments),
         first.idle,
         first.batches,
         air or Ideal(),
-        workers=_workers(first, task),
+        workers=_workers(first, own_task),
         memory=first.memory,
         grain=grain,
         capture=first.capture,
@@ -122,11 +122,11 @@ def _loopback(
     """A tree of nodes that share nothing."""
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(location: Place, task: Task, examples: int) -> Station:
+    def station(location: Place, own_task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
-            task,
+            own_task,
             links,
             start,
             (experiment.seed,),
@@ -137,7 +137,7 @@ def _loopback(
             makers={Scorer.__name__: scorer},
         )
 
-    return Loopback(tree, data, partial(_task, experiment), station)
+    return Loopback(tree, data, partial(task, experiment), station)
 
 
 def _check_loopback(experiments: Sequence[Experiment]) -> None:
@@ -172,7 +172,8 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
+def task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
+    """What every device learns, on the examples in these shards."""
     return Task(
         experiment.model,
         data,

@@ -10,6 +10,7 @@ from torch import nn
 
 from covey.data import Shards
 from covey.engine.layout import ParameterLayout
+from covey.engine.norm import Norm
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
@@ -34,7 +35,9 @@ class Experiment:
     "head" for the last, or names of layers or parameters; "" for none; "auto" for the last layer
     (Pruned: the convolutions, if there are any), which the run's notes name. `start="seed"`
     initialises every layer anew from the seed, "module" starts from the values the module came
-    with, for instance a pretrained one.
+    with, for instance a pretrained one. `norm` says how BatchNorm layers get their statistics:
+    "device" from the device's own examples, "frozen" from the module it came with, "group" puts
+    GroupNorm in their place (covey/engine/norm.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -68,6 +71,7 @@ class Experiment:
     batches: Batches = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
+    norm: Norm = "device"
     score_every: int = 1
     score_train_every: int | None = None
     parts: tuple[str, ...] = ("validation", "test")

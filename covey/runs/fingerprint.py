@@ -19,6 +19,7 @@ from torch import nn
 from covey.codecs import codec
 from covey.data import Shards
 from covey.engine.layout import ParameterLayout
+from covey.engine.norm import has_batch_norm
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -69,6 +70,8 @@ def program_fingerprint(
     out = {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
+    if experiment.norm != "device" or has_batch_norm(experiment.model):
+        out["norm"] = experiment.norm
     out["model"] = _model(experiment.model, experiment.private)
     out["initial"] = _digest(initial)
     out["loss"] = _loss(experiment.loss)

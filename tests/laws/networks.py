@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey import Algorithm, Experiment, Tree, data
-from covey.algorithms import FedAvg, PerMFL, PFedMe
+from covey.algorithms import FedAvg, FedBN, PerMFL, PFedMe
 
 CLASSES = 3
 SIZES = (7, 12, 5, 9, 16)
@@ -23,6 +23,7 @@ ROUNDS = 2
 FLAT = Tree.flat(len(SIZES))
 GROUPED = Tree.grouped([2, 3])
 
+FEDBN = FedBN(steps=3, lr=0.3, batch=4, sample=3)
 FEDAVG = FedAvg(steps=3, lr=0.3, batch=4)
 PFEDME = PFedMe(lam=2.0, local_rounds=2, steps=2, lr=0.3, personal_lr=0.3, batch=4)
 PERMFL = PerMFL(lam=1.0, gamma=1.5, lr=0.3, edge_lr=0.4, edge_rounds=2, steps=2, batch=4)
@@ -91,8 +92,49 @@ class Cnn(nn.Module):
         return out
 
 
+class NormedMlp(nn.Module):
+    """A linear layer, its batch normalization and a head, written as a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.body(x)))
+        out: Tensor = self.head(hidden)
+        return out
+
+
+class NormedCnn(nn.Module):
+    """A residual block with batch normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 3, 3, bias=False)
+        self.first = nn.BatchNorm2d(3)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.second = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(self.stem(x)))
+        x = torch.relu(x + self.second(self.conv(x)))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def normed_sequence() -> nn.Module:
+    """Linear layers with batch normalization between them."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
+    "BatchNorm": Network(normed_sequence, (6,), FEDBN, {"holdout_devices": 1}),
+    "class BatchNorm": Network(NormedMlp, (6,), PFEDME, {"batches": "cyclic"}),
+    "BatchNorm2d": Network(NormedCnn, (1, 6, 6), FEDBN),
 }
 """Every kind of model, by name."""
