@@ -157,8 +157,8 @@ def test_a_bare_parameter_keeps_its_value() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "'1' is BatchNorm1d.*GroupNorm"),
-        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), "BatchNorm2d.*GroupNorm"),
+        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "'1' is SyncBatchNorm.*BatchNorm2d"),
+        (nn.LazyBatchNorm1d(), "lazy layers; run one example through it first"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)),
             r"'1' drops at random \(p = 0.5\).*p = 0",

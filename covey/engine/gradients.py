@@ -38,7 +38,10 @@ class Gradients:
         batch: Batch,
         statistics: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...], with these statistics of its norm layers."""
+        """Each row's outputs on its batch, [n, B, ...].
+
+        `statistics` are those of its norm layers; None: those of the batch.
+        """
         pass_ = Pass(self.views(x), weight=batch.weight, statistics=statistics)
         return self.forward(pass_, batch.x)
 

@@ -30,7 +30,7 @@ class Pass:
     training: bool = False
     """Whether the pass is for a gradient; the module is in that mode."""
     recorded: dict[int, Tensor] | None = None
-    """Where BatchNorm layers put the statistics they take from the batch, by number; None: nowhere."""
+    """Where BatchNorm layers put the statistics that they take from the batch, by number."""
 
     @property
     def models(self) -> int:

@@ -75,9 +75,8 @@ class Snapshot:
             return row
         return torch.cat([row[: private.start], layers[0]])
 
-
     def statistics_of(self, devices: Sequence[int], space: ParameterLayout) -> Tensor | None:
-        """The statistics of a device [S], or of several devices pooled; None without norm layers."""
+        """The statistics of a device [S], or of several pooled; None without norm layers."""
         if self.statistics is None:
             return None
         wanted = torch.tensor(list(devices))
@@ -146,8 +145,8 @@ def _statistics(tensors: Mapping[str, Tensor], space: ParameterLayout) -> Beside
         return None
     parts = []
     for layer in space.norms:
-        for key in ("running_mean", "running_var"):
-            parts.append(tensors[f"{STATISTICS}/{layer.name}.{key}"])
+        parts.append(tensors[f"{STATISTICS}/{layer.name}.running_mean"])
+        parts.append(tensors[f"{STATISTICS}/{layer.name}.running_var"])
     return Beside(ids, torch.cat(parts, dim=1))
 
 

@@ -19,8 +19,8 @@ from covey.report.summary import summarise
 from covey.runs import snapshot
 from covey.runs.snapshot import Snapshot
 from tests import peek
-from tests.laws.networks import NETWORKS
 from tests.laws.cases import CASES, Case, every_case, experiment
+from tests.laws.networks import NETWORKS
 
 ROUNDS = 7
 NORMED = ("BatchNorm", "class BatchNorm", "BatchNorm2d")
