@@ -47,7 +47,7 @@ def shared_layer() -> nn.Sequential:
 
 def check(module: nn.Module, x: Tensor, path: str) -> None:
     space = ParameterLayout(module.double())
-    passes = forward(space, x.shape[2:])
+    passes = forward(space, x.shape[2:], sample=x[0])
     assert passes.path == path
     rows = torch.randn(
         N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
@@ -120,6 +120,27 @@ def test_any_other_module_runs_through_vmap(module: nn.Module, shape: tuple[int,
 )
 def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> None:
     check(module, inputs(6), path)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.memory = kind(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.memory(x)
+        return self.out(states[:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_vmap_cannot_run_runs_row_by_row(kind: type[nn.RNNBase]) -> None:
+    x = inputs(5, 3)
+    module = Recurrent(kind)
+    passes = forward(ParameterLayout(module.double()), x.shape[2:], sample=x[0])
+    assert passes.unknown is not None
+    assert "vmap has no rule for aten::" in passes.unknown
+    check(module, x, "each")
 
 
 def test_order_of_private_layers_changes_nothing() -> None:

@@ -267,6 +267,13 @@ def single() -> data.Shards:
     return data.own_parts(train=[pair, (x[:1], y[:1])], test=[pair, pair], classes=3)
 
 
+class Functional(NormedMlp):
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = torch.zeros(6), torch.ones(6)
+        out: Tensor = super().forward(F.batch_norm(x, mean, variance, training=self.training))
+        return out
+
+
 REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
     "sync": (lambda: experiment(nn.SyncBatchNorm(6)), ModelError, "SyncBatchNorm.*nn.BatchNorm2d"),
     "no running statistics": (
@@ -280,6 +287,11 @@ REFUSED: dict[str, tuple[Any, type[CoveyError], str]] = {
         "InstanceNorm1d with track_running_stats=True.*set it to False",
     ),
     "a layer used twice": (lambda: experiment(Twice()), ModelError, "'norm'.*twice in one pass"),
+    "a function of torch": (
+        lambda: experiment(Functional()),
+        ModelError,
+        "calls F.batch_norm itself.*use a layer",
+    ),
     "batches of one": (
         lambda: experiment(NormedMlp(), algorithm=FedAvg(batch=1)),
         ConfigError,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey.engine import norm, rowwise
+from covey.engine.dropout import drop, is_site
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 
@@ -40,8 +41,15 @@ _ELEMENTWISE = (
     nn.Softplus,
     nn.Hardswish,
 )
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that pass values on; a layout allows dropout with p = 0 only."""
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_ALPHA_DROPOUTS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
@@ -68,10 +76,15 @@ def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
     """
     steps: list[Step] = []
     folded = False
+    sites = 0
     before = type(space.module)
     for name, layer in layers(space.module):
         own = _own(name, layer, space)
-        batched = _batched(layer, own, axes, alone)
+        if type(layer) in _DROPOUTS:
+            batched: BatchedLayer | None = _dropout(layer, sites, axes)
+            sites += is_site(layer.p)  # type: ignore[arg-type]
+        else:
+            batched = _batched(layer, own, axes, alone)
         if batched is None:
             return _unknown(name, layer)
         # The maximum of ReLUs is the ReLU of the maximum: pooling first leaves fewer points.
@@ -131,7 +144,7 @@ def _unknown(name: str, layer: nn.Module) -> str:
     kind = type(layer).__name__
     if not name:
         return f"{kind} is not an nn.Sequential of known layers"
-    if type(layer) in (*_NOTHING, *_ELEMENTWISE, *_BUILDERS, *_BATCH_NORMS):
+    if type(layer) in (nn.Identity, *_ELEMENTWISE, *_BUILDERS, *_BATCH_NORMS):
         return f"{kind} is used in a way that is not known"
     return f"{kind} is not a known layer"
 
@@ -175,7 +188,7 @@ def _batched(layer: nn.Module, own: Own | None, axes: int, alone: bool) -> Batch
     kind = type(layer)
     if own is None:
         return None
-    if kind in _NOTHING:
+    if kind is nn.Identity:
         return BatchedLayer(lambda pass_, x: x, axes)
     if kind in _ELEMENTWISE and not getattr(layer, "inplace", False):
         activation: Callable[[Tensor], Tensor] = layer
@@ -187,6 +200,23 @@ def _batched(layer: nn.Module, own: Own | None, axes: int, alone: bool) -> Batch
     if kind in _BUILDERS:
         return _BUILDERS[kind](layer, own, axes)
     return None
+
+
+def _dropout(layer: Any, site: int, axes: int) -> BatchedLayer:
+    """Dropout at the site of this number, where it drops anything."""
+    alpha_p = layer.p if type(layer) in _ALPHA_DROPOUTS else None
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        if not pass_.masks:
+            return x
+        mask = pass_.masks[site]
+        if mask.dim() > x.dim():  # x is folded
+            mask = _fold(pass_, mask)
+        return drop(x, mask, alpha_p)
+
+    if not is_site(layer.p):
+        return BatchedLayer(lambda pass_, x: x, axes)
+    return BatchedLayer(apply, axes)
 
 
 def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:

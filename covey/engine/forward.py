@@ -2,7 +2,7 @@
 
 There are three paths. "batched" runs the usual layers as batched products and grouped convolutions.
 "each" runs one row after the other, which on a CPU beats a grouped convolution. "vmap" runs any
-other module.
+other module. Modules that vmap cannot run, such as an LSTM, run on the path "each" too.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch.func import functional_call, vmap
 
 from covey.engine import norm
 from covey.engine.batched import Step, chain
+from covey.engine.intercept import Interception
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
+from covey.origin import FAULTS
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,65 @@ def _row_of_zeros(rows: Tensor) -> Tensor:
     return rows.new_zeros(1, *shape)
 
 
-def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
-    """The fastest exact pass for this module, this shape of example and this type of device."""
+def forward(
+    space: ParameterLayout,
+    example: torch.Size,
+    device: str = "cpu",
+    sample: Tensor | None = None,
+) -> Forward:
+    """The fastest exact pass for this module, this shape of example and this type of device.
+
+    `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
+    """
     row_by_row = device == "cpu" and _convolves(space.module)
     steps = chain(space, len(example), alone=row_by_row)
     if isinstance(steps, str):
         if row_by_row:
             return Forward("each", _each(_alone(space)), unknown=steps)
-        return Forward("vmap", _vmapped(space), unknown=steps)
+        return _any_module(space, sample, steps)
     if row_by_row:
         return Forward("each", _each(steps))
     return Forward("batched", steps)
+
+
+def _any_module(space: ParameterLayout, sample: Tensor | None, unknown: str) -> Forward:
+    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot."""
+    by_vmap = Forward("vmap", _vmapped(space), unknown=unknown)
+    if sample is None:
+        return by_vmap
+    fault = _fault(by_vmap, space, sample)
+    if fault is None or "random" in fault:  # the trial of the task refuses random draws
+        return by_vmap
+    by_row = Forward("each", _each(_alone(space)), unknown=f"{unknown}, and {fault}")
+    if _fault(by_row, space, sample) is None:
+        return by_row
+    return by_vmap  # neither works: the trial of the task says why
+
+
+def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | None:
+    """Why two models cannot run on these examples, forward and backward; None where they can."""
+    row = space.row(space.module).to(sample.device)
+    rows = torch.stack([row, row])
+    leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
+    inputs = torch.stack([sample, sample])
+    try:
+        with torch.enable_grad():
+            outputs: object = passes(Pass(leaves), inputs)
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+    except FAULTS as error:
+        return _told(error)
+    return None
+
+
+def _told(error: BaseException) -> str:
+    """Why vmap failed, in plain words where it has no rule for an operator."""
+    text, _, _ = str(error).partition(". ")
+    operator = text.partition("Batching rule not implemented for ")[2]
+    if operator:
+        name, _, _ = operator.partition(".")
+        return f"vmap has no rule for {name}"
+    return f"vmap fails on it ({text})"
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -94,7 +144,7 @@ def _each(step: Step) -> Step:
 
 
 def _alone(space: ParameterLayout) -> Step:
-    call = _call(space, alone=True)
+    call = _call(space)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         alone = pass_.map(lambda tensor: tensor.squeeze(0))
@@ -104,7 +154,7 @@ def _alone(space: ParameterLayout) -> Step:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space, alone=False)
+    call = _call(space, batched=True)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         def one(tensors: list[Tensor], x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
@@ -123,22 +173,38 @@ def _vmapped(space: ParameterLayout) -> Step:
     return apply
 
 
-def _call(space: ParameterLayout, *, alone: bool) -> Step:
+def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
 
-    With `alone`, rows come one at a time, outside of vmap.
+    `batched` says that vmap runs it; else rows come one at a time.
     """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
+    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
+    always = space.attends
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.norms = norm.Current(alone)
+            thread.norms = norm.Current(alone=not batched)
             thread.module = norm.with_sites(space.module, space.norms, thread.norms)
         thread.norms.begin(pass_)
-        values = {}
-        for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
-            values[slot.name] = slot.oriented(parameter)
-        out: Tensor = functional_call(thread.module, values, (x,))
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        if not always and not pass_.masks:
+            return run_module(space, module, pass_, x)
+        mode = Interception(pass_, batched=batched)
+        with mode:
+            out = run_module(space, module, pass_, x)
+        mode.finish()
         return out
 
     return call
+
+
+def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor) -> Tensor:
+    """The outputs of a module of the layout with one model's parameters, [B, ...]."""
+    values = {}
+    for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
+        values[slot.name] = slot.oriented(parameter)
+    out: Tensor = functional_call(module, values, (x,))
+    return out

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.engine import norm
+from covey.engine import dropout, norm
 from covey.engine.batches import Batch
+from covey.engine.dropout import Site
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import LossFunction, cross_entropy
@@ -27,6 +28,7 @@ class Gradients:
     stack: LinearStack | str  # or why the module and the loss are no stack
     loss: LossFunction
     classifies: bool
+    sites: tuple[Site, ...] = ()  # where the module drops entries in training
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
@@ -53,8 +55,18 @@ class Gradients:
         return norm.joined(self.space.norms, recorded, x)
 
     def training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
-        """The outputs of which a gradient is taken, [n, B, ...]."""
-        pass_ = Pass(parameters, weight=batch.weight, training=True)
+        """The outputs of which a gradient is taken, [n, B, ...].
+
+        A batch without a draw is passed through the module in eval mode, if that would drop.
+        """
+        masks: tuple[Tensor, ...] = ()
+        training = True
+        if self.sites:
+            training = batch.draw is not None
+        if self.sites and batch.draw is not None:
+            _, size = batch.examples.shape
+            masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
+        pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
         return self.forward(pass_, batch.x)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:

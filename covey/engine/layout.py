@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from covey import draws
 from covey.engine import norm
 from covey.engine.generator import Seeded
+from covey.engine.intercept import attends
 from covey.engine.norm import NormLayer
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
 
-_DROPS = (nn.modules.dropout._DropoutNd,)
 _NORMS = (
     nn.modules.batchnorm._NormBase,  # BatchNorm and InstanceNorm
     nn.GroupNorm,
@@ -74,6 +74,8 @@ class ParameterLayout:
     def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
+        self.attends = attends(module)
+        """Whether the module attends; a trial finds attention outside of layers."""
         if isinstance(private, str):
             private = (private,)
         trainable = _trainable(module)
@@ -144,10 +146,10 @@ class ParameterLayout:
     def fill(self, row: Tensor, statistics: Tensor | None = None) -> nn.Module:
         """A copy of the module with this row's parameters and, where given, these statistics.
 
-        `statistics` are those of one device, as `NormLayer` has them. With them, the module in the
-        mode `eval()` predicts what the device was scored with.
+        It is in eval mode. `statistics` are those of one device, as `NormLayer` has them: with
+        them the module predicts what the device was scored with.
         """
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.module).eval()
         if statistics is not None:
             norm.set_statistics(module, self.norms, statistics)
         values = dict(module.named_parameters())
@@ -263,10 +265,12 @@ def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
 def _check(module: nn.Module) -> None:
     for name, layer in module.named_modules():
         norm.refuse(name, layer)
-        if isinstance(layer, _DROPS) and layer.p > 0:
+        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+            kind = type(layer).__name__
             raise ModelError(
-                f"layer {name!r} drops at random (p = {layer.p}), which no address decides; "
-                "set p = 0 or leave it out."
+                f"layer {name!r} is {kind} with dropout = {layer.dropout}, which torch draws "
+                f"inside, where no address decides it; use {kind} layers with dropout = 0 and "
+                "nn.Dropout between them."
             )
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:

@@ -128,7 +128,7 @@ def points(module: nn.Module, norms: Sequence[NormLayer], x: Tensor) -> dict[str
 
     The module runs on the examples `x` [B, ...]. An error where a layer is used twice.
     """
-    module = copy.deepcopy(module)
+    module = copy.deepcopy(module).eval()
     out: dict[str, int] = {}
 
     def noted(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from covey import draws, native
 from covey.data import Shards
 from covey.engine import tally, trial
-from covey.engine.batches import Batch, Batches, Examples
+from covey.engine.batches import Batch, Batches, Draw, Examples
+from covey.engine.dropout import Site
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
 from covey.engine.layout import ParameterLayout
@@ -69,13 +70,16 @@ class Task:
         self.shards = shards
         own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
         self.space = ParameterLayout(own, private=private)
-        self.forward = forward(self.space, example, self.device.type)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
+        sample, _ = self.examples.sample
+        self.sites = trial.sites(self.space, sample)
+        """Where the module drops entries in training."""
+        self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
-        self.stack = _stack(self.space, loss, shards)
+        self.stack = _stack(self.space, loss, shards, self.sites)
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
             self.space,
@@ -83,6 +87,7 @@ class Task:
             self.stack,
             function,
             self.classifies,
+            self.sites,
         )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
@@ -103,6 +108,11 @@ class Task:
         if isinstance(self.native, str):
             return "torch"
         return f"native {native.status()}"
+
+    @property
+    def draws_in_training(self) -> bool:
+        """Whether training draws at random inside the engine: what the model drops."""
+        return bool(self.sites)
 
     @property
     def classifies(self) -> bool:
@@ -217,21 +227,27 @@ class Task:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]."""
         return self.gradients.hessian_product(x, batch, v)
 
-    def full_gradient(self, x: Rows, ids: Ids) -> Rows:
+    def full_gradient(self, x: Rows, ids: Ids, draw: Draw | None = None) -> Rows:
         """The gradient of each row's mean loss over its whole training part, [n, P]."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
             return self.gradient(x[rows], batch)
 
-        return self._over_all(x, ids, of_block)
+        return self._over_all(x, ids, of_block, draw)
 
-    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
+    def full_hessian_product(
+        self,
+        x: Rows,
+        ids: Ids,
+        v: Rows,
+        draw: Draw | None = None,
+    ) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
             return self.hessian_product(x[rows], batch, v[rows])
 
-        return self._over_all(x, ids, of_block)
+        return self._over_all(x, ids, of_block, draw)
 
     @cached_property
     def no_hessian(self) -> str | None:
@@ -239,7 +255,8 @@ class Task:
         row = self.space.initial(0).to(self.device, self.dtype)
         x, y = self.examples.sample
         examples = torch.arange(len(x), device=self.device)
-        batch = Batch((x, y), examples[None])
+        draw = Draw(0, examples[:1])
+        batch = Batch((x, y), examples[None], draw=draw)
         return self.gradients.no_hessian(row[None], batch)
 
     def _over_all(
@@ -247,11 +264,14 @@ class Task:
         x: Rows,
         ids: Ids,
         of_block: Callable[[Tensor | slice, Batch], Rows],
+        draw: Draw | None,
     ) -> Rows:
         """The mean over each row's training examples, given the mean over any block of them."""
         out = torch.zeros_like(x)
         counts = self.counts("train", ids)
-        for rows, batch in self.blocks("train", ids):
+        for number, (rows, batch) in enumerate(self.blocks("train", ids)):
+            if draw is not None:
+                batch = batch.drawing(draw.at(number), rows)
             assert batch.weight is not None
             taken = batch.weight.sum(1, keepdim=True)
             if rows is None:
@@ -298,7 +318,11 @@ class Task:
         return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
 
 
-def _stack(space: ParameterLayout, loss: Loss, shards: Shards) -> LinearStack | str:
+def _stack(
+    space: ParameterLayout, loss: Loss, shards: Shards, sites: Sequence[Site]
+) -> LinearStack | str:
+    if sites:
+        return "the model has dropout"
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
     return stack(space, loss, shards.x.shape[1:])

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from covey.engine.layout import ParameterLayout
 from covey.engine.population import block_size
+from covey.engine.trial import sites
 from covey.origin import FAULTS
 from covey.runs.checks import PARTS
 
@@ -95,14 +97,17 @@ def _same_outputs(first: Experiment, other: Experiment) -> bool:
     """
     if first.model is other.model:
         return True
-    one = copy.deepcopy(first.model).eval()  # in training, a module may change as it runs
-    another = copy.deepcopy(other.model).eval()
-    weights: dict[str, torch.Tensor] = dict(one.named_parameters())
-    x = first.data.x[:2].to(next(iter(weights.values())))
+    model = copy.deepcopy(first.model)
+    other_model = copy.deepcopy(other.model)
+    like = next(model.parameters())
+    x = first.data.x[:2].to(like)
+    weights: dict[str, torch.Tensor] = dict(model.named_parameters())
     try:
+        if sites(ParameterLayout(model), x) != sites(ParameterLayout(other_model), x):
+            return False
         with torch.no_grad():
-            expected = one(x)
-            outputs = torch.func.functional_call(another, weights, (x,))
+            expected = model.eval()(x)
+            outputs = torch.func.functional_call(other_model.eval(), weights, (x,))
             return torch.equal(expected, outputs)
     except FAULTS:
         return True  # a model that cannot run at all is refused by the task, with a better message

@@ -25,6 +25,7 @@ GROUPED = Tree.grouped([2, 3])
 
 FEDBN = FedBN(steps=3, lr=0.3, batch=4, sample=3)
 FEDAVG = FedAvg(steps=3, lr=0.3, batch=4)
+FEDAVG_FULL = FedAvg(steps=2, lr=0.3, batch=None)
 PFEDME = PFedMe(lam=2.0, local_rounds=2, steps=2, lr=0.3, personal_lr=0.3, batch=4)
 PERMFL = PerMFL(lam=1.0, gamma=1.5, lr=0.3, edge_lr=0.4, edge_rounds=2, steps=2, batch=4)
 
@@ -49,7 +50,8 @@ class Network:
             "score_every": 1,
             "workers": 1,
         }
-        return Experiment(algorithm=self.algorithm, **{**plain, **self.settings, **changes})
+        plain["algorithm"] = self.algorithm
+        return Experiment(**{**plain, **self.settings, **changes})
 
 
 def examples(shape: tuple[int, ...]) -> data.Shards:
@@ -130,11 +132,55 @@ def normed_sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
+class Attention(nn.Module):
+    """A transformer layer over four positions, with dropout in all its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.3, batch_first=True)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        out: Tensor = self.head(hidden.flatten(1))
+        return out
+
+
+class DroppingCnn(nn.Module):
+    """A convolution whose channels are dropped, and a functional dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.channels = nn.Dropout2d(0.3)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.channels(torch.relu(self.conv(x)))
+        features = F.max_pool2d(maps, 2).flatten(1)
+        out: Tensor = self.head(F.dropout(features, 0.2, self.training))
+        return out
+
+
+def dropping_layers() -> nn.Module:
+    """A stack of known layers, two of them dropout."""
+    return nn.Sequential(
+        nn.Dropout(0.1),
+        nn.Linear(6, 8),
+        nn.SELU(),
+        nn.AlphaDropout(0.2),
+        nn.Linear(8, CLASSES),
+    )
+
+
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
     "BatchNorm": Network(normed_sequence, (6,), FEDBN, {"holdout_devices": 1}),
     "class BatchNorm": Network(NormedMlp, (6,), PFEDME, {"batches": "cyclic"}),
     "BatchNorm2d": Network(NormedCnn, (1, 6, 6), FEDBN),
+    "dropout layers": Network(dropping_layers, (6,), PFEDME),
+    "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
+    "dropout in attention": Network(Attention, (4, 4), PERMFL),
 }
 """Every kind of model, by name."""
