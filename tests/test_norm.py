@@ -197,14 +197,14 @@ def test_groups_have_four_channels_or_more(channels: int, groups: int) -> None:
 def test_group_norm_takes_the_place_of_every_layer() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8, eps=0.1), nn.SyncBatchNorm(8))
     with torch.no_grad():
-        model[1].weight.fill_(3.0)  # type: ignore[operator,union-attr]
+        model[1].weight.fill_(3.0)
     grouped: Any = norm.prepared(model, "group")
     assert [type(layer) for layer in grouped] == [nn.Conv2d, nn.GroupNorm, nn.GroupNorm]
     assert (grouped[1].num_groups, grouped[1].eps, grouped[1].weight[0].item()) == (2, 0.1, 3.0)
     assert type(model[1]) is nn.BatchNorm2d  # the user's own module is as it was
     run = covey.run(experiment(normed_sequence(), norm="group"))
     list(run)
-    assert isinstance(run.module()[1], nn.GroupNorm)  # type: ignore[index]
+    assert isinstance(run.module()[1], nn.GroupNorm)
     assert run.runtime.task.space.norms == ()
 
 
