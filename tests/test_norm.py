@@ -18,7 +18,7 @@ from covey.engine.layout import ParameterLayout
 from covey.engine.task import STATISTICS, Task
 from covey.errors import ConfigError, CoveyError, DataError, ModelError
 from covey.runs.fingerprint import of as fingerprint
-from tests.laws.networks import NormedCnn, NormedMlp, normed_sequence
+from tests.laws.networks import NormedCnn, NormedMlp, NormedOtherwise, normed_sequence
 
 EXACT = 1e-12
 SIZES = (9, 14, 30)
@@ -40,12 +40,21 @@ def normed_points() -> nn.Module:
     return nn.Sequential(points, nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(6, 3))
 
 
+class OtherCnn(NormedCnn):
+    """The same with an operation that no graph knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fmax(super().forward(x), torch.zeros(()))
+
+
 NETS: dict[str, tuple[Any, tuple[int, ...], str]] = {
     "sequence": (normed_sequence, (6,), "batched"),
     "points": (normed_points, (6,), "batched"),
-    "class": (NormedMlp, (6,), "vmap"),
+    "class": (NormedMlp, (6,), "batched"),
+    "otherwise": (NormedOtherwise, (6,), "vmap"),
     "images": (normed_images, (1, 6, 6), "each"),
     "residual": (NormedCnn, (1, 6, 6), "each"),
+    "residual otherwise": (OtherCnn, (1, 6, 6), "each"),
 }
 every_net = pytest.mark.parametrize("name", NETS)
 
@@ -128,7 +137,7 @@ def test_a_filled_module_in_eval_mode_scores_as_the_task_does(name: str) -> None
 
 
 def test_a_hessian_product_is_the_derivative_of_the_gradient() -> None:
-    task, ids, rows = task_of("class")
+    task, ids, rows = task_of("otherwise")
     v = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     batch = task.draw(5, ids, 6)[0]
     step = 1e-6

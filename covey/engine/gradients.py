@@ -15,6 +15,7 @@ from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import LossFunction, cross_entropy
 from covey.engine.passing import Pass
+from covey.engine.precision import Precision
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
@@ -28,6 +29,7 @@ class Gradients:
     stack: LinearStack | str  # or why the module and the loss are no stack
     loss: LossFunction
     classifies: bool
+    precision: Precision
     sites: tuple[Site, ...] = ()  # where the module drops entries in training
 
     def views(self, x: Rows) -> list[Tensor]:
@@ -68,6 +70,12 @@ class Gradients:
             masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
         pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
         return self.forward(pass_, batch.x)
+
+    def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """As `training_outputs`, with products in the type that `precision` says."""
+        with self.precision.products():
+            outputs = self.training_outputs(parameters, batch)
+        return outputs.to(parameters[0].dtype)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
@@ -118,7 +126,7 @@ class Gradients:
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
-            outputs = self.training_outputs(leaves, batch)
+            outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
             total = _total(losses, batch.weight)
             return torch.autograd.grad(total, leaves)
@@ -131,10 +139,10 @@ class Gradients:
         leaf = x.detach().requires_grad_()
         if not len(x):
             # A rehearsal is to find what cannot work.
-            loss(self.training_outputs(self.views(x), batch))
+            loss(self._outputs_for_gradient(self.views(x), batch))
             return torch.zeros_like(x)
         with torch.enable_grad():
-            outputs = self.training_outputs(self.views(leaf), batch)
+            outputs = self._outputs_for_gradient(self.views(leaf), batch)
             total = loss(outputs).sum()
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient

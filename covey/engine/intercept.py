@@ -237,7 +237,7 @@ def _attention(
         raise ModelError(_always("F.scaled_dot_product_attention", fix))
     if enable_gqa:
         raise ModelError("attention with enable_gqa cannot drop its weights; set dropout_p = 0.")
-    weights = _attention_weights(query, key, attn_mask, is_causal, scale)
+    weights = attention_weights(query, key, attn_mask, is_causal, scale)
     if drops:
         mask = mode.mask(dropout_p, weights.shape)
         if mask is not None:
@@ -245,7 +245,7 @@ def _attention(
     return weights @ value
 
 
-def _attention_weights(
+def attention_weights(
     query: Tensor,
     key: Tensor,
     attn_mask: Tensor | None,
@@ -280,12 +280,12 @@ def _batch_norm(
 
 def _multi_head_attention(mode: Interception, *args: Any, **kwargs: Any) -> Any:
     """torch's own, whose body calls dropout and attention through the mode."""
-    body = _inside(F.multi_head_attention_forward)
+    body = inside(F.multi_head_attention_forward)
     with mode:
         return body(*args, **kwargs)
 
 
-def _inside(function: Any) -> Callable[..., Any]:
+def inside(function: Any) -> Callable[..., Any]:
     """A function of torch that asks no mode whether to replace it as a whole."""
     names = {**function.__globals__, "has_torch_function": lambda arguments: False}
     inside = types.FunctionType(function.__code__, names, function.__name__)

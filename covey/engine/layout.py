@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,6 +15,7 @@ from covey.engine import norm
 from covey.engine.generator import Seeded
 from covey.engine.intercept import attends
 from covey.engine.norm import NormLayer
+from covey.engine.passing import Pass
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
@@ -59,8 +60,30 @@ class Slot:
         return value
 
 
+@dataclass(frozen=True, eq=False)
+class FrozenParameter:
+    """A parameter that no row holds: one tensor for all rows, oriented as a slot's."""
+
+    name: str
+    value: Tensor
+    transposed: bool
+
+    def beside(self, rows: int) -> Tensor:
+        """The parameter beside so many rows, [n, *stored shape], all in the same memory."""
+        return self.value.expand(rows, *self.value.shape)
+
+    def oriented(self, value: Tensor) -> Tensor:
+        """The parameter turned from the shape in the module to the stored one, or back."""
+        if self.transposed:
+            return value.t()
+        return value
+
+
 class ParameterLayout:
     """The rows of a module: its trainable parameters, the shared ones first, the private ones last.
+
+    Frozen parameters (`requires_grad` is False) are in no row. They keep the module's values, once
+    for all rows.
 
     Private are those that match a pattern of `private`. A pattern names parameters ("3.bias"),
     layers ("3") or kinds of layers ("conv*"). "head" is the last layer, if no layer has that name.
@@ -80,7 +103,7 @@ class ParameterLayout:
             private = (private,)
         trainable = _trainable(module)
         names = list(trainable)
-        private_names = _private(module, names, private)
+        private_names = _matching(module, names, private, "private")
         names.sort(key=lambda name: name in private_names)
         linear = _linear_weights(module)
         start = 0
@@ -96,11 +119,24 @@ class ParameterLayout:
         self.shared = min(private_starts, default=start)
         self.norms: tuple[NormLayer, ...] = norm.layers(module)
         """The layers that normalize by the statistics of a device."""
+        self.frozen: tuple[FrozenParameter, ...] = tuple(_frozen(module, linear))
 
     @property
     def numbers(self) -> dict[str, int]:
         """The number of every parameter's slot, by its name."""
         return {slot.name: number for number, slot in enumerate(self.slots)}
+
+    @property
+    def frozen_size(self) -> int:
+        """How many numbers the frozen parameters have."""
+        return sum(parameter.value.numel() for parameter in self.frozen)
+
+    def with_frozen(self, pass_: Pass) -> Pass:
+        """A pass that has the frozen parameters of every row too, after those of the slots."""
+        if not self.frozen:
+            return pass_
+        frozen = [parameter.beside(pass_.models) for parameter in self.frozen]
+        return replace(pass_, parameters=[*pass_.parameters, *frozen])
 
     def initial(self, seed: int) -> Tensor:
         """The row everybody starts from, [width]: a function of the seed alone.
@@ -108,6 +144,7 @@ class ParameterLayout:
         Every layer has its own initialisation. Layers draw in float32 whatever the module's type:
         float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
+        So do frozen parameters: a layer that is frozen as a whole draws nothing.
         """
         module = copy.deepcopy(self.module).cpu()
         before = {}
@@ -183,6 +220,61 @@ def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
 
+def _frozen(module: nn.Module, linear: set[str]) -> Iterator[FrozenParameter]:
+    """The parameters that do not train, in the order of the module."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            continue
+        value = parameter.detach()
+        transposed = name in linear
+        if transposed:
+            value = value.t()
+        yield FrozenParameter(name, value, transposed)
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
+    """A copy of the module whose parameters that match a pattern do not train.
+
+    Patterns are those of `private`. A tied parameter is frozen under all of its names. The module
+    itself is returned where nothing is left to freeze.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    matching = _matching(module, list(parameters), patterns, "frozen")
+    if all(not parameters[name].requires_grad for name in matching):
+        return module
+    copied = copy.deepcopy(module)
+    own = dict(copied.named_parameters(remove_duplicate=False))
+    for name in matching:
+        own[name].requires_grad_(False)
+    return copied
+
+
+def sharing_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares its frozen parameters, so that threads hold them once."""
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    memo = {id(parameter): parameter for parameter in frozen}
+    return copy.deepcopy(module, memo)
+
+
+def placed_copy(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A copy of a module on a device, in a type.
+
+    It shares frozen parameters that are there in that type: the nodes of a tree hold them once.
+    """
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    if all(_is_placed(parameter, device, dtype) for parameter in frozen):
+        copied = sharing_copy(module)
+    else:
+        copied = copy.deepcopy(module)
+    return copied.to(device=device, dtype=dtype)
+
+
+def _is_placed(parameter: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
+    if parameter.is_floating_point() and parameter.dtype != dtype:
+        return False
+    return parameter.device == device
+
+
 def _linear_weights(module: nn.Module) -> set[str]:
     """The names of the weights of linear layers."""
     names = set()
@@ -207,7 +299,7 @@ def _reset(module: nn.Module, seed: int) -> None:
         for name, layer in module.named_modules():
             reset = getattr(layer, "reset_parameters", None)
             reset = reset or getattr(layer, "_reset_parameters", None)
-            if not callable(reset):
+            if not callable(reset) or _is_frozen(layer):
                 continue
             mode.drawer = f"layer {name!r} ({type(layer).__name__})"
             try:
@@ -218,7 +310,16 @@ def _reset(module: nn.Module, seed: int) -> None:
                 raise ModelError(f"{mode.drawer} cannot be initialised: {told(error)}") from error
 
 
-def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer has parameters, and all of them are frozen."""
+    parameters = list(layer.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def _matching(
+    module: nn.Module, names: list[str], patterns: Sequence[str], option: str
+) -> set[str]:
+    """The parameters that match one of the patterns of an option such as `private`."""
     aliases = _aliases(module, names)
     out = set()
     for pattern in patterns:
@@ -226,7 +327,7 @@ def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> se
         if not matching:
             kinds = "a kind of layer such as 'conv*', 'norm', or 'head', the last layer"
             raise ModelError(
-                f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
+                f"{option} pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
                 f"or give {kinds}."
             )
         out |= matching

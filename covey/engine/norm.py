@@ -61,6 +61,7 @@ def prepared(module: nn.Module, norm: Norm) -> nn.Module:
     """
     if not has_batch_norm(module):
         return module
+    module = copy.deepcopy(module)
     if norm == "group":
         return _replaced(module, _grouped)
     if norm == "frozen":
@@ -201,6 +202,8 @@ def batch_norm(
     eps: float,
 ) -> Tensor:
     """The layer of this number on [n, B, C, ...]; `weight` and `bias` are [n, C], or None."""
+    if x.dtype in (torch.bfloat16, torch.float16):
+        x = x.float()  # a mean of many values needs more digits
     mean, variance = _statistics(pass_, number, x)
     deviation = torch.sqrt(variance + eps)
     out = (x - _beside(mean, x)) / _beside(deviation, x)
@@ -345,7 +348,7 @@ class SiteNorm(BatchNorm):
 
 
 def with_sites(module: nn.Module, norms: Sequence[NormLayer], current: Current) -> nn.Module:
-    """A copy of a module whose BatchNorm layers follow the current pass."""
+    """The module with BatchNorm layers that follow the current pass."""
     numbers = {layer.name: layer.number for layer in norms}
 
     def site(name: str, layer: BatchNorm) -> nn.Module:
@@ -357,6 +360,54 @@ def with_sites(module: nn.Module, norms: Sequence[NormLayer], current: Current) 
         return _with_parameters(other, layer)
 
     return _replaced(module, site)
+
+
+class RecordedNorm(BatchNorm):
+    """BatchNorm that changes nothing of its own when it runs, so that it can be recorded."""
+
+    number: int
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Take every shape: the layer in whose place this one stands has checked it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The layer with the statistics of the batch in training, with its own elsewhere."""
+        return F.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            0.0,
+            self.eps,
+        )
+
+
+def for_recording(module: nn.Module) -> nn.Module:
+    """The module with BatchNorm layers that can be recorded."""
+    numbers = {layer.name: layer.number for layer in layers(module)}
+
+    def recorded(name: str, layer: BatchNorm) -> nn.Module:
+        if name not in numbers:
+            return layer
+        other = RecordedNorm(layer.num_features, layer.eps, layer.momentum, layer.affine)
+        other.running_mean = layer.running_mean
+        other.running_var = layer.running_var
+        other.number = numbers[name]
+        return _with_parameters(other, layer)
+
+    return _replaced(module, recorded)
+
+
+def running(module: nn.Module, models: int) -> tuple[Tensor, ...]:
+    """The running statistics of a module for so many models, as a pass has them."""
+    out = []
+    for norm_layer in layers(module):
+        layer: Any = module.get_submodule(norm_layer.name)
+        both = torch.stack([layer.running_mean, layer.running_var])
+        out.append(both.expand(models, -1, -1))
+    return tuple(out)
 
 
 # Layers of a run
@@ -383,8 +434,7 @@ def refuse(name: str, layer: nn.Module) -> None:
 
 
 def _fresh(module: nn.Module) -> nn.Module:
-    """A copy whose running statistics are as new: a run never uses them."""
-    module = copy.deepcopy(module)
+    """The module with running statistics as new: a run never uses them."""
     for layer in module.modules():
         if isinstance(layer, BatchNorm) and not isinstance(layer, _LAZY):
             layer.reset_running_stats()
@@ -392,8 +442,7 @@ def _fresh(module: nn.Module) -> nn.Module:
 
 
 def _replaced(module: nn.Module, change: Callable[[str, BatchNorm], nn.Module]) -> nn.Module:
-    """A copy with another layer in the place of every BatchNorm."""
-    module = copy.deepcopy(module)
+    """The module with another layer in the place of every BatchNorm."""
     others: dict[nn.Module, nn.Module] = {}
     for name, layer in module.named_modules():
         if isinstance(layer, BatchNorm) and not isinstance(layer, _LAZY):

@@ -6,7 +6,6 @@ Batches are made in `batches.py`, gradients in `gradients.py`, scores in `tally.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -17,13 +16,14 @@ from covey import draws, native
 from covey.data import Shards
 from covey.engine import tally, trial
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.dropout import Site
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
-from covey.engine.layout import ParameterLayout
+from covey.engine.graph import Graph
+from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
+from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
@@ -60,6 +60,7 @@ class Task:
         private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        compute: Compute = "fp32",
         population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
@@ -68,7 +69,7 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.shards = shards
-        own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        own = placed_copy(module, self.device, dtype)
         self.space = ParameterLayout(own, private=private)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
@@ -79,7 +80,11 @@ class Task:
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
-        self.stack = _stack(self.space, loss, shards, self.sites)
+        self.stack = _stack(self.space, loss, shards, self.forward.graph)
+        fused = not isinstance(self.stack, str)
+        self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
+        if fused and self.precision.compute == "bf16":
+            self.stack = "products are computed in bf16"
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
             self.space,
@@ -87,6 +92,7 @@ class Task:
             self.stack,
             function,
             self.classifies,
+            self.precision,
             self.sites,
         )
         self.solvers: dict[str, dict[str, str]] = {}
@@ -319,10 +325,8 @@ class Task:
 
 
 def _stack(
-    space: ParameterLayout, loss: Loss, shards: Shards, sites: Sequence[Site]
+    space: ParameterLayout, loss: Loss, shards: Shards, graph: Graph | str
 ) -> LinearStack | str:
-    if sites:
-        return "the model has dropout"
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
-    return stack(space, loss, shards.x.shape[1:])
+    return stack(space, loss, graph)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
 
 import torch
@@ -400,7 +400,8 @@ class Nodes:
 
     def normal(self, stream: str, width: int) -> Tensor:
         """Standard normal numbers, [n, width]."""
-        return self._address_draw(draws.normal, stream, width)
+        draw = partial(draws.normal, dtype=self._runtime.task.dtype)
+        return self._address_draw(draw, stream, width)
 
     # Children
 

@@ -213,7 +213,8 @@ class Seed:
         """A task with the examples of all devices, and the number that the first one has there."""
         task = self.runtime.task
         if task.shards.partial:
-            return build.task(self.experiment, self.trained), 0
+            module = build.module_of(self.experiment)
+            return build.task_of(self.experiment, module, self.trained), 0
         devices = self.runtime.nodes(self.runtime.tree.tiers[-1], self._copy)
         return task, devices.start
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey import Algorithm, Experiment, Tree, data
-from covey.algorithms import FedAvg, FedBN, PerMFL, PFedMe
+from covey.algorithms import FedAvg, FedBN, FedPer, PerMFL, PFedMe
+from covey.engine.precision import multiplies_bf16
+from covey.models import lora
 
 CLASSES = 3
 SIZES = (7, 12, 5, 9, 16)
@@ -25,6 +27,7 @@ GROUPED = Tree.grouped([2, 3])
 
 FEDBN = FedBN(steps=3, lr=0.3, batch=4, sample=3)
 FEDAVG = FedAvg(steps=3, lr=0.3, batch=4)
+FEDPER = FedPer(steps=3, lr=0.3, batch=4)
 FEDAVG_FULL = FedAvg(steps=2, lr=0.3, batch=None)
 PFEDME = PFedMe(lam=2.0, local_rounds=2, steps=2, lr=0.3, personal_lr=0.3, batch=4)
 PERMFL = PerMFL(lam=1.0, gamma=1.5, lr=0.3, edge_lr=0.4, edge_rounds=2, steps=2, batch=4)
@@ -109,6 +112,15 @@ class NormedMlp(nn.Module):
         return out
 
 
+class NormedOtherwise(NormedMlp):
+    """The same with an operation that no graph knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.body(x))
+        out: Tensor = self.head(torch.fmax(hidden, torch.zeros_like(hidden)))
+        return out
+
+
 class NormedCnn(nn.Module):
     """A residual block with batch normalization."""
 
@@ -130,6 +142,29 @@ class NormedCnn(nn.Module):
 def normed_sequence() -> nn.Module:
     """Linear layers with batch normalization between them."""
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+class Adapted(nn.Module):
+    """One block of a transformer, pretrained; adapters on its linear layers and its head train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(6, 6)
+        self.value = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(self.query(x), x, self.value(x))
+        out: Tensor = self.head(self.norm(x + mixed).mean(-2))
+        return out
+
+
+def adapted() -> nn.Module:
+    """The same module whenever it is made: frozen values are part of an experiment."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return lora(Adapted(), rank=2, layers=["query", "value"], train="head")
 
 
 class Attention(nn.Module):
@@ -177,10 +212,14 @@ NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
     "BatchNorm": Network(normed_sequence, (6,), FEDBN, {"holdout_devices": 1}),
-    "class BatchNorm": Network(NormedMlp, (6,), PFEDME, {"batches": "cyclic"}),
+    "class BatchNorm": Network(NormedOtherwise, (6,), PFEDME, {"batches": "cyclic"}),
     "BatchNorm2d": Network(NormedCnn, (1, 6, 6), FEDBN),
+    "adapters": Network(adapted, (4, 6), PFEDME),
+    "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
 }
 """Every kind of model, by name."""
+if multiplies_bf16("cpu"):
+    NETWORKS["CNN in bf16"] = Network(Cnn, (1, 6, 6), FEDAVG, {"compute": "bf16"})
