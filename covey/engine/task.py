@@ -29,6 +29,9 @@ from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
 
+STATISTICS = BLOCK
+"""The statistics of a norm layer are those of at most so many training examples of a device."""
+
 __all__ = [
     "Batch",
     "Batches",
@@ -200,8 +203,27 @@ class Task:
     # Gradients, all without l2
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...]."""
-        return self.gradients.outputs(x, batch)
+        """Each row's outputs on its batch, [n, B, ...], as in scoring."""
+        return self.gradients.outputs(x, batch, self._statistics_for(x, batch))
+
+    def statistics(self, x: Rows, ids: Ids) -> Rows:
+        """The statistics of the norm layers of each row on its device's training examples, [n, S].
+
+        They are those of all examples or, where a device has more than `STATISTICS`, of as many at
+        even distances.
+        """
+        return self.gradients.statistics(x, self.spread(ids, STATISTICS))
+
+    def by_layer(self, statistics: Rows) -> tuple[Tensor, ...]:
+        """Rows of statistics [n, S] as a pass takes them, [n, 2, C] for each layer."""
+        return tuple(layer.view(statistics) for layer in self.space.norms)
+
+    def _statistics_for(self, x: Rows, batch: Batch) -> tuple[Tensor, ...] | None:
+        """The statistics with which these rows are scored on a batch; None without norm layers."""
+        if not self.space.norms:
+            return None
+        assert batch.ids is not None
+        return self.by_layer(self.statistics(x, batch.ids))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B], or per position, [n, B * T]."""
@@ -209,7 +231,7 @@ class Task:
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]."""
-        return self.gradients.mean_loss(x, batch)
+        return self.gradients.mean_loss(x, batch, self._statistics_for(x, batch))
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
@@ -287,6 +309,21 @@ class Task:
         return out
 
     # Scores
+
+    def predictor(self, x: Rows, ids: Ids) -> Predict | None:
+        """How these rows predict, with their statistics computed once for all parts of the data.
+
+        None where there is nothing to compute: the model has no norm layers.
+        """
+        if not self.space.norms:
+            return None
+        statistics = self.by_layer(self.statistics(x, ids))
+
+        def predict(batch: Batch, which: Tensor) -> Tensor:
+            own = tuple(values[which] for values in statistics)
+            return self.gradients.outputs(x[which], batch, own)
+
+        return predict
 
     def evaluate(
         self,
