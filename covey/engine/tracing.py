@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from covey.engine import norm
 from covey.engine.batched import Step
 from covey.engine.graph import Graph, Unknown, merged, site_count
 from covey.engine.intercept import Recorder
@@ -55,6 +56,7 @@ def traced(
     module = copy.deepcopy(space.module).cpu()
     if space.width <= _LARGE:
         module = module.double()
+    module = norm.for_recording(module)
     draw = torch.Generator().manual_seed(0)
     batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
     graph = _recorded(module, batches)
@@ -198,7 +200,7 @@ def _compare(
 ) -> None:
     """Compare a pass of many models with the module's own, on the inputs x [n, B, ...]."""
     try:
-        outputs, gradients = _of_graph(space, step, rows, x)
+        outputs, gradients = _of_graph(module, space, step, rows, x)
         for i, row in enumerate(rows):
             output, gradient = _of_module(module, space, row, x[i], sites)
             if not bool(torch.isfinite(output).all()):
@@ -213,11 +215,16 @@ def _compare(
         raise Unknown(f"its recording cannot be checked ({type(error).__name__})") from error
 
 
-def _of_graph(space: ParameterLayout, step: Step, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and gradients [n, P] of a pass of many models."""
+def _of_graph(
+    module: nn.Module, space: ParameterLayout, step: Step, rows: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs and gradients [n, P] of a pass of many models, in the mode of the module."""
+    statistics = None
+    if not module.training:
+        statistics = norm.running(module, len(rows))
     leaves = [slot.view(rows).detach().requires_grad_() for slot in space.slots]
     with torch.enable_grad():
-        outputs = step(Pass(leaves), x)
+        outputs = step(Pass(leaves, statistics=statistics), x)
         total = (outputs * _weights(outputs[0])).sum()
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
     flat = [gradient.flatten(1) for gradient in gradients]
@@ -232,7 +239,7 @@ def _of_module(
     values = {}
     for slot, leaf in zip(space.slots, leaves, strict=True):
         values[slot.name] = slot.oriented(leaf)
-    mode = Recorder(Pass(leaves))  # nothing is dropped
+    mode = Recorder(Pass(leaves), module)  # nothing is dropped
     with torch.enable_grad(), mode:
         outputs: Tensor = functional_call(module, values, (x.clone(),))
         total = (outputs * _weights(outputs)).sum()
