@@ -8,17 +8,23 @@ other module. Modules that vmap cannot run, such as an LSTM, run on the path "ea
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine.batched import Step, chain
+from covey.engine import attention, axes, norm, rules
+from covey.engine.batched import Compiler, Step, pooled_first
+from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
 from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
 from covey.engine.passing import Pass
+from covey.engine.tracing import traced
 from covey.origin import FAULTS
+
+_RULES = {**rules.RULES, **axes.RULES, **attention.RULES}
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Forward:
 
     path: str
     apply: Step
-    unknown: str | None = None  # why the model is not made of known layers
+    graph: Graph | str = "the module was not recorded"  # or why the module has none of known layers
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]."""
@@ -37,6 +43,14 @@ class Forward:
         zeros = pass_.map(_row_of_zeros)
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
+
+    def statistics(self, pass_: Pass, x: Tensor) -> dict[int, Tensor]:
+        """What every BatchNorm layer takes from the inputs, [n, 2, C] by number."""
+        recorded: dict[int, Tensor] = {}
+        self(replace(pass_, statistics=None, recorded=recorded), x)
+        if len(x):
+            return recorded
+        return {number: values[:0] for number, values in recorded.items()}
 
 
 def _row_of_zeros(rows: Tensor) -> Tensor:
@@ -54,28 +68,50 @@ def forward(
 
     `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
     """
-    row_by_row = device == "cpu" and _convolves(space.module)
-    steps = chain(space, len(example), alone=row_by_row)
-    if isinstance(steps, str):
-        if row_by_row:
-            return Forward("each", _each(_alone(space)), unknown=steps)
-        return _any_module(space, sample, steps)
-    if row_by_row:
-        return Forward("each", _each(steps))
-    return Forward("batched", steps)
+    on_cpu = device == "cpu"
+    try:
+        graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
+    except Unknown as error:
+        return _any_module(space, on_cpu, sample, str(error))
+    path = "batched"
+    if on_cpu and _convolves(graph):
+        path = "each"
+    return Forward(path, step, graph)
 
 
-def _any_module(space: ParameterLayout, sample: Tensor | None, unknown: str) -> Forward:
-    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot."""
-    by_vmap = Forward("vmap", _vmapped(space), unknown=unknown)
+def _compiled(graph: Graph, space: ParameterLayout, *, on_cpu: bool) -> Step:
+    """The pass of a graph; row by row where it convolves on a CPU."""
+    alone = on_cpu and _convolves(graph)
+    step = Compiler(pooled_first(graph), space, _RULES, alone=alone).step()
+    if alone:
+        return _each(step)
+    return step
+
+
+def _convolves(graph: Graph) -> bool:
+    return any(node.operation in rules.CONVOLUTIONS for node in graph.nodes)
+
+
+def _any_module(
+    space: ParameterLayout, on_cpu: bool, sample: Tensor | None, reason: str
+) -> Forward:
+    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
+
+    On a CPU convolutions always run row by row, which is faster.
+    """
+    unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
+    by_row = Forward("each", _each(_alone(space)), unknown)
+    convolution = nn.modules.conv._ConvNd
+    if on_cpu and any(isinstance(layer, convolution) for layer in space.module.modules()):
+        return by_row
+    by_vmap = Forward("vmap", _vmapped(space), unknown)
     if sample is None:
         return by_vmap
     fault = _fault(by_vmap, space, sample)
     if fault is None or "random" in fault:  # the trial of the task refuses random draws
         return by_vmap
-    by_row = Forward("each", _each(_alone(space)), unknown=f"{unknown}, and {fault}")
     if _fault(by_row, space, sample) is None:
-        return by_row
+        return replace(by_row, graph=f"{unknown}, and {fault}")
     return by_vmap  # neither works: the trial of the task says why
 
 
@@ -105,11 +141,6 @@ def _told(error: BaseException) -> str:
     return f"vmap fails on it ({text})"
 
 
-def _convolves(module: nn.Module) -> bool:
-    convolution = nn.modules.conv._ConvNd
-    return any(isinstance(layer, convolution) for layer in module.modules())
-
-
 def _each(step: Step) -> Step:
     """Row by row, so that no row's bits can depend on its neighbours."""
 
@@ -119,9 +150,16 @@ def _each(step: Step) -> Step:
             return step(pass_, x).contiguous()
         inputs = torch.split(x, 1)
         outputs = []
+        recorded: list[dict[int, Tensor]] = []
         for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
+            if pass_.recorded is not None:
+                recorded.append({})
+                pass_of_row = replace(pass_of_row, recorded=recorded[-1])
             out = step(pass_of_row, x_of_row)
             outputs.append(out.contiguous())
+        if pass_.recorded is not None:
+            for number in recorded[0]:
+                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
         return torch.cat(outputs)
 
     return apply
@@ -144,10 +182,18 @@ def _vmapped(space: ParameterLayout) -> Step:
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         whole = space.with_frozen(pass_)
 
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(whole.with_tensors(tensors), x)
+        def one(tensors: list[Tensor], x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+            recorded: dict[int, Tensor] = {}
+            own = whole.with_tensors(tensors)
+            if pass_.recorded is not None:
+                own = replace(own, recorded=recorded)
+            out = call(own, x)
+            return out, {number: values[0] for number, values in recorded.items()}
 
-        return vmap(one)(whole.tensors, x)
+        out, recorded = vmap(one)(whole.tensors, x)
+        if pass_.recorded is not None:
+            pass_.recorded.update(recorded)
+        return out
 
     return apply
 
@@ -163,7 +209,9 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = sharing_copy(space.module).train(pass_.training)
+            thread.norms = norm.Current(alone=not batched)
+            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+        thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:
             module.train(pass_.training)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from covey import draws, native
 from covey.data import Shards
-from covey.engine import tally, trial
+from covey.engine import native_call, tally, trial
+from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.dropout import Site
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
+from covey.engine.graph import Graph
 from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
@@ -27,6 +28,9 @@ from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
+
+STATISTICS = BLOCK
+"""The statistics of a norm layer are those of at most so many training examples of a device."""
 
 __all__ = [
     "Batch",
@@ -59,12 +63,14 @@ class Task:
         device: str | torch.device = "cpu",
         compute: Compute = "fp32",
         population: Population | None = None,
+        augment: Sequence[Augmentation] = (),
     ) -> None:
         loss = resolved_loss(loss, shards)
         example = shards.x.shape[1:]
         self.device = torch.device(device)
         self.dtype = dtype
         self.l2 = l2
+        self.augment = tuple(augment)
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
         trial.check_largest_id(own, shards)
@@ -72,13 +78,14 @@ class Task:
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
+        trial.check_augment(self.augment, sample)
         self.sites = trial.sites(self.space, sample)
         """Where the module drops entries in training."""
         self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
-        self.stack = _stack(self.space, loss, shards, self.sites)
+        self.stack = _stack(self.space, loss, shards, self.forward.graph)
         fused = not isinstance(self.stack, str)
         self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
         if fused and self.precision.compute == "bf16":
@@ -92,6 +99,7 @@ class Task:
             self.classifies,
             self.precision,
             self.sites,
+            self.augment,
         )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
@@ -115,8 +123,8 @@ class Task:
 
     @property
     def draws_in_training(self) -> bool:
-        """Whether training draws at random inside the engine: what the model drops."""
-        return bool(self.sites)
+        """Whether training draws at random inside the engine, for dropout or augmentation."""
+        return bool(self.sites or self.augment)
 
     @property
     def classifies(self) -> bool:
@@ -195,8 +203,27 @@ class Task:
     # Gradients, all without l2
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...]."""
-        return self.gradients.outputs(x, batch)
+        """Each row's outputs on its batch, [n, B, ...], as in scoring."""
+        return self.gradients.outputs(x, batch, self._statistics_for(x, batch))
+
+    def statistics(self, x: Rows, ids: Ids) -> Rows:
+        """The statistics of the norm layers of each row on its device's training examples, [n, S].
+
+        They are those of all examples or, where a device has more than `STATISTICS`, of as many at
+        even distances.
+        """
+        return self.gradients.statistics(x, self.spread(ids, STATISTICS))
+
+    def by_layer(self, statistics: Rows) -> tuple[Tensor, ...]:
+        """Rows of statistics [n, S] as a pass takes them, [n, 2, C] for each layer."""
+        return tuple(layer.view(statistics) for layer in self.space.norms)
+
+    def _statistics_for(self, x: Rows, batch: Batch) -> tuple[Tensor, ...] | None:
+        """The statistics with which these rows are scored on a batch; None without norm layers."""
+        if not self.space.norms:
+            return None
+        assert batch.ids is not None
+        return self.by_layer(self.statistics(x, batch.ids))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B], or per position, [n, B * T]."""
@@ -204,11 +231,17 @@ class Task:
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]."""
-        return self.gradients.mean_loss(x, batch)
+        return self.gradients.mean_loss(x, batch, self._statistics_for(x, batch))
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
+
+    def fast_gradient(self, x: Rows, batch: Batch) -> Rows:
+        """As `gradient`, by the native kernel where it serves such rows."""
+        if native_call.gradient_refusal(self, x, batch) is None:
+            return native_call.gradient(self, x, batch)
+        return self.gradient(x, batch)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
@@ -277,6 +310,21 @@ class Task:
 
     # Scores
 
+    def predictor(self, x: Rows, ids: Ids) -> Predict | None:
+        """How these rows predict, with their statistics computed once for all parts of the data.
+
+        None where there is nothing to compute: the model has no norm layers.
+        """
+        if not self.space.norms:
+            return None
+        statistics = self.by_layer(self.statistics(x, ids))
+
+        def predict(batch: Batch, which: Tensor) -> Tensor:
+            own = tuple(values[which] for values in statistics)
+            return self.gradients.outputs(x[which], batch, own)
+
+        return predict
+
     def evaluate(
         self,
         x: Rows,
@@ -296,14 +344,12 @@ class Task:
 
 
 def _stack(
-    space: ParameterLayout, loss: Loss, shards: Shards, sites: Sequence[Site]
+    space: ParameterLayout, loss: Loss, shards: Shards, graph: Graph | str
 ) -> LinearStack | str:
-    if sites:
-        return "the model has dropout"
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
     if shards.tokens is not None:
         return "the inputs are token ids"
     if shards.by_position:
         return "the labels are per position"
-    return stack(space, loss, shards.x.shape[1:])
+    return stack(space, loss, graph)

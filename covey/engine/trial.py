@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.data.shards import NO_TARGET, some
-from covey.engine import dropout
+from covey.engine import dropout, norm
+from covey.engine.augment import Augmentation, augmented
+from covey.engine.batches import Draw
 from covey.engine.dropout import Met, Site
 from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
@@ -41,7 +43,7 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     three = torch.cat([x, x, x])[:3]
 
     def met(examples: Tensor) -> list[Met]:
-        mode = Recorder(Pass(parameters))
+        mode = Recorder(Pass(parameters), module)
         with mode:
             run_module(space, module, Pass(parameters), examples)
         space.attends = space.attends or mode.attends
@@ -59,6 +61,24 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     return dropout.sites(of_two, of_three)
 
 
+def check_augment(steps: Sequence[Augmentation], x: Tensor) -> None:
+    """An error if these examples cannot be augmented, or a function draws by itself."""
+    draw = Draw(0, torch.arange(1, device=x.device))
+    for step in steps:
+        step.check(x.shape[1:], x.dtype)
+    try:
+        with torch.no_grad(), NoDraws():
+            once = augmented(steps, x[None], draw)
+            again = augmented(steps, x[None], draw)
+    except Drawn as error:
+        raise ConfigError(
+            f"augment: a function draws by {error}, which no address decides; take random numbers "
+            "from u, as in u(2)."
+        ) from error
+    if not _same(once, again):
+        raise ConfigError("augment: a function gives two results for one u; draw by u alone.")
+
+
 def targets(task: Task) -> int:
     """How many numbers are predicted per example; an error if model, loss and data do not fit.
 
@@ -68,6 +88,7 @@ def targets(task: Task) -> int:
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
     outputs = _outputs(task, rows)
+    _check_norms(task)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
     _check_positions(task, outputs)
@@ -93,6 +114,21 @@ def targets(task: Task) -> int:
     if task.classifies or not comparable:
         return 0
     return y[:1].numel()
+
+
+def _check_norms(task: Task) -> None:
+    """Refuse batches and devices of one example where a norm layer would have one value of each.
+
+    The variance of one value is 0.
+    """
+    if not task.space.norms:
+        return
+    x, _ = task.examples.sample
+    points = norm.points(task.space.module, task.space.norms, x)
+    single = [name for name, count in points.items() if count == 1]
+    if not single:
+        return
+    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:
