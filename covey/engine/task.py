@@ -21,7 +21,7 @@ from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
 from covey.engine.graph import Graph
 from covey.engine.layout import ParameterLayout, placed_copy
-from covey.engine.losses import Loss, loss_function, resolved_loss
+from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
 from covey.engine.precision import Compute, precision
@@ -70,6 +70,7 @@ class Task:
         self.augment = tuple(augment)
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
+        trial.check_largest_id(own, shards)
         self.space = ParameterLayout(own, private=private)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
@@ -127,6 +128,11 @@ class Task:
         """Whether accuracy means something."""
         return self.shards.classes is not None
 
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether the exponential of the mean loss is a perplexity per token."""
+        return self.shards.by_position and self.gradients.loss is cross_entropy
+
     def constant(self, values: Sequence[float]) -> Tensor:
         """Numbers beside the data, moved there once."""
         key = tuple(values)
@@ -139,6 +145,8 @@ class Task:
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
         example = self.x.shape[1:].numel()
+        if self.shards.by_position:
+            example *= 8 * (self.shards.classes or 1)
         numbers = 8 * self.space.width + 2 * BLOCK * example
         return numbers * self.x.element_size()
 
@@ -196,7 +204,7 @@ class Task:
         return self.gradients.outputs(x, batch)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example, [n, B]."""
+        """One loss per example, [n, B], or per position, [n, B * T]."""
         return self.gradients.losses(outputs, y)
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
@@ -257,12 +265,12 @@ class Task:
     ) -> Rows:
         """The mean over each row's training examples, given the mean over any block of them."""
         out = torch.zeros_like(x)
-        counts = self.counts("train", ids)
+        counts = self.examples.target_counts("train", ids)
         for number, (rows, batch) in enumerate(self.blocks("train", ids)):
             if draw is not None:
                 batch = batch.drawing(draw.at(number), rows)
-            assert batch.weight is not None
-            taken = batch.weight.sum(1, keepdim=True)
+            assert batch.target_weight is not None
+            taken = batch.target_weight.sum(1, keepdim=True)
             if rows is None:
                 share = taken / counts[:, None].to(x)
                 out += share * of_block(slice(None), batch)
@@ -297,4 +305,8 @@ def _stack(
 ) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
+    if shards.tokens is not None:
+        return "the inputs are token ids"
+    if shards.by_position:
+        return "the labels are per position"
     return stack(space, loss, graph)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.data import Shards
-from covey.data.shards import some
+from covey.data.shards import NO_TARGET, some
 from covey.engine import dropout
 from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Draw
@@ -90,6 +90,7 @@ def targets(task: Task) -> int:
     outputs = _outputs(task, rows)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
+    _check_positions(task, outputs)
     width = outputs.shape[-1]
     classes = task.shards.classes
     if classes is not None and width < classes:
@@ -100,7 +101,10 @@ def targets(task: Task) -> int:
         shape = tuple(outputs.shape[2:])
         fault = f"the loss does not take outputs {shape} and these targets"
         raise DataError(f"{fault}: {told(error)}") from error
-    if losses.shape != (1, len(x)):
+    count = len(x)
+    if task.shards.by_position:
+        count = y.numel()
+    if losses.shape != (1, count):
         fault = "the loss must return one number per example, not their mean"
         raise ConfigError(f"{fault}; use reduction='none'.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
@@ -123,6 +127,41 @@ def _outputs(task: Task, rows: Rows) -> Tensor:
     return outputs
 
 
+def _check_positions(task: Task, outputs: Tensor) -> None:
+    """That outputs are per position where labels are."""
+    positions = task.y.shape[1:]
+    have = tuple(outputs.shape[2:])
+    if task.shards.by_position and have[:-1] != positions:
+        raise ModelError(
+            f"each of the {positions[0]} positions has a label, but the model gives an example "
+            f"outputs of shape {have}; return [examples, positions, classes]."
+        )
+
+
+def check_largest_id(module: nn.Module, shards: Shards) -> None:
+    """That the model takes the largest token id.
+
+    It is tried on a CPU: a GPU cannot go on after an id that is not there.
+    """
+    tokens = shards.tokens
+    if tokens is None:
+        return
+    module = copy.deepcopy(module).cpu().eval()
+    shape = shards.x.shape[1:]
+    largest = torch.full((2, *shape), tokens - 1)
+    try:
+        with torch.no_grad():
+            module(largest)
+    except IndexError as error:
+        name = type(module).__name__
+        raise ModelError(
+            f"the model {name} does not take the token id {tokens - 1} ({told(error)}), but the "
+            f"data has the ids 0 to {tokens - 1}; give its nn.Embedding {tokens} entries."
+        ) from error
+    except FAULTS:
+        return  # the trial on examples says it better
+
+
 def _attempt(space: ParameterLayout, x: Tensor, run: Callable[[], Result]) -> Result:
     """What a pass of examples x gives; an error if it fails or draws at random."""
     try:
@@ -137,6 +176,8 @@ def _attempt(space: ParameterLayout, x: Tensor, run: Callable[[], Result]) -> Re
             raise ModelError(_RANDOM) from error
         name = type(space.module).__name__
         fault = f"the model {name} does not take examples of shape {tuple(x.shape[1:])}"
+        if not x.is_floating_point():
+            fault = f"{fault}, which are token ids (nn.Embedding looks them up)"
         raise ModelError(f"{fault}: {told(error)}") from error
 
 
@@ -153,7 +194,8 @@ def _too_few(outputs: int, shards: Shards) -> str:
     """Why a model has too few outputs; labels that skip numbers are the usual reason."""
     classes = shards.classes or 0
     text = f"the model has {outputs} outputs, but the labels need {classes}"
-    counts = shards.y.bincount(minlength=classes)
+    labels = shards.y[shards.y != NO_TARGET]
+    counts = labels.bincount(minlength=classes)
     absent = (counts == 0).nonzero().flatten().tolist()
     if not absent or shards.names.classes:
         return f"{text}."

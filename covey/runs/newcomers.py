@@ -167,7 +167,7 @@ class Newcomers:
         shares = smooth_l1.nonzeros(rows, zero)
         scores = {}
         for part, tally in tallies.items():
-            scores[part] = score_of(tally, own, self.task.classifies)
+            scores[part] = score_of(tally, own, self.task)
         return Model(
             tier=TIER,
             holders=self.each,
