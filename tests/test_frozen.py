@@ -138,9 +138,8 @@ def test_all_rows_read_one_frozen_table() -> None:
             return out
 
     draw = torch.Generator().manual_seed(1)
-    pairs = []
-    for _ in range(3):
-        pairs.append((torch.randint(7, (5, 4), generator=draw), torch.tensor([0, 1, 0, 1, 0])))
+    words = torch.randint(7, (3, 20, 4), generator=draw)
+    pairs = [(x, x[:, 0] % 2) for x in words]
     ids = covey.data.own(pairs, classes=2, tokens=7)
     module = freeze(Words(), ["words"])
     task = Task(module, ids)
