@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, create_model
+from torch import nn
 
 from covey import draws
-from covey.cli import glossary, modules, registry
+from covey.cli import glossary, modules, pretrained, registry
 from covey.cli.registry import FACTS
 from covey.cli.validate import STRICT, check, nearest
 from covey.data import Shards
@@ -55,8 +56,9 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
     build = maker(section, name)
     parameters = inspect.signature(build).parameters
     arguments = {key: value for key, value in offered.items() if key in parameters}
-    for key, value in fields:
-        if value is not None or key not in offered:
+    for key, value in _parameters(section, fields, build).items():
+        from_data = key in offered or _from_data(section, key)
+        if value is not None or not from_data:
             arguments[key] = _as_tuple(value, offered.get(key, parameters[key].default))
     if name not in registry.REGISTRY[KINDS[section]]:
         return modules.make(section, name, build, arguments)
@@ -70,14 +72,41 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
         raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 
-def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
-    """The model.
+def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> nn.Module:
+    """The model, with its pretrained weights, adapters and frozen layers.
 
     Parameters that no seed resets later, as a user's own may be, are drawn from the seed here.
     """
     facts = {name: fact(shards) for name, fact in FACTS.items()}
+    if facts["tokens"] is None:
+        del facts["tokens"]
+        _need_no_tokens(table, shards)
     with Seeded(draws.key(seed, "module"), f"model.name = {table.get('name')!r}"):
-        return make("model", table, **facts)
+        model: nn.Module = make("model", table, **facts)
+        options = pretrained.fields(maker("model", table["name"]))
+        values = checked("model", table).model_dump()
+        return pretrained.prepared(model, {name: values[name] for name in options})
+
+
+def _parameters(section: str, fields: BaseModel, build: Callable[..., Any]) -> dict[str, Any]:
+    """The fields that are parameters of the class or function."""
+    if section != "model":
+        return dict(fields)
+    return pretrained.without_options(fields, build)
+
+
+def _need_no_tokens(table: Mapping[str, Any], shards: Shards) -> None:
+    """Refuse a model of token ids for data that has none."""
+    fields = checked("model", table)
+    parameters = inspect.signature(maker("model", table["name"])).parameters
+    wanted = parameters.get("tokens")
+    if wanted is None or wanted.default is not wanted.empty:
+        return
+    if getattr(fields, "tokens", None) is None:
+        raise ConfigError(
+            f"model.name = {table['name']!r} takes token ids, but the data {shards.name} has "
+            "numbers; choose data with tokens, or another model."
+        )
 
 
 def checked(section: str, table: Mapping[str, Any], prefix: str | None = None) -> BaseModel:
@@ -121,6 +150,8 @@ def schema(build: Callable[..., Any], section: str) -> type[BaseModel]:
         if by_name and isinstance(default, _PLAIN):
             hint = hints.get(name, Any)
             fields[name] = (hint | None if default is None else hint, default)
+    if section == "model":
+        fields |= pretrained.fields(build)
     return create_model(build.__name__, __config__=STRICT, **fields)
 
 
@@ -161,10 +192,9 @@ def resolved(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
     What the data decides of a model is left out where the table does not give it.
     """
     values = checked(section, table).model_dump()
+    build = maker(section, table["name"])
     fields = {
-        key: value
-        for key, value in values.items()
-        if value is not None or not _from_data(section, key)
+        key: value for key, value in values.items() if not _is_silent(section, key, value, build)
     }
     return {"name": table["name"], **fields}
 
@@ -215,6 +245,13 @@ def _hints(build: Callable[..., Any]) -> dict[str, Any]:
 def _from_data(section: str, name: str) -> bool:
     """Whether the data decides a parameter where the file does not."""
     return section == "model" and name in FACTS
+
+
+def _is_silent(section: str, name: str, value: Any, build: Callable[..., Any]) -> bool:
+    """Whether a value of a table says nothing: the data decides it, or an option is not used."""
+    if section != "model":
+        return False
+    return (value is None and name in FACTS) or pretrained.is_silent(name, value, build)
 
 
 def _reserved(section: str, name: str) -> bool:

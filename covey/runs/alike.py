@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from covey.engine.layout import ParameterLayout
 from covey.engine.population import block_size
+from covey.engine.trial import sites
 from covey.origin import FAULTS
 from covey.runs.checks import PARTS
 
@@ -62,7 +65,8 @@ def _setting_that_differs(first: Experiment, other: Experiment) -> str | None:
         if getattr(first, name) != getattr(other, name):
             return f"they differ in {name}"
     same_shape = first.data.x.shape[1:] == other.data.x.shape[1:]
-    if first.data.classes != other.data.classes or not same_shape:
+    same_ids = first.data.tokens == other.data.tokens
+    if first.data.classes != other.data.classes or not same_shape or not same_ids:
         return "their data differ in shape or classes"
     if callable(first.loss) and first.loss is not other.loss:
         return "their losses are two functions, which may differ"
@@ -94,13 +98,19 @@ def _same_outputs(first: Experiment, other: Experiment) -> bool:
     """
     if first.model is other.model:
         return True
-    like = next(first.model.parameters())
-    x = first.data.x[:2].to(like)
-    weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
+    model = copy.deepcopy(first.model)
+    other_model = copy.deepcopy(other.model)
+    like = next(model.parameters())
+    x = first.data.x[:2].to(like.device)
+    if first.data.tokens is None:
+        x = x.to(like)
+    weights: dict[str, torch.Tensor] = dict(model.named_parameters())
     try:
+        if sites(ParameterLayout(model), x) != sites(ParameterLayout(other_model), x):
+            return False
         with torch.no_grad():
-            expected = first.model(x)
-            outputs = torch.func.functional_call(other.model, weights, (x,))
+            expected = model.eval()(x)
+            outputs = torch.func.functional_call(other_model.eval(), weights, (x,))
             return torch.equal(expected, outputs)
     except FAULTS:
         return True  # a model that cannot run at all is refused by the task, with a better message

@@ -166,6 +166,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             "path": task.path,
             "kernel": task.kernel,
             "parameters": task.space.width,
+            "frozen": task.space.frozen_size,
+            "compute": str(task.precision),
             "device": str(task.device),
             **self.runtime.report(),
             "sentence": sentence(task),
@@ -372,6 +374,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             targets=task.targets,
             slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
             sample=self.experiment.score_sample,
+            perplexity=task.has_perplexity,
         )
 
     def _above(self, copy: int, w: Tensor) -> Tensor:
