@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from covey import native
 from covey.engine import native_call
@@ -95,31 +96,37 @@ class Move:
             linear = rows[name]
             if scaled:
                 linear = factor * linear
+        l1 = self.l1
+        if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
+            l1 = None
         return Objective(
             self.steps,
             self.lr,
             prox=prox,
-            l1=self.l1,
+            l1=l1,
             linear=linear,
             method=self.method,
             tol=self.tol,
         )
 
-    def value(self, rows: Registers) -> Rows:
-        """The rows `to` after the move."""
+    def value(self, rows: Registers, turn: int) -> Rows:
+        """The rows `to` after the move of a turn."""
         start = rows[self.origin]
         terms = self.objective(rows)
+        gradient = self.gradient
+        if isinstance(gradient, DataLoss):
+            gradient = gradient.of_turn(turn)
         if self.at is not None:
-            data = self.gradient(self.point(rows))
+            data = gradient(self.point(rows))
             total = terms.gradient(start, data)
             return terms.shrink(start - self.lr * total, self.lr)
         return descend(
             start,
-            self.gradient,
+            gradient,
             steps=self.steps,
             lr=self.lr,
             prox=terms.prox,
-            l1=self.l1,
+            l1=terms.l1,
             linear=terms.linear,
             method=self.method,
             tol=self.tol,
@@ -152,9 +159,9 @@ def alternate(rows: Registers, *moves: Move, times: int) -> dict[str, Rows]:
     if reason is None:
         return _native(rows, moves, times)
     current = dict(rows)
-    for _ in range(times):
+    for turn in range(times):
         for move in moves:
-            current[move.to] = move.value(current)
+            current[move.to] = move.value(current, turn)
     return current
 
 
@@ -191,6 +198,8 @@ def refusal(rows: Registers, moves: Sequence[Move]) -> str | None:
             reason = native_call.refusal(loss, start, terms)
         elif isinstance(loss, DataLoss):
             reason = native_call.data_refusal(loss, start, terms)
+            if move.steps > 1 and loss.fixed is None and not loss.by_turn:
+                reason = "every step of a turn has a batch of its own"
             tasks.add(id(loss.task))
         else:
             reason = "a gradient is a function of the program's own"

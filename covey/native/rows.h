@@ -235,7 +235,7 @@ typedef struct {
 
 /* A step's numbers for one device. */
 typedef struct {
-    REAL keep, pull, lr, slope, l1, inverse_rho, soft; /* slope: lr times the scale of the linear term */
+    REAL keep, pull, lr, linear, l1, inverse_rho, soft; /* linear: what the linear term is scaled by */
     int kind; /* of the quadratic terms: NOTHING, NEAR, FAR or BOTH */
 } NAME(terms);
 #define TERMS NAME(terms)
@@ -258,7 +258,7 @@ INLINE VEC NAME(quadratic)(const int kind, const TERMS *t, VEC x, VEC anchor)
 INLINE VEC NAME(new_value)(const int kind, const int linear, const int smooth, const TERMS *t, VEC x, VEC anchor, VEC slope)
 {
     VEC out = NAME(quadratic)(kind, t, x, anchor);
-    if (linear) out -= t->slope * slope;
+    if (linear) out -= t->lr * (t->linear * slope);
     if (smooth) out -= t->l1 * NAME(tanh)(x * t->inverse_rho);
     return out;
 }
@@ -534,7 +534,7 @@ HERE TERMS NAME(terms_of)(const struct work *w, int64_t n)
     const double lr = w->lr[n], lam = w->anchor ? w->lam[n] : 0, gamma = w->l1 ? w->gamma[n] : 0;
     TERMS t = {0};
     t.keep = (REAL)(1 - lr * (lam + w->decay)), t.pull = (REAL)(lr * lam), t.lr = (REAL)lr;
-    t.slope = (REAL)(lr * w->linear_scale);
+    t.linear = (REAL)w->linear_scale;
     t.l1 = w->l1 == SMOOTH ? (REAL)(lr * gamma) : 0, t.inverse_rho = w->l1 == SMOOTH ? (REAL)(1 / w->rho) : 0;
     t.soft = (REAL)(lr * gamma);
     t.kind = lam == 0 ? NOTHING : w->decay != 0 ? BOTH : t.pull < (REAL)0.5 ? NEAR : FAR;
