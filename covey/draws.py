@@ -68,6 +68,20 @@ def key(*words: int | str) -> int:
     return state
 
 
+def further(address: Address, *words: int) -> Address:
+    """The address with more words, which are not negative.
+
+    >>> further(key(3), 4, 5) == key(3, 4, 5)
+    True
+    """
+    for word in words:
+        if isinstance(address, Tensor):
+            address = _finalise_rows((address ^ word) + _signed(_GOLDEN))
+        else:
+            address = int(_finalise((address & _MASK ^ word) + _GOLDEN))
+    return address
+
+
 def path(parent: int, ask: int) -> int:
     """The path of a program that its parent starts by its ask number `ask`.
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from covey.engine.forward import forward
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 from covey.models import linear, mlp
 
 N, B = 4, 5
@@ -19,6 +20,17 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         return self.second(self.norm(x + torch.tanh(self.first(x))))
+
+
+class Running(nn.Module):
+    """Has an operation that the graph does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cumsum(x, dim=1))
 
 
 def stack(*activations: nn.Module) -> nn.Sequential:
@@ -46,13 +58,13 @@ def shared_layer() -> nn.Sequential:
 
 def check(module: nn.Module, x: Tensor, path: str) -> None:
     space = ParameterLayout(module.double())
-    passes = forward(space, x.shape[2:])
+    passes = forward(space, x.shape[2:], sample=x[0])
     assert passes.path == path
     rows = torch.randn(
         N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     leaves = [slot.view(rows).clone().requires_grad_() for slot in space.slots]
-    out = passes(leaves, x)
+    out = passes(Pass(leaves), x)
     gradients = torch.autograd.grad(out.sin().sum(), leaves)
     for i in range(N):
         alone = space.fill(rows[i])
@@ -66,7 +78,7 @@ def check(module: nn.Module, x: Tensor, path: str) -> None:
             torch.testing.assert_close(
                 gradient[i], own.t() if slot.transposed else own, atol=1e-12, rtol=1e-12
             )
-    assert passes([leaf[:0] for leaf in leaves], x[:0]).shape == (0, *out.shape[1:])
+    assert passes(Pass([leaf[:0] for leaf in leaves]), x[:0]).shape == (0, *out.shape[1:])
 
 
 def inputs(*shape: int) -> Tensor:
@@ -92,8 +104,9 @@ def test_stacks_of_linear_layers(activation: nn.Module) -> None:
     [
         mlp(6, 5, 4, 3), linear(6, 3), linear(6, 3, bias=False), nn.Linear(6, 3),
         nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.ReLU()), nn.Linear(4, 3)),
+        frozen_bias(),
     ],
-    ids=["mlp", "linear", "no bias", "bare", "nested"],
+    ids=["mlp", "linear", "no bias", "bare", "nested", "frozen bias"],
 )  # fmt: skip
 def test_other_shapes_of_stacks(module: nn.Module) -> None:
     check(module, inputs(6), "batched")
@@ -104,21 +117,45 @@ def test_other_shapes_of_stacks(module: nn.Module) -> None:
     [
         (Residual(), (2, 3)),
         (nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), (6,)),
-        (frozen_bias(), (6,)),
     ],
-    ids=["residual", "in place", "frozen bias"],
+    ids=["residual", "in place"],
 )
-def test_any_other_module_runs_through_vmap(module: nn.Module, shape: tuple[int, ...]) -> None:
-    check(module, inputs(*shape), "vmap")
+def test_graphs_of_known_layers_are_batched(module: nn.Module, shape: tuple[int, ...]) -> None:
+    check(module, inputs(*shape), "batched")
+
+
+def test_any_other_module_runs_through_vmap() -> None:
+    check(Running(), inputs(6), "vmap")
 
 
 @pytest.mark.parametrize(
     ("module", "path"),
-    [(shared_activation(), "batched"), (shared_layer(), "vmap")],
+    [(shared_activation(), "batched"), (shared_layer(), "batched")],
     ids=["activation", "layer"],
 )
 def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> None:
     check(module, inputs(6), path)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.memory = kind(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.memory(x)
+        return self.out(states[:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_vmap_cannot_run_runs_row_by_row(kind: type[nn.RNNBase]) -> None:
+    x = inputs(5, 3)
+    module = Recurrent(kind)
+    passes = forward(ParameterLayout(module.double()), x.shape[2:], sample=x[0])
+    assert isinstance(passes.graph, str)
+    assert "vmap has no rule for aten::" in passes.graph
+    check(module, x, "each")
 
 
 def test_order_of_private_layers_changes_nothing() -> None:
@@ -128,6 +165,6 @@ def test_order_of_private_layers_changes_nothing() -> None:
     other = private.row(plain.fill(row[0]))[None]
     x = inputs(6)[:1]
     assert not torch.equal(row, other)
-    a = forward(plain, x.shape[2:])([slot.view(row) for slot in plain.slots], x)
-    b = forward(private, x.shape[2:])([slot.view(other) for slot in private.slots], x)
+    a = forward(plain, x.shape[2:])(Pass([slot.view(row) for slot in plain.slots]), x)
+    b = forward(private, x.shape[2:])(Pass([slot.view(other) for slot in private.slots]), x)
     assert torch.equal(a, b)

@@ -86,7 +86,7 @@ class PerFedAvg(Algorithm):
 
     def curved(self, me: Nodes, x: Rows, g: Rows) -> Rows:
         """H(x) g on one batch."""
-        gradient = me.grad(me.batch(self.batch, "curvature"))
+        gradient = me.grad(me.batch(self.batch, "curvature"), same_draw=True)
         if self.hessian == "exact" and me.has_hessian:
             return gradient.hessian_product(x, g)
         ahead = gradient(x + self.delta * g)

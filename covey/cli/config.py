@@ -28,6 +28,7 @@ from covey.cli.takeover import taken_over
 from covey.cli.tree_config import TreeConfig
 from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.data import Shards
+from covey.engine.augment import augmentations
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -64,11 +65,13 @@ class Config(BaseModel):
     batches: Literal["uniform", "cyclic"] = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
+    augment: str | list[str | dict[str, Any]] = []
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
+    compute: Literal["fp32", "bf16"] = "fp32"
     device: str = "cpu"
     workers: int | None = Field(None, ge=1)
     memory: int = Field(2**31, ge=1)
@@ -173,6 +176,7 @@ def read(table: dict[str, Any]) -> Config:
     for section in named.KINDS:
         named.checked(section, getattr(config, section))
     _check_compare(config)
+    augmentations(assemble.augment(config.augment))
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
@@ -230,6 +234,9 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
     if isinstance(data, dict):
         for key in ("path", "data_dir"):
             _resolve_path(data, key, folder)
+    model = table.get("model")
+    if isinstance(model, dict) and str(model.get("weights")).endswith(".safetensors"):
+        _resolve_path(model, "weights", folder)
     radio = table.get("radio")
     if isinstance(radio, dict) and isinstance(radio.get("devices"), dict):
         _resolve_path(radio["devices"], "table", folder)

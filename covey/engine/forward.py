@@ -2,21 +2,29 @@
 
 There are three paths. "batched" runs the usual layers as batched products and grouped convolutions.
 "each" runs one row after the other, which on a CPU beats a grouped convolution. "vmap" runs any
-other module.
+other module. Modules that vmap cannot run, such as an LSTM, run on the path "each" too.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine.batched import Step, chain
-from covey.engine.layout import ParameterLayout
+from covey.engine import attention, axes, rules
+from covey.engine.batched import Compiler, Step, pooled_first
+from covey.engine.graph import Graph, Unknown
+from covey.engine.intercept import Interception
+from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
+from covey.engine.passing import Pass
+from covey.engine.tracing import traced
+from covey.origin import FAULTS
+
+_RULES = {**rules.RULES, **axes.RULES, **attention.RULES}
 
 
 @dataclass(frozen=True)
@@ -25,17 +33,14 @@ class Forward:
 
     path: str
     apply: Step
-    unknown: str | None = None  # why the model is not made of known layers
+    graph: Graph | str = "the module was not recorded"  # or why the module has none of known layers
 
-    def __call__(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        """Outputs for inputs [n, B, ...].
-
-        `parameters` are the views of the slots, in the order of the layout.
-        """
+    def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
+        """Outputs for inputs [n, B, ...]."""
         if len(x):
-            return self.apply(parameters, x)
+            return self.apply(pass_, x)
         # Neither vmap nor a convolution takes no rows: a row of zeros tells the shape.
-        zeros = [_row_of_zeros(parameter) for parameter in parameters]
+        zeros = pass_.map(_row_of_zeros)
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
 
@@ -45,37 +50,100 @@ def _row_of_zeros(rows: Tensor) -> Tensor:
     return rows.new_zeros(1, *shape)
 
 
-def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
-    """The fastest exact pass for this module, this shape of example and this type of device."""
-    row_by_row = device == "cpu" and _convolves(space.module)
-    steps = chain(space, len(example), alone=row_by_row)
-    if isinstance(steps, str):
-        if row_by_row:
-            return Forward("each", _each(_alone(space)), unknown=steps)
-        return Forward("vmap", _vmapped(space), unknown=steps)
-    if row_by_row:
-        return Forward("each", _each(steps))
-    return Forward("batched", steps)
+def forward(
+    space: ParameterLayout,
+    example: torch.Size,
+    device: str = "cpu",
+    sample: Tensor | None = None,
+) -> Forward:
+    """The fastest exact pass for this module, this shape of example and this type of device.
+
+    `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
+    """
+    on_cpu = device == "cpu"
+    try:
+        graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
+    except Unknown as error:
+        return _any_module(space, on_cpu, sample, str(error))
+    path = "batched"
+    if on_cpu and _convolves(graph):
+        path = "each"
+    return Forward(path, step, graph)
 
 
-def _convolves(module: nn.Module) -> bool:
+def _compiled(graph: Graph, space: ParameterLayout, *, on_cpu: bool) -> Step:
+    """The pass of a graph; row by row where it convolves on a CPU."""
+    alone = on_cpu and _convolves(graph)
+    step = Compiler(pooled_first(graph), space, _RULES, alone=alone).step()
+    if alone:
+        return _each(step)
+    return step
+
+
+def _convolves(graph: Graph) -> bool:
+    return any(node.operation in rules.CONVOLUTIONS for node in graph.nodes)
+
+
+def _any_module(
+    space: ParameterLayout, on_cpu: bool, sample: Tensor | None, reason: str
+) -> Forward:
+    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
+
+    On a CPU convolutions always run row by row, which is faster.
+    """
+    unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
+    by_row = Forward("each", _each(_alone(space)), unknown)
     convolution = nn.modules.conv._ConvNd
-    return any(isinstance(layer, convolution) for layer in module.modules())
+    if on_cpu and any(isinstance(layer, convolution) for layer in space.module.modules()):
+        return by_row
+    by_vmap = Forward("vmap", _vmapped(space), unknown)
+    if sample is None:
+        return by_vmap
+    fault = _fault(by_vmap, space, sample)
+    if fault is None or "random" in fault:  # the trial of the task refuses random draws
+        return by_vmap
+    if _fault(by_row, space, sample) is None:
+        return replace(by_row, graph=f"{unknown}, and {fault}")
+    return by_vmap  # neither works: the trial of the task says why
+
+
+def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | None:
+    """Why two models cannot run on these examples, forward and backward; None where they can."""
+    row = space.row(space.module).to(sample.device)
+    rows = torch.stack([row, row])
+    leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
+    inputs = torch.stack([sample, sample])
+    try:
+        with torch.enable_grad():
+            outputs: object = passes(Pass(leaves), inputs)
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+    except FAULTS as error:
+        return _told(error)
+    return None
+
+
+def _told(error: BaseException) -> str:
+    """Why vmap failed, in plain words where it has no rule for an operator."""
+    text, _, _ = str(error).partition(". ")
+    operator = text.partition("Batching rule not implemented for ")[2]
+    if operator:
+        name, _, _ = operator.partition(".")
+        return f"vmap has no rule for {name}"
+    return f"vmap fails on it ({text})"
 
 
 def _each(step: Step) -> Step:
     """Row by row, so that no row's bits can depend on its neighbours."""
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
         if len(x) == 1:
             # The layout of the output decides the kernels of the backward pass.
-            return step(parameters, x).contiguous()
-        by_parameter = [torch.split(parameter, 1) for parameter in parameters]
-        by_row = zip(*by_parameter, strict=True)
+            return step(pass_, x).contiguous()
         inputs = torch.split(x, 1)
         outputs = []
-        for row, x_of_row in zip(by_row, inputs, strict=True):
-            out = step(list(row), x_of_row)
+        for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
+            out = step(pass_of_row, x_of_row)
             outputs.append(out.contiguous())
         return torch.cat(outputs)
 
@@ -85,29 +153,62 @@ def _each(step: Step) -> Step:
 def _alone(space: ParameterLayout) -> Step:
     call = _call(space)
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        row = [p.squeeze(0) for p in parameters]
-        return call(row, x.squeeze(0)).unsqueeze(0)
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        whole = space.with_frozen(pass_)
+        alone = whole.map(lambda tensor: tensor.squeeze(0))
+        return call(alone, x.squeeze(0)).unsqueeze(0)
 
     return apply
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space)
-    return lambda parameters, x: vmap(call)(parameters, x)
+    call = _call(space, batched=True)
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        whole = space.with_frozen(pass_)
+
+        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
+            return call(whole.with_tensors(tensors), x)
+
+        return vmap(one)(whole.tensors, x)
+
+    return apply
 
 
-def _call(space: ParameterLayout) -> Step:
-    """The module itself on one model's parameters and inputs [B, ...]."""
+def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
+    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
+
+    The pass has the frozen parameters too.
+    """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
+    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
+    always = space.attends
 
-    def call(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
-        values = {}
-        for slot, parameter in zip(space.slots, parameters, strict=True):
-            values[slot.name] = slot.oriented(parameter)
-        out: Tensor = functional_call(thread.module, values, (x,))
+            thread.module = sharing_copy(space.module).train(pass_.training)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        if not always and not pass_.masks:
+            return run_module(space, module, pass_, x)
+        mode = Interception(pass_, batched=batched)
+        with mode:
+            out = run_module(space, module, pass_, x)
+        mode.finish()
         return out
 
     return call
+
+
+def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor) -> Tensor:
+    """The outputs of a module of the layout with one model's parameters, [B, ...].
+
+    Frozen parameters that the pass does not have are the module's own.
+    """
+    values = {}
+    stored: list[Slot | FrozenParameter] = [*space.slots, *space.frozen]
+    for part, parameter in zip(stored, pass_.parameters, strict=False):
+        values[part.name] = part.oriented(parameter)
+    out: Tensor = functional_call(module, values, (x,))
+    return out

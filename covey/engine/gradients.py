@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine import dropout
+from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch
+from covey.engine.dropout import Site
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import LossFunction, cross_entropy
+from covey.engine.passing import Pass
+from covey.engine.precision import Precision
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
@@ -25,6 +30,9 @@ class Gradients:
     stack: LinearStack | str  # or why the module and the loss are no stack
     loss: LossFunction
     classifies: bool
+    precision: Precision
+    sites: tuple[Site, ...] = ()  # where the module drops entries in training
+    augment: tuple[Augmentation, ...] = ()  # what is done to a training batch
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
@@ -32,7 +40,35 @@ class Gradients:
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's outputs on its batch, [n, B, ...]."""
-        return self.forward(self.views(x), batch.x)
+        pass_ = Pass(self.views(x), weight=batch.weight)
+        return self.forward(pass_, batch.x)
+
+    def _training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """The outputs of which a gradient is taken, [n, B, ...].
+
+        A batch without a draw is passed through the module in eval mode, if that would drop.
+        """
+        masks: tuple[Tensor, ...] = ()
+        training = True
+        if self.sites:
+            training = batch.draw is not None
+        if self.sites and batch.draw is not None:
+            _, size = batch.examples.shape
+            masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
+        pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
+        return self.forward(pass_, self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """The examples of a training batch, augmented if it has a draw, [n, B, ...]."""
+        if not self.augment or batch.draw is None:
+            return batch.x
+        return augmented(self.augment, batch.x, batch.draw)
+
+    def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """As `_training_outputs`, with products in the type that `precision` says."""
+        with self.precision.products():
+            outputs = self._training_outputs(parameters, batch)
+        return outputs.to(parameters[0].dtype)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
@@ -61,7 +97,7 @@ class Gradients:
             self._fill(out, self.by_autograd(x, batch))
             return out
         parameters = self.views(x)
-        factors = self.stack.factors(parameters, batch.x, batch.y, batch.weight)
+        factors = self.stack.factors(parameters, self.inputs(batch), batch.y, batch.weight)
         self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 
@@ -78,7 +114,7 @@ class Gradients:
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
-            outputs = self.forward(leaves, batch.x)
+            outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
             total = _total(losses, batch.weight)
             return torch.autograd.grad(total, leaves)
@@ -90,10 +126,11 @@ class Gradients:
         """
         leaf = x.detach().requires_grad_()
         if not len(x):
-            loss(self.outputs(x, batch))  # a rehearsal is to find what cannot work
+            # A rehearsal is to find what cannot work.
+            loss(self._outputs_for_gradient(self.views(x), batch))
             return torch.zeros_like(x)
         with torch.enable_grad():
-            outputs = self.outputs(leaf, batch)
+            outputs = self._outputs_for_gradient(self.views(leaf), batch)
             total = loss(outputs).sum()
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient
@@ -160,7 +197,7 @@ class Gradients:
 
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
-        outputs = self.forward(leaves, batch.x)
+        outputs = self._training_outputs(leaves, batch)
         if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:
             errors = _cross_entropy_errors(outputs, batch)
             return torch.autograd.grad(outputs, leaves, errors, create_graph=True)

@@ -155,6 +155,8 @@ def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     fixed = loss.fixed
     if isinstance(task.native, str):
         return task.native
+    if task.augment:
+        return "the examples are augmented"
     if loss.all_examples:
         return "each step takes the gradient of all examples"
     if fixed is not None:
@@ -287,6 +289,8 @@ def gradient_refusal(task: Task, x: Rows, batch: Batch) -> str | None:
     """Why the kernel cannot take the gradient at these rows; None if it can."""
     if isinstance(task.native, str):
         return task.native
+    if task.augment:
+        return "the examples are augmented"
     if batch.data[0] is not task.x or batch.data[1] is not task.y:
         return "the batch is of other examples than the task's"
     if x.dtype != task.dtype or not native.serves(x):

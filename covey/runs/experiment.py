@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
@@ -34,7 +35,10 @@ class Experiment:
     "head" for the last, or names of layers or parameters; "" for none; "auto" for the last layer
     (Pruned: the convolutions, if there are any), which the run's notes name. `start="seed"`
     initialises every layer anew from the seed, "module" starts from the values the module came
-    with, for instance a pretrained one.
+    with, for instance a pretrained one. `frozen`, patterns as `private` has, names layers that do
+    not train. They and parameters without `requires_grad` keep the module's values with either
+    start; no row and no message holds them. `augment` changes training batches at random: "crop",
+    "flip" and "noise", a table with options, or a function (covey/engine/augment.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -79,6 +83,9 @@ class Experiment:
     holdout_devices: int | tuple[int, ...] = 0
     radio: Radio | None = None
     score_sample: int | None = None
+    frozen: str | tuple[str, ...] = ()
+    compute: Literal["fp32", "bf16"] = "fp32"
+    augment: Augment | list[Augment] | tuple[Augment, ...] = ()
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -96,6 +103,10 @@ class Experiment:
         if self.start == "seed":
             return space.initial(self.seed).to(self.dtype)
         return space.row(self.model).to(self.dtype)
+
+    def augmentations(self) -> tuple[Augmentation, ...]:
+        """What is done to training batches, in order."""
+        return augmentations(self.augment)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

@@ -1,0 +1,80 @@
+"""Laws over kinds of models: whoever computes a row, when and beside whom, its bits are the same.
+
+In CI, networks take turns in the laws of resumed runs and of seeds side by side.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import covey
+from covey.laws import differences, state
+from tests.laws.networks import NETWORKS, ROUNDS
+
+ALL = bool(os.environ.get("COVEY_TEST_ALL"))
+NAMES = list(NETWORKS)
+CHUNKS: tuple[dict[str, int], ...] = ({"workers": 3, "memory": 1},)
+if ALL:
+    CHUNKS = ({"memory": 1}, {"workers": 2}, {"workers": 3}, {"workers": 3, "memory": 1})
+
+
+def ended(run: covey.Run) -> covey.Run:
+    for _ in run:
+        pass
+    return run
+
+
+def finished(name: str, **changes: Any) -> dict[str, Any]:
+    return state(ended(covey.run(NETWORKS[name].experiment(**changes))))
+
+
+@cache
+def whole(name: str) -> dict[str, Any]:
+    """The state of an undisturbed run."""
+    return finished(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_learns(name: str) -> None:
+    begin = NETWORKS[name].experiment().initial()
+    end = whole(name)["global"]
+    assert bool(torch.isfinite(end).all())
+    far = (end - begin).norm() / begin.norm()
+    assert far > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_and_workers_change_no_bit(name: str) -> None:
+    for changes in CHUNKS:
+        assert differences(whole(name), finished(name, **changes)) == [], changes
+
+
+@pytest.mark.parametrize("name", NAMES if ALL else NAMES[::2])
+def test_a_resumed_run_is_the_run_that_never_stopped(name: str, tmp_path: Path) -> None:
+    first = covey.run(NETWORKS[name].experiment())
+    for _ in range(ROUNDS - 1):
+        next(first)
+    first.save(tmp_path / "checkpoint")
+    rest = covey.run(NETWORKS[name].experiment(), resume=tmp_path / "checkpoint")
+    assert differences(whole(name), state(ended(rest))) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nodes_that_share_nothing_compute_the_same_bits(name: str) -> None:
+    alone = covey.run(NETWORKS[name].experiment(), runtime="loopback")
+    assert differences(whole(name), state(ended(alone))) == []
+
+
+@pytest.mark.parametrize("name", NAMES if ALL else NAMES[1::2])
+def test_seeds_side_by_side_are_as_seeds_alone(name: str) -> None:
+    together = covey.runs([NETWORKS[name].experiment(seed=seed) for seed in (0, 4)])
+    for _ in together:
+        pass
+    assert differences(whole(name), state(together.seeds[0])) == []
+    assert differences(finished(name, seed=4), state(together.seeds[1])) == []
