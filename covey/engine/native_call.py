@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -415,14 +416,18 @@ def _description(layer: Layer, space: ParameterLayout) -> list[int]:
     if layer.bias is not None:
         bias = space.slots[layer.bias].start
     activation = "none"
+    parameter = 0.0
     if layer.activation is not None:
         activation = layer.activation.name
+        parameter = layer.activation.parameter
+    [parameter_bits] = struct.unpack("q", struct.pack("d", parameter))
     return [
         inputs,
         outputs,
         weight.start,
         bias,
         native.ACTIVATIONS.index(activation),
+        parameter_bits,
     ]
 
 

@@ -30,7 +30,17 @@ Values = NDArray[np.floating[Any]]
 ABI = 6
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
-ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
+ACTIVATIONS = (
+    "none",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "leaky_relu",
+    "elu",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+)  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
 MAX_LAYERS = 32
