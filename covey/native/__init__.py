@@ -92,6 +92,7 @@ class NativeWork(ctypes.Structure):
         ("decay", ctypes.c_double),
         ("rho", ctypes.c_double),
         ("linear_scale", ctypes.c_double),
+        ("l2", ctypes.c_double),
         ("l1", ctypes.c_int64),
         ("part_start", ctypes.c_int64),
         ("part_stop", ctypes.c_int64),

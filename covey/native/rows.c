@@ -54,6 +54,7 @@ struct work {
     const int64_t *steps;    /* [devices], as lr, lam and gamma */
     const double *lr, *lam, *gamma, *share;
     double decay, rho, linear_scale;
+    double l2; /* of the gradient's own ridge, where it is taken at other rows; then there is no linear term */
     int64_t l1, part_start, part_stop;
     int64_t fresh;    /* whether every step has a batch of its own */
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */

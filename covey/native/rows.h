@@ -627,7 +627,9 @@ HERE const REAL *NAME(point)(const DEVICE *d, int64_t n, const ROW *r)
 HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r, int64_t first)
 {
     const struct work *w = d->work;
-    const TERMS t = NAME(terms_of)(w, n);
+    TERMS t = NAME(terms_of)(w, n);
+    const int ridge = r->at && w->l2 != 0;
+    if (ridge) t.linear = (REAL)w->l2;
     for (int64_t step = 0; step < w->steps[n]; step++) {
         if (!w->layers) { /* no data: every other term, block by block */
             NAME(move_all)(d, &t, r);
@@ -640,6 +642,7 @@ HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r, int64_t first)
             if (wrong) return wrong;
         }
         const REAL *point = NAME(point)(d, n, r);
+        if (ridge) r->linear = point;
         NAME(forward)(d, 0, point);
         NAME(loss)(d, w->examples + at);
         NAME(backward)(d, d->lowest, point);
