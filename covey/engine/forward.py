@@ -212,8 +212,7 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
     The pass has the frozen parameters too.
     """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
-    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
-    always = space.attends
+    always = space.needs_mode
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):

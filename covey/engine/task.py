@@ -112,6 +112,7 @@ class Task:
         self._constants: dict[tuple[float, ...], Tensor] = {}
         self.targets = trial.targets(self)
         """Numbers predicted per example; 0 where outputs are not compared with targets."""
+        trial.check_backward(self)
 
     @property
     def path(self) -> str:
