@@ -50,7 +50,7 @@ def elementwise(
         flat = x.reshape(-1)
         size = len(flat)
         rest = size % _LANES
-        if x.requires_grad:
+        if rest and x.requires_grad:
             padded = F.pad(flat, (0, -size % _LANES))
             return function(padded)[:size].view_as(x)
         values = function(flat)

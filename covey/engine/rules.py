@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.engine import rowwise
+from covey.engine import norm, rowwise
 from covey.engine.batched import Compiler, Registers, Rule, fold
 from covey.engine.dropout import drop
-from covey.engine.graph import SITE, Shared, Unknown, Value
+from covey.engine.graph import BATCH_NORM, SITE, Shared, Unknown, Value
 from covey.engine.passing import Pass
 
 _STEADY: dict[str, Callable[..., Tensor]] = {
@@ -275,6 +275,20 @@ def _linear(c: Compiler, input: Any, weight: Any, bias: Any = None) -> None:
         c.emit(on_the_last_axis, *reads)
 
 
+def _addmm(c: Compiler, input: Any, mat1: Any, mat2: Any) -> None:
+    """A linear layer whose weight lies [in, out]."""
+    if c.axes(input) != 1:
+        raise Unknown("addmm adds something else than a bias")
+    b = c.rows(input)
+    x = c.rows(mat1)
+    w = c.rows(mat2)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        return rowwise.baddbmm(v[b].unsqueeze(1), v[x], v[w])
+
+    c.emit(run, b, x, w)
+
+
 def matrix(c: Compiler, weight: Any) -> int:
     """The register of a linear layer's weight turned to [n, in, out]."""
     stored = c.stored(weight)
@@ -413,6 +427,25 @@ def _group_norm(
     c.emit(run, *reads, folded=True)
 
 
+def _batch_norm(c: Compiler, input: Any, weight: Any, bias: Any, number: int, eps: float) -> None:
+    """BatchNorm, by the statistics that the pass has for the layer of this number."""
+    scale = _optional(c, weight)
+    offset = _optional(c, bias)
+    folded = c.axes(input) > 2
+    x = c.folded(input) if folded else c.rows(input)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        w = None if scale is None else v[scale]
+        b = None if offset is None else v[offset]
+        if folded:
+            alone = c.alone
+            return norm.folded(pass_, number, v[x], weight=w, bias=b, eps=eps, alone=alone)
+        return norm.batch_norm(pass_, number, v[x], weight=w, bias=b, eps=eps)
+
+    reads = [register for register in (x, scale, offset) if register is not None]
+    c.emit(run, *reads, folded=folded)
+
+
 def _optional(c: Compiler, operand: Any) -> int | None:
     if operand is None:
         return None
@@ -482,6 +515,10 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse:
         return
     index = c.rows(input)
+    if isinstance(weight, Shared):  # one frozen table for all models
+        frozen = c.constant(weight)
+        c.emit(lambda pass_, v: F.embedding(v[index], v[frozen]), index, frozen)
+        return
     table = c.rows(weight)
 
     def run(pass_: Pass, v: Registers) -> Tensor:
@@ -506,11 +543,13 @@ RULES: dict[str, Rule] = {
     **{name: _transposed(run, int(name[-2])) for name, run in _TRANSPOSED.items()},
     **{name: _pool(function, int(name[-2])) for name, function in _POOLS.items()},
     SITE: _dropout,
+    BATCH_NORM: _batch_norm,
     "pow": _pow,
     "reciprocal": _reciprocal,
     "masked_fill": _masked_fill,
     "where": _where,
     "linear": _linear,
+    "addmm": _addmm,
     "interpolate": _interpolate,
     "pad": _pad,
     "group_norm": _group_norm,

@@ -239,6 +239,13 @@ class Nodes:
         task = self._runtime.task
         return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
 
+    def predictor(self, rows: Rows) -> Predict | None:
+        """How the module predicts with these rows, made ready once for several parts of the data.
+
+        None where there is nothing to make ready.
+        """
+        return self._runtime.task.predictor(rows, self.ids)
+
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
