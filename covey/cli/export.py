@@ -359,6 +359,8 @@ def _examples(run: Loaded) -> Tensor:
     """Some examples of all devices, in the units of the data and the type of the model."""
     x = run.experiment.data.x
     x = x[torch.linspace(0, len(x) - 1, min(_EXAMPLES, len(x))).long()]
+    if run.experiment.data.tokens is not None:
+        return x.contiguous()
     if run.scaling is not None and run.scaling.kind != "none":
         x = x.double() / run.scaling.factor.double() + run.scaling.shift.double()
     return x.to(run.experiment.dtype).contiguous()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
-from covey.data import Shards, device_file
+from covey.data import Shards, device_file, device_text
 from covey.data.shards import SPLITS
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
@@ -132,6 +132,8 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
 
 
 def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
+    if path.suffix.lower() == ".txt" and form.names.tokens:
+        return device_text(path, tokens=form.names.tokens, length=form.shape[0], seed=seed)
     classes = form.names.classes or form.classes
     label = str(config.data.get("label", "label"))
     return device_file(
@@ -141,6 +143,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         scaling=form.scaling,
         shape=form.shape,
         label=label,
+        tokens=form.tokens,
         seed=seed,
     )
 
@@ -170,9 +173,7 @@ def _scores(
 ) -> dict[str, Score]:
     with torch.no_grad():
         tallies = task.tallies(name, row, parts, round)
-    return {
-        part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()
-    }
+    return {part: score_of(tally, slice(0, 1), task.task) for part, tally in tallies.items()}
 
 
 def _write(

@@ -294,6 +294,9 @@ def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[d
         return [{f"prediction_{k}": value for k, value in enumerate(row)} for row in flat]
     names = run.class_names
     shares = run.probabilities(x, device=device, model=model)
+    if shares.ndim == 3:
+        by_position = shares.argmax(2).tolist()
+        return [{f"prediction_{t}": names[k] for t, k in enumerate(row)} for row in by_position]
     best = shares.argmax(1).tolist()
     return [
         {

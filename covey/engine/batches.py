@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covey import draws
 from covey.data import Shards
-from covey.data.shards import SPLITS
+from covey.data.shards import NO_TARGET, SPLITS
 from covey.engine.population import BLOCK, Population, block_size, most_labels
 from covey.errors import ConfigError, DataError
 from covey.types import Ids
@@ -71,6 +71,25 @@ class Batch:
         """[n, B, ...]."""
         return self.data[1][self.examples]
 
+    @property
+    def by_position(self) -> bool:
+        """Whether every position of an example has a label of its own."""
+        y = self.data[1]
+        return y.ndim == 2 and not y.is_floating_point()
+
+    @cached_property
+    def target_weight(self) -> Tensor | None:
+        """The weight of every target, [n, B], or of every position, [n, B * T].
+
+        It is 0 at a position without a target. None where all weigh the same.
+        """
+        if not self.by_position:
+            return self.weight
+        there = self.y != NO_TARGET
+        if self.weight is None:
+            return there.flatten(1)
+        return (there * self.weight.unsqueeze(2)).flatten(1)
+
     def drawing(self, draw: Draw, rows: Tensor | None = None) -> Batch:
         """The same examples with a draw, or with that of these rows."""
         if rows is not None:
@@ -109,7 +128,9 @@ class Examples:
         self.population = population
         self.device = device
         self.dtype = dtype
-        self.x = shards.x.to(device, dtype)
+        self.x = shards.x.to(device)
+        if shards.tokens is None:
+            self.x = self.x.to(dtype)
         self.y = shards.y.to(device)
         if shards.classes is None:
             self.y = self.y.to(dtype)
@@ -159,6 +180,21 @@ class Examples:
         if ids.device.type != "cpu":
             offset = self._offset_on_device[split]
         return offset[ids + 1] - offset[ids]
+
+    def target_counts(self, split: str, ids: Ids) -> Tensor:
+        """How many targets the examples of a part have, [n], where `ids` are.
+
+        They are as many as the examples, or as the positions with a label.
+        """
+        if not self.shards.by_position:
+            return self.counts(split, ids)
+        self._check_present(ids)
+        counts = self._target_counts[split]
+        return counts[ids.cpu()].to(ids.device)
+
+    @cached_property
+    def _target_counts(self) -> dict[str, Tensor]:
+        return {split: self.shards.target_counts(split) for split in SPLITS}
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
@@ -267,6 +303,9 @@ class Examples:
         if self.shards.classes is None:
             fault = "these targets are numbers, but the algorithm needs classes"
             raise ConfigError(f"{fault}; give integer labels.")
+        if self.shards.by_position:
+            fault = "these labels are per position, but the algorithm needs one per example"
+            raise ConfigError(f"{fault}; choose another algorithm.")
         self._check_present(ids)
         return self._labels[ids.to(self.device)]
 

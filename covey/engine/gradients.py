@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from covey.engine import dropout, norm
+from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch
 from covey.engine.dropout import Site
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
-from covey.engine.losses import LossFunction, cross_entropy
+from covey.engine.losses import LossFunction, by_target, cross_entropy, losses_of
 from covey.engine.passing import Pass
 from covey.engine.precision import Precision
 from covey.engine.stack import LinearStack
@@ -31,6 +32,7 @@ class Gradients:
     classifies: bool
     precision: Precision
     sites: tuple[Site, ...] = ()  # where the module drops entries in training
+    augment: tuple[Augmentation, ...] = ()  # what is done to a training batch
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
@@ -69,7 +71,13 @@ class Gradients:
             _, size = batch.examples.shape
             masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
         pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
-        return self.forward(pass_, batch.x)
+        return self.forward(pass_, self.inputs(batch))
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """The examples of a training batch, augmented if it has a draw, [n, B, ...]."""
+        if not self.augment or batch.draw is None:
+            return batch.x
+        return augmented(self.augment, batch.x, batch.draw)
 
     def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
         """As `training_outputs`, with products in the type that `precision` says."""
@@ -78,14 +86,8 @@ class Gradients:
         return outputs.to(parameters[0].dtype)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example, [n, B]."""
-        n, size = y.shape[:2]
-        all_outputs = outputs.flatten(0, 1)
-        all_targets = y.flatten(0, 1)
-        losses = self.loss(all_outputs, all_targets)
-        if losses.numel() != n * size:
-            return losses
-        return losses.view(n, size)
+        """One loss per example, [n, B], or per position, [n, B * T]."""
+        return losses_of(self.loss, outputs, y)
 
     def mean_loss(
         self,
@@ -98,9 +100,9 @@ class Gradients:
             return x.new_zeros(0)
         outputs = self.outputs(x, batch, statistics)
         losses = self.losses(outputs, batch.y)
-        if batch.weight is None:
+        if batch.target_weight is None:
             return losses.mean(1)
-        return _weighted_mean(losses, batch.weight)
+        return _weighted_mean(losses, batch.target_weight)
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
@@ -109,7 +111,7 @@ class Gradients:
             self._fill(out, self.by_autograd(x, batch))
             return out
         parameters = self.views(x)
-        factors = self.stack.factors(parameters, batch.x, batch.y, batch.weight)
+        factors = self.stack.factors(parameters, self.inputs(batch), batch.y, batch.weight)
         self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 
@@ -128,7 +130,7 @@ class Gradients:
         with torch.enable_grad():
             outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
-            total = _total(losses, batch.weight)
+            total = _total(losses, batch.target_weight)
             return torch.autograd.grad(total, leaves)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
@@ -210,11 +212,12 @@ class Gradients:
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
         outputs = self.training_outputs(leaves, batch)
-        if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:
+        one_axis = outputs.ndim == batch.y.ndim + 1
+        if self.loss is cross_entropy and self.classifies and one_axis:
             errors = _cross_entropy_errors(outputs, batch)
             return torch.autograd.grad(outputs, leaves, errors, create_graph=True)
         losses = self.losses(outputs, batch.y)
-        total = _total(losses, batch.weight)
+        total = _total(losses, batch.target_weight)
         return torch.autograd.grad(total, leaves, create_graph=True)
 
 
@@ -224,19 +227,22 @@ def _row(x: Rows, i: int) -> Rows:
 
 
 def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
-    """The derivative of each row's mean cross-entropy by its outputs, [n, B, classes].
+    """The derivative of each row's mean cross-entropy by its outputs, in their shape.
 
     It is softmax - one_hot: the second derivative of log_softmax has bits that depend on n.
     """
-    weight = batch.weight
+    scores, y, _ = by_target(outputs, batch.y)
+    weight = batch.target_weight
     if weight is None:
-        weight = torch.ones_like(batch.y, dtype=outputs.dtype)
+        weight = torch.ones_like(y, dtype=outputs.dtype)
+    weight = weight.to(outputs.dtype)
     share = weight / weight.sum(1, keepdim=True)
-    label = batch.y.unsqueeze(2)
+    label = y.unsqueeze(2)
     minus_one = outputs.new_full((), -1.0).expand(label.shape)
-    probabilities = torch.softmax(outputs, dim=2)
+    probabilities = torch.softmax(scores, dim=2)
     errors = probabilities.scatter_add(2, label, minus_one)
-    return errors * share.unsqueeze(2)
+    errors = errors * share.unsqueeze(2)
+    return errors.view_as(outputs)
 
 
 def _total(losses: Tensor, weight: Tensor | None) -> Tensor:

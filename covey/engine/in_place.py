@@ -81,7 +81,8 @@ def _step(
         for view, part in zip(views, gradients, strict=True):
             view.add_(part, alpha=-lr)
         return
-    factors = task.stack.factors(views, batch.x, batch.y, batch.weight)
+    inputs = task.gradients.inputs(batch)
+    factors = task.stack.factors(views, inputs, batch.y, batch.weight)
     step_without_data(x, terms, lr, task.l2)
     task.stack.add(views, factors, scale=-lr)
 

@@ -202,6 +202,7 @@ def task_of(
         device=experiment.device,
         compute=experiment.compute,
         population=population,
+        augment=experiment.augmentations(),
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from covey.data import Shards
 from covey.engine import norm
+from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
@@ -83,6 +84,7 @@ def check(experiment: Experiment) -> None:
     _check_choices(experiment)
     _check_norm(experiment)
     _check_values(experiment)
+    _check_augment(experiment)
     _check_algorithm(experiment)
     _check_loss(experiment)
     _check_tree(experiment)
@@ -197,6 +199,15 @@ def _check_values(experiment: Experiment) -> None:
         raise ConfigError(
             f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}."
         )
+
+
+def _check_augment(experiment: Experiment) -> None:
+    """Set what the names and functions of `augment` mean."""
+    steps = augmentations(experiment.augment)
+    shape = experiment.data.x.shape[1:]
+    for step in steps:
+        step.check(shape, experiment.dtype)
+    _set(experiment, "augment", steps)
 
 
 def _check_algorithm(experiment: Experiment) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
 from covey.engine.norm import Norm
 from covey.engine.task import Batches, Loss
@@ -39,7 +40,8 @@ class Experiment:
     not train. They and parameters without `requires_grad` keep the module's values with either
     start; no row and no message holds them. `norm` says how BatchNorm layers get their statistics:
     "device" from the device's own examples, "frozen" from the module, "group" puts GroupNorm in
-    their place (covey/engine/norm.py).
+    their place (covey/engine/norm.py). `augment` changes training batches at random: "crop",
+    "flip" and "noise", a table with options, or a function (covey/engine/augment.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -87,6 +89,7 @@ class Experiment:
     score_sample: int | None = None
     frozen: str | tuple[str, ...] = ()
     compute: Literal["fp32", "bf16"] = "fp32"
+    augment: Augment | list[Augment] | tuple[Augment, ...] = ()
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -104,6 +107,10 @@ class Experiment:
         if self.start == "seed":
             return space.initial(self.seed).to(self.dtype)
         return space.row(self.model).to(self.dtype)
+
+    def augmentations(self) -> tuple[Augmentation, ...]:
+        """What is done to training batches, in order."""
+        return augmentations(self.augment)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

@@ -68,6 +68,7 @@ class Newcomers:
             dtype=first.dtype,
             device=first.device,
             compute=first.compute,
+            augment=first.augmentations(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []
@@ -166,7 +167,7 @@ class Newcomers:
         shares = smooth_l1.nonzeros(rows, zero)
         scores = {}
         for part, tally in tallies.items():
-            scores[part] = score_of(tally, own, self.task.classifies)
+            scores[part] = score_of(tally, own, self.task)
         return Model(
             tier=TIER,
             holders=self.each,

@@ -256,7 +256,15 @@ class Seed:
             self.device_names,
             self._edges(),
             classifies=self.runtime.task.classifies,
+            examples=self._examples_by_part(),
+            has_perplexity=self.runtime.task.has_perplexity,
         )
+
+    def _examples_by_part(self) -> dict[str, list[int]] | None:
+        """How many examples each device has of every part, where sums count positions."""
+        if not self.trained.by_position:
+            return None
+        return {part: self.trained.part(part).counts().tolist() for part in PARTS}
 
     @property
     def device_names(self) -> list[str]:

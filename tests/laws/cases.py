@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -449,6 +450,12 @@ def finished(case: Case, **changes: Any) -> Run:
         pass
     assert_moved(run)
     return run
+
+
+@cache
+def whole(name: str, dtype: torch.dtype = torch.float32) -> Run:
+    """The case's run as it stands above, once in a process: many laws compare others with it."""
+    return finished(CASES[name], dtype=dtype)
 
 
 def bytes_of_nodes(run: Seed) -> dict[tuple[str, str], int]:

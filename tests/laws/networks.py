@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from covey import Algorithm, Experiment, Tree, data
+from covey import Algorithm, Experiment, Tree, data, models
 from covey.algorithms import FedAvg, FedBN, FedPer, PerMFL, PFedMe
+from covey.engine.augment import RandomNumbers
 from covey.engine.precision import multiplies_bf16
 from covey.models import lora
 
@@ -22,6 +23,8 @@ CLASSES = 3
 SIZES = (7, 12, 5, 9, 16)
 """Examples per device."""
 ROUNDS = 2
+TOKENS = 6
+LENGTH = 5
 FLAT = Tree.flat(len(SIZES))
 GROUPED = Tree.grouped([2, 3])
 
@@ -208,6 +211,43 @@ def dropping_layers() -> nn.Module:
     )
 
 
+def stack() -> nn.Module:
+    """Linear layers, which run fused where nothing is augmented."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
+    """An augmentation of one's own."""
+    return x * torch.exp(u(1) - 0.5)
+
+
+AUGMENT = [{"name": "crop", "pad": 2}, "flip"]
+
+
+def sentences() -> data.Shards:
+    """Token ids of different lengths; the next one is the target, and padding has none."""
+    draw = torch.Generator().manual_seed(5)
+    pairs = []
+    for size in SIZES:
+        tokens = torch.randint(1, TOKENS, (size, LENGTH + 1), generator=draw)
+        lengths = torch.randint(2, LENGTH + 1, (size, 1), generator=draw)
+        inside = torch.arange(LENGTH) < lengths
+        x = torch.where(inside, tokens[:, :-1], 0)
+        y = torch.where(inside, tokens[:, 1:], data.NO_TARGET)
+        pairs.append((x, y))
+    return data.own(pairs, classes=TOKENS, tokens=TOKENS)
+
+
+def lstm() -> nn.Module:
+    return models.lstm(TOKENS, TOKENS, width=4, hidden=6, padding=0)
+
+
+def transformer() -> nn.Module:
+    return models.transformer(
+        TOKENS, TOKENS, shape=(LENGTH,), width=8, heads=2, layers=1, feed=2, padding=0
+    )
+
+
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
@@ -218,7 +258,11 @@ NETWORKS: dict[str, Network] = {
     "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
+    "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
+    "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
+    "LSTM on tokens": Network(lstm, (LENGTH,), PFEDME, {"data": sentences()}),
+    "transformer on tokens": Network(transformer, (LENGTH,), PERMFL, {"data": sentences()}),
 }
 """Every kind of model, by name."""
 if multiplies_bf16("cpu"):

@@ -22,7 +22,7 @@ from tests import peek
 from tests.laws.cases import CASES, Case, every_case, experiment
 from tests.laws.networks import NETWORKS
 
-ROUNDS = 7
+ROUNDS = 5
 NORMED = ("BatchNorm", "class BatchNorm", "BatchNorm2d")
 
 
