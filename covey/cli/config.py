@@ -65,8 +65,8 @@ class Config(BaseModel):
     batches: Literal["uniform", "cyclic"] = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
-    norm: Literal["device", "frozen", "group"] = "device"
     augment: str | list[str | dict[str, Any]] = []
+    norm: Literal["device", "frozen", "group"] = "device"
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)

@@ -38,10 +38,10 @@ class Experiment:
     initialises every layer anew from the seed, "module" starts from the values the module came
     with, for instance a pretrained one. `frozen`, patterns as `private` has, names layers that do
     not train. They and parameters without `requires_grad` keep the module's values with either
-    start; no row and no message holds them. `norm` says how BatchNorm layers get their statistics:
-    "device" from the device's own examples, "frozen" from the module, "group" puts GroupNorm in
-    their place (covey/engine/norm.py). `augment` changes training batches at random: "crop",
-    "flip" and "noise", a table with options, or a function (covey/engine/augment.py).
+    start; no row and no message holds them. `augment` changes training batches at random: "crop",
+    "flip" and "noise", a table with options, or a function (covey/engine/augment.py). `norm` says
+    how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
+    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
