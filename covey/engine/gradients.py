@@ -131,7 +131,7 @@ class Gradients:
             outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
             total = _total(losses, batch.target_weight)
-            return torch.autograd.grad(total, leaves)
+            return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own.
@@ -215,10 +215,12 @@ class Gradients:
         one_axis = outputs.ndim == batch.y.ndim + 1
         if self.loss is cross_entropy and self.classifies and one_axis:
             errors = _cross_entropy_errors(outputs, batch)
-            return torch.autograd.grad(outputs, leaves, errors, create_graph=True)
+            return torch.autograd.grad(
+                outputs, leaves, errors, create_graph=True, materialize_grads=True
+            )
         losses = self.losses(outputs, batch.y)
         total = _total(losses, batch.target_weight)
-        return torch.autograd.grad(total, leaves, create_graph=True)
+        return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
 
 def _row(x: Rows, i: int) -> Rows:
