@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import covey
 from covey import draws
@@ -51,6 +52,11 @@ def attended(x: Tensor, training: bool) -> Tensor:
     p = 0.4 if training else 0.0
     out = F.scaled_dot_product_attention(points, points, points, dropout_p=p, is_causal=True)
     return out.flatten(1)
+
+
+def again(x: Tensor, training: bool) -> Tensor:
+    """What a checkpoint computes again in the backward pass; no layer is known for it."""
+    return F.dropout(torch.special.i1(x), 0.4, training)
 
 
 def task_of(model: nn.Module, shape: tuple[int, ...] = (6,), **options: Any) -> Task:
@@ -326,11 +332,15 @@ def test_a_module_of_a_run_is_in_eval_mode() -> None:
             "in the same places in every pass",
         ),
         (
+            Functional(lambda x, training: checkpoint(again, x, training, use_reentrant=False)),
+            r"draws by aten\.bernoulli_.*in the backward pass.*leave out torch.utils.checkpoint",
+        ),
+        (
             nn.LSTM(6, 3, num_layers=2, dropout=0.2),
             r"LSTM with dropout = 0\.2.*nn\.Dropout between",
         ),
     ],
-    ids=["all", "always", "rrelu", "randn", "sometimes", "LSTM"],
+    ids=["all", "always", "rrelu", "randn", "sometimes", "checkpoint", "LSTM"],
 )
 def test_what_no_address_decides_is_refused_by_name(model: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words):

@@ -242,17 +242,26 @@ class Loaded:
         model: str | None = None,
         device: str | int | None = None,
         which: Which = "chosen",
+        *,
+        pooled: Sequence[int] | None = None,
     ) -> nn.Module:
         """The module that a device uses, with the device's private layers.
 
-        It is the device's own model, its edge's or the global one.
+        It is the device's own model, its edge's or the global one. BatchNorm layers have the
+        device's own statistics. Without a device they are those of all devices together, or of
+        `pooled`, numbers of devices.
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)
         row = read.row(self._node(read.tier, number), number)
         if row is None:
             raise ConfigError(f"device {device!r} has no {read.model!r} in {self.place}.")
-        return self._space.fill(row)
+        devices: Sequence[int] = [number]
+        if pooled is not None:
+            devices = pooled
+        elif device is None:
+            devices = range(len(self.device_names))
+        return self._space.fill(row, read.statistics_of(devices, self._space))
 
     def probabilities(
         self,
@@ -391,9 +400,13 @@ class Loaded:
         device: str | int | None = None,
         model: str | None = None,
         which: Which = "chosen",
+        pooled: Sequence[int] | None = None,
     ) -> Tensor:
-        """What a device's model answers to examples in the units of the data: logits, or values."""
-        return self._outputs(self._inputs(examples), device, model, which)
+        """What a device's model answers to examples in the units of the data: logits, or values.
+
+        `pooled` are devices as `module` has them.
+        """
+        return self._outputs(self._inputs(examples), device, model, which, pooled)
 
     def export(
         self,
@@ -454,13 +467,14 @@ class Loaded:
         device: str | int | None,
         model: str | None,
         which: Which,
+        pooled: Sequence[int] | None = None,
     ) -> Tensor:
         read = self.snapshot(model, which)
         if self._own_way:
             outputs = self._predicted(x, self._number(device, read), read)
             if outputs is not None:
                 return outputs
-        module = self.module(read.model, device, which).eval()
+        module = self.module(read.model, device, which, pooled=pooled).eval()
         with torch.no_grad():
             return torch.cat([module(piece) for piece in torch.split(x, _CHUNK)])
 
@@ -484,7 +498,7 @@ class Loaded:
             if predict is None:
                 return None
             y = torch.zeros(len(x), dtype=torch.int64)
-            batch = Batch((x, y), torch.arange(len(x))[None])
+            batch = Batch((x, y), torch.arange(len(x))[None], ids=ids)
             return predict(batch, torch.tensor([0]))[0]
 
     def _inputs(self, examples: Any) -> Tensor:

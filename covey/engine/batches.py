@@ -52,13 +52,14 @@ class Batch:
     """Which examples n devices take, [n, B], of all of `data` (x and y).
 
     `weight` [n, B] is 0 where a device had none left. `draw` decides what the training pass on this
-    batch draws; None: the pass draws nothing.
+    batch draws; None: the pass draws nothing. `ids` [n] are the devices.
     """
 
     data: tuple[Tensor, Tensor]
     examples: Tensor
     weight: Tensor | None = None
     draw: Draw | None = None
+    ids: Ids | None = None
 
     @cached_property
     def x(self) -> Tensor:
@@ -104,7 +105,10 @@ class Batch:
         draw = self.draw
         if draw is not None:
             draw = draw.take(row)
-        return Batch(self.data, self.examples[row], weight, draw)
+        ids = self.ids
+        if ids is not None:
+            ids = ids[row]
+        return Batch(self.data, self.examples[row], weight, draw, ids)
 
 
 class Examples:
@@ -139,6 +143,26 @@ class Examples:
             self.offset[split] = part.offset
             self._offset_on_device[split] = part.offset.to(device)
         self._totals = self._population_offset()
+        self._no_single: str | None = None
+        """Why a batch of one example has no meaning; None where it has one."""
+
+    def check_not_single(self, reason: str) -> None:
+        """Refuse devices of one training example, and from here on batches of one, for a reason."""
+        self._no_single = reason
+        counts = self.offset["train"].diff()
+        single = (counts == 1).nonzero().flatten().tolist()
+        if single:
+            raise DataError(
+                f"device {single[0]} has one training example, but {reason}; leave out such "
+                'devices, or use norm = "group".'
+            )
+
+    def _check_size(self, size: int) -> None:
+        """Refuse batches of one example where they have no meaning."""
+        if size == 1 and self._no_single is not None:
+            raise ConfigError(
+                f'batch = 1, but {self._no_single}; take larger batches, or use norm = "group".'
+            )
 
     @property
     def sample(self) -> tuple[Tensor, Tensor]:
@@ -191,6 +215,7 @@ class Examples:
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
+        self._check_size(size)
         ids = ids.to(self.device)
         if local is None:
             local = ids
@@ -200,13 +225,14 @@ class Examples:
         chosen = draws.integers(address, local, width, below=below, start=first)
         whole = self.take("train", ids, chosen, None)
         by_step = torch.split(whole.examples, size, dim=1)
-        return [Batch(whole.data, examples) for examples in by_step]
+        return [Batch(whole.data, examples, ids=ids) for examples in by_step]
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
         The last batch of a lap is short.
         """
+        self._check_size(size)
         counts = self.counts("train", ids)
         batches_per_lap = (counts + size - 1) // size
         first = (turn % batches_per_lap) * size
@@ -270,7 +296,7 @@ class Examples:
         chosen = positions.clamp(max=last)
         if len(index):
             chosen = index[chosen]
-        return Batch((self.x, self.y), chosen, weight)
+        return Batch((self.x, self.y), chosen, weight, ids=ids)
 
     def labels(self, ids: Ids) -> Tensor:
         """Which classes each device has training examples of, bool [n, classes]."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine import attention, axes, rules
+from covey.engine import attention, axes, norm, rules
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
@@ -44,6 +44,14 @@ class Forward:
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
 
+    def statistics(self, pass_: Pass, x: Tensor) -> dict[int, Tensor]:
+        """What every BatchNorm layer takes from the inputs, [n, 2, C] by number."""
+        recorded: dict[int, Tensor] = {}
+        self(replace(pass_, statistics=None, recorded=recorded), x)
+        if len(x):
+            return recorded
+        return {number: values[:0] for number, values in recorded.items()}
+
 
 def _row_of_zeros(rows: Tensor) -> Tensor:
     shape = rows.shape[1:]
@@ -60,11 +68,21 @@ def forward(
 
     `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
     """
+    passes = graph_pass(space, example, device, sample)
+    if isinstance(passes, str):
+        return module_pass(space, device, sample, passes)
+    return passes
+
+
+def graph_pass(
+    space: ParameterLayout, example: torch.Size, device: str, sample: Tensor | None
+) -> Forward | str:
+    """The pass of a module's graph, or why it has none of known operations."""
     on_cpu = device == "cpu"
     try:
         graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
     except Unknown as error:
-        return _any_module(space, on_cpu, sample, str(error))
+        return str(error)
     path = "batched"
     if on_cpu and _convolves(graph):
         path = "each"
@@ -84,9 +102,7 @@ def _convolves(graph: Graph) -> bool:
     return any(node.operation in rules.CONVOLUTIONS for node in graph.nodes)
 
 
-def _any_module(
-    space: ParameterLayout, on_cpu: bool, sample: Tensor | None, reason: str
-) -> Forward:
+def module_pass(space: ParameterLayout, device: str, sample: Tensor | None, reason: str) -> Forward:
     """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
 
     On a CPU convolutions always run row by row, which is faster.
@@ -94,7 +110,7 @@ def _any_module(
     unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
     by_row = Forward("each", _each(_alone(space)), unknown)
     convolution = nn.modules.conv._ConvNd
-    if on_cpu and any(isinstance(layer, convolution) for layer in space.module.modules()):
+    if device == "cpu" and any(isinstance(layer, convolution) for layer in space.module.modules()):
         return by_row
     by_vmap = Forward("vmap", _vmapped(space), unknown)
     if sample is None:
@@ -142,9 +158,16 @@ def _each(step: Step) -> Step:
             return step(pass_, x).contiguous()
         inputs = torch.split(x, 1)
         outputs = []
+        recorded: list[dict[int, Tensor]] = []
         for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
+            if pass_.recorded is not None:
+                recorded.append({})
+                pass_of_row = replace(pass_of_row, recorded=recorded[-1])
             out = step(pass_of_row, x_of_row)
             outputs.append(out.contiguous())
+        if pass_.recorded is not None:
+            for number in recorded[0]:
+                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
         return torch.cat(outputs)
 
     return apply
@@ -167,10 +190,18 @@ def _vmapped(space: ParameterLayout) -> Step:
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         whole = space.with_frozen(pass_)
 
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(whole.with_tensors(tensors), x)
+        def one(tensors: list[Tensor], x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+            recorded: dict[int, Tensor] = {}
+            own = whole.with_tensors(tensors)
+            if pass_.recorded is not None:
+                own = replace(own, recorded=recorded)
+            out = call(own, x)
+            return out, {number: values[0] for number, values in recorded.items()}
 
-        return vmap(one)(whole.tensors, x)
+        out, recorded = vmap(one)(whole.tensors, x)
+        if pass_.recorded is not None:
+            pass_.recorded.update(recorded)
+        return out
 
     return apply
 
@@ -181,12 +212,13 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
     The pass has the frozen parameters too.
     """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
-    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
-    always = space.attends
+    always = space.needs_mode
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = sharing_copy(space.module).train(pass_.training)
+            thread.norms = norm.Current(alone=not batched)
+            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+        thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:
             module.train(pass_.training)

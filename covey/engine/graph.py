@@ -26,6 +26,10 @@ ATTENTION = "scaled_dot_product_attention"
 """Attention; arguments: query, key, value, mask, the site of its dropout or None, causal, scale."""
 
 
+BATCH_NORM = "batch_norm"
+"""BatchNorm; arguments: the value, weight, bias, the layer's number, eps."""
+
+
 class Unknown(Exception):
     """Why a forward pass is no graph of known operations, in plain words."""
 
@@ -98,6 +102,19 @@ class Graph:
                 out.add(number)
                 pending += [value.number for value in self.nodes[number].values]
         return sorted(out)
+
+
+def site_count(graph: Graph | str) -> int:
+    """In how many places of a graph training drops entries."""
+    if isinstance(graph, str):
+        return 0
+    return sum(_is_site(node) for node in graph.nodes)
+
+
+def _is_site(node: Node) -> bool:
+    if node.operation == ATTENTION:
+        return node.arguments[4] is not None
+    return node.operation == SITE
 
 
 def merged(small: Graph, large: Graph, sizes: tuple[int, int]) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from covey.types import Rows
 
 if TYPE_CHECKING:
     from covey.engine.batches import Batch
+    from covey.engine.task import Task
 
 _SCORED = 48  # examples that meet a model together when it is scored
 _STRIDED = (
@@ -273,7 +275,11 @@ def _turn_work(turn: Turn) -> tuple[native.NativeWork, dict[str, Tensor]]:
         arrays["other"] = _rows(other, turn.start)
         arrays["share"] = _each(share, len(turn.start), torch.float64)
     arrays["steps"] = _each(turn.terms.steps, len(turn.start), torch.int64)
-    work = _work(turn.start, turn.terms, arrays, l2)
+    decay = l2
+    if turn.at is not None:
+        decay = 0.0  # the ridge is that of the rows where the gradient is taken
+    work = _work(turn.start, turn.terms, arrays, decay)
+    work.l2 = l2
     work.linear_scale = turn.linear_scale
     work.rows = turn.to.data_ptr()
     work.batches = 1
@@ -284,8 +290,23 @@ def _turn_work(turn: Turn) -> tuple[native.NativeWork, dict[str, Tensor]]:
     return work, arrays
 
 
-def gradient(kernel: NativeKernel, x: Rows, batch: Batch) -> Rows:
+def gradient_refusal(task: Task, x: Rows, batch: Batch) -> str | None:
+    """Why the kernel cannot take the gradient at these rows; None if it can."""
+    if isinstance(task.native, str):
+        return task.native
+    if task.augment:
+        return "the examples are augmented"
+    if batch.data[0] is not task.x or batch.data[1] is not task.y:
+        return "the batch is of other examples than the task's"
+    if x.dtype != task.dtype or not native.serves(x):
+        return f"rows are {x.dtype}, but the examples {task.dtype}"
+    return None
+
+
+def gradient(task: Task, x: Rows, batch: Batch) -> Rows:
     """The gradient of each row's mean loss on its batch: one step of size -1 from 0."""
+    kernel = task.native
+    assert isinstance(kernel, NativeKernel)
     zeros = x.new_zeros(1, x.shape[1]).expand_as(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     terms = Objective(1, -1.0)
@@ -399,14 +420,18 @@ def _description(layer: Layer, space: ParameterLayout) -> list[int]:
     if layer.bias is not None:
         bias = space.slots[layer.bias].start
     activation = "none"
+    parameter = 0.0
     if layer.activation is not None:
         activation = layer.activation.name
+        parameter = layer.activation.parameter
+    [parameter_bits] = struct.unpack("q", struct.pack("d", parameter))
     return [
         inputs,
         outputs,
         weight.start,
         bias,
         native.ACTIVATIONS.index(activation),
+        parameter_bits,
     ]
 
 

@@ -51,6 +51,7 @@ def evaluate(
 ) -> PartScore:
     """The score of each row on its device's part; see `Task.evaluate`."""
     errors = errors and task.targets > 0
+    predict = predict or task.predictor(x, ids)
     if predict is None and not bins and _kernel_scores(task, x):
         return _by_kernel(task, x, split, ids, errors=errors)
     return _by_torch(

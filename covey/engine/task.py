@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from covey import draws, native
 from covey.data import Shards
-from covey.engine import tally, trial
+from covey.engine import native_call, tally, trial
 from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.forward import forward
+from covey.engine.dropout import Site
+from covey.engine.forward import graph_pass, module_pass
 from covey.engine.gradients import Gradients
-from covey.engine.graph import Graph
+from covey.engine.graph import Graph, site_count
 from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
@@ -28,6 +29,9 @@ from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
+
+STATISTICS = BLOCK
+"""The statistics of a norm layer are those of at most so many training examples of a device."""
 
 __all__ = [
     "Batch",
@@ -76,9 +80,14 @@ class Task:
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
         trial.check_augment(self.augment, sample)
-        self.sites = trial.sites(self.space, sample)
+        passes = graph_pass(self.space, example, self.device.type, sample)
+        self.sites: tuple[Site, ...] = ()
         """Where the module drops entries in training."""
-        self.forward = forward(self.space, example, self.device.type, sample)
+        if isinstance(passes, str) or site_count(passes.graph):
+            self.sites = trial.sites(self.space, sample)
+        if isinstance(passes, str):
+            passes = module_pass(self.space, self.device.type, sample, passes)
+        self.forward = passes
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
@@ -103,6 +112,7 @@ class Task:
         self._constants: dict[tuple[float, ...], Tensor] = {}
         self.targets = trial.targets(self)
         """Numbers predicted per example; 0 where outputs are not compared with targets."""
+        trial.check_backward(self)
 
     @property
     def path(self) -> str:
@@ -200,8 +210,27 @@ class Task:
     # Gradients, all without l2
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...]."""
-        return self.gradients.outputs(x, batch)
+        """Each row's outputs on its batch, [n, B, ...], as in scoring."""
+        return self.gradients.outputs(x, batch, self._statistics_for(x, batch))
+
+    def statistics(self, x: Rows, ids: Ids) -> Rows:
+        """The statistics of the norm layers of each row on its device's training examples, [n, S].
+
+        They are those of all examples or, where a device has more than `STATISTICS`, of as many at
+        even distances.
+        """
+        return self.gradients.statistics(x, self.spread(ids, STATISTICS))
+
+    def by_layer(self, statistics: Rows) -> tuple[Tensor, ...]:
+        """Rows of statistics [n, S] as a pass takes them, [n, 2, C] for each layer."""
+        return tuple(layer.view(statistics) for layer in self.space.norms)
+
+    def _statistics_for(self, x: Rows, batch: Batch) -> tuple[Tensor, ...] | None:
+        """The statistics with which these rows are scored on a batch; None without norm layers."""
+        if not self.space.norms:
+            return None
+        assert batch.ids is not None
+        return self.by_layer(self.statistics(x, batch.ids))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B], or per position, [n, B * T]."""
@@ -209,11 +238,17 @@ class Task:
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]."""
-        return self.gradients.mean_loss(x, batch)
+        return self.gradients.mean_loss(x, batch, self._statistics_for(x, batch))
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
+
+    def fast_gradient(self, x: Rows, batch: Batch) -> Rows:
+        """As `gradient`, by the native kernel where it serves such rows."""
+        if native_call.gradient_refusal(self, x, batch) is None:
+            return native_call.gradient(self, x, batch)
+        return self.gradient(x, batch)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
@@ -281,6 +316,21 @@ class Task:
         return out
 
     # Scores
+
+    def predictor(self, x: Rows, ids: Ids) -> Predict | None:
+        """How these rows predict, with their statistics computed once for all parts of the data.
+
+        None where there is nothing to compute: the model has no norm layers.
+        """
+        if not self.space.norms:
+            return None
+        statistics = self.by_layer(self.statistics(x, ids))
+
+        def predict(batch: Batch, which: Tensor) -> Tensor:
+            own = tuple(values[which] for values in statistics)
+            return self.gradients.outputs(x[which], batch, own)
+
+        return predict
 
     def evaluate(
         self,

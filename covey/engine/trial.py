@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.data.shards import NO_TARGET, some
-from covey.engine import dropout
+from covey.engine import dropout, norm
 from covey.engine.augment import Augmentation, augmented
-from covey.engine.batches import Draw
+from covey.engine.batches import Batch, Draw
 from covey.engine.dropout import Met, Site
 from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.intercept import Interception, Recorder
-from covey.engine.layout import ParameterLayout
+from covey.engine.layout import ParameterLayout, sharing_copy
 from covey.engine.losses import cross_entropy
 from covey.engine.passing import Pass
 from covey.errors import ConfigError, DataError, ModelError
@@ -39,14 +39,14 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     """Where a module drops entries in training; an error if it draws in any other way."""
     row = space.row(space.module).to(x.device)
     parameters = [slot.view(row[None])[0] for slot in space.slots]
-    module = copy.deepcopy(space.module).train()
+    module = sharing_copy(space.module).train()
     three = torch.cat([x, x, x])[:3]
 
     def met(examples: Tensor) -> list[Met]:
-        mode = Recorder(Pass(parameters))
+        mode = Recorder(Pass(parameters), module)
         with mode:
             run_module(space, module, Pass(parameters), examples)
-        space.attends = space.attends or mode.attends
+        space.needs_mode = space.needs_mode or mode.needed
         return mode.met
 
     def in_eval_mode() -> None:
@@ -88,6 +88,7 @@ def targets(task: Task) -> int:
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
     outputs = _outputs(task, rows)
+    _check_norms(task)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
     _check_positions(task, outputs)
@@ -113,6 +114,42 @@ def targets(task: Task) -> int:
     if task.classifies or not comparable:
         return 0
     return y[:1].numel()
+
+
+def _check_norms(task: Task) -> None:
+    """Refuse batches and devices of one example where a norm layer would have one value of each.
+
+    The variance of one value is 0.
+    """
+    if not task.space.norms:
+        return
+    x, _ = task.examples.sample
+    points = norm.points(task.space.module, task.space.norms, x)
+    single = [name for name, count in points.items() if count == 1]
+    if not single:
+        return
+    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
+
+
+def check_backward(task: Task) -> None:
+    """An error if a model that drops would draw again in the backward pass.
+
+    Only a module that runs as it is can do that, by torch.utils.checkpoint.
+    """
+    if not task.sites or not isinstance(task.forward.graph, str):
+        return
+    x, y = task.examples.sample
+    examples = torch.arange(len(x), device=x.device)
+    batch = Batch((x, y), examples[None], draw=Draw(0, examples[:1]))
+    row = task.space.row(task.space.module).to(task.device, task.dtype)
+    try:
+        with NoDraws():
+            task.gradients.by_autograd(row[None], batch)
+    except Drawn as error:
+        raise ModelError(
+            f"the model draws by {error} in the backward pass, where no address decides it; "
+            "leave out torch.utils.checkpoint around dropout."
+        ) from error
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:

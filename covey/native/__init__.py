@@ -30,7 +30,17 @@ Values = NDArray[np.floating[Any]]
 ABI = 6
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
-ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
+ACTIVATIONS = (
+    "none",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "leaky_relu",
+    "elu",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+)  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
 MAX_LAYERS = 32
@@ -82,11 +92,23 @@ class NativeWork(ctypes.Structure):
         ("decay", ctypes.c_double),
         ("rho", ctypes.c_double),
         ("linear_scale", ctypes.c_double),
+        ("l2", ctypes.c_double),
         ("l1", ctypes.c_int64),
         ("part_start", ctypes.c_int64),
         ("part_stop", ctypes.c_int64),
         ("fresh", ctypes.c_int64),
         ("factored", ctypes.c_int64),
+    ]
+
+
+class NativeAdam(ctypes.Structure):
+    """The numbers of a step of Adam, as `struct adam` in rows.c."""
+
+    _fields_ = [
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("mean_correction", ctypes.c_double),
+        ("square_correction", ctypes.c_double),
     ]
 
 
@@ -252,6 +274,31 @@ def normal(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         states.data_ptr(),
         len(states),
         width,
+        out.data_ptr(),
+    )
+    return out
+
+
+def adam(
+    x: Tensor, g: Tensor, moments: tuple[Tensor, Tensor], *, lr: Tensor, numbers: NativeAdam
+) -> Tensor:
+    """The rows x after a step of Adam along g; the moments change in place.
+
+    All are [n, P], contiguous and of one type; `lr` is float64 [n].
+    """
+    assert isinstance(_library, Library)
+    mean, square = moments
+    out = torch.empty_like(x)
+    _library.calls.covey_adam(
+        _library.number,
+        DTYPES.index(x.dtype),
+        ctypes.byref(numbers),
+        *x.shape,
+        lr.data_ptr(),
+        x.data_ptr(),
+        g.data_ptr(),
+        mean.data_ptr(),
+        square.data_ptr(),
         out.data_ptr(),
     )
     return out
@@ -519,6 +566,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         ],
         "finite": [*typed, pointer, size],
         "tanh": [*typed, pointer, pointer, size],
+        "adam": [*typed, pointer, size, size, *[pointer] * 6],
         "normal": [*typed, pointer, size, size, pointer],
         "choose": [size, pointer, pointer, pointer, size, pointer],
         "bits": [*typed, pointer, size, pointer],

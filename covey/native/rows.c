@@ -31,7 +31,8 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-enum { RELU = 1, TANH, SIGMOID };
+enum { RELU = 1, TANH, SIGMOID, LEAKY_RELU, ELU, SILU, GELU, GELU_TANH };
+#define BY_INPUT(activation) ((activation) >= SILU) /* whether its derivative is computed from its input */
 enum { CROSS_ENTROPY, SQUARED_ERROR };
 enum { NO_L1, SMOOTH, SOFT };
 enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS, TOO_MANY_MOVES };
@@ -39,7 +40,8 @@ enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS, TOO_MANY_MOVES };
 /* One call, field by field as covey/native/__init__.py writes it. Optional pointers may be NULL. Strides count values. */
 struct work {
     int64_t devices, width, batch, batches, layers, examples_held;
-    const int64_t *table; /* [layers, 5]: in, out, where the weight [in, out] and the bias start (-1: none), activation */
+    const int64_t *table; /* [layers, 6]: in, out, where the weight [in, out] and the bias start (-1: none), activation,
+                             and the bits of the activation's parameter, a double */
     int64_t loss;
     void *rows;
     const void *start, *anchor, *linear;
@@ -52,9 +54,15 @@ struct work {
     const int64_t *steps;    /* [devices], as lr, lam and gamma */
     const double *lr, *lam, *gamma, *share;
     double decay, rho, linear_scale;
+    double l2; /* of the gradient's own ridge, where it is taken at other rows; then there is no linear term */
     int64_t l1, part_start, part_stop;
     int64_t fresh;    /* whether every step has a batch of its own */
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */
+};
+
+/* The numbers of a step of Adam: what the moments keep, and what they lack because they began at 0. */
+struct adam {
+    double beta1, beta2, mean_correction, square_correction;
 };
 
 #define GOLDEN 0x9E3779B97F4A7C15u
@@ -200,6 +208,8 @@ int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows
                     int64_t *counts);
 int covey_finite(int set, int twice, const void *values, int64_t count);
 int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
+int covey_adam(int set, int twice, const struct adam *a, int64_t rows, int64_t width, const double *lr, const void *x,
+               const void *g, void *mean, void *square, void *to);
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
 int covey_normal(int set, int twice, const uint64_t *states, int64_t nodes, int64_t width, void *to);
 int covey_large_pages(void *from, int64_t size);
@@ -313,6 +323,23 @@ int covey_tanh(int set, int twice, const void *from, void *to, int64_t count)
 #define CALL(suffix, real) { JOIN(tanh_row, suffix)(from, to, count); }
     EACH(set, twice, CALL)
 #undef CALL
+    return 0;
+}
+
+/* One step of Adam for each row, with a step size of its own. */
+int covey_adam(int set, int twice, const struct adam *a, int64_t rows, int64_t width, const double *lr, const void *x,
+               const void *g, void *mean, void *square, void *to)
+{
+    for (int64_t n = 0; n < rows; n++) {
+        const int64_t at = n * width;
+#define CALL(suffix, real)                                                                                                      \
+    {                                                                                                                           \
+        JOIN(adam, suffix)(a, lr[n], width, (const real *)x + at, (const real *)g + at, (real *)mean + at, (real *)square + at, \
+                           (real *)to + at);                                                                                    \
+    }
+        EACH(set, twice, CALL)
+#undef CALL
+    }
     return 0;
 }
 

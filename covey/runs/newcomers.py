@@ -189,7 +189,7 @@ class Newcomers:
             model = self.algorithm.above()
         tier = self.tree.tiers[-1]
         me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
-        predict = self.algorithm.predictor(me, model, rows)
+        predict = self.algorithm.predictor(me, model, rows) or me.predictor(rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:

@@ -285,7 +285,7 @@ class Scorer:
         flags = models[1::2]
         for name, rows, held in zip(self._model_names, all_rows, flags, strict=True):
             me.call.recalled.clear()
-            predict = self.algorithm.predictor(me, name, rows)
+            predict = self.algorithm.predictor(me, name, rows) or me.predictor(rows)
             for part in self.parts:
                 sums = self._sums(me, name, rows, held, part, predict)
                 columns.append(sums)
