@@ -163,6 +163,15 @@ def _select(c: Compiler, input: Any, dim: int, index: int) -> None:
     _changed(c, input, lambda x: x.select(axis, index))
 
 
+def _roll(c: Compiler, input: Any, shifts: Any, dims: Any) -> None:
+    axes = _moved(dims)
+    _changed(c, input, lambda x: x.roll(shifts, axes))
+
+
+def _pixel_shuffle(c: Compiler, input: Any, upscale_factor: int) -> None:
+    _changed(c, input, lambda x: F.pixel_shuffle(x, upscale_factor))
+
+
 def _flip(c: Compiler, input: Any, *dims: Any) -> None:
     axes = _moved(_numbers(dims))
     _changed(c, input, lambda x: x.flip(axes))
@@ -212,6 +221,25 @@ def _reduced(reduce: Callable[..., Tensor]) -> Rule:
             raise Unknown("a reduction has settings that are not known")
         axes = _moved(dim)
         _changed(c, input, lambda x: reduce(x, axes, keepdim))
+
+    return rule
+
+
+def _spread(spread: Callable[..., Tensor]) -> Rule:
+    """The variance or standard deviation over some axes."""
+
+    def rule(
+        c: Compiler,
+        input: Any,
+        dim: Any,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        correction: int | None = None,
+    ) -> None:
+        if correction is None:
+            correction = int(unbiased)
+        axes = _moved(dim)
+        _changed(c, input, lambda x: spread(x, axes, correction=correction, keepdim=keepdim))
 
     return rule
 
@@ -306,12 +334,15 @@ RULES: dict[str, Rule] = {
     "normalize": _normalize,
     "permute": _permute,
     "repeat": _repeat,
+    "pixel_shuffle": _pixel_shuffle,
     "reshape": _reshape,
+    "roll": _roll,
     "select": _select,
     "softmax": _softmax(torch.softmax),
     "split": _split,
     "squeeze": _squeeze,
     "stack": _joined(torch.stack),
+    "std": _spread(torch.std),
     "sum": _reduced(torch.sum),
     "swapaxes": _transpose,
     "t": _reversed,
@@ -320,6 +351,7 @@ RULES: dict[str, Rule] = {
     "unbind": _unbind,
     "unflatten": _unflatten,
     "unsqueeze": _unsqueeze,
+    "var": _spread(torch.var),
     "view": _reshape,
 }
 """The rules of this file, by the name of torch's function."""

@@ -24,8 +24,8 @@ from covey.engine.passing import Pass
 from covey.engine.recording import record
 from covey.origin import FAULTS
 
-SIZES = (5, 7)
-"""Of the two batches that are recorded: rare among the sizes of layers."""
+_PRIMES = (5, 7, 11, 13, 17, 19)
+"""Sizes of the batches that are recorded: two that are no lengths of an example."""
 _CHECKED = (2, 3)
 """How many examples of each are checked."""
 _CLOSE = 1e-9
@@ -58,7 +58,7 @@ def traced(
         module = module.double()
     module = norm.for_recording(module)
     draw = torch.Generator().manual_seed(0)
-    batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
+    batches = [_inputs(module, size, example, sample, draw) for size in _sizes(example)]
     graph = _recorded(module, batches)
     step = compile(graph, space)
     _check_equal(graph, module, batches, compile, draw)
@@ -98,7 +98,7 @@ def _plain_graph(module: nn.Module, example: torch.Size, sample: Tensor | None) 
     if not all(layer.training for layer in module.modules()):
         module = copy.deepcopy(module).train()
     draw = torch.Generator().manual_seed(0)
-    batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
+    batches = [_inputs(module, size, example, sample, draw) for size in _sizes(example)]
     graph = _recorded(module, batches)
     if all(parameter.requires_grad for parameter in module.parameters()):
         if len(_plain_graphs) >= _CACHED:
@@ -116,6 +116,14 @@ def _settings(module: nn.Module) -> tuple[object, ...]:
     for name, parameter in module.named_parameters():
         out.append((name, parameter.shape, parameter.requires_grad))
     return tuple(out)
+
+
+def _sizes(example: torch.Size) -> tuple[int, int]:
+    """The sizes of the two batches."""
+    rare = [size for size in _PRIMES if size not in example]
+    if len(rare) < 2:
+        raise Unknown("its examples have too many axes")
+    return rare[0], rare[1]
 
 
 def _inputs(
@@ -145,7 +153,7 @@ def _recorded(module: nn.Module, batches: Sequence[Tensor]) -> Graph:
         if not random and not plain:
             module.eval()
         large = record(module, second)
-        graph = merged(small, large, SIZES)
+        graph = merged(small, large, (len(first), len(second)))
         if random and not plain:
             _check_scoring(module, batches)
     except Unknown:
@@ -160,7 +168,7 @@ def _check_scoring(module: nn.Module, batches: Sequence[Tensor]) -> None:
     first, second = (batch.clone() for batch in batches)
     training = record(module.train(), first, sites=False)
     scoring = record(module.eval(), second, sites=False)
-    merged(training, scoring, SIZES)
+    merged(training, scoring, (len(first), len(second)))
 
 
 def _check_equal(
