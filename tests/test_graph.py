@@ -336,6 +336,35 @@ def test_hooks_and_compiled_modules_are_refused() -> None:
         assert words in passes.graph
 
 
+class Ids(nn.Module):
+    """Takes integers, as numbers of words and as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4, padding_idx=1)
+        self.out = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x).mean(1)
+        numbers = x.to(torch.float32)
+        return self.out(torch.cat([words, numbers.float()], dim=1))
+
+
+def test_integers_and_the_type_of_the_parameters() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randint(5, (N, B, 3), generator=draw)
+    module = Ids()
+    space = ParameterLayout(module)
+    passes = forward(space, x.shape[2:], sample=x[0])
+    assert passes.path == "batched", passes.graph
+    rows = space.row(module) + 0.3 * torch.randn(N, space.width, generator=draw)
+    out, gradients = outcome(passes, space, rows, x)
+    expected = alone(space, rows[3], x[3])
+    torch.testing.assert_close((out[3], gradients[3]), expected, rtol=1e-5, atol=1e-5)
+    some = outcome(passes, space, rows[3:4], x[3:4])
+    assert torch.equal(some[1], gradients[3:4])
+
+
 class Low(nn.Module):
     """A weight of low rank as a parametrization."""
 

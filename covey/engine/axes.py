@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from covey.engine import rowwise
 from covey.engine.batched import Compiler, Registers, Rule, at_size
-from covey.engine.graph import Multiple, Shared, Unknown, Value
+from covey.engine.graph import FLOAT, Multiple, Shared, Unknown, Value
 from covey.engine.passing import Pass
 from covey.engine.rules import widened
 
@@ -300,6 +300,11 @@ def _long(c: Compiler, input: Any) -> None:
     _changed(c, input, Tensor.long)
 
 
+def _float(c: Compiler, input: Any) -> None:
+    source = c.rows(input)
+    c.emit(lambda pass_, v: v[source].to(pass_.parameters[0].dtype), source)
+
+
 def _to(c: Compiler, input: Any, *settings: Any, **named: Any) -> None:
     """A move to a device; `x.to(...)` with a type is not known."""
     for setting in (*settings, *named.values()):
@@ -320,6 +325,7 @@ RULES: dict[str, Rule] = {
     "detach": _detach,
     "expand": _expand,
     "expand_as": _expand_as,
+    FLOAT: _float,
     "flatten": _flatten,
     "flip": _flip,
     "getitem": _getitem,
