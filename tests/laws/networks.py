@@ -303,7 +303,7 @@ NETWORKS: dict[str, Network] = {
     "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
     "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
-    "LSTM on tokens": Network(lstm, (LENGTH,), PFEDME, {"data": sentences()}),
+    "LSTM on tokens": Network(lstm, (LENGTH,), FEDAVG, {"data": sentences()}),
     "transformer on tokens": Network(transformer, (LENGTH,), PERMFL, {"data": sentences()}),
 }
 """Every kind of model, by name."""
