@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from covey.cli.config import Config
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_TRAINING = ("loss", "l2", "batches", "start", "compute", "device", "workers", "memory")
+_TRAINING = ("loss", "l2", "batches", "start", "norm", "compute", "device", "workers", "memory")
 _NUMBERS = ("squared_error", "mse")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that

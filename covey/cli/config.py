@@ -66,6 +66,7 @@ class Config(BaseModel):
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
     augment: str | list[str | dict[str, Any]] = []
+    norm: Literal["device", "frozen", "group"] = "device"
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine import attention, axes, rules
+from covey.engine import attention, axes, norm, rules
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
@@ -43,6 +43,14 @@ class Forward:
         zeros = pass_.map(_row_of_zeros)
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
+
+    def statistics(self, pass_: Pass, x: Tensor) -> dict[int, Tensor]:
+        """What every BatchNorm layer takes from the inputs, [n, 2, C] by number."""
+        recorded: dict[int, Tensor] = {}
+        self(replace(pass_, statistics=None, recorded=recorded), x)
+        if len(x):
+            return recorded
+        return {number: values[:0] for number, values in recorded.items()}
 
 
 def _row_of_zeros(rows: Tensor) -> Tensor:
@@ -142,9 +150,16 @@ def _each(step: Step) -> Step:
             return step(pass_, x).contiguous()
         inputs = torch.split(x, 1)
         outputs = []
+        recorded: list[dict[int, Tensor]] = []
         for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
+            if pass_.recorded is not None:
+                recorded.append({})
+                pass_of_row = replace(pass_of_row, recorded=recorded[-1])
             out = step(pass_of_row, x_of_row)
             outputs.append(out.contiguous())
+        if pass_.recorded is not None:
+            for number in recorded[0]:
+                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
         return torch.cat(outputs)
 
     return apply
@@ -167,10 +182,18 @@ def _vmapped(space: ParameterLayout) -> Step:
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         whole = space.with_frozen(pass_)
 
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(whole.with_tensors(tensors), x)
+        def one(tensors: list[Tensor], x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+            recorded: dict[int, Tensor] = {}
+            own = whole.with_tensors(tensors)
+            if pass_.recorded is not None:
+                own = replace(own, recorded=recorded)
+            out = call(own, x)
+            return out, {number: values[0] for number, values in recorded.items()}
 
-        return vmap(one)(whole.tensors, x)
+        out, recorded = vmap(one)(whole.tensors, x)
+        if pass_.recorded is not None:
+            pass_.recorded.update(recorded)
+        return out
 
     return apply
 
@@ -185,7 +208,9 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = sharing_copy(space.module).train(pass_.training)
+            thread.norms = norm.Current(alone=not batched)
+            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+        thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:
             module.train(pass_.training)

@@ -222,6 +222,13 @@ class Nodes:
         task = self._runtime.task
         return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
 
+    def predictor(self, rows: Rows) -> Predict | None:
+        """How the module predicts with these rows, made ready once for several parts of the data.
+
+        None where there is nothing to make ready.
+        """
+        return self._runtime.task.predictor(rows, self.ids)
+
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
         return self._runtime.task.outputs(rows, batch)
@@ -596,7 +603,7 @@ class DataGradient(DataLoss):
     def _data(self, x: Rows) -> Rows:
         if self.all_examples:
             return self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
-        return self.task.gradient(x, self.batch(self._step))
+        return self.task.fast_gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""

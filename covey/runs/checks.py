@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.engine import norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.task import resolved_loss
@@ -65,6 +66,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "batches": ("uniform", "cyclic"),
     "protocol": ("honest", "paper"),
     "start": ("seed", "module"),
+    "norm": ("device", "frozen", "group"),
     "dtype": (torch.float32, torch.float64),
     "compute": ("fp32", "bf16"),
 }
@@ -80,6 +82,7 @@ def check(experiment: Experiment) -> None:
     _check_lists(experiment)
     _check_counts(experiment)
     _check_choices(experiment)
+    _check_norm(experiment)
     _check_values(experiment)
     _check_augment(experiment)
     _check_algorithm(experiment)
@@ -158,6 +161,16 @@ def _check_choices(experiment: Experiment) -> None:
         if not _among(value, choices):
             listed = ", ".join(map(repr, choices))
             raise ConfigError(f"{name} = {shown(value)}: choose one of {listed}.")
+
+
+def _check_norm(experiment: Experiment) -> None:
+    """Set the module whose BatchNorm layers are as `norm` says."""
+    if experiment.norm == "frozen" and experiment.start != "module":
+        raise ConfigError(
+            "norm = 'frozen' takes the running statistics that the module came with, which are not "
+            "those of new weights; use start = 'module' with a pretrained module."
+        )
+    _set(experiment, "model", norm.prepared(experiment.model, experiment.norm))
 
 
 def _among(value: Any, choices: tuple[Any, ...]) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 from covey.data import Shards
 from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
+from covey.engine.norm import Norm
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
@@ -38,7 +39,9 @@ class Experiment:
     with, for instance a pretrained one. `frozen`, patterns as `private` has, names layers that do
     not train. They and parameters without `requires_grad` keep the module's values with either
     start; no row and no message holds them. `augment` changes training batches at random: "crop",
-    "flip" and "noise", a table with options, or a function (covey/engine/augment.py).
+    "flip" and "noise", a table with options, or a function (covey/engine/augment.py). `norm` says
+    how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
+    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -72,6 +75,7 @@ class Experiment:
     batches: Batches = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
+    norm: Norm = "device"
     score_every: int = 1
     score_train_every: int | None = None
     parts: tuple[str, ...] = ("validation", "test")

@@ -20,6 +20,7 @@ from covey.codecs import codec
 from covey.data import Shards
 from covey.engine.augment import Augmentation, Own
 from covey.engine.layout import ParameterLayout
+from covey.engine.norm import has_batch_norm
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -70,6 +71,8 @@ def program_fingerprint(
     out = {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
+    if experiment.norm != "device" or has_batch_norm(experiment.model):
+        out["norm"] = experiment.norm
     frozen = [p for p in experiment.model.parameters() if not p.requires_grad]
     if frozen:
         out["frozen"] = _digest(*frozen)
