@@ -8,11 +8,12 @@ that its devices evaluated. A figure is the median of the ratios of neighbouring
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,8 +59,7 @@ EDGES = 4
 def algorithm(name: str, settings: dict[str, Any]) -> covey.Algorithm:
     """An algorithm with its defaults, and the batch size of all where it has one."""
     kind = ALGORITHMS[name]
-    known = {field.name for field in fields(kind)}
-    if "batch" in known:
+    if "batch" in inspect.signature(kind).parameters:
         settings = {"batch": BATCH, **settings}
     return kind(**settings)
 

@@ -5,6 +5,7 @@ CI draws the same examples every time, so that a red run is a change's own; anyw
 are tried.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ from covey.cli import config
 torch.set_num_threads(1)
 settings.register_profile("covey", deadline=None, database=None, derandomize="CI" in os.environ)
 settings.load_profile("covey")
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves stay until the end: collections of garbage need not look at them."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -60,6 +60,7 @@ FEATURES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "in place": lambda m, x: F.relu(m.second(x).add_(1.0), inplace=True) * m.second(x).tanh_(),
     "a parameter as weight": lambda m, x: F.linear(x, m.square) @ m.square.t(),
     "a computed weight": lambda m, x: F.linear(x, torch.tanh(m.square) * m.scale, m.scale),
+    "a bias and a weight [in, out]": lambda m, x: torch.addmm(m.scale, x, m.square),
     "a weight twice": lambda m, x: m.second(torch.tanh(m.second(x))),
     "a weight tied": lambda m, x: F.linear(torch.tanh(m.second(x)), m.second.weight),
     "softmax": lambda m, x: F.softmax(x, dim=-1) * m.scale,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -53,7 +54,9 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return str(request.param)
 
 
-def chain(*sizes: int, activation: type[nn.Module] = nn.ReLU, bias: bool = True) -> nn.Sequential:
+def chain(
+    *sizes: int, activation: Callable[[], nn.Module] = nn.ReLU, bias: bool = True
+) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Linear(sizes[0], sizes[1], bias=bias)]
     for inputs, outputs in pairwise(sizes[1:]):
         layers += [activation(), nn.Linear(inputs, outputs, bias=bias)]
@@ -71,6 +74,11 @@ STACKS: dict[str, nn.Module] = {
     "three layers": chain(WIDTH, 70, 17, 16),
     "no activation": nn.Sequential(nn.Linear(WIDTH, 8), nn.Linear(8, 5)),
     "wide": chain(WIDTH, 130, 40, activation=nn.Tanh),
+    "leaky relu": chain(WIDTH, 33, 3, activation=partial(nn.LeakyReLU, 0.2)),
+    "elu": chain(WIDTH, 9, 7, 3, activation=partial(nn.ELU, 0.7)),
+    "silu": chain(WIDTH, 21, 3, activation=nn.SiLU),
+    "gelu": chain(WIDTH, 21, 5, 3, activation=nn.GELU),
+    "gelu tanh": chain(WIDTH, 21, 3, activation=partial(nn.GELU, approximate="tanh")),
 }
 
 
@@ -337,7 +345,7 @@ def test_what_the_kernel_is_not_asked() -> None:
 
 
 def test_convolutions_and_own_losses_stay_with_torch() -> None:
-    module = nn.Sequential(nn.Linear(WIDTH, 4), nn.GELU(), nn.Linear(4, 3))
+    module = nn.Sequential(nn.Linear(WIDTH, 4), nn.Mish(), nn.Linear(4, 3))
     assert Task(module, shards(3, True)).kernel == "torch"
     own = Task(linear(WIDTH, 3), shards(3, True), loss=lambda out, y: out.square().sum(1))
     assert own.kernel == "torch"

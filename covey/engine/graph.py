@@ -104,6 +104,19 @@ class Graph:
         return sorted(out)
 
 
+def site_count(graph: Graph | str) -> int:
+    """In how many places of a graph training drops entries."""
+    if isinstance(graph, str):
+        return 0
+    return sum(_is_site(node) for node in graph.nodes)
+
+
+def _is_site(node: Node) -> bool:
+    if node.operation == ATTENTION:
+        return node.arguments[4] is not None
+    return node.operation == SITE
+
+
 def merged(small: Graph, large: Graph, sizes: tuple[int, int]) -> Graph:
     """The graph of two recordings on batches of these sizes, which must be alike.
 

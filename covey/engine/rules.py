@@ -275,6 +275,20 @@ def _linear(c: Compiler, input: Any, weight: Any, bias: Any = None) -> None:
         c.emit(on_the_last_axis, *reads)
 
 
+def _addmm(c: Compiler, input: Any, mat1: Any, mat2: Any) -> None:
+    """A linear layer whose weight lies [in, out]."""
+    if c.axes(input) != 1:
+        raise Unknown("addmm adds something else than a bias")
+    b = c.rows(input)
+    x = c.rows(mat1)
+    w = c.rows(mat2)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        return rowwise.baddbmm(v[b].unsqueeze(1), v[x], v[w])
+
+    c.emit(run, b, x, w)
+
+
 def matrix(c: Compiler, weight: Any) -> int:
     """The register of a linear layer's weight turned to [n, in, out]."""
     stored = c.stored(weight)
@@ -501,6 +515,10 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse:
         return
     index = c.rows(input)
+    if isinstance(weight, Shared):  # one frozen table for all models
+        frozen = c.constant(weight)
+        c.emit(lambda pass_, v: F.embedding(v[index], v[frozen]), index, frozen)
+        return
     table = c.rows(weight)
 
     def run(pass_: Pass, v: Registers) -> Tensor:
@@ -531,6 +549,7 @@ RULES: dict[str, Rule] = {
     "masked_fill": _masked_fill,
     "where": _where,
     "linear": _linear,
+    "addmm": _addmm,
     "interpolate": _interpolate,
     "pad": _pad,
     "group_norm": _group_norm,

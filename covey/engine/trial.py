@@ -116,6 +116,21 @@ def targets(task: Task) -> int:
     return y[:1].numel()
 
 
+def _check_norms(task: Task) -> None:
+    """Refuse batches and devices of one example where a norm layer would have one value of each.
+
+    The variance of one value is 0.
+    """
+    if not task.space.norms:
+        return
+    x, _ = task.examples.sample
+    points = norm.points(task.space.module, task.space.norms, x)
+    single = [name for name, count in points.items() if count == 1]
+    if not single:
+        return
+    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
+
+
 def check_backward(task: Task) -> None:
     """An error if a model that drops would draw again in the backward pass.
 
@@ -135,21 +150,6 @@ def check_backward(task: Task) -> None:
             f"the model draws by {error} in the backward pass, where no address decides it; "
             "leave out torch.utils.checkpoint around dropout."
         ) from error
-
-
-def _check_norms(task: Task) -> None:
-    """Refuse batches and devices of one example where a norm layer would have one value of each.
-
-    The variance of one value is 0.
-    """
-    if not task.space.norms:
-        return
-    x, _ = task.examples.sample
-    points = norm.points(task.space.module, task.space.norms, x)
-    single = [name for name, count in points.items() if count == 1]
-    if not single:
-        return
-    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:
