@@ -25,7 +25,8 @@ class Residual(nn.Module):
         self.first, self.second = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(x + torch.relu(self.first(x)))
+        hidden = torch.special.i1(self.first(x))  # no layer is known for it
+        out: Tensor = self.second(x + torch.relu(hidden))
         return out
 
 
@@ -219,7 +220,7 @@ class Once(torch.autograd.Function):
 
 class Squares(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = Once.apply(x)
+        out: Tensor = Once.apply(torch.special.i1(x))  # no layer is known for it
         return out
 
 

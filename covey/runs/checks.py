@@ -205,9 +205,9 @@ def _check_values(experiment: Experiment) -> None:
 def _check_augment(experiment: Experiment) -> None:
     """Set what the names and functions of `augment` mean."""
     steps = augmentations(experiment.augment)
-    shape = experiment.data.x.shape[1:]
+    x = experiment.data.x
     for step in steps:
-        step.check(shape, experiment.dtype)
+        step.check(x.shape[1:], x.dtype)
     _set(experiment, "augment", steps)
 
 
