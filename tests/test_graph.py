@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,52 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str, dtype: torch.d
         assert torch.equal(some[1], gradients[chosen]), chosen
 
 
+NODES: tuple[Callable[[Any, Tensor, Tensor], Tensor], ...] = (
+    lambda m, a, b: m.first(a),
+    lambda m, a, b: torch.tanh(a) + b,
+    lambda m, a, b: a * torch.sigmoid(b),
+    lambda m, a, b: m.norm(a) - m.scale,
+    lambda m, a, b: F.relu(a) * m.scale,
+    lambda m, a, b: torch.cat([a[:, :2], b[:, 2:]], dim=1),
+    lambda m, a, b: m.second(F.gelu(a)) + a,
+    lambda m, a, b: (a.unsqueeze(2) @ b.unsqueeze(1)).mean(2),
+)
+
+
+class Random(nn.Module):
+    """A random graph: every node takes one or two of the values before it, each of six numbers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        plan = random.Random(seed)
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.choices = [plan.randrange(len(NODES)) for _ in range(9)]
+        self.sources = [plan.sample(range(i + 1), min(2, i + 1)) for i in range(9)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = [x]
+        for choice, sources in zip(self.choices, self.sources, strict=True):
+            made = NODES[choice](self, values[sources[0]], values[sources[-1]])
+            values.append(made)
+        return self.first(torch.stack(values).sum(0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_graphs_are_the_modules(seed: int) -> None:
+    space, rows, x = world(Random(seed), (6,))
+    passes = forward(space, x.shape[2:])
+    assert passes.path == "batched", passes.graph
+    out, gradients = outcome(passes, space, rows, x)
+    expected = alone(space, rows[4], x[4])
+    torch.testing.assert_close((out[4], gradients[4]), expected, rtol=1e-10, atol=1e-10)
+    some = outcome(passes, space, rows[4:5], x[4:5])
+    assert torch.equal(some[0], out[4:5])
+    assert torch.equal(some[1], gradients[4:5])
+
+
 # What a recording cannot be trusted with
 
 
@@ -275,7 +322,8 @@ def test_what_a_recording_would_get_wrong_is_refused_with_the_reason(name: str) 
 def test_hooks_and_compiled_modules_are_refused() -> None:
     hooked = nn.Sequential(nn.Linear(6, 3))
     hooked[0].register_forward_hook(lambda layer, args, out: out * 2)
-    compiled = torch.compile(nn.Linear(6, 3), backend="eager")
+    compiled = nn.Linear(6, 3)
+    compiled.compile(backend="eager")
     for module, words in ((hooked, "it has hooks"), (compiled, "it is compiled")):
         passes = forward(ParameterLayout(module), torch.Size([6]))
         assert isinstance(passes.graph, str)

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import covey
 from covey.algorithms import FedAvg, FedBN, FineTune, Local
+from covey.engine.norm import Norm
 from covey.runs.selection import select
 
 DEVICES = 20
@@ -91,7 +92,7 @@ def convolutions() -> nn.Module:
 
 NETWORKS = {"mlp": linear_layers, "cnn": convolutions}
 ROUNDS = {"mlp": 40, "cnn": 20}
-METHODS: dict[str, tuple[type[covey.Algorithm], str, str]] = {
+METHODS: dict[str, tuple[type[covey.Algorithm], str, Norm]] = {
     "Local": (Local, "personal", "device"),
     "FedAvg": (FedAvg, "global", "device"),
     "FineTune": (FineTune, "personal", "device"),

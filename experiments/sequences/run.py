@@ -4,7 +4,7 @@
     python -m experiments.sequences.run transformer
     python -m experiments.sequences.run table
 
-Every method takes 20 gradients per device and round, of 8 sequences each. Each gets three settings,
+Every method takes 20 gradients per device and round, of 8 sequences each. Each gets four settings,
 which run on the first seed and are judged by the perplexity on validation data. The best one runs
 on three seeds; each seed draws other speakers, other texts and another start. The reported round
 is the one with the best perplexity on validation data. Finished runs are kept in `lstm.json` and
@@ -36,7 +36,7 @@ ROUNDS = 24
 SEEDS = 3
 FOLDER = Path(__file__).parent
 
-STEPS = {"lstm": (2.0, 4.0, 8.0), "transformer": (0.25, 0.5, 1.0)}
+STEPS = {"lstm": (2.0, 4.0, 8.0, 16.0), "transformer": (0.25, 0.5, 1.0, 2.0)}
 """The step sizes that are tried."""
 REPORTED = {"Local": "personal", "FineTune": "personal", "FedAvg": "global", "PFedMe": "personal"}
 
@@ -62,7 +62,7 @@ def pfedme(lr: float, lam: float) -> Algorithm:
 
 
 def settings(kind: str) -> dict[str, list[Algorithm]]:
-    """The three settings of every method."""
+    """The four settings of every method."""
     steps = STEPS[kind]
     of_one_step: dict[str, Callable[[float], Algorithm]] = {
         "Local": local,
@@ -70,8 +70,8 @@ def settings(kind: str) -> dict[str, list[Algorithm]]:
         "FineTune": finetune,
     }
     out = {name: [make(lr) for lr in steps] for name, make in of_one_step.items()}
-    _, middle, large = steps
-    out["PFedMe"] = [pfedme(middle, 0.1), pfedme(middle, 0.02), pfedme(large, 0.02)]
+    weak = [pfedme(lr, 0.02) for lr in steps[1:]]
+    out["PFedMe"] = [pfedme(steps[1], 0.1), *weak]
     return out
 
 

@@ -62,10 +62,10 @@ class Residual(nn.Module):
 
 
 CONV = nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 4))
-GELU = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4))
+MISH = nn.Sequential(nn.Linear(4, 5), nn.Mish(), nn.Linear(5, 4))
 MODELS: dict[str, tuple[nn.Module, Shards, str]] = {
     "fused": (mlp(4, 6, 5, 4), shards(), "fused"),
-    "batched": (GELU, shards(), "batched"),
+    "batched": (MISH, shards(), "batched"),
     "convolution": (CONV, shards((1, 4)), "each"),
     "vmap": (Residual(), shards(), "vmap"),
     "numbers": (mlp(4, 5, 2), shards(outputs=2), "fused"),
