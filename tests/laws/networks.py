@@ -321,3 +321,4 @@ NETWORKS: dict[str, Network] = {
 """Every kind of model, by name."""
 if multiplies_bf16("cpu"):
     NETWORKS["CNN in bf16"] = Network(Cnn, (1, 6, 6), FEDAVG, {"compute": "bf16"})
+    NETWORKS["adapters in bf16"] = Network(adapted, (4, 6), FEDAVG, {"compute": "bf16"})
