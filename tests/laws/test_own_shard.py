@@ -58,7 +58,7 @@ class Residual(nn.Module):
         self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x + torch.tanh(self.inner(x)))
+        return self.head(x + torch.special.i1(self.inner(x)))  # no layer is known for it
 
 
 CONV = nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 4))
