@@ -17,8 +17,8 @@ from covey.engine.task import Batch, Task
 INPUTS, CLASSES, SIZES = 9, 4, (20, 5, 300, 33)  # one device has more examples than a block
 
 
-class Residual(nn.Module):
-    """A module that only vmap takes."""
+class Running(nn.Module):
+    """A module that only vmap takes: no graph knows the running sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ MODULES = {
     "batched": mlp(nn.Mish(), nn.Softplus(), nn.ReLU6()),
     "batched norm": nn.Sequential(nn.Linear(INPUTS, 8), nn.GroupNorm(2, 8), nn.ELU(), HEAD),
     "each": conv(nn.ReLU()),
-    "vmap": Residual(),
+    "vmap": Running(),
 }
 PATHS = {name: name.partition(" ")[0] for name in MODULES} | {"linear": "fused"}
 SMOOTH = ("linear", "fused tanh", "fused sigmoid", "batched norm")
