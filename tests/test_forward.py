@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from covey.engine.forward import forward
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 from covey.models import linear, mlp
 
 N, B = 4, 5
@@ -52,7 +53,7 @@ def check(module: nn.Module, x: Tensor, path: str) -> None:
         N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     leaves = [slot.view(rows).clone().requires_grad_() for slot in space.slots]
-    out = passes(leaves, x)
+    out = passes(Pass(leaves), x)
     gradients = torch.autograd.grad(out.sin().sum(), leaves)
     for i in range(N):
         alone = space.fill(rows[i])
@@ -66,7 +67,7 @@ def check(module: nn.Module, x: Tensor, path: str) -> None:
             torch.testing.assert_close(
                 gradient[i], own.t() if slot.transposed else own, atol=1e-12, rtol=1e-12
             )
-    assert passes([leaf[:0] for leaf in leaves], x[:0]).shape == (0, *out.shape[1:])
+    assert passes(Pass([leaf[:0] for leaf in leaves]), x[:0]).shape == (0, *out.shape[1:])
 
 
 def inputs(*shape: int) -> Tensor:
@@ -128,6 +129,6 @@ def test_order_of_private_layers_changes_nothing() -> None:
     other = private.row(plain.fill(row[0]))[None]
     x = inputs(6)[:1]
     assert not torch.equal(row, other)
-    a = forward(plain, x.shape[2:])([slot.view(row) for slot in plain.slots], x)
-    b = forward(private, x.shape[2:])([slot.view(other) for slot in private.slots], x)
+    a = forward(plain, x.shape[2:])(Pass([slot.view(row) for slot in plain.slots]), x)
+    b = forward(private, x.shape[2:])(Pass([slot.view(other) for slot in private.slots]), x)
     assert torch.equal(a, b)

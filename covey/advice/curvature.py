@@ -148,8 +148,7 @@ def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
             rows = block.to(x.device)
         leaf = x[rows].requires_grad_()
         assert batch.weight is not None
-        weights = [slot.view(leaf) for slot in task.space.slots]
-        losses = task.losses(task.forward(weights, batch.x), batch.y)
+        losses = task.losses(task.outputs(leaf, batch), batch.y)
         means = (losses * batch.weight).sum(1) / counts[rows]
         (gradient,) = torch.autograd.grad(means.sum(), leaf, create_graph=True)
         if gradient.requires_grad:  # a loss linear in the parameters has no curvature

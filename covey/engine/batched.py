@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from covey.engine import rowwise
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 
-Step = Callable[[list[Tensor], Tensor], Tensor]
-"""From the parameters of all models and a layer's inputs to its outputs."""
+Step = Callable[[Pass, Tensor], Tensor]
+"""From the pass of all models and a layer's inputs to its outputs."""
 Own = dict[str, int]
 """Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}."""
 
@@ -129,25 +130,25 @@ def _unknown(name: str, layer: nn.Module) -> str:
 
 
 def _run(steps: list[Step]) -> Step:
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
         for step in steps:
-            x = step(parameters, x)
+            x = step(pass_, x)
         return x
 
     return apply
 
 
-def _fold(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _fold(pass_: Pass, x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def _unfold(parameters: list[Tensor], x: Tensor) -> Tensor:
-    models = len(parameters[0])
+def _unfold(pass_: Pass, x: Tensor) -> Tensor:
+    models = pass_.models
     by_model = torch.unflatten(x, 1, (models, -1))
     return by_model.transpose(0, 1)
 
 
-def _channels_last(parameters: list[Tensor], x: Tensor) -> Tensor:
+def _channels_last(pass_: Pass, x: Tensor) -> Tensor:
     """Images with the channels of a point side by side.
 
     A CPU convolves and pools them up to twice as fast.
@@ -168,12 +169,12 @@ def _batched(layer: nn.Module, own: Own | None, axes: int, alone: bool) -> Batch
     if own is None:
         return None
     if kind in _NOTHING:
-        return BatchedLayer(lambda parameters, x: x, axes)
+        return BatchedLayer(lambda pass_, x: x, axes)
     if kind in _ELEMENTWISE and not getattr(layer, "inplace", False):
         activation: Callable[[Tensor], Tensor] = layer
         if not alone and kind not in _STEADY:
             activation = rowwise.elementwise(layer)
-        return BatchedLayer(lambda parameters, x: activation(x), axes)
+        return BatchedLayer(lambda pass_, x: activation(x), axes)
     if kind in _BUILDERS:
         return _BUILDERS[kind](layer, own, axes)
     return None
@@ -183,16 +184,16 @@ def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight = own["weight"]
     bias = own.get("bias")
 
-    def product(parameters: list[Tensor], x: Tensor) -> Tensor:
-        w = parameters[weight]
+    def product(pass_: Pass, x: Tensor) -> Tensor:
+        w = pass_.parameters[weight]
         if bias is None:
             return rowwise.bmm(x, w)
-        offset = parameters[bias].unsqueeze(1)
+        offset = pass_.parameters[bias].unsqueeze(1)
         return rowwise.baddbmm(offset, x, w)
 
-    def on_the_last_axis(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def on_the_last_axis(pass_: Pass, x: Tensor) -> Tensor:
         points = x.shape[1:-1]
-        out = product(parameters, x.flatten(1, -2))
+        out = product(pass_, x.flatten(1, -2))
         return torch.unflatten(out, 1, points)
 
     if axes == 0:
@@ -208,10 +209,10 @@ def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight = own["weight"]
     bias = own.get("bias")
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        models = len(parameters[weight])
-        kernel = parameters[weight].flatten(0, 1)
-        offset = _flat(parameters, bias)
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        models = len(pass_.parameters[weight])
+        kernel = pass_.parameters[weight].flatten(0, 1)
+        offset = _flat(pass_.parameters, bias)
         groups = models * layer.groups
         return convolve(
             x,
@@ -240,17 +241,17 @@ def _pool(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
         return None
     if getattr(layer, "return_indices", False):
         return None
-    return BatchedLayer(lambda parameters, x: layer(x), axes, folded=True)
+    return BatchedLayer(lambda pass_, x: layer(x), axes, folded=True)
 
 
 def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     weight = own.get("weight")
     bias = own.get("bias")
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        scale = _flat(parameters, weight)
-        offset = _flat(parameters, bias)
-        groups = len(parameters[0]) * layer.num_groups
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        scale = _flat(pass_.parameters, weight)
+        offset = _flat(pass_.parameters, bias)
+        groups = pass_.models * layer.num_groups
         return F.group_norm(x, groups, scale, offset, layer.eps)
 
     if axes == 0:
@@ -268,12 +269,12 @@ def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
         ones = [1] * missing
         return parameter.view(len(x), *ones, *shape)
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
         out = F.layer_norm(x, shape, eps=layer.eps)
         if weight is not None:
-            out = out * beside(parameters[weight], x)
+            out = out * beside(pass_.parameters[weight], x)
         if bias is not None:
-            out = out + beside(parameters[bias], x)
+            out = out + beside(pass_.parameters[bias], x)
         return out
 
     if axes < len(shape):
@@ -287,7 +288,7 @@ def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
     if not 1 <= start <= end:  # it would mix examples
         return None
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
         return x.flatten(start + 1, end + 1)
 
     return BatchedLayer(apply, axes - (end - start), folded=False)
@@ -301,7 +302,7 @@ def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
         return None
     sizes = tuple(layer.unflattened_size)
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
         return torch.unflatten(x, dim + 1, sizes)
 
     return BatchedLayer(apply, axes + len(sizes) - 1, folded=False)

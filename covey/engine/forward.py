@@ -17,6 +17,7 @@ from torch.func import functional_call, vmap
 
 from covey.engine.batched import Step, chain
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,12 @@ class Forward:
     apply: Step
     unknown: str | None = None  # why the model is not made of known layers
 
-    def __call__(self, parameters: list[Tensor], x: Tensor) -> Tensor:
-        """Outputs for inputs [n, B, ...].
-
-        `parameters` are the views of the slots, in the order of the layout.
-        """
+    def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
+        """Outputs for inputs [n, B, ...]."""
         if len(x):
-            return self.apply(parameters, x)
+            return self.apply(pass_, x)
         # Neither vmap nor a convolution takes no rows: a row of zeros tells the shape.
-        zeros = [_row_of_zeros(parameter) for parameter in parameters]
+        zeros = pass_.map(_row_of_zeros)
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
 
@@ -66,16 +64,14 @@ def _convolves(module: nn.Module) -> bool:
 def _each(step: Step) -> Step:
     """Row by row, so that no row's bits can depend on its neighbours."""
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
         if len(x) == 1:
             # The layout of the output decides the kernels of the backward pass.
-            return step(parameters, x).contiguous()
-        by_parameter = [torch.split(parameter, 1) for parameter in parameters]
-        by_row = zip(*by_parameter, strict=True)
+            return step(pass_, x).contiguous()
         inputs = torch.split(x, 1)
         outputs = []
-        for row, x_of_row in zip(by_row, inputs, strict=True):
-            out = step(list(row), x_of_row)
+        for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
+            out = step(pass_of_row, x_of_row)
             outputs.append(out.contiguous())
         return torch.cat(outputs)
 
@@ -85,27 +81,34 @@ def _each(step: Step) -> Step:
 def _alone(space: ParameterLayout) -> Step:
     call = _call(space)
 
-    def apply(parameters: list[Tensor], x: Tensor) -> Tensor:
-        row = [p.squeeze(0) for p in parameters]
-        return call(row, x.squeeze(0)).unsqueeze(0)
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        alone = pass_.map(lambda tensor: tensor.squeeze(0))
+        return call(alone, x.squeeze(0)).unsqueeze(0)
 
     return apply
 
 
 def _vmapped(space: ParameterLayout) -> Step:
     call = _call(space)
-    return lambda parameters, x: vmap(call)(parameters, x)
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
+            return call(pass_.with_tensors(tensors), x)
+
+        return vmap(one)(pass_.tensors, x)
+
+    return apply
 
 
 def _call(space: ParameterLayout) -> Step:
-    """The module itself on one model's parameters and inputs [B, ...]."""
+    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
 
-    def call(parameters: list[Tensor], x: Tensor) -> Tensor:
+    def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
             thread.module = copy.deepcopy(space.module)
         values = {}
-        for slot, parameter in zip(space.slots, parameters, strict=True):
+        for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
             values[slot.name] = slot.oriented(parameter)
         out: Tensor = functional_call(thread.module, values, (x,))
         return out

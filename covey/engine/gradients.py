@@ -12,6 +12,7 @@ from covey.engine.batches import Batch
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import LossFunction, cross_entropy
+from covey.engine.passing import Pass
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
@@ -32,7 +33,13 @@ class Gradients:
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's outputs on its batch, [n, B, ...]."""
-        return self.forward(self.views(x), batch.x)
+        pass_ = Pass(self.views(x), weight=batch.weight)
+        return self.forward(pass_, batch.x)
+
+    def _training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """The outputs of which a gradient is taken, [n, B, ...]."""
+        pass_ = Pass(parameters, weight=batch.weight, training=True)
+        return self.forward(pass_, batch.x)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
@@ -78,7 +85,7 @@ class Gradients:
         if not len(x):
             return tuple(torch.zeros_like(leaf) for leaf in leaves)
         with torch.enable_grad():
-            outputs = self.forward(leaves, batch.x)
+            outputs = self._training_outputs(leaves, batch)
             losses = self.losses(outputs, batch.y)
             total = _total(losses, batch.weight)
             return torch.autograd.grad(total, leaves)
@@ -90,10 +97,11 @@ class Gradients:
         """
         leaf = x.detach().requires_grad_()
         if not len(x):
-            loss(self.outputs(x, batch))  # a rehearsal is to find what cannot work
+            # A rehearsal is to find what cannot work.
+            loss(self._training_outputs(self.views(x), batch))
             return torch.zeros_like(x)
         with torch.enable_grad():
-            outputs = self.outputs(leaf, batch)
+            outputs = self._training_outputs(self.views(leaf), batch)
             total = loss(outputs).sum()
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient
@@ -160,7 +168,7 @@ class Gradients:
 
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
-        outputs = self.forward(leaves, batch.x)
+        outputs = self._training_outputs(leaves, batch)
         if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:
             errors = _cross_entropy_errors(outputs, batch)
             return torch.autograd.grad(outputs, leaves, errors, create_graph=True)

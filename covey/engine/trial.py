@@ -11,6 +11,7 @@ from covey.data import Shards
 from covey.data.shards import some
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.losses import cross_entropy
+from covey.engine.passing import Pass
 from covey.errors import ConfigError, DataError, ModelError
 from covey.origin import FAULTS, told
 from covey.types import Rows
@@ -61,9 +62,9 @@ def _outputs(task: Task, rows: Rows) -> Tensor:
     name = type(task.space.module).__name__
     try:
         with torch.no_grad(), NoDraws():
-            views = task.gradients.views(rows)
+            pass_ = Pass(task.gradients.views(rows))
             x, _ = task.examples.sample
-            outputs: object = task.forward(views, x[None])
+            outputs: object = task.forward(pass_, x[None])
     except Drawn as error:
         raise ModelError(f"{_RANDOM} It draws by {error}.") from error
     except FAULTS as error:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covey.engine.forward import Forward, _alone, _each, _vmapped, forward
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 from covey.models import cnn
 
 N, B = 4, 3
@@ -105,11 +106,11 @@ def world(name: str, private: tuple[str, ...] = ()) -> tuple[ParameterLayout, Te
 
 
 def outcome(
-    run: Callable[[list[Tensor], Tensor], Tensor], space: ParameterLayout, rows: Tensor, x: Tensor
+    run: Callable[[Pass, Tensor], Tensor], space: ParameterLayout, rows: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Outputs, and gradients as rows."""
     leaves = [slot.view(rows).detach().requires_grad_() for slot in space.slots]
-    out = run(leaves, x)
+    out = run(Pass(leaves), x)
     gradients = torch.autograd.grad(out.sin().sum(), leaves)
     return out.detach(), torch.cat([g.flatten(1) for g in gradients], 1)
 
@@ -158,7 +159,9 @@ def test_no_rows_and_one(name: str, count: int) -> None:
     out, gradients = alone(space, rows, x)
     for path in paths(space, x.shape[2:]):
         views = [slot.view(rows[:count]) for slot in space.slots]
-        torch.testing.assert_close(path(views, x[:count]), out[:count], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            path(Pass(views), x[:count]), out[:count], rtol=1e-12, atol=1e-12
+        )
         if count:
             torch.testing.assert_close(
                 outcome(path, space, rows[:1], x[:1])[1], gradients[:1], rtol=1e-12, atol=1e-12

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from covey.data import own
 from covey.engine.forward import forward
 from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
 from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.models import cnn, lenet, linear, mlp, permfl_cnn, vgg
@@ -235,7 +236,7 @@ def test_many_at_once_are_each_alone(name: str, device: str, path: str) -> None:
     many = forward(space, x.shape[2:], device)
     assert many.path == path
     leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
-    out = many(leaves, x)
+    out = many(Pass(leaves), x)
     gradients = torch.autograd.grad(out.sin().sum(), leaves)
     for i in range(3):
         alone = space.fill(rows[i])

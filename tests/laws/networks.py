@@ -1,0 +1,98 @@
+"""Small networks with data, each a kind of model, and the experiment a law runs them in.
+
+A new kind of model is one entry of `NETWORKS`: the laws of `test_networks.py` then hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from covey import Algorithm, Experiment, Tree, data
+from covey.algorithms import FedAvg, PerMFL, PFedMe
+
+CLASSES = 3
+SIZES = (7, 12, 5, 9, 16)
+"""Examples per device."""
+ROUNDS = 2
+FLAT = Tree.flat(len(SIZES))
+GROUPED = Tree.grouped([2, 3])
+
+FEDAVG = FedAvg(steps=3, lr=0.3, batch=4)
+PFEDME = PFedMe(lam=2.0, local_rounds=2, steps=2, lr=0.3, personal_lr=0.3, batch=4)
+PERMFL = PerMFL(lam=1.0, gamma=1.5, lr=0.3, edge_lr=0.4, edge_rounds=2, steps=2, batch=4)
+
+
+@dataclass(frozen=True)
+class Network:
+    """How to build a model, the shape of an example, and what trains it."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    algorithm: Algorithm = FEDAVG
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of the experiment; `data` replaces the examples that `shape` describes."""
+
+    def experiment(self, **changes: Any) -> Experiment:
+        """The experiment, with some fields changed."""
+        plain: dict[str, Any] = {
+            "data": examples(self.shape),
+            "model": self.model(),
+            "tree": GROUPED if len(self.algorithm.tiers()) == 3 else FLAT,
+            "rounds": ROUNDS,
+            "score_every": 1,
+            "workers": 1,
+        }
+        return Experiment(algorithm=self.algorithm, **{**plain, **self.settings, **changes})
+
+
+def examples(shape: tuple[int, ...]) -> data.Shards:
+    """Devices of different sizes, each with its own rule from features to labels."""
+    draw = torch.Generator().manual_seed(7)
+    pairs = []
+    for size in SIZES:
+        x = torch.randn(size, *shape, generator=draw)
+        rule = torch.randn(x[0].numel(), CLASSES, generator=draw)
+        y = (x.flatten(1) @ rule).argmax(1)
+        pairs.append((x, y))
+    return data.own(pairs, classes=CLASSES)
+
+
+class Mlp(nn.Module):
+    """Two linear layers, written as a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(x))
+        out: Tensor = self.head(hidden)
+        return out
+
+
+class Cnn(nn.Module):
+    """A convolution, a pooling and a linear layer, written as a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = F.max_pool2d(torch.relu(self.conv(x)), 2)
+        out: Tensor = self.head(maps.flatten(1))
+        return out
+
+
+NETWORKS: dict[str, Network] = {
+    "class MLP": Network(Mlp, (6,), PFEDME),
+    "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
+}
+"""Every kind of model, by name."""
