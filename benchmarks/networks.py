@@ -35,9 +35,7 @@ class Architecture:
     def data(self, examples: int = 100) -> Shards:
         """The examples of all devices: noise, because speed does not depend on what they show."""
         generator = torch.Generator().manual_seed(0)
-        pairs = []
-        for _ in range(self.devices):
-            pairs.append(self._pair(examples, generator))
+        pairs = [self._pair(examples, generator) for _ in range(self.devices)]
         classes = None
         if self.outputs is None:
             classes = CLASSES

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ class Forward:
     path: str
     apply: Step
     unknown: str | None = None  # why the model is not made of known layers
+    single: Step | None = None
+    """Where rows run one by one: the pass of one model, whose tensors have no axis of rows.
+
+    The parameters have the shapes of the module.
+    """
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]."""
@@ -49,11 +55,21 @@ def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") ->
     steps = chain(space, len(example), alone=row_by_row)
     if isinstance(steps, str):
         if row_by_row:
-            return Forward("each", _each(_alone(space)), unknown=steps)
+            return by_row(space, _swapped(space), unknown=steps)
         return Forward("vmap", _vmapped(space), unknown=steps)
     if row_by_row:
-        return Forward("each", _each(steps))
+        return by_row(space, _without_rows(space, steps))
     return Forward("batched", steps)
+
+
+def by_row(space: ParameterLayout, single: Step, unknown: str | None = None) -> Forward:
+    """The path "each": one model after the other."""
+
+    def contiguous(pass_: Pass, x: Tensor) -> Tensor:
+        # The layout of the output decides the kernels of the backward pass.
+        return single(pass_, x).contiguous()
+
+    return Forward("each", _each(space, contiguous), unknown, contiguous)
 
 
 def _convolves(module: nn.Module) -> bool:
@@ -61,29 +77,27 @@ def _convolves(module: nn.Module) -> bool:
     return any(isinstance(layer, convolution) for layer in module.modules())
 
 
-def _each(step: Step) -> Step:
+def _each(space: ParameterLayout, single: Step) -> Step:
     """Row by row, so that no row's bits can depend on its neighbours."""
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        if len(x) == 1:
-            # The layout of the output decides the kernels of the backward pass.
-            return step(pass_, x).contiguous()
-        inputs = torch.split(x, 1)
         outputs = []
-        for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
-            out = step(pass_of_row, x_of_row)
-            outputs.append(out.contiguous())
-        return torch.cat(outputs)
+        for pass_of_row, x_of_row in zip(pass_.unbind(), x.unbind(), strict=True):
+            parameters = space.oriented(pass_of_row.parameters)
+            one = replace(pass_of_row, parameters=parameters)
+            outputs.append(single(one, x_of_row))
+        return torch.stack(outputs)
 
     return apply
 
 
-def _alone(space: ParameterLayout) -> Step:
-    call = _call(space)
+def _without_rows(space: ParameterLayout, step: Step) -> Step:
+    """The pass of one model by that of many."""
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        alone = pass_.map(lambda tensor: tensor.squeeze(0))
-        return call(alone, x.squeeze(0)).unsqueeze(0)
+        stored = replace(pass_, parameters=space.oriented(pass_.parameters))
+        one = stored.map(lambda tensor: tensor.unsqueeze(0))
+        return step(one, x.unsqueeze(0)).squeeze(0)
 
     return apply
 
@@ -98,6 +112,40 @@ def _vmapped(space: ParameterLayout) -> Step:
         return vmap(one)(pass_.tensors, x)
 
     return apply
+
+
+def _swapped(space: ParameterLayout) -> Step:
+    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
+
+    Its parameters are replaced where they stand, which takes a third of `functional_call`'s time.
+    """
+    thread = threading.local()  # a module per worker
+
+    def call(pass_: Pass, x: Tensor) -> Tensor:
+        if not hasattr(thread, "module"):
+            thread.module = copy.deepcopy(space.module)
+            thread.places = _places(thread.module, space)
+        for parameter, places in zip(pass_.parameters, thread.places, strict=True):
+            for held, name in places:
+                held[name] = parameter
+        out: Tensor = thread.module(x)
+        return out
+
+    return call
+
+
+def _places(module: nn.Module, space: ParameterLayout) -> list[list[tuple[dict[str, Any], str]]]:
+    """Where the module keeps the parameter of each slot, which may be in several layers."""
+    numbers = {}
+    for number, slot in enumerate(space.slots):
+        numbers[id(module.get_parameter(slot.name))] = number
+    places: list[list[tuple[dict[str, Any], str]]] = [[] for _ in space.slots]
+    for layer in module.modules():
+        for name, parameter in layer._parameters.items():
+            number = numbers.get(id(parameter))
+            if number is not None:
+                places[number].append((layer._parameters, name))
+    return places
 
 
 def _call(space: ParameterLayout) -> Step:

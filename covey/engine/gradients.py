@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -63,32 +63,73 @@ class Gradients:
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
-        out = torch.empty_like(x)
         if isinstance(self.stack, str):
-            self._fill(out, self.by_autograd(x, batch))
-            return out
+            return self.by_autograd(x, batch)
+        out = torch.empty_like(x)
         parameters = self.views(x)
         factors = self.stack.factors(parameters, batch.x, batch.y, batch.weight)
         self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 
-    def by_autograd(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
-        """The gradient of each row's mean loss, parameter by parameter."""
-        if self.forward.path == "each" and len(x) > 1:  # holds one row's activations at a time
-            by_row = []
-            for i in range(len(x)):
-                gradients = self.by_autograd(_row(x, i), batch.row(i))
-                by_row.append(gradients)
-            by_parameter = zip(*by_row, strict=True)
-            return tuple(torch.cat(parts) for parts in by_parameter)
-        leaves = self._leaves(x)
+    def by_autograd(self, x: Rows, batch: Batch) -> Rows:
+        """The gradient of each row's mean loss, by autograd, [n, P]."""
         if not len(x):
-            return tuple(torch.zeros_like(leaf) for leaf in leaves)
+            return torch.zeros_like(x)
+        by_leaves = self.of_leaves(self.leaves(x), batch)
+        rows = [self._joined(gradients) for gradients in by_leaves]
+        if len(rows) == 1:
+            return rows[0]
+        return torch.cat(rows)
+
+    def leaves(self, x: Rows) -> list[list[Tensor]]:
+        """The parameters in rows as leaves of autograd, which share the memory of the rows.
+
+        They are those of all rows together, [n, ...]. Where rows run one by one, they are those of
+        each row in the shapes of the module.
+        """
+        views = self.views(x)
+        if self.forward.single is None:
+            return [_leaves(views)]
+        out = []
+        for i in range(len(x)):
+            parameters = [view[i] for view in views]
+            out.append(_leaves(self.space.oriented(parameters)))
+        return out
+
+    def of_leaves(self, leaves: list[list[Tensor]], batch: Batch) -> Iterator[tuple[Tensor, ...]]:
+        """The gradients of mean losses by `leaves`, in the same form."""
+        if self.forward.single is None:
+            [parameters] = leaves
+            yield self._of_rows(parameters, batch)
+            return
+        for i, parameters in enumerate(leaves):  # holds one row's activations at a time
+            yield self._of_row(parameters, batch.row(i))
+
+    def _of_rows(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+        """The gradient of each row's mean loss, parameter by parameter, [n, ...]."""
         with torch.enable_grad():
             outputs = self._training_outputs(leaves, batch)
             losses = self.losses(outputs, batch.y)
-            total = _total(losses, batch.weight)
-            return torch.autograd.grad(total, leaves)
+        return torch.autograd.grad(losses, leaves, _shares(losses, batch.weight))
+
+    def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+        """The gradient of one row's mean loss, parameter by parameter."""
+        assert self.forward.single is not None
+        weight = batch.weight
+        if weight is not None:
+            weight = weight[0]
+        pass_ = Pass(leaves, weight=weight, training=True)
+        with torch.enable_grad():
+            outputs = self.forward.single(pass_, batch.x[0])
+            losses = self.loss(outputs, batch.y[0])
+        return torch.autograd.grad(losses, leaves, _shares(losses, weight))
+
+    def _joined(self, gradients: tuple[Tensor, ...]) -> Rows:
+        """Gradients by all parameters as rows."""
+        if self.forward.single is None:
+            return torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1)
+        stored = self.space.oriented(gradients)
+        return torch.cat([gradient.flatten() for gradient in stored])[None]
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own.
@@ -132,7 +173,7 @@ class Gradients:
 
     def _products(self, x: Rows, batch: Batch, v: Rows) -> tuple[Tensor, ...]:
         """H v per row, parameter by parameter."""
-        leaves = self._leaves(x)
+        leaves = _leaves(self.views(x))
         directions = self.views(v)
         outputs = []
         weights = []
@@ -151,7 +192,7 @@ class Gradients:
 
         Some layers have a gradient but no derivative of it, such as fused attention.
         """
-        leaves = self._leaves(x)
+        leaves = _leaves(self.views(x))
         try:
             with torch.enable_grad():
                 gradients = self._differentiable(leaves, batch)
@@ -163,9 +204,6 @@ class Gradients:
             return str(error).splitlines()[0]
         return None
 
-    def _leaves(self, x: Rows) -> list[Tensor]:
-        return [view.detach().requires_grad_() for view in self.views(x)]
-
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
         outputs = self._training_outputs(leaves, batch)
@@ -175,6 +213,10 @@ class Gradients:
         losses = self.losses(outputs, batch.y)
         total = _total(losses, batch.weight)
         return torch.autograd.grad(total, leaves, create_graph=True)
+
+
+def _leaves(views: list[Tensor]) -> list[Tensor]:
+    return [view.detach().requires_grad_() for view in views]
 
 
 def _row(x: Rows, i: int) -> Rows:
@@ -196,6 +238,13 @@ def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
     probabilities = torch.softmax(outputs, dim=2)
     errors = probabilities.scatter_add(2, label, minus_one)
     return errors * share.unsqueeze(2)
+
+
+def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
+    """The derivative of each row's mean loss by the losses of its examples, [n, B] or [B]."""
+    if weight is None:
+        return torch.full_like(losses, 1 / losses.shape[-1])
+    return weight / weight.sum(-1, keepdim=True)
 
 
 def _total(losses: Tensor, weight: Tensor | None) -> Tensor:

@@ -70,3 +70,9 @@ class Pass:
         by_tensor = [torch.split(tensor, 1) for tensor in self.tensors]
         by_model = zip(*by_tensor, strict=True)
         return [self.with_tensors(tensors) for tensors in by_model]
+
+    def unbind(self) -> list[Pass]:
+        """The passes of the single models, whose tensors have no axis of rows."""
+        by_tensor = [tensor.unbind() for tensor in self.tensors]
+        by_model = zip(*by_tensor, strict=True)
+        return [self.with_tensors(tensors) for tensors in by_model]
