@@ -22,6 +22,17 @@ class Residual(nn.Module):
         return self.second(self.norm(x + torch.tanh(self.first(x))))
 
 
+class Running(nn.Module):
+    """Has an operation that the graph does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cumsum(x, dim=1))
+
+
 def stack(*activations: nn.Module) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
     for activation in activations:
@@ -47,7 +58,7 @@ def shared_layer() -> nn.Sequential:
 
 def check(module: nn.Module, x: Tensor, path: str) -> None:
     space = ParameterLayout(module.double())
-    passes = forward(space, x.shape[2:])
+    passes = forward(space, x.shape[2:], sample=x[0])
     assert passes.path == path
     rows = torch.randn(
         N, space.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
@@ -109,17 +120,42 @@ def test_other_shapes_of_stacks(module: nn.Module) -> None:
     ],
     ids=["residual", "in place", "frozen bias"],
 )
-def test_any_other_module_runs_through_vmap(module: nn.Module, shape: tuple[int, ...]) -> None:
-    check(module, inputs(*shape), "vmap")
+def test_graphs_of_known_layers_are_batched(module: nn.Module, shape: tuple[int, ...]) -> None:
+    check(module, inputs(*shape), "batched")
+
+
+def test_any_other_module_runs_through_vmap() -> None:
+    check(Running(), inputs(6), "vmap")
 
 
 @pytest.mark.parametrize(
     ("module", "path"),
-    [(shared_activation(), "batched"), (shared_layer(), "vmap")],
+    [(shared_activation(), "batched"), (shared_layer(), "batched")],
     ids=["activation", "layer"],
 )
 def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> None:
     check(module, inputs(6), path)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.memory = kind(3, 4, batch_first=True)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.memory(x)
+        return self.out(states[:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_vmap_cannot_run_runs_row_by_row(kind: type[nn.RNNBase]) -> None:
+    x = inputs(5, 3)
+    module = Recurrent(kind)
+    passes = forward(ParameterLayout(module.double()), x.shape[2:], sample=x[0])
+    assert isinstance(passes.graph, str)
+    assert "vmap has no rule for aten::" in passes.graph
+    check(module, x, "each")
 
 
 def test_order_of_private_layers_changes_nothing() -> None:

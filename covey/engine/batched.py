@@ -1,154 +1,320 @@
-"""The usual layers for many models at once, as steps on values of one of two layouts.
+"""The graph of a module as one pass of many models, on values of one of two layouts.
 
 By rows a value is [n, B, ...]; folded it is [B, n * C, ...], in which n convolutions are one
 grouped convolution, and pooling and GroupNorm need not know that there are many models. A value
 stays folded from layer to layer until one asks for its rows.
+
+A pass is a list of instructions. Each reads some registers and writes one. The rules in `rules.py`
+say which instructions an operation needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from covey.engine import rowwise
+from covey.engine.graph import FILLED, INPUT, PARAMETER, Graph, Multiple, Node, Shared, Unknown
+from covey.engine.graph import Value as Value
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 
 Step = Callable[[Pass, Tensor], Tensor]
-"""From the pass of all models and a layer's inputs to its outputs."""
-Own = dict[str, int]
-"""Where the parameters of one layer stand among all: {"weight": 2, "bias": 3}."""
+"""From the pass of all models and the inputs [n, B, ...] to the outputs."""
+Registers = list[Any]
+"""The tensors of a pass; None where one is not there yet or no more."""
+Run = Callable[[Pass, Registers], Tensor]
+"""From the pass and what earlier instructions made to one tensor more."""
+Rule = Callable[..., None]
+"""Emits the instructions of one operation: takes the compiler, then the operation's arguments."""
 
-_STEADY = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.Hardtanh, nn.Tanh)
-"""Activations that have the same bits in a vector's tail."""
-_ELEMENTWISE = (
-    *_STEADY,
-    nn.ELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Hardswish,
+_ROWS = "rows"
+_FOLDED = "folded"
+_MAX_POOLS = (
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
 )
-_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that pass values on; a layout allows dropout with p = 0 only."""
-
-
-_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
-    1: F.conv1d,
-    2: F.conv2d,
-    3: F.conv3d,
-}
 
 
 @dataclass(frozen=True)
-class BatchedLayer:
-    """A layer of many models."""
+class Instruction:
+    """What to run, the register of its result, and the registers that nobody reads any more."""
 
-    apply: Step
-    axes: int  # of an example after the layer
-    folded: bool | None = None  # the layout that the layer needs; None: either
+    run: Run
+    target: int
+    done: tuple[int, ...] = ()
 
 
-def chain(space: ParameterLayout, axes: int, *, alone: bool) -> Step | str:
-    """The pass through nested Sequentials of known layers, for examples of so many axes.
+class Compiler:
+    """Builds the instructions of a graph. With `alone`, rows come one at a time.
 
-    For any other module, the reason why there is no such pass. With `alone`, rows come one at a
-    time, so that nothing need be done to keep their bits apart.
+    Then nothing need be done to keep their bits apart.
     """
-    steps: list[Step] = []
-    folded = False
-    before = type(space.module)
-    for name, layer in layers(space.module):
-        own = _own(name, layer, space.numbers)
-        batched = _batched(layer, own, axes, alone)
-        if batched is None:
-            return _unknown(name, layer)
-        # The maximum of ReLUs is the ReLU of the maximum: pooling first leaves fewer points.
-        pool_first = folded and before is nn.ReLU and type(layer) in _MAX_POOLS
-        if batched.folded not in (None, folded):
-            steps += _turn(folded, alone)
-            folded = not folded
-        steps.insert(len(steps) - pool_first, batched.apply)
-        axes = batched.axes
-        before = type(layer)
-    if folded:
-        steps.append(_unfold)
-    return _run(steps)
 
+    def __init__(self, graph: Graph, space: ParameterLayout, rules: Mapping[str, Rule], *,
+                 alone: bool) -> None:  # fmt: skip
+        self.graph = graph
+        self.alone = alone
+        self.numbers = space.numbers
+        self.slots = space.slots
+        self.sites = 0
+        self._module = space.module
+        self._rules = rules
+        self._instructions: list[tuple[Run, tuple[int, ...]]] = []
+        self._node = 0
+        self._places: dict[int, dict[str, int]] = {}
+        self._constants: dict[int, int] = {}
 
-def _own(name: str, layer: nn.Module, slots: dict[str, int]) -> Own | None:
-    """The slots of a layer's parameters; None where one has none under the layer's name."""
-    own = {}
-    for key, _ in layer.named_parameters(recurse=False):
-        slot = slots.get(f"{name}{key}")
-        if slot is None:
+    def step(self) -> Step:
+        """The pass; raises `Unknown` where an operation has no rule."""
+        for number in self.graph.needed:
+            self._node = number
+            node = self.graph.nodes[number]
+            if node.operation == INPUT:
+                self._places[number] = {_ROWS: -1}
+            elif node.operation == FILLED:
+                self._filled(node)
+            elif node.operation != PARAMETER:  # parameters are read where they are used
+                self._apply(node)
+        return _machine(self._instructions, self.rows(self.graph.output))
+
+    def _apply(self, node: Node) -> None:
+        rule = self._rules.get(node.operation)
+        if rule is None:
+            raise Unknown(f"{node.operation} is not a known operation")
+        keywords = dict(node.keywords)
+        if node.part is not None:
+            keywords["part"] = node.part
+        try:
+            rule(self, *node.arguments, **keywords)
+        except TypeError as error:  # an argument that the rule does not have
+            raise Unknown(f"{node.operation} is used in a way that is not known") from error
+        if self._node not in self._places:
+            raise Unknown(f"{node.operation} is used in a way that is not known")
+
+    def _filled(self, node: Node) -> None:
+        shape, value = node.arguments
+
+        def run(pass_: Pass, v: Registers) -> Tensor:
+            sizes = at_size(shape, v[-1].shape[1])
+            return pass_.parameters[0].new_full((pass_.models, *sizes), value)
+
+        self.emit(run)
+
+    # What rules use
+
+    def emit(self, run: Run, *reads: int, folded: bool = False) -> int:
+        """The instruction that makes the value of this node; the register of its result.
+
+        `reads` are the registers that it reads.
+        """
+        register = self._add(run, reads)
+        layout = _FOLDED if folded else _ROWS
+        self._places.setdefault(self._node, {})[layout] = register
+        return register
+
+    def then(self, run: Run, *reads: int) -> int:
+        """An instruction on the way to the value of this node; the register of its result."""
+        return self._add(run, reads)
+
+    def same(self, operand: Value) -> None:
+        """The value of this node is that of an earlier one."""
+        if operand.number not in self._places:
+            self.rows(operand)
+        self._places[self._node] = self._places[operand.number]
+
+    def rows(self, operand: Value | Shared) -> int:
+        """The register that has an operand by rows, [n, ...]."""
+        if isinstance(operand, Shared):
+            constant = self.constant(operand)
+            return self._add(
+                lambda pass_, v: v[constant].expand(pass_.models, *v[constant].shape), (constant,)
+            )
+        places = self._places.setdefault(operand.number, {})
+        if not places:
+            places[_ROWS] = self._parameter(operand)
+        if _ROWS not in places:
+            source = places[_FOLDED]
+            places[_ROWS] = self._add(lambda pass_, v: _unfold(pass_, v[source]), (source,))
+        return places[_ROWS]
+
+    def stored(self, operand: Value | Shared) -> int | None:
+        """The register of a linear weight as rows hold it, [n, in, out]; None for other operands.
+
+        A row holds the weights of linear layers transposed.
+        """
+        if not isinstance(operand, Value):
             return None
-        own[key] = slot
-    return own
+        node = self.graph.nodes[operand.number]
+        if node.operation != PARAMETER:
+            return None
+        number = self._slot(node)
+        if not self.slots[number].transposed:
+            return None
+        return self._add(lambda pass_, v: pass_.parameters[number], ())
+
+    def _slot(self, node: Node) -> int:
+        """The number of the slot that a node reads."""
+        [name] = node.arguments
+        number = self.numbers.get(name)
+        if number is None:
+            raise Unknown(f"parameter {name} is not part of a row")
+        return number
+
+    def _parameter(self, operand: Value) -> int:
+        """The register of a parameter in the shape that the module knows."""
+        number = self._slot(self.graph.nodes[operand.number])
+        if self.slots[number].transposed:
+            return self._add(lambda pass_, v: pass_.parameters[number].transpose(1, 2), ())
+        return self._add(lambda pass_, v: pass_.parameters[number], ())
+
+    def folded(self, operand: Value | Shared) -> int:
+        """The register that has an operand folded, [B, n * C, ...]."""
+        if isinstance(operand, Shared):
+            raise Unknown("a constant stands where images are expected")
+        places = self._places.setdefault(operand.number, {})
+        if _FOLDED not in places:
+            source = self.rows(operand)
+            fold = _fold_alone if self.alone else _fold
+            places[_FOLDED] = self._add(lambda pass_, v: fold(v[source]), (source,))
+        return places[_FOLDED]
+
+    def is_folded(self, operand: Any) -> bool:
+        """Whether an operand is there in the folded layout."""
+        if not isinstance(operand, Value):
+            return False
+        return _FOLDED in self._places.get(operand.number, {})
+
+    def constant(self, operand: Shared) -> int:
+        """The register that has a tensor shared by all models, without an axis of rows."""
+        key = id(operand.tensor)
+        if key not in self._constants:
+            tensor = self._tensor(operand)
+            self._constants[key] = self._add(lambda pass_, v: tensor, ())
+        return self._constants[key]
+
+    def _tensor(self, operand: Shared) -> Tensor:
+        """A shared tensor in the type and on the device of the parameters."""
+        if operand.name is not None:
+            tensor = _attribute(self._module, operand.name)
+        else:
+            tensor = operand.tensor
+        parameter = next(self._module.parameters())
+        if tensor.is_floating_point():
+            return tensor.detach().to(parameter)
+        return tensor.to(parameter.device)
+
+    def axes(self, operand: Any) -> int:
+        """How many axes an operand has, for one model; 0 for a number."""
+        return len(self.shape(operand))
+
+    def shape(self, operand: Any) -> tuple[Any, ...]:
+        """The shape of an operand for one model; the batch size is a `Multiple`."""
+        if isinstance(operand, Value):
+            return self.graph.nodes[operand.number].shape
+        if isinstance(operand, Shared):
+            return tuple(operand.tensor.shape)
+        return ()
+
+    @property
+    def made(self) -> tuple[Any, ...]:
+        """The shape of what this node makes, for one model."""
+        return self.graph.nodes[self._node].shape
+
+    def _add(self, run: Run, reads: tuple[int, ...]) -> int:
+        self._instructions.append((run, reads))
+        return len(self._instructions) - 1
 
 
-def _turn(folded: bool, alone: bool) -> list[Step]:
-    """The steps from one layout to the other."""
-    if folded:
-        return [_unfold]
-    if alone:
-        return [_fold, _channels_last]
-    return [_fold]
+def at_size(shape: tuple[Any, ...], size: int) -> tuple[Any, ...]:
+    """A shape, an index or other numbers, on a batch of this size."""
+    return tuple(_at_size(length, size) for length in shape)
 
 
-def layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials in the order they run, with their parameters' prefix.
+def _at_size(number: Any, size: int) -> Any:
+    if isinstance(number, Multiple):
+        return number.factor * size
+    if isinstance(number, slice):
+        return slice(*at_size((number.start, number.stop, number.step), size))
+    if isinstance(number, tuple):
+        return at_size(number, size)
+    return number
 
-    A layer that stands twice is listed twice, which `named_children` would not do. Its parameters
-    carry the first name only.
+
+def pooled_first(graph: Graph) -> Graph:
+    """The graph in which pooling comes before a ReLU that nobody else reads.
+
+    The maximum of ReLUs is the ReLU of the maximum: pooling first leaves fewer points.
     """
-    if type(module) is not nn.Sequential:
-        return [(prefix, module)]
-    out = []
-    for name, child in module._modules.items():
-        if child is not None:
-            out += layers(child, f"{prefix}{name}.")
-    return out
+    readers: dict[int, int] = {}
+    for number in graph.needed:
+        for value in graph.nodes[number].values:
+            readers[value.number] = readers.get(value.number, 0) + 1
+    nodes = list(graph.nodes)
+    for number, pool in enumerate(nodes):
+        if pool.operation not in _MAX_POOLS or not pool.values:
+            continue
+        before = pool.values[0].number
+        relu = nodes[before]
+        if relu.operation == "relu" and readers.get(before) == 1:
+            source = relu.arguments[0]
+            nodes[before] = replace(pool, arguments=(source, *pool.arguments[1:]))
+            nodes[number] = Node("relu", (Value(before),), {}, pool.shape)
+    return Graph(tuple(nodes), graph.output)
 
 
-def _unknown(name: str, layer: nn.Module) -> str:
-    """Why a layer has no step; only the whole model has no name."""
-    kind = type(layer).__name__
-    if not name:
-        return f"{kind} is not an nn.Sequential of known layers"
-    if type(layer) in (*_NOTHING, *_ELEMENTWISE, *_BUILDERS):
-        return f"{kind} is used in a way that is not known"
-    return f"{kind} is not a known layer"
+def _machine(code: list[tuple[Run, tuple[int, ...]]], output: int) -> Step:
+    """The pass that runs the instructions and forgets tensors as early as it can."""
+    last_reader = {}
+    for number, (_, reads) in enumerate(code):
+        for register in reads:
+            last_reader[register] = number
+    instructions = []
+    for number, (run, reads) in enumerate(code):
+        done = {r for r in reads if r >= 0 and r != output and last_reader[r] == number}
+        instructions.append(Instruction(run, number, tuple(done)))
+    count = len(code) + 1
 
-
-def _run(steps: list[Step]) -> Step:
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        for step in steps:
-            x = step(pass_, x)
-        return x
+        registers: Registers = [None] * count
+        registers[-1] = x
+        for instruction in instructions:
+            registers[instruction.target] = instruction.run(pass_, registers)
+            for register in instruction.done:
+                registers[register] = None
+        result: Tensor = registers[output]
+        return result
 
     return apply
 
 
-def _fold(pass_: Pass, x: Tensor) -> Tensor:
+def _attribute(module: nn.Module, name: str) -> Tensor:
+    layer, _, key = name.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(layer), key)
+    return tensor
+
+
+def _fold(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
+def _fold_alone(x: Tensor) -> Tensor:
+    return _channels_last(_fold(x))
+
+
 def _unfold(pass_: Pass, x: Tensor) -> Tensor:
-    models = pass_.models
-    by_model = torch.unflatten(x, 1, (models, -1))
+    by_model = torch.unflatten(x, 1, (pass_.models, -1))
     return by_model.transpose(0, 1)
 
 
-def _channels_last(pass_: Pass, x: Tensor) -> Tensor:
+def _channels_last(x: Tensor) -> Tensor:
     """Images with the channels of a point side by side.
 
     A CPU convolves and pools them up to twice as fast.
@@ -161,179 +327,3 @@ def _channels_last(pass_: Pass, x: Tensor) -> Tensor:
         by_point = x.reshape(len(x), height, width, 1)
         return by_point.movedim(-1, 1)
     return x.contiguous(memory_format=torch.channels_last)
-
-
-def _batched(layer: nn.Module, own: Own | None, axes: int, alone: bool) -> BatchedLayer | None:
-    """A layer for many models; None where it is not known."""
-    kind = type(layer)
-    if own is None:
-        return None
-    if kind in _NOTHING:
-        return BatchedLayer(lambda pass_, x: x, axes)
-    if kind in _ELEMENTWISE and not getattr(layer, "inplace", False):
-        activation: Callable[[Tensor], Tensor] = layer
-        if not alone and kind not in _STEADY:
-            activation = rowwise.elementwise(layer)
-        return BatchedLayer(lambda pass_, x: activation(x), axes)
-    if kind in _BUILDERS:
-        return _BUILDERS[kind](layer, own, axes)
-    return None
-
-
-def _linear(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    weight = own["weight"]
-    bias = own.get("bias")
-
-    def product(pass_: Pass, x: Tensor) -> Tensor:
-        w = pass_.parameters[weight]
-        if bias is None:
-            return rowwise.bmm(x, w)
-        offset = pass_.parameters[bias].unsqueeze(1)
-        return rowwise.baddbmm(offset, x, w)
-
-    def on_the_last_axis(pass_: Pass, x: Tensor) -> Tensor:
-        points = x.shape[1:-1]
-        out = product(pass_, x.flatten(1, -2))
-        return torch.unflatten(out, 1, points)
-
-    if axes == 0:
-        return None
-    if axes == 1:
-        return BatchedLayer(product, axes, folded=False)
-    return BatchedLayer(on_the_last_axis, axes, folded=False)
-
-
-def _convolution(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    dimensions = len(layer.kernel_size)
-    convolve = _CONVOLUTIONS[dimensions]
-    weight = own["weight"]
-    bias = own.get("bias")
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        models = len(pass_.parameters[weight])
-        kernel = pass_.parameters[weight].flatten(0, 1)
-        offset = _flat(pass_.parameters, bias)
-        groups = models * layer.groups
-        return convolve(
-            x,
-            kernel,
-            offset,
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            groups,
-        )
-
-    if axes != dimensions + 1 or layer.padding_mode != "zeros":
-        return None
-    return BatchedLayer(apply, axes, folded=True)
-
-
-def _flat(parameters: list[Tensor], slot: int | None) -> Tensor | None:
-    """One parameter of all models, [n * C], where the layer has it."""
-    if slot is None:
-        return None
-    return parameters[slot].flatten()
-
-
-def _pool(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    if axes != _POOLS[type(layer)] + 1:
-        return None
-    if getattr(layer, "return_indices", False):
-        return None
-    return BatchedLayer(lambda pass_, x: layer(x), axes, folded=True)
-
-
-def _group_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    weight = own.get("weight")
-    bias = own.get("bias")
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        scale = _flat(pass_.parameters, weight)
-        offset = _flat(pass_.parameters, bias)
-        groups = pass_.models * layer.num_groups
-        return F.group_norm(x, groups, scale, offset, layer.eps)
-
-    if axes == 0:
-        return None
-    return BatchedLayer(apply, axes, folded=True)
-
-
-def _layer_norm(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    shape = layer.normalized_shape
-    weight = own.get("weight")
-    bias = own.get("bias")
-
-    def beside(parameter: Tensor, x: Tensor) -> Tensor:
-        missing = x.dim() - parameter.dim()
-        ones = [1] * missing
-        return parameter.view(len(x), *ones, *shape)
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        out = F.layer_norm(x, shape, eps=layer.eps)
-        if weight is not None:
-            out = out * beside(pass_.parameters[weight], x)
-        if bias is not None:
-            out = out + beside(pass_.parameters[bias], x)
-        return out
-
-    if axes < len(shape):
-        return None
-    return BatchedLayer(apply, axes, folded=False)
-
-
-def _flatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    start = layer.start_dim % (axes + 1)
-    end = layer.end_dim % (axes + 1)
-    if not 1 <= start <= end:  # it would mix examples
-        return None
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        return x.flatten(start + 1, end + 1)
-
-    return BatchedLayer(apply, axes - (end - start), folded=False)
-
-
-def _unflatten(layer: Any, own: Own, axes: int) -> BatchedLayer | None:
-    if not isinstance(layer.dim, int):
-        return None
-    dim = layer.dim % (axes + 1)
-    if dim == 0:  # it would mix examples
-        return None
-    sizes = tuple(layer.unflattened_size)
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        return torch.unflatten(x, dim + 1, sizes)
-
-    return BatchedLayer(apply, axes + len(sizes) - 1, folded=False)
-
-
-_MAX_POOLS: dict[type[nn.Module], int] = {
-    nn.MaxPool1d: 1,
-    nn.MaxPool2d: 2,
-    nn.MaxPool3d: 3,
-    nn.AdaptiveMaxPool1d: 1,
-    nn.AdaptiveMaxPool2d: 2,
-    nn.AdaptiveMaxPool3d: 3,
-}
-_POOLS: dict[type[nn.Module], int] = {
-    **_MAX_POOLS,
-    nn.AvgPool1d: 1,
-    nn.AvgPool2d: 2,
-    nn.AvgPool3d: 3,
-    nn.AdaptiveAvgPool1d: 1,
-    nn.AdaptiveAvgPool2d: 2,
-    nn.AdaptiveAvgPool3d: 3,
-}
-_Builder = Callable[[Any, Own, int], BatchedLayer | None]
-_BUILDERS: dict[type[nn.Module], _Builder] = {
-    nn.Linear: _linear,
-    nn.Conv1d: _convolution,
-    nn.Conv2d: _convolution,
-    nn.Conv3d: _convolution,
-    **dict.fromkeys(_POOLS, _pool),
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Flatten: _flatten,
-    nn.Unflatten: _unflatten,
-}

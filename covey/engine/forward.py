@@ -2,7 +2,7 @@
 
 There are three paths. "batched" runs the usual layers as batched products and grouped convolutions.
 "each" runs one row after the other, which on a CPU beats a grouped convolution. "vmap" runs any
-other module.
+other module. Modules that vmap cannot run, such as an LSTM, run on the path "each" too.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ from __future__ import annotations
 import copy
 import threading
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine.batched import Step, chain
+from covey.engine import attention, axes, rules, single
+from covey.engine.batched import Compiler, Step, pooled_first
+from covey.engine.graph import Graph, Unknown
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
+from covey.engine.tracing import traced
+from covey.origin import FAULTS
+
+_RULES = {**rules.RULES, **axes.RULES, **attention.RULES}
 
 
 @dataclass(frozen=True)
@@ -27,12 +33,9 @@ class Forward:
 
     path: str
     apply: Step
-    unknown: str | None = None  # why the model is not made of known layers
+    graph: Graph | str = "the module was not recorded"  # or why the module has none of known layers
     single: Step | None = None
-    """Where rows run one by one: the pass of one model, whose tensors have no axis of rows.
-
-    The parameters have the shapes of the module.
-    """
+    """Where rows run one by one: the pass of one model (`single.py`)."""
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]."""
@@ -49,57 +52,89 @@ def _row_of_zeros(rows: Tensor) -> Tensor:
     return rows.new_zeros(1, *shape)
 
 
-def forward(space: ParameterLayout, example: torch.Size, device: str = "cpu") -> Forward:
-    """The fastest exact pass for this module, this shape of example and this type of device."""
-    row_by_row = device == "cpu" and _convolves(space.module)
-    steps = chain(space, len(example), alone=row_by_row)
-    if isinstance(steps, str):
-        if row_by_row:
-            return by_row(space, _swapped(space), unknown=steps)
-        return Forward("vmap", _vmapped(space), unknown=steps)
-    if row_by_row:
-        return by_row(space, _without_rows(space, steps))
-    return Forward("batched", steps)
+def forward(
+    space: ParameterLayout,
+    example: torch.Size,
+    device: str = "cpu",
+    sample: Tensor | None = None,
+) -> Forward:
+    """The fastest exact pass for this module, this shape of example and this type of device.
+
+    `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
+    """
+    on_cpu = device == "cpu"
+    try:
+        graph = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
+    except Unknown as error:
+        return _any_module(space, on_cpu, sample, str(error))
+    if on_cpu and _convolves(graph):
+        return _by_row(space, graph, single.of_graph(graph, space))
+    return Forward("batched", _compiled(graph, space, on_cpu=on_cpu), graph)
 
 
-def by_row(space: ParameterLayout, single: Step, unknown: str | None = None) -> Forward:
+def _by_row(space: ParameterLayout, graph: Graph | str, one: Step) -> Forward:
     """The path "each": one model after the other."""
-
-    def contiguous(pass_: Pass, x: Tensor) -> Tensor:
-        # The layout of the output decides the kernels of the backward pass.
-        return single(pass_, x).contiguous()
-
-    return Forward("each", _each(space, contiguous), unknown, contiguous)
+    return Forward("each", single.each(space, one), graph, one)
 
 
-def _convolves(module: nn.Module) -> bool:
+def _compiled(graph: Graph, space: ParameterLayout, *, on_cpu: bool) -> Step:
+    """The pass of a graph; row by row where it convolves on a CPU."""
+    if on_cpu and _convolves(graph):
+        return single.each(space, single.of_graph(graph, space))
+    return Compiler(pooled_first(graph), space, _RULES, alone=False).step()
+
+
+def _convolves(graph: Graph) -> bool:
+    return any(node.operation in rules.CONVOLUTIONS for node in graph.nodes)
+
+
+def _any_module(
+    space: ParameterLayout, on_cpu: bool, sample: Tensor | None, reason: str
+) -> Forward:
+    """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
+
+    On a CPU convolutions always run row by row, which is faster.
+    """
+    unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
+    by_row = _by_row(space, unknown, single.of_module(space))
     convolution = nn.modules.conv._ConvNd
-    return any(isinstance(layer, convolution) for layer in module.modules())
+    if on_cpu and any(isinstance(layer, convolution) for layer in space.module.modules()):
+        return by_row
+    by_vmap = Forward("vmap", _vmapped(space), unknown)
+    if sample is None:
+        return by_vmap
+    fault = _fault(by_vmap, space, sample)
+    if fault is None or "random" in fault:  # the trial of the task refuses random draws
+        return by_vmap
+    if _fault(by_row, space, sample) is None:
+        return replace(by_row, graph=f"{unknown}, and {fault}")
+    return by_vmap  # neither works: the trial of the task says why
 
 
-def _each(space: ParameterLayout, single: Step) -> Step:
-    """Row by row, so that no row's bits can depend on its neighbours."""
+def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | None:
+    """Why two models cannot run on these examples, forward and backward; None where they can."""
+    row = space.row(space.module).to(sample.device)
+    rows = torch.stack([row, row])
+    leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
+    inputs = torch.stack([sample, sample])
+    try:
+        with torch.enable_grad():
+            outputs: object = passes(Pass(leaves), inputs)
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+    except FAULTS as error:
+        return _told(error)
+    return None
 
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        outputs = []
-        for pass_of_row, x_of_row in zip(pass_.unbind(), x.unbind(), strict=True):
-            parameters = space.oriented(pass_of_row.parameters)
-            one = replace(pass_of_row, parameters=parameters)
-            outputs.append(single(one, x_of_row))
-        return torch.stack(outputs)
 
-    return apply
-
-
-def _without_rows(space: ParameterLayout, step: Step) -> Step:
-    """The pass of one model by that of many."""
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        stored = replace(pass_, parameters=space.oriented(pass_.parameters))
-        one = stored.map(lambda tensor: tensor.unsqueeze(0))
-        return step(one, x.unsqueeze(0)).squeeze(0)
-
-    return apply
+def _told(error: BaseException) -> str:
+    """Why vmap failed, in plain words where it has no rule for an operator."""
+    text, _, _ = str(error).partition(". ")
+    operator = text.partition("Batching rule not implemented for ")[2]
+    if operator:
+        name, _, _ = operator.partition(".")
+        return f"vmap has no rule for {name}"
+    return f"vmap fails on it ({text})"
 
 
 def _vmapped(space: ParameterLayout) -> Step:
@@ -112,40 +147,6 @@ def _vmapped(space: ParameterLayout) -> Step:
         return vmap(one)(pass_.tensors, x)
 
     return apply
-
-
-def _swapped(space: ParameterLayout) -> Step:
-    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
-
-    Its parameters are replaced where they stand, which takes a third of `functional_call`'s time.
-    """
-    thread = threading.local()  # a module per worker
-
-    def call(pass_: Pass, x: Tensor) -> Tensor:
-        if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
-            thread.places = _places(thread.module, space)
-        for parameter, places in zip(pass_.parameters, thread.places, strict=True):
-            for held, name in places:
-                held[name] = parameter
-        out: Tensor = thread.module(x)
-        return out
-
-    return call
-
-
-def _places(module: nn.Module, space: ParameterLayout) -> list[list[tuple[dict[str, Any], str]]]:
-    """Where the module keeps the parameter of each slot, which may be in several layers."""
-    numbers = {}
-    for number, slot in enumerate(space.slots):
-        numbers[id(module.get_parameter(slot.name))] = number
-    places: list[list[tuple[dict[str, Any], str]]] = [[] for _ in space.slots]
-    for layer in module.modules():
-        for name, parameter in layer._parameters.items():
-            number = numbers.get(id(parameter))
-            if number is not None:
-                places[number].append((layer._parameters, name))
-    return places
 
 
 def _call(space: ParameterLayout) -> Step:

@@ -65,8 +65,10 @@ def _slow_steps(task: Task) -> str | None:
 
 
 def _other_layers(task: Task) -> str:
-    assert isinstance(task.stack, str)
-    text = f"{_TORCH[task.path]}, because {task.forward.unknown or task.stack}"
+    reason = task.stack
+    if isinstance(task.forward.graph, str):
+        reason = task.forward.graph
+    text = f"{_TORCH[task.path]}, because {reason}"
     if task.path == "vmap" and task.device.type == "cpu":
         text += f" ({_VMAP})"
     return text

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from covey.engine import rowwise
-from covey.engine.batched import layers
+from covey.engine.graph import INPUT, PARAMETER, Graph, Multiple, Node, Unknown, Value
 from covey.engine.layout import ParameterLayout
 
 Derivative = Callable[[Tensor, Tensor], Tensor]
@@ -30,10 +30,10 @@ class Activation:
     slope: Callable[[Tensor], Tensor]
 
 
-_ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: Activation("relu", torch.relu, lambda out: out > 0),
-    nn.Tanh: Activation("tanh", torch.tanh, lambda out: 1 - out * out),
-    nn.Sigmoid: Activation(
+_ACTIVATIONS: dict[str, Activation] = {
+    "relu": Activation("relu", torch.relu, lambda out: out > 0),
+    "tanh": Activation("tanh", torch.tanh, lambda out: 1 - out * out),
+    "sigmoid": Activation(
         "sigmoid",
         rowwise.elementwise(torch.sigmoid),
         lambda out: out * (1 - out),
@@ -125,48 +125,66 @@ class LinearStack:
                     bias.copy_(total).mul_(scale)
 
 
-def stack(space: ParameterLayout, loss: object, example: torch.Size) -> LinearStack | str:
-    """The stack of a module on examples of this shape, or the reason why it is none."""
+def stack(space: ParameterLayout, loss: object, graph: Graph | str) -> LinearStack | str:
+    """The stack of a module with this graph, or the reason why it is none."""
+    if isinstance(graph, str):
+        return graph
     if not isinstance(loss, str):
         return "the loss is a function of your own"
-    chain = _chain(space, example)
-    if isinstance(chain, str):
-        return chain
+    try:
+        chain = _chain(space, graph)
+    except Unknown as error:
+        return str(error)
     if not _is_bare(chain):
         return "the last layer is not Linear"
-    owned: set[int | None] = set()
+    owned: list[int | None] = []
     for layer in chain:
-        owned |= {layer.weight, layer.bias}
-    if len(owned - {None}) < len(space.slots):
+        owned += [layer.weight, layer.bias]
+    slots = [slot for slot in owned if slot is not None]
+    if len(set(slots)) < len(slots):
+        return "a Linear layer stands twice"
+    if len(slots) < len(space.slots):
         return "the model has parameters outside its layers"
     return LinearStack(tuple(chain), _DERIVATIVES[loss])
 
 
-def _chain(space: ParameterLayout, example: torch.Size) -> list[Layer] | str:
-    """The linear layers in the order they run, or why the model is not made of these alone."""
-    slots = space.numbers
+def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
+    """The linear layers in the order they run; raises `Unknown` if there is anything else."""
     chain: list[Layer] = []
-    flat = len(example) == 1
-    for name, module in layers(space.module):
-        kind = type(module)
-        if isinstance(module, nn.Linear) and kind is nn.Linear:
+    before = Value(0)
+    flat = graph.nodes[0].axes == 2
+    for number in graph.needed:
+        node = graph.nodes[number]
+        if node.operation in (INPUT, PARAMETER) or _does_nothing(node):
+            continue
+        if [value for value in node.values if not _is_parameter(graph, value)] != [before]:
+            raise Unknown(f"{node.operation} takes more than the values before it")
+        if node.operation == "linear":
             if not flat:
-                return f"Linear takes examples of shape {tuple(example)}, which are not flattened"
-            if not _owns(name, module, slots):
-                return "a Linear layer is frozen or stands twice"
-            weight = slots[f"{name}weight"]
-            bias = slots.get(f"{name}bias")
-            chain.append(Layer(weight, bias, None))
-        elif kind in _ACTIVATIONS:
+                shape = tuple(graph.nodes[0].shape[1:])
+                raise Unknown(f"Linear takes examples of shape {shape}, which are not flattened")
+            chain.append(_layer(space, graph, node))
+        elif node.operation in _ACTIVATIONS:
             if not _is_bare(chain):
-                return f"{kind.__name__} does not follow a Linear layer"
+                raise Unknown(f"{node.operation} does not follow a Linear layer")
             linear = chain.pop()
-            chain.append(replace(linear, activation=_ACTIVATIONS[kind]))
-        elif chain or not _flattens(module):
-            return _unknown(name, module)
+            chain.append(replace(linear, activation=_ACTIVATIONS[node.operation]))
+        elif chain or not _flattens(node):
+            raise Unknown(
+                f"{node.operation} is an operation other than Linear and ReLU, Tanh or Sigmoid"
+            )
         else:
             flat = True
+        before = Value(number)
     return chain
+
+
+def _does_nothing(node: Node) -> bool:
+    return False
+
+
+def _is_parameter(graph: Graph, value: Value) -> bool:
+    return graph.nodes[value.number].operation == PARAMETER
 
 
 def _is_bare(chain: list[Layer]) -> bool:
@@ -174,25 +192,32 @@ def _is_bare(chain: list[Layer]) -> bool:
     return bool(chain) and chain[-1].activation is None
 
 
-def _owns(name: str, module: nn.Linear, slots: dict[str, int]) -> bool:
-    """Whether weight and bias of a layer have slots under its own name."""
-    if f"{name}weight" not in slots:
+def _layer(space: ParameterLayout, graph: Graph, node: Node) -> Layer:
+    """A linear layer, whose weight and bias must be parameters as rows hold them."""
+    operands = [*node.arguments, *node.keywords.values()]
+    slots: list[int | None] = []
+    for operand in operands[1:]:
+        if operand is None:
+            slots.append(None)
+        elif isinstance(operand, Value) and _is_parameter(graph, operand):
+            [name] = graph.nodes[operand.number].arguments
+            slots.append(space.numbers[name])
+        else:
+            raise Unknown("a Linear layer is frozen, or its weight is computed")
+    weight = slots[0]
+    bias = None
+    if len(slots) > 1:
+        bias = slots[1]
+    if weight is None or not space.slots[weight].transposed:
+        raise Unknown("the weight of a product is not that of a Linear layer")
+    return Layer(weight, bias, None)
+
+
+def _flattens(node: Node) -> bool:
+    """Whether a node makes one vector of every example."""
+    if node.operation not in ("flatten", "view", "reshape"):
         return False
-    return module.bias is None or f"{name}bias" in slots
-
-
-def _flattens(module: nn.Module) -> bool:
-    if type(module) is not nn.Flatten:
-        return False
-    return module.start_dim == 1 and module.end_dim == -1
-
-
-def _unknown(name: str, module: nn.Module) -> str:
-    """Why a module is no layer of a stack; only the whole model has no name."""
-    kind = type(module).__name__
-    if not name:
-        return f"{kind} is not an nn.Sequential of Linear layers and activations"
-    return f"{kind} is a layer other than Linear and ReLU, Tanh or Sigmoid"
+    return node.axes == 2 and node.shape[0] == Multiple(1)
 
 
 def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ from covey.engine import tally, trial
 from covey.engine.batches import Batch, Batches, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
+from covey.engine.graph import Graph
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
@@ -66,13 +67,14 @@ class Task:
         self.shards = shards
         own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
         self.space = ParameterLayout(own, private=private)
-        self.forward = forward(self.space, example, self.device.type)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
+        sample, _ = self.examples.sample
+        self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
-        self.stack = _stack(self.space, loss, shards)
+        self.stack = _stack(self.space, loss, shards, self.forward.graph)
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
             self.space,
@@ -261,7 +263,9 @@ class Task:
         return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
 
 
-def _stack(space: ParameterLayout, loss: Loss, shards: Shards) -> LinearStack | str:
+def _stack(
+    space: ParameterLayout, loss: Loss, shards: Shards, graph: Graph | str
+) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
-    return stack(space, loss, shards.x.shape[1:])
+    return stack(space, loss, graph)

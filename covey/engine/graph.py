@@ -1,0 +1,173 @@
+"""A module's forward pass as a small graph: operations of torch, their operands, and sizes.
+
+A node names a function of torch and holds its arguments. An argument is a `Value` (what an earlier
+node made), a `Shared` tensor (the same for all models), a `Multiple` of the batch size, or a plain
+Python value. The graph knows nothing of rows: `batched.py` turns it into a pass of many models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+INPUT = "input"
+"""The operation of the first node: the examples of a batch."""
+PARAMETER = "parameter"
+"""The operation of a node that reads one trainable parameter; its argument is the name."""
+FILLED = "filled"
+"""The operation of a node whose tensor has one value everywhere; arguments: shape and value."""
+
+
+class Unknown(Exception):
+    """Why a forward pass is no graph of known operations, in plain words."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What the node of this number makes."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A tensor that is the same for all models: a buffer, a frozen parameter or a constant.
+
+    `name` says where the module holds it; None: the forward pass made it.
+    """
+
+    tensor: Tensor
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """So many times the size of the batch."""
+
+    factor: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. `part` is the number of its output, where it has several."""
+
+    operation: str
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    shape: tuple[Any, ...] = ()  # of what it makes; the batch size is a Multiple
+    part: int | None = None
+
+    @property
+    def values(self) -> list[Value]:
+        """The values that it takes, in order."""
+        return [operand for operand in _leaves(self._operands) if isinstance(operand, Value)]
+
+    @property
+    def axes(self) -> int:
+        """How many axes its tensor has, for one model."""
+        return len(self.shape)
+
+    @property
+    def _operands(self) -> tuple[Any, ...]:
+        return (*self.arguments, *self.keywords.values())
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The nodes in the order they run, and which of them is the output."""
+
+    nodes: tuple[Node, ...]
+    output: Value
+
+    @property
+    def needed(self) -> list[int]:
+        """The numbers of the nodes that the output depends on, in order."""
+        pending = [self.output.number]
+        out = set()
+        while pending:
+            number = pending.pop()
+            if number not in out:
+                out.add(number)
+                pending += [value.number for value in self.nodes[number].values]
+        return sorted(out)
+
+
+def merged(small: Graph, large: Graph, sizes: tuple[int, int]) -> Graph:
+    """The graph of two recordings on batches of these sizes, which must be alike.
+
+    A number that grows with the batch becomes a multiple of its size. In any other number and in
+    their operations the recordings must agree.
+    """
+    if len(small.nodes) != len(large.nodes) or small.output != large.output:
+        raise Unknown(_DIFFERS)
+    nodes = []
+    for one, other in zip(small.nodes, large.nodes, strict=True):
+        if (one.operation, one.part) != (other.operation, other.part):
+            raise Unknown(_DIFFERS)
+        nodes.append(
+            Node(
+                one.operation,
+                _common(one.arguments, other.arguments, sizes),
+                _common(one.keywords, other.keywords, sizes),
+                _common(one.shape, other.shape, sizes),
+                one.part,
+            )
+        )
+    return Graph(tuple(nodes), small.output)
+
+
+_DIFFERS = "its pass depends on the size of the batch, or differs between training and scoring"
+
+
+def _common(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
+    """An argument of both recordings."""
+    if type(one) is not type(other):
+        raise Unknown(_DIFFERS)
+    if isinstance(one, tuple):
+        return tuple(_common(a, b, sizes) for a, b in _pairs(one, other))
+    if isinstance(one, Mapping):
+        if one.keys() != other.keys():
+            raise Unknown(_DIFFERS)
+        return {key: _common(one[key], other[key], sizes) for key in one}
+    if isinstance(one, slice):
+        ends = (one.start, one.stop, one.step)
+        other_ends = (other.start, other.stop, other.step)
+        return slice(*_common(ends, other_ends, sizes))
+    if isinstance(one, Shared):
+        return _common_tensor(one, other)
+    if one == other:
+        return one
+    return _multiple(one, other, sizes)
+
+
+def _pairs(one: tuple[Any, ...], other: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
+    if len(one) != len(other):
+        raise Unknown(_DIFFERS)
+    return zip(one, other, strict=True)
+
+
+def _common_tensor(one: Shared, other: Shared) -> Shared:
+    alike = one.name == other.name and one.tensor.shape == other.tensor.shape
+    if alike and (one.name is not None or bool((one.tensor == other.tensor).all())):
+        return one
+    raise Unknown("a tensor that it makes itself depends on the size of the batch")
+
+
+def _multiple(one: Any, other: Any, sizes: tuple[int, int]) -> Multiple:
+    """The multiple of the batch size that both numbers are."""
+    small, large = sizes
+    if type(one) is int and one > 0 and one % small == 0 and one // small * large == other:
+        return Multiple(one // small)
+    raise Unknown(_DIFFERS)
+
+
+def _leaves(operand: Any) -> Iterator[Any]:
+    """The operands inside tuples, mappings and slices."""
+    if isinstance(operand, tuple):
+        for part in operand:
+            yield from _leaves(part)
+    else:
+        yield operand

@@ -1,0 +1,206 @@
+"""A forward pass recorded while it runs: every call of torch becomes a node of a graph.
+
+The module runs as it is on a few examples, so that loops, conditions on shapes, parametrizations
+and parameters used twice need no care. What a recording cannot see must refuse: a value read into
+Python (`if x.sum() > 0`), a tensor that torch did not make, gradients switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from covey.engine.generator import Drawn, NoDraws
+from covey.engine.graph import FILLED, INPUT, PARAMETER, Graph, Node, Shared, Unknown, Value
+
+DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+"""Operations that a recording passes by: nothing is drawn."""
+_FACTS = {
+    "__len__", "device", "dim", "dtype", "element_size", "is_complex", "is_contiguous", "is_cpu",
+    "is_cuda", "is_floating_point", "is_nested", "is_sparse", "itemsize", "layout", "ndim",
+    "ndimension", "nelement", "numel", "requires_grad", "shape", "size", "stride",
+}  # fmt: skip
+"""Calls that tell of a tensor what does not depend on its values."""
+_REFUSED = {
+    "_set_grad_enabled": "it switches gradients on or off",
+    "data": "it takes the data of a tensor without its gradient",
+    "empty": "it makes a tensor without values",
+    "empty_like": "it makes a tensor without values",
+    "new_empty": "it makes a tensor without values",
+}
+"""Calls after which a recording would not be the module's pass, and why."""
+_FILLS = {"zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like",
+          "full_like"}  # fmt: skip
+_SWAPPED = {"__rsub__": "sub", "__rdiv__": "div", "__rpow__": "pow", "__rmatmul__": "matmul"}
+"""Operators whose operands stand the other way round."""
+_OPERATORS = {"__getitem__": "getitem", "__pow__": "pow"}
+
+
+def record(module: nn.Module, x: Tensor) -> Graph:
+    """The graph of a module's pass on these examples; raises `Unknown` where there is none."""
+    recorder = _Recorder(module, len(x))
+    start = recorder.make(INPUT, (), x)
+    try:
+        with torch.enable_grad(), NoDraws(), recorder:
+            output: object = module(x)
+    except Drawn as error:
+        raise Unknown(f"it draws at random by {error}") from error
+    if recorder.refusal is not None:  # also where the module caught the exception
+        raise Unknown(recorder.refusal)
+    if not isinstance(output, Tensor):
+        raise Unknown(f"it returns {type(output).__name__}, not a tensor")
+    end = recorder.operand(output)
+    if not isinstance(end, Value) or end == start:
+        raise Unknown("its output does not depend on what it computes")
+    return Graph(tuple(recorder.nodes), end)
+
+
+class _Recorder(TorchFunctionMode):
+    """The mode in which every call of torch on a tensor is noted."""
+
+    def __init__(self, module: nn.Module, size: int) -> None:
+        super().__init__()
+        self._size = size
+        self.nodes: list[Node] = []
+        self.refusal: str | None = None
+        self._names = _parameter_names(module)
+        self._operands: dict[int, Value | Shared] = _held(module)
+        self._alive: list[object] = []  # so that no tensor takes the id of one that is gone
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        try:
+            return self._call(func, tuple(args), dict(kwargs or {}))
+        except Unknown as error:
+            self.refusal = self.refusal or str(error)
+            raise
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = _name(func)
+        if name in _FACTS:
+            return func(*args, **kwargs)
+        if name in _REFUSED:
+            raise Unknown(_REFUSED[name])
+        operands = self._all(args)
+        keywords = {key: self.operand(value) for key, value in kwargs.items()}
+        constant = not _has_values(operands) and not _has_values(tuple(keywords.values()))
+        if name in DROPOUT:
+            dropped: Any = kwargs["input"] if "input" in kwargs else args[0]
+            out: Any = dropped * 1
+        else:
+            out = func(*args, **kwargs)
+        changes = name.endswith("_") and not name.endswith("__")
+        if name in _FILLS and self._size in out.shape:
+            self.make(FILLED, (tuple(out.shape), out.flatten()[0].item()), out)
+        elif constant:
+            if changes:
+                raise Unknown(f"it changes a tensor that it holds ({name})")
+            self._keep(out)
+        else:
+            self._note(name, operands, keywords, out)
+        return out
+
+    def _note(
+        self, name: str, operands: tuple[Any, ...], keywords: dict[str, Any], out: object
+    ) -> None:
+        """A node for every tensor that a call gave."""
+        if name in _SWAPPED:
+            operands = operands[::-1]
+        name = _SWAPPED.get(name, _OPERATORS.get(name, name.rstrip("_")))
+        if isinstance(out, Tensor):
+            self._new(name, operands, keywords, out)
+            return
+        if not isinstance(out, tuple | list):
+            raise Unknown(f"it reads values into Python ({name})")
+        for part, tensor in enumerate(out):
+            if isinstance(tensor, Tensor):
+                self._new(name, operands, keywords, tensor, part)
+
+    def make(self, operation: str, arguments: tuple[Any, ...], out: Tensor) -> Value:
+        """A node that makes this tensor."""
+        return self._new(operation, arguments, {}, out)
+
+    def _new(
+        self,
+        operation: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        out: Tensor,
+        part: int | None = None,
+    ) -> Value:
+        shape = tuple(out.shape)
+        self.nodes.append(Node(operation, arguments, keywords, shape, part))
+        value = Value(len(self.nodes) - 1)
+        self._operands[id(out)] = value
+        self._alive.append(out)
+        return value
+
+    def _keep(self, out: object) -> None:
+        """The tensors of a call on constants are constants."""
+        parts = out if isinstance(out, tuple | list) else (out,)
+        for tensor in parts:
+            if isinstance(tensor, Tensor):
+                self._operands.setdefault(id(tensor), Shared(tensor.detach()))
+                self._alive.append(tensor)
+
+    def _all(self, arguments: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(self.operand(argument) for argument in arguments)
+
+    def operand(self, argument: Any) -> Any:
+        """An argument of a call as a graph holds it."""
+        if isinstance(argument, Tensor):
+            return self._tensor(argument)
+        if isinstance(argument, tuple | list):
+            return self._all(argument)
+        if isinstance(argument, slice):
+            return slice(*self._all((argument.start, argument.stop, argument.step)))
+        return argument
+
+    def _tensor(self, tensor: Tensor) -> Value | Shared:
+        operand = self._operands.get(id(tensor))
+        if operand is not None:
+            return operand
+        name = self._names.get(id(tensor))
+        if name is None:
+            raise Unknown("it uses a tensor whose origin is unknown")
+        return self.make(PARAMETER, (name,), tensor)
+
+
+def _name(func: Any) -> str:
+    """The name of a function, method or property of torch."""
+    name: str = func.__name__
+    if name == "__get__":
+        name = func.__self__.__name__
+    return name
+
+
+def _has_values(operands: tuple[Any, ...]) -> bool:
+    """Whether some operand differs from model to model or from batch to batch."""
+    return bool(Node("", operands).values)
+
+
+def _parameter_names(module: nn.Module) -> dict[int, str]:
+    """The names of the trainable parameters, by the id of the tensor."""
+    named = module.named_parameters()
+    return {id(parameter): name for name, parameter in named if parameter.requires_grad}
+
+
+def _held(module: nn.Module) -> dict[int, Value | Shared]:
+    """The tensors of a module that do not train, by their id."""
+    out: dict[int, Value | Shared] = {}
+    for prefix, layer in module.named_modules():
+        attributes = {**vars(layer), **layer._parameters, **layer._buffers}
+        for key, tensor in attributes.items():
+            if isinstance(tensor, Tensor) and not tensor.requires_grad:
+                name = f"{prefix}.{key}".lstrip(".")
+                out.setdefault(id(tensor), Shared(tensor, name))
+    return out
