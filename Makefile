@@ -67,7 +67,7 @@ licences: .venv/ready
 # torch first and by its exact version, so that no newer build is looked for. Python compiles what it imports by itself.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.venv/ready: pyproject.toml constraints.txt setup.py covey/native/rows.c covey/native/rows.h
+.venv/ready: pyproject.toml constraints.txt setup.py covey/native/rows.c covey/native/rows.h covey/native/normal.h
 	$(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) -e .

@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 
 KERNEL = "covey.native._rows"
 SUFFIX = EXTENSION_SUFFIXES[-1]  # without the interpreter's version: .so, on Windows .pyd
-SOURCES = ["covey/native/rows.c", "covey/native/rows.h"]
+SOURCES = ["covey/native/rows.c", "covey/native/rows.h", "covey/native/normal.h"]
 MARK = hashlib.sha256(
     b"".join(Path(__file__).parent.joinpath(source).read_bytes() for source in SOURCES)
 )

@@ -6,7 +6,6 @@ many, draw the same bits.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,6 +21,34 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLY = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 Address = int | Tensor
 """The key of a draw: one for all ids, or one for each, int64 [n]."""
+_ROOT_HALF = 0x3FE6A09E00000000  # the bits of about sqrt(1/2)
+_MANTISSA = (1 << 52) - 1
+_LN2_HIGH = 6.93147180369123816490e-01  # with zeros at its end, so that k times it is exact
+_LN2_LOW = 1.90821492927058770002e-10
+_LOG = (
+    0.14755898104908072,
+    0.15318074165540718,
+    0.18183406102175728,
+    0.22222201640621805,
+    0.2857142871219414,
+    0.39999999999552477,
+    0.6666666666666713,
+)
+"""L, with log(1 + f) = 2 s + s^3 L(s^2): the least relative error, below 2^-58."""
+_SINE = (
+    0.10085633077354056,
+    -0.7177235801554498,
+    3.8199270504789338,
+    -15.094641620509961,
+    42.058693923785235,
+    -76.7058597527985,
+    81.60524927607341,
+    -41.341702240399755,
+    6.283185307179586,
+)
+"""sin(2 pi b) / b as a polynomial in b^2 up to |b| = 1/4: the least relative error."""
+_BLOCK = 1 << 14
+"""Numbers that torch makes at once on a CPU, so that all steps to them stay in the cache."""
 _SHUFFLE_ROUNDS = 64
 """Rounds of swap-or-not.
 
@@ -41,6 +68,20 @@ def key(*words: int | str) -> int:
     return state
 
 
+def further(address: Address, *words: int) -> Address:
+    """The address with more words, which are not negative.
+
+    >>> further(key(3), 4, 5) == key(3, 4, 5)
+    True
+    """
+    for word in words:
+        if isinstance(address, Tensor):
+            address = _finalise_rows((address ^ word) + _signed(_GOLDEN))
+        else:
+            address = int(_finalise((address & _MASK ^ word) + _GOLDEN))
+    return address
+
+
 def path(parent: int, ask: int) -> int:
     """The path of a program that its parent starts by its ask number `ask`.
 
@@ -54,12 +95,21 @@ def path(parent: int, ask: int) -> int:
 
 def bits(address: Address, ids: Tensor, width: int, start: int = 0) -> Tensor:
     """64 random bits for each id and each slot from `start` on, as int64 [n, width]."""
-    slots = torch.arange(start, start + width, dtype=torch.int64, device=ids.device)
-    offsets = slots * _signed(_GOLDEN)
+    return _slots(_states(address, ids), width, start)
+
+
+def _states(address: Address, ids: Tensor) -> Tensor:
+    """The hash of each id under an address, int64 [n]; its slots are counted from it."""
     if not isinstance(address, Tensor):
         address = _signed(address)
-    states = _finalise_rows((ids + address)[:, None])
-    return _finalise_rows(states + offsets)
+    return _finalise_rows(ids + address)
+
+
+def _slots(states: Tensor, width: int, start: int = 0) -> Tensor:
+    """64 random bits for each state and each slot from `start` on, as int64 [n, width]."""
+    slots = torch.arange(start, start + width, dtype=torch.int64, device=states.device)
+    offsets = slots * _signed(_GOLDEN)
+    return _finalise_rows(states[:, None] + offsets)
 
 
 def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start: int = 0) -> Tensor:
@@ -74,16 +124,79 @@ def integers(address: Address, ids: Tensor, width: int, *, below: Tensor, start:
 
 def uniform(address: Address, ids: Tensor, width: int) -> Tensor:
     """Numbers in [0, 1), float64 [n, width]."""
-    mantissas = _shift(bits(address, ids, width), 11)
-    return mantissas.double() * 2.0**-53
+    return _fractions(bits(address, ids, width))
 
 
-def normal(address: Address, ids: Tensor, width: int) -> Tensor:
-    """Standard normal numbers, float64 [n, width] (Box-Muller)."""
-    u, v = uniform(address, ids, 2 * width).chunk(2, dim=1)
-    radius = torch.sqrt(-2 * torch.log1p(-u))
-    angle = 2 * math.pi * v
-    return radius * torch.cos(angle)
+def _fractions(bits: Tensor) -> Tensor:
+    """The upper 53 bits of each word as a number in [0, 1)."""
+    return _shift(bits, 11).double() * 2.0**-53
+
+
+def normal(
+    address: Address, ids: Tensor, width: int, *, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Standard normal numbers [n, width] (Box-Muller), computed in float64.
+
+    The kernel and torch, on a CPU and on a GPU, give the same bits: logarithm and cosine are made
+    of sums, products, quotients and square roots, whose rounding IEEE 754 fixes.
+    """
+    states = _states(address, ids)
+    if native.loaded() and states.device.type == "cpu" and dtype in native.DTYPES:
+        return native.normal(states, width, dtype)
+    out = torch.empty(len(states), width, dtype=dtype, device=states.device)
+    columns = width
+    if states.device.type == "cpu":
+        columns = max(1, _BLOCK // max(len(states), 1))
+    for first in range(0, width, columns):
+        stop = min(first + columns, width)
+        u = _fractions(_slots(states, stop - first, first))
+        v = _fractions(_slots(states, stop - first, width + first))
+        out[:, first:stop] = box_muller(u, v)
+    return out
+
+
+def box_muller(u: Tensor, v: Tensor) -> Tensor:
+    """sqrt(-2 log(1 - u)) cos(2 pi v), float64; the kernel's normal.h has the same operations.
+
+    cos(2 pi v) is sin(2 pi b) with b = |v - 1/2| - 1/4, which is exact.
+    """
+    minus_log = _minus_log(1 - u)
+    radius = _sqrt(minus_log + minus_log)
+    b = (v - 0.5).abs() - 0.25
+    cosine = b * _polynomial(_SINE, b * b)
+    return radius * cosine
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    """The square root, rounded to nearest; on a CPU torch's is not always."""
+    if x.device.type == "cpu":
+        return torch.from_numpy(np.sqrt(x.numpy()))
+    return torch.sqrt(x)
+
+
+def _minus_log(x: Tensor) -> Tensor:
+    """-log(x) for x in [2^-53, 1], within 1 unit in the last place.
+
+    x is 2^k (1 + f) with 1 + f from sqrt(1/2) on, and s is f / (2 + f). Then log(1 + f) =
+    2 artanh(s) = f - (f^2/2 - s (f^2/2 + s^2 L(s^2))).
+    """
+    scaled = x.view(torch.int64) - _ROOT_HALF
+    k = (scaled >> 52).double()
+    f = ((scaled & _MANTISSA) + _ROOT_HALF).view(torch.float64) - 1
+    s = f / (f + 2)
+    z = s * s
+    half = f * f * 0.5
+    rest = z * _polynomial(_LOG, z)
+    low = s * (half + rest) + k * _LN2_LOW
+    return ((half - low) - f) - k * _LN2_HIGH
+
+
+def _polynomial(coefficients: Sequence[float], z: Tensor) -> Tensor:
+    """A polynomial in z, the coefficient of the highest power first."""
+    value = torch.full_like(z, coefficients[0])
+    for coefficient in coefficients[1:]:
+        value.mul_(z).add_(coefficient)  # two operations: a fused one would round only once
+    return value
 
 
 def failures(uniform: Tensor, probability: float | Tensor) -> Tensor:

@@ -149,7 +149,7 @@ CASES: dict[str, Case] = {
         lambda: start(model=nn.Sequential(nn.Linear(60, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))),
         ModelError, ["'1' is BatchNorm1d", "nn.GroupNorm"],
     ),
-    "Dropout": (lambda: start(model=nn.Sequential(nn.Linear(60, 10), nn.Dropout(0.3))), ModelError, ["p = 0.3", "set p = 0"]),
+    "Dropout": (lambda: start(model=nn.Sequential(nn.Linear(60, 10), nn.Dropout(1.0))), ModelError, ["p = 1.0", "below 1"]),
     "a wrong input width": (lambda: start(model=mlp(61, 10)), ModelError, ["(60,)", "does not take"]),
     "too few outputs": (lambda: start(model=linear(60, 7)), ModelError, ["7 outputs", "need 10"]),
     "a private pattern of nothing": (lambda: start(private=("head.*",)), ConfigError, ["'head.*'", "shares all layers"]),

@@ -6,10 +6,12 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from covey import draws, native
 
@@ -81,10 +83,92 @@ def test_uniform_is_uniform() -> None:
 def test_normal_is_normal() -> None:
     z = draws.normal(draws.key("z"), torch.arange(1000), 200)
     assert z.shape == (1000, 200)
-    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
-        assert abs((z**power).mean() - moment) < 0.05
-    assert abs((z < 1).double().mean() - 0.8413) < 0.003
     assert torch.isfinite(z).all()
+    count = z.numel()
+    # The variance of the mean of z^p is (E z^2p - (E z^p)^2) / count; four deviations.
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)):
+        assert abs((z**power).mean() - moment) < 4 * math.sqrt(variance / count), power
+    assert torch.corrcoef(z[:, :8].T).fill_diagonal_(0).abs().max() < 0.12  # neighbouring slots
+    assert torch.corrcoef(z[:8]).fill_diagonal_(0).abs().max() < 0.3  # neighbouring ids
+    squares = z * z - 1  # uncorrelated numbers may still have correlated sizes
+    assert abs((squares[:, 1:] * squares[:, :-1]).mean()) < 4 * 2 / math.sqrt(count)
+    assert abs((squares[1:] * squares[:-1]).mean()) < 4 * 2 / math.sqrt(count)
+
+
+def normal_cdf(z: Tensor) -> Tensor:
+    return torch.special.ndtr(z)
+
+
+@pytest.mark.parametrize("axis", ["ids", "slots"])
+def test_the_distribution_of_normal_numbers(axis: str) -> None:
+    """Kolmogorov's distance, and the tails to five deviations, along both axes of an address."""
+    size = 1 << 20
+    many, one = torch.arange(size), torch.tensor([7])
+    z = (
+        draws.normal(draws.key("ids"), many, 1)
+        if axis == "ids"
+        else draws.normal(draws.key("slots"), one, size)
+    )
+    z = z.flatten().sort().values
+    steps = torch.arange(size + 1, dtype=torch.float64) / size
+    cdf = normal_cdf(z)
+    distance = torch.maximum((steps[1:] - cdf).max(), (cdf - steps[:-1]).max())
+    assert distance * math.sqrt(size) < 1.95  # the 99.9 % point of Kolmogorov's distribution
+    for limit in (2.0, 3.0, 4.0, 4.5, 5.0):
+        expected = size * float(normal_cdf(torch.tensor(-limit, dtype=torch.float64)))
+        deviation = math.sqrt(expected)
+        for tail in ((z < -limit).sum(), (z > limit).sum()):
+            assert abs(int(tail) - expected) < 4 * deviation + 2, limit
+
+
+def test_box_muller_is_the_formula() -> None:
+    """Against long doubles, at all magnitudes of 1 - u and around every zero of the cosine."""
+    power = torch.arange(53, dtype=torch.float64)
+    u = torch.cat(
+        [1 - 2.0**-power, 2.0 ** -(power + 1), draws.uniform(3, torch.arange(50), 400)[0]]
+    )
+    near = torch.tensor([0.0, 0.25, 0.5, 0.75]) + 2.0 ** -power[2:, None]
+    v = torch.cat(
+        [
+            near.flatten(),
+            torch.tensor([0.0, 0.25, 0.5, 0.75]),
+            draws.uniform(4, u[:1].long(), 300)[0],
+        ]
+    )
+    u, v = torch.cartesian_prod(u, v % 1).unbind(1)
+    got = draws.box_muller(u, v).numpy()
+    long_u, long_v = u.numpy().astype(np.longdouble), v.numpy().astype(np.longdouble)
+    quarter = np.abs(long_v - 0.5) - 0.25
+    pi = np.longdouble("3.14159265358979323846264338327950288")
+    want = np.sqrt(-2 * np.log1p(-long_u)) * np.sin(2 * pi * quarter)
+    error = np.abs(got - want) / np.maximum(np.abs(want), 1e-300)
+    assert float(error.max()) < 4 * 2.0**-52
+
+
+@pytest.mark.skipif(not native.loaded(), reason="there is no compiled kernel here")
+@pytest.mark.parametrize("instructions", native.SETS)
+def test_the_kernel_draws_the_bits_of_torch(
+    instructions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native._load(instructions)
+    if isinstance(library, str):
+        pytest.skip(library)
+    ids = torch.tensor([0, 5, 10**12, 7])
+    addresses: list[draws.Address] = [
+        0,
+        2**64 - 1,
+        draws.key("a"),
+        torch.tensor([-(2**63), 5, 6, 2**63 - 1]),
+    ]
+    for address, dtype, width in itertools.product(
+        addresses, native.DTYPES, (0, 1, 2, 7, 8, 9, 5000)
+    ):
+        monkeypatch.setattr(native, "_library", library)
+        here = draws.normal(address, ids, width, dtype=dtype)
+        monkeypatch.setattr(native, "_library", "gone")
+        there = draws.normal(address, ids, width, dtype=dtype)
+        assert here.dtype == there.dtype == dtype
+        assert torch.equal(here, there), (address, width)
 
 
 @quick

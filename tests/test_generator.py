@@ -225,11 +225,11 @@ class Noisy(nn.Module):
 @pytest.mark.parametrize(
     "noise",
     [
-        lambda x: F.dropout(x, 0.01),  # two outputs may well be equal
+        lambda x: x * torch.bernoulli(torch.full((), 0.99)),  # two outputs may well be equal
         lambda x: x + 0 * torch.randn(1),
         lambda x: x + torch.tensor(Counter.count()),
     ],
-    ids=["dropout", "unused", "state"],
+    ids=["seldom", "unused", "state"],
 )
 def test_a_forward_that_is_no_function_is_refused(noise: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ModelError, match="two passes of the same examples"):

@@ -115,6 +115,11 @@ def test_the_source_distribution_has_what_builds_it(source: Path, tmp_path: Path
     archive = build(source, tmp_path / "out", "sdist")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
-    needed = ("covey/native/rows.c", "covey/native/rows.h", "covey/data/digits.csv.gz")
+    needed = (
+        "covey/native/rows.c",
+        "covey/native/rows.h",
+        "covey/native/normal.h",
+        "covey/data/digits.csv.gz",
+    )
     assert {*needed, "setup.py", "covey/cli/demo.toml", "LICENSE"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]

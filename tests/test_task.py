@@ -355,7 +355,7 @@ class Noisy(nn.Module):
 
 
 def test_a_model_that_draws_at_random_is_refused_row_by_row_too() -> None:
-    with pytest.raises(ModelError, match="draws at random"):
+    with pytest.raises(ModelError, match="drops at random in eval mode too"):
         Task(Noisy(), labelled())
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import torch
 
-from covey.engine.descend import descend
+from covey.engine.alternate import Mix, Move, alternate
 from covey.kernel.advice import Levers, Loss, Statement, Step
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.conditions import inner_step
@@ -54,19 +54,18 @@ class APFL(Algorithm):
         return devices.mean(weight=samples)
 
     def device(self, me: Nodes, w: Rows) -> Weighted:
-        x = w
         v = me.recall("_own", default=w)
         alpha = self.share(me, w, v)
-        gradient = me.grad(self.batch)
-        gradient_of_mixture = me.grad(self.batch, "personal")
-        for _ in range(self.steps):
-            mixture = torch.lerp(x, v, alpha)  # alpha v + (1 - alpha) x
-            v = v - self.lr * alpha * gradient_of_mixture(mixture)
-            x = descend(x, gradient, steps=1, lr=self.lr)
-        mixture = torch.lerp(x, v, alpha)
-        me.keep("_own", v)
-        me.keep("personal", mixture)
-        return x, me.weight(self.weight)
+        mixture = Mix("x", "v", alpha)  # alpha v + (1 - alpha) x
+        rows = alternate(
+            {"x": w, "v": v},
+            Move("v", me.grad(self.batch, "personal"), at=mixture, lr=self.lr * alpha),
+            Move("x", me.grad(self.batch), lr=self.lr),
+            times=self.steps,
+        )
+        me.keep("_own", rows["v"])
+        me.keep("personal", mixture.value(rows))
+        return rows["x"], me.weight(self.weight)
 
     def share(self, me: Nodes, w: Rows, v: Rows) -> Rows:
         """alpha of each device in this round, [n, 1]."""

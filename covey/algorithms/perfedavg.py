@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from covey.engine.alternate import Move, alternate
 from covey.engine.descend import descend
 from covey.kernel.advice import (
     FLAT,
@@ -64,20 +65,28 @@ class PerFedAvg(Algorithm):
 
     def device(self, me: Nodes, w: Rows) -> Weighted:
         self.adapt(me, w)
-        x = w
         inner = me.grad(self.batch, "inner")
         outer = me.grad(self.batch)
-        for _ in range(self.steps):
-            adapted = x - self.alpha * inner(x)
+
+        def meta(x: Rows) -> Rows:
+            adapted = descend(x, inner, steps=1, lr=self.alpha)
             g = outer(adapted)
-            if self.order == "hessian-free":
-                g = g - self.alpha * self.curved(me, x, g)
-            x = x - self.lr * g
+            return g - self.alpha * self.curved(me, x, g)
+
+        if self.order == "hessian-free":
+            x = descend(w, meta, steps=self.steps, lr=self.lr)
+        else:
+            x = alternate(
+                {"x": w, "adapted": w},
+                Move("adapted", inner, start="x", lr=self.alpha),
+                Move("x", outer, at="adapted", lr=self.lr),
+                times=self.steps,
+            )["x"]
         return x, me.weight(self.weight)
 
     def curved(self, me: Nodes, x: Rows, g: Rows) -> Rows:
         """H(x) g on one batch."""
-        gradient = me.grad(me.batch(self.batch, "curvature"))
+        gradient = me.grad(me.batch(self.batch, "curvature"), same_draw=True)
         if self.hessian == "exact" and me.has_hessian:
             return gradient.hessian_product(x, g)
         ahead = gradient(x + self.delta * g)

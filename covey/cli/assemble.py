@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from covey.cli import named, scenario
+from covey.cli import named, pretrained, scenario
 from covey.cli.validate import spell
 from covey.data import Shards
 from covey.errors import ConfigError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from covey.cli.config import Config
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_TRAINING = ("loss", "l2", "batches", "start", "device", "workers", "memory")
+_TRAINING = ("loss", "l2", "batches", "start", "compute", "device", "workers", "memory")
 _NUMBERS = ("squared_error", "mse")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that
@@ -46,6 +46,7 @@ class World:
         shards = _shards(config, seed)
         _need_parts(config, shards)
         model = named.make_model(config.model, shards, seed)
+        pretrained.check_start(model, config.model, config.start)
         shards, tree = config.tree.build(shards, model, seed)
         return World(shards, model, tree)
 
@@ -76,8 +77,8 @@ def side_by_side(
     A group is as large as memory allows, or one seed if the seeds differ too much, or in loopback.
     """
     first = experiments[0]
-    parameters = sum(parameter.numel() for parameter in first.model.parameters())
-    row = parameters * torch.finfo(first.dtype).bits // 8
+    parameters = [p.numel() for p in first.model.parameters() if p.requires_grad]
+    row = sum(parameters) * torch.finfo(first.dtype).bits // 8
     size = 1
     if runtime == "simulator" and len(experiments) > 1 and difference(experiments) is None:
         size = max(1, first.memory // (_ROWS * row * first.tree.devices))

@@ -69,6 +69,7 @@ class Config(BaseModel):
     score_sample: int | None = Field(None, ge=1)
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
+    compute: Literal["fp32", "bf16"] = "fp32"
     device: str = "cpu"
     workers: int | None = Field(None, ge=1)
     memory: int = Field(2**31, ge=1)
@@ -230,6 +231,9 @@ def _resolve_paths(table: dict[str, Any], folder: Path) -> None:
     if isinstance(data, dict):
         for key in ("path", "data_dir"):
             _resolve_path(data, key, folder)
+    model = table.get("model")
+    if isinstance(model, dict) and str(model.get("weights")).endswith(".safetensors"):
+        _resolve_path(model, "weights", folder)
     radio = table.get("radio")
     if isinstance(radio, dict) and isinstance(radio.get("devices"), dict):
         _resolve_path(radio["devices"], "table", folder)

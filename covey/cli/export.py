@@ -26,6 +26,7 @@ from covey.cli.options import AsJson
 from covey.cli.results import OfSeed, RunFolder
 from covey.data.extras import needed
 from covey.errors import ConfigError, CoveyError, ModelError
+from covey.models import merge
 from covey.origin import FAULTS, told
 from covey.runs.snapshot import PRIVATE, Snapshot
 
@@ -302,7 +303,7 @@ def _model(run: Loaded, node: Node, read: Snapshot, format: Format) -> Model:
             f"{run.config.method()} predicts with {read.model!r} otherwise than by the network's "
             "outputs, which no exported file holds; use covey predict, or --model global."
         )
-    network = run.module(read.model, device).cpu().eval()
+    network = merge(run.module(read.model, device).cpu()).eval()
     model = Model(network, run.scaling, run.experiment.dtype, {})
     return replace(model, facts=_facts(run, node, read, inside=format.name != "safetensors"))
 

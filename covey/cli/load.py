@@ -300,9 +300,24 @@ class Loaded:
 
         return DataForm.read(self.place / "data.json")
 
-    @property
+    @cached_property
     def _space(self) -> ParameterLayout:
-        return self._run.runtime.task.space
+        """The layout of the run's rows, and the module around them.
+
+        Rows hold what trains, so the frozen parameters must be those of the run.
+        """
+        space = self._run.runtime.task.space
+        saved = self.place / "checkpoint.safetensors"
+        if space.frozen and saved.exists():
+            facts = checkpoint.read(saved, tensors=False).facts["experiment"]
+            names = ("frozen", "model")
+            wanted = self.experiment.fingerprint()
+            checkpoint.same_experiment(
+                saved,
+                {name: facts[name] for name in names if name in facts},
+                {name: wanted[name] for name in names},
+            )
+        return space
 
     @cached_property
     def _run(self) -> Run:

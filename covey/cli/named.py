@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, create_model
+from torch import nn
 
 from covey import draws
-from covey.cli import glossary, modules, registry
+from covey.cli import glossary, modules, pretrained, registry
 from covey.cli.registry import FACTS
 from covey.cli.validate import STRICT, check, nearest
 from covey.data import Shards
@@ -55,7 +56,7 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
     build = maker(section, name)
     parameters = inspect.signature(build).parameters
     arguments = {key: value for key, value in offered.items() if key in parameters}
-    for key, value in fields:
+    for key, value in _parameters(section, fields, build).items():
         if value is not None or key not in offered:
             arguments[key] = _as_tuple(value, offered.get(key, parameters[key].default))
     if name not in registry.REGISTRY[KINDS[section]]:
@@ -70,14 +71,24 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
         raise ConfigError(f"[{section}] {name} cannot be made of these values: {error}.") from error
 
 
-def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> Any:
-    """The model.
+def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> nn.Module:
+    """The model, with its pretrained weights, adapters and frozen layers.
 
     Parameters that no seed resets later, as a user's own may be, are drawn from the seed here.
     """
     facts = {name: fact(shards) for name, fact in FACTS.items()}
     with Seeded(draws.key(seed, "module"), f"model.name = {table.get('name')!r}"):
-        return make("model", table, **facts)
+        model: nn.Module = make("model", table, **facts)
+        options = pretrained.fields(maker("model", table["name"]))
+        values = checked("model", table).model_dump()
+        return pretrained.prepared(model, {name: values[name] for name in options})
+
+
+def _parameters(section: str, fields: BaseModel, build: Callable[..., Any]) -> dict[str, Any]:
+    """The fields that are parameters of the class or function."""
+    if section != "model":
+        return dict(fields)
+    return pretrained.without_options(fields, build)
 
 
 def checked(section: str, table: Mapping[str, Any], prefix: str | None = None) -> BaseModel:
@@ -121,6 +132,8 @@ def schema(build: Callable[..., Any], section: str) -> type[BaseModel]:
         if by_name and isinstance(default, _PLAIN):
             hint = hints.get(name, Any)
             fields[name] = (hint | None if default is None else hint, default)
+    if section == "model":
+        fields |= pretrained.fields(build)
     return create_model(build.__name__, __config__=STRICT, **fields)
 
 
@@ -161,10 +174,9 @@ def resolved(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
     What the data decides of a model is left out where the table does not give it.
     """
     values = checked(section, table).model_dump()
+    build = maker(section, table["name"])
     fields = {
-        key: value
-        for key, value in values.items()
-        if value is not None or not _from_data(section, key)
+        key: value for key, value in values.items() if not _is_silent(section, key, value, build)
     }
     return {"name": table["name"], **fields}
 
@@ -215,6 +227,13 @@ def _hints(build: Callable[..., Any]) -> dict[str, Any]:
 def _from_data(section: str, name: str) -> bool:
     """Whether the data decides a parameter where the file does not."""
     return section == "model" and name in FACTS
+
+
+def _is_silent(section: str, name: str, value: Any, build: Callable[..., Any]) -> bool:
+    """Whether a value of a table says nothing: the data decides it, or an option is not used."""
+    if section != "model":
+        return False
+    return (value is None and name in FACTS) or pretrained.is_silent(name, value, build)
 
 
 def _reserved(section: str, name: str) -> bool:

@@ -177,7 +177,7 @@ def _split(c: Compiler, input: Any, size: Any, dim: int = 0, part: int = 0) -> N
     axis = _moved(dim)
     if isinstance(size, tuple):
         size = list(size)
-    _changed(c, input, lambda x: x.split(size, axis)[part])
+    _changed(c, input, lambda x: torch.split(x, size, axis)[part])
 
 
 def _unbind(c: Compiler, input: Any, dim: int = 0, part: int = 0) -> None:
@@ -211,8 +211,7 @@ def _reduced(reduce: Callable[..., Tensor]) -> Rule:
         if any(value is not None for value in named.values()):
             raise Unknown("a reduction has settings that are not known")
         axes = _moved(dim)
-        steady = _steadily(c, lambda x: reduce(x, axes, keepdim))
-        _changed(c, input, steady)
+        _changed(c, input, lambda x: reduce(x, axes, keepdim))
 
     return rule
 
@@ -231,14 +230,21 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> Rule:
         if dim is None or dtype is not None:
             return
         axis = _moved(dim)
-        _changed(c, input, _steadily(c, lambda x: function(x, axis)))
+        _changed(c, input, lambda x: function(x, axis))
 
     return rule
 
 
-def _normalize(c: Compiler, input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> None:
+def _normalize(
+    c: Compiler,
+    input: Any,
+    p: float = 2.0,
+    dim: int = 1,
+    eps: float = 1e-12,
+    out: None = None,
+) -> None:
     axis = _moved(dim)
-    _changed(c, input, _steadily(c, lambda x: F.normalize(x, p, axis, eps)))
+    _changed(c, input, lambda x: F.normalize(x, p, axis, eps))
 
 
 def _glu(c: Compiler, input: Any, dim: int = -1) -> None:
@@ -252,11 +258,6 @@ def _glu(c: Compiler, input: Any, dim: int = -1) -> None:
         return value * sigmoid(gate)
 
     _changed(c, input, gated)
-
-
-def _steadily(c: Compiler, change: Change) -> Change:
-    """The change row by row on a CPU."""
-    return change
 
 
 def _same(c: Compiler, input: Any, *settings: Any, **named: Any) -> None:

@@ -64,7 +64,6 @@ class Compiler:
         self.alone = alone
         self.numbers = space.numbers
         self.slots = space.slots
-        self.sites = 0
         self._module = space.module
         self._rules = rules
         self._instructions: list[tuple[Run, tuple[int, ...]]] = []
@@ -182,8 +181,8 @@ class Compiler:
         places = self._places.setdefault(operand.number, {})
         if _FOLDED not in places:
             source = self.rows(operand)
-            fold = _fold_alone if self.alone else _fold
-            places[_FOLDED] = self._add(lambda pass_, v: fold(v[source]), (source,))
+            turn = _fold_alone if self.alone else fold
+            places[_FOLDED] = self._add(lambda pass_, v: turn(v[source]), (source,))
         return places[_FOLDED]
 
     def is_folded(self, operand: Any) -> bool:
@@ -301,12 +300,12 @@ def _attribute(module: nn.Module, name: str) -> Tensor:
     return tensor
 
 
-def _fold(x: Tensor) -> Tensor:
+def fold(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
 
 
 def _fold_alone(x: Tensor) -> Tensor:
-    return _channels_last(_fold(x))
+    return _channels_last(fold(x))
 
 
 def _unfold(pass_: Pass, x: Tensor) -> Tensor:

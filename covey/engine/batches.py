@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -21,15 +21,44 @@ Batches = Literal["uniform", "cyclic"]
 
 
 @dataclass(frozen=True, eq=False)
+class Draw:
+    """The address of the random numbers of n devices: of dropout and of augmentation."""
+
+    address: draws.Address
+    ids: Ids
+
+    def at(self, *words: int) -> Draw:
+        """The draw with more words in its address."""
+        return replace(self, address=draws.further(self.address, *words))
+
+    def take(self, rows: Tensor | slice) -> Draw:
+        """The draw of some of the devices."""
+        address = self.address
+        if isinstance(address, Tensor):
+            address = address[rows]
+        return Draw(address, self.ids[rows])
+
+    def bits(self, width: int) -> Tensor:
+        """Random bits, int64 [n, width]."""
+        return draws.bits(self.address, self.ids, width)
+
+    def uniform(self, width: int) -> Tensor:
+        """Numbers in [0, 1), float64 [n, width]."""
+        return draws.uniform(self.address, self.ids, width)
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Which examples n devices take, [n, B], of all of `data` (x and y).
 
-    `weight` [n, B] is 0 where a device had none left.
+    `weight` [n, B] is 0 where a device had none left. `draw` decides what the training pass on this
+    batch draws; None: the pass draws nothing.
     """
 
     data: tuple[Tensor, Tensor]
     examples: Tensor
     weight: Tensor | None = None
+    draw: Draw | None = None
 
     @cached_property
     def x(self) -> Tensor:
@@ -41,6 +70,12 @@ class Batch:
         """[n, B, ...]."""
         return self.data[1][self.examples]
 
+    def drawing(self, draw: Draw, rows: Tensor | None = None) -> Batch:
+        """The same examples with a draw, or with that of these rows."""
+        if rows is not None:
+            draw = draw.take(rows.to(draw.ids.device))
+        return replace(self, draw=draw)
+
     def row(self, i: int) -> Batch:
         """The batch of one device, with n = 1."""
         if len(self.examples) == 1:
@@ -49,7 +84,10 @@ class Batch:
         weight = self.weight
         if weight is not None:
             weight = weight[row]
-        return Batch(self.data, self.examples[row], weight)
+        draw = self.draw
+        if draw is not None:
+            draw = draw.take(row)
+        return Batch(self.data, self.examples[row], weight, draw)
 
 
 class Examples:

@@ -7,7 +7,6 @@ other module. Modules that vmap cannot run, such as an LSTM, run on the path "ea
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,8 @@ from torch.func import functional_call, vmap
 from covey.engine import attention, axes, rules, single
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
-from covey.engine.layout import ParameterLayout
+from covey.engine.intercept import Interception
+from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
 from covey.engine.passing import Pass
 from covey.engine.tracing import traced
 from covey.origin import FAULTS
@@ -64,12 +64,12 @@ def forward(
     """
     on_cpu = device == "cpu"
     try:
-        graph = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
+        graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
     except Unknown as error:
         return _any_module(space, on_cpu, sample, str(error))
     if on_cpu and _convolves(graph):
         return _by_row(space, graph, single.of_graph(graph, space))
-    return Forward("batched", _compiled(graph, space, on_cpu=on_cpu), graph)
+    return Forward("batched", step, graph)
 
 
 def _by_row(space: ParameterLayout, graph: Graph | str, one: Step) -> Forward:
@@ -138,28 +138,53 @@ def _told(error: BaseException) -> str:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space)
+    call = _call(space, batched=True)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(pass_.with_tensors(tensors), x)
+        whole = space.with_frozen(pass_)
 
-        return vmap(one)(pass_.tensors, x)
+        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
+            return call(whole.with_tensors(tensors), x)
+
+        return vmap(one)(whole.tensors, x)
 
     return apply
 
 
-def _call(space: ParameterLayout) -> Step:
-    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...]."""
+def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
+    """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
+
+    The pass has the frozen parameters too.
+    """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
+    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
+    always = space.attends
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
-        values = {}
-        for slot, parameter in zip(space.slots, pass_.parameters, strict=True):
-            values[slot.name] = slot.oriented(parameter)
-        out: Tensor = functional_call(thread.module, values, (x,))
+            thread.module = sharing_copy(space.module).train(pass_.training)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        if not always and not pass_.masks:
+            return run_module(space, module, pass_, x)
+        mode = Interception(pass_, batched=batched)
+        with mode:
+            out = run_module(space, module, pass_, x)
+        mode.finish()
         return out
 
     return call
+
+
+def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor) -> Tensor:
+    """The outputs of a module of the layout with one model's parameters, [B, ...].
+
+    Frozen parameters that the pass does not have are the module's own.
+    """
+    values = {}
+    stored: list[Slot | FrozenParameter] = [*space.slots, *space.frozen]
+    for part, parameter in zip(stored, pass_.parameters, strict=False):
+        values[part.name] = part.oriented(parameter)
+    out: Tensor = functional_call(module, values, (x,))
+    return out

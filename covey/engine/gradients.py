@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine import dropout
 from covey.engine.batches import Batch
+from covey.engine.dropout import Site
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.losses import LossFunction, cross_entropy
 from covey.engine.passing import Pass
+from covey.engine.precision import Precision
 from covey.engine.stack import LinearStack
 from covey.types import Rows
 
@@ -26,6 +29,8 @@ class Gradients:
     stack: LinearStack | str  # or why the module and the loss are no stack
     loss: LossFunction
     classifies: bool
+    precision: Precision
+    sites: tuple[Site, ...] = ()  # where the module drops entries in training
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
@@ -36,10 +41,29 @@ class Gradients:
         pass_ = Pass(self.views(x), weight=batch.weight)
         return self.forward(pass_, batch.x)
 
-    def _training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
-        """The outputs of which a gradient is taken, [n, B, ...]."""
-        pass_ = Pass(parameters, weight=batch.weight, training=True)
-        return self.forward(pass_, batch.x)
+    def _training_pass(self, parameters: list[Tensor], batch: Batch) -> Pass:
+        """The pass of which a gradient is taken.
+
+        A batch without a draw is passed through the module in eval mode, if that would drop.
+        """
+        masks: tuple[Tensor, ...] = ()
+        training = True
+        if self.sites:
+            training = batch.draw is not None
+        if self.sites and batch.draw is not None:
+            _, size = batch.examples.shape
+            masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
+        return Pass(parameters, masks, weight=batch.weight, training=training)
+
+    def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """The outputs of which a gradient is taken, [n, B, ...].
+
+        Their products have the type that `precision` says.
+        """
+        pass_ = self._training_pass(parameters, batch)
+        with self.precision.products():
+            outputs = self.forward(pass_, batch.x)
+        return outputs.to(parameters[0].dtype)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example, [n, B]."""
@@ -108,21 +132,19 @@ class Gradients:
     def _of_rows(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, parameter by parameter, [n, ...]."""
         with torch.enable_grad():
-            outputs = self._training_outputs(leaves, batch)
+            outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
         return torch.autograd.grad(losses, leaves, _shares(losses, batch.weight))
 
     def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of one row's mean loss, parameter by parameter."""
         assert self.forward.single is not None
-        weight = batch.weight
-        if weight is not None:
-            weight = weight[0]
-        pass_ = Pass(leaves, weight=weight, training=True)
+        pass_ = self._training_pass(leaves, batch).of_first(leaves)
         with torch.enable_grad():
-            outputs = self.forward.single(pass_, batch.x[0])
-            losses = self.loss(outputs, batch.y[0])
-        return torch.autograd.grad(losses, leaves, _shares(losses, weight))
+            with self.precision.products():
+                outputs = self.forward.single(pass_, batch.x[0])
+            losses = self.loss(outputs.to(leaves[0].dtype), batch.y[0])
+        return torch.autograd.grad(losses, leaves, _shares(losses, pass_.weight))
 
     def _joined(self, gradients: tuple[Tensor, ...]) -> Rows:
         """Gradients by all parameters as rows."""
@@ -139,10 +161,10 @@ class Gradients:
         leaf = x.detach().requires_grad_()
         if not len(x):
             # A rehearsal is to find what cannot work.
-            loss(self._training_outputs(self.views(x), batch))
+            loss(self._outputs_for_gradient(self.views(x), batch))
             return torch.zeros_like(x)
         with torch.enable_grad():
-            outputs = self._training_outputs(self.views(leaf), batch)
+            outputs = self._outputs_for_gradient(self.views(leaf), batch)
             total = loss(outputs).sum()
             [gradient] = torch.autograd.grad(total, leaf)
         return gradient
@@ -206,7 +228,7 @@ class Gradients:
 
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
-        outputs = self._training_outputs(leaves, batch)
+        outputs = self.forward(self._training_pass(leaves, batch), batch.x)
         if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:
             errors = _cross_entropy_errors(outputs, batch)
             return torch.autograd.grad(outputs, leaves, errors, create_graph=True)

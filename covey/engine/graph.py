@@ -20,6 +20,11 @@ PARAMETER = "parameter"
 FILLED = "filled"
 """The operation of a node whose tensor has one value everywhere; arguments: shape and value."""
 
+SITE = "dropout"
+"""The operation of a site of dropout; arguments: the value, the site's number, and p for alpha."""
+ATTENTION = "scaled_dot_product_attention"
+"""Attention; arguments: query, key, value, mask, the site of its dropout or None, causal, scale."""
+
 
 class Unknown(Exception):
     """Why a forward pass is no graph of known operations, in plain words."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from covey import draws
 from covey.engine.generator import Seeded
+from covey.engine.intercept import attends
+from covey.engine.passing import Pass
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
@@ -20,7 +22,6 @@ _MIXES_EXAMPLES = (
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
 )
-_DROPS = (nn.modules.dropout._DropoutNd,)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,30 @@ class Slot:
         return value
 
 
+@dataclass(frozen=True, eq=False)
+class FrozenParameter:
+    """A parameter that no row holds: one tensor for all rows, oriented as a slot's."""
+
+    name: str
+    value: Tensor
+    transposed: bool
+
+    def beside(self, rows: int) -> Tensor:
+        """The parameter beside so many rows, [n, *stored shape], all in the same memory."""
+        return self.value.expand(rows, *self.value.shape)
+
+    def oriented(self, value: Tensor) -> Tensor:
+        """The parameter turned from the shape in the module to the stored one, or back."""
+        if self.transposed:
+            return value.t()
+        return value
+
+
 class ParameterLayout:
     """The rows of a module: its trainable parameters, the shared ones first, the private ones last.
+
+    Frozen parameters (`requires_grad` is False) are in no row. They keep the module's values, once
+    for all rows.
 
     Private are those that match a pattern of `private`. A pattern names parameters ("3.bias"),
     layers ("3") or kinds of layers ("conv*"). "head" is the last layer, if no layer has that name.
@@ -69,11 +92,13 @@ class ParameterLayout:
     def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
+        self.attends = attends(module)
+        """Whether the module attends; a trial finds attention outside of layers."""
         if isinstance(private, str):
             private = (private,)
         trainable = _trainable(module)
         names = list(trainable)
-        private_names = _private(module, names, private)
+        private_names = _matching(module, names, private, "private")
         names.sort(key=lambda name: name in private_names)
         linear = _linear_weights(module)
         start = 0
@@ -87,6 +112,7 @@ class ParameterLayout:
         self.width = start
         private_starts = [slot.start for slot in slots if slot.name in private_names]
         self.shared = min(private_starts, default=start)
+        self.frozen: tuple[FrozenParameter, ...] = tuple(_frozen(module, linear))
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -98,12 +124,25 @@ class ParameterLayout:
         pairs = zip(self.slots, values, strict=True)
         return [slot.oriented(value) for slot, value in pairs]
 
+    @property
+    def frozen_size(self) -> int:
+        """How many numbers the frozen parameters have."""
+        return sum(parameter.value.numel() for parameter in self.frozen)
+
+    def with_frozen(self, pass_: Pass) -> Pass:
+        """A pass that has the frozen parameters of every row too, after those of the slots."""
+        if not self.frozen:
+            return pass_
+        frozen = [parameter.beside(pass_.models) for parameter in self.frozen]
+        return replace(pass_, parameters=[*pass_.parameters, *frozen])
+
     def initial(self, seed: int) -> Tensor:
         """The row everybody starts from, [width]: a function of the seed alone.
 
         Every layer has its own initialisation. Layers draw in float32 whatever the module's type:
         float64 starts from the same numbers.
         Parameters of layers without `reset_parameters` keep the values the module came with.
+        So do frozen parameters: a layer that is frozen as a whole draws nothing.
         """
         module = copy.deepcopy(self.module).cpu()
         before = {}
@@ -140,8 +179,8 @@ class ParameterLayout:
         return torch.cat(parts)
 
     def fill(self, row: Tensor) -> nn.Module:
-        """A copy of the module with this row's parameters."""
-        module = copy.deepcopy(self.module)
+        """A copy of the module with this row's parameters, in eval mode."""
+        module = copy.deepcopy(self.module).eval()
         values = dict(module.named_parameters())
         with torch.no_grad():
             for slot in self.slots:
@@ -173,6 +212,61 @@ def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
 
+def _frozen(module: nn.Module, linear: set[str]) -> Iterator[FrozenParameter]:
+    """The parameters that do not train, in the order of the module."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            continue
+        value = parameter.detach()
+        transposed = name in linear
+        if transposed:
+            value = value.t()
+        yield FrozenParameter(name, value, transposed)
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> nn.Module:
+    """A copy of the module whose parameters that match a pattern do not train.
+
+    Patterns are those of `private`. A tied parameter is frozen under all of its names. The module
+    itself is returned where nothing is left to freeze.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    matching = _matching(module, list(parameters), patterns, "frozen")
+    if all(not parameters[name].requires_grad for name in matching):
+        return module
+    copied = copy.deepcopy(module)
+    own = dict(copied.named_parameters(remove_duplicate=False))
+    for name in matching:
+        own[name].requires_grad_(False)
+    return copied
+
+
+def sharing_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module that shares its frozen parameters, so that threads hold them once."""
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    memo = {id(parameter): parameter for parameter in frozen}
+    return copy.deepcopy(module, memo)
+
+
+def placed_copy(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """A copy of a module on a device, in a type.
+
+    It shares frozen parameters that are there in that type: the nodes of a tree hold them once.
+    """
+    frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+    if all(_is_placed(parameter, device, dtype) for parameter in frozen):
+        copied = sharing_copy(module)
+    else:
+        copied = copy.deepcopy(module)
+    return copied.to(device=device, dtype=dtype)
+
+
+def _is_placed(parameter: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
+    if parameter.is_floating_point() and parameter.dtype != dtype:
+        return False
+    return parameter.device == device
+
+
 def _linear_weights(module: nn.Module) -> set[str]:
     """The names of the weights of linear layers."""
     names = set()
@@ -197,7 +291,7 @@ def _reset(module: nn.Module, seed: int) -> None:
         for name, layer in module.named_modules():
             reset = getattr(layer, "reset_parameters", None)
             reset = reset or getattr(layer, "_reset_parameters", None)
-            if not callable(reset):
+            if not callable(reset) or _is_frozen(layer):
                 continue
             mode.drawer = f"layer {name!r} ({type(layer).__name__})"
             try:
@@ -208,7 +302,16 @@ def _reset(module: nn.Module, seed: int) -> None:
                 raise ModelError(f"{mode.drawer} cannot be initialised: {told(error)}") from error
 
 
-def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> set[str]:
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether a layer has parameters, and all of them are frozen."""
+    parameters = list(layer.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def _matching(
+    module: nn.Module, names: list[str], patterns: Sequence[str], option: str
+) -> set[str]:
+    """The parameters that match one of the patterns of an option such as `private`."""
     aliases = _aliases(module, names)
     out = set()
     for pattern in patterns:
@@ -216,7 +319,7 @@ def _private(module: nn.Module, names: list[str], patterns: Sequence[str]) -> se
         if not matching:
             kinds = "a kind of layer such as 'conv*', or 'head', the last layer"
             raise ModelError(
-                f"private pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
+                f"{option} pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
                 f"or give {kinds}."
             )
         out |= matching
@@ -253,10 +356,12 @@ def _check(module: nn.Module) -> None:
                 f"layer {name!r} is {type(layer).__name__}: its running statistics would leak "
                 "between devices and are not part of a row; use nn.GroupNorm instead."
             )
-        if isinstance(layer, _DROPS) and layer.p > 0:
+        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
+            kind = type(layer).__name__
             raise ModelError(
-                f"layer {name!r} drops at random (p = {layer.p}), which no address decides; "
-                "set p = 0 or leave it out."
+                f"layer {name!r} is {kind} with dropout = {layer.dropout}, which torch draws "
+                f"inside, where no address decides it; use {kind} layers with dropout = 0 and "
+                "nn.Dropout between them."
             )
     parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +26,8 @@ _STRIDED = (
     "anchor",
     "linear",
     "mask",
+    "at",
+    "other",
 )  # rows, of which one may stand for all
 _AHEAD = 64  # steps whose batches go into one call, which caps the memory for their indices
 
@@ -197,6 +199,105 @@ def without_data(gradient: Gradient, start: Rows, terms: Objective) -> Rows:
     return rows
 
 
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A move of several by turns: its rows are read and written where they are.
+
+    The gradient is taken at `at`, or at a + share (b - a) where `at` is a and `other` is (b,
+    share). The linear term is `linear_scale` times that of `terms`.
+    """
+
+    gradient: Gradient
+    to: Rows
+    start: Rows
+    terms: Objective
+    linear_scale: float = 1.0
+    at: Rows | None = None
+    other: tuple[Rows, float | Tensor] | None = None
+
+    @property
+    def loss(self) -> DataLoss | None:
+        """The data loss; None where there is none."""
+        if isinstance(self.gradient, DataLoss):
+            return self.gradient
+        return None
+
+
+def by_turns(turns: Sequence[Turn], times: int) -> None:
+    """Make all moves, `times` times, in place on their rows.
+
+    A data loss gives one batch for each time, which serves all steps of the move.
+    """
+    works = []
+    arrays = []
+    for turn in turns:
+        work, values = _turn_work(turn)
+        works.append(work)
+        arrays.append(values)
+        if turn.loss is not None:
+            steps = times * turn.terms.longest
+            turn.loss.begin(turn.start, replace(turn.terms, steps=steps))
+    dtype = turns[0].to.dtype
+    for first in range(0, times, _AHEAD):
+        count = min(_AHEAD, times - first)
+        held = []
+        for turn, work in zip(turns, works, strict=True):
+            if turn.loss is not None:
+                batches = _batches(turn.loss, range(first, first + count))
+                held.append(_give(work, batches, dtype))
+        native.alternate(works, count, dtype)
+    for turn in turns:
+        if turn.loss is not None:
+            turn.loss.skip(times)
+
+
+def _batches(loss: DataLoss, times: range) -> list[Batch]:
+    if loss.fixed is not None:
+        return [loss.fixed]
+    return [loss.batch_of(time) for time in times]
+
+
+def _turn_work(turn: Turn) -> tuple[native.NativeWork, dict[str, Tensor]]:
+    """The numbers and pointers of a move, and the arrays that must live as long as the call."""
+    loss = turn.loss
+    l2 = 0.0
+    if loss is not None:
+        l2 = loss.task.l2
+    arrays = _arrays(turn.start, turn.terms)
+    if turn.at is not None:
+        arrays["at"] = _rows(turn.at, turn.start)
+    if turn.other is not None:
+        other, share = turn.other
+        arrays["other"] = _rows(other, turn.start)
+        arrays["share"] = _each(share, len(turn.start), torch.float64)
+    arrays["steps"] = _each(turn.terms.steps, len(turn.start), torch.int64)
+    work = _work(turn.start, turn.terms, arrays, l2)
+    work.linear_scale = turn.linear_scale
+    work.rows = turn.to.data_ptr()
+    work.batches = 1
+    if loss is not None:
+        assert isinstance(loss.task.native, NativeKernel)
+        loss.task.native._check(turn.start)
+        loss.task.native._point(work)
+    return work, arrays
+
+
+def gradient(kernel: NativeKernel, x: Rows, batch: Batch) -> Rows:
+    """The gradient of each row's mean loss on its batch: one step of size -1 from 0."""
+    zeros = x.new_zeros(1, x.shape[1]).expand_as(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    terms = Objective(1, -1.0)
+    arrays = _arrays(zeros, terms)
+    arrays["at"] = _rows(x, x)
+    steps = _each(1, len(x), torch.int64)
+    work = _work(zeros, terms, arrays, 0.0)
+    work.rows = out.data_ptr()
+    kernel._check(x)
+    kernel._point(work)
+    _run(work, [batch], steps, x.dtype)
+    return out
+
+
 def _arrays(start: Rows, terms: Objective) -> dict[str, Tensor]:
     """The arrays that the call reads, by their names in `struct work`.
 
@@ -232,6 +333,7 @@ def _work(start: Rows, terms: Objective, arrays: dict[str, Tensor], l2: float) -
         part_start=part_start,
         part_stop=part_stop,
         decay=terms.decay + l2,
+        linear_scale=1.0,
         l1=native.NO_L1,
     )
     if terms.l1 is not None:
@@ -313,6 +415,17 @@ def _run(
     dtype: torch.dtype,
 ) -> None:
     """One call: a batch per step, or one for all."""
+    held = _give(work, batches, dtype)
+    work.fresh = work.batches > 1
+    work.steps = steps.data_ptr()
+    native.descend(work, dtype)
+    del held
+
+
+def _give(
+    work: native.NativeWork, batches: Sequence[Batch], dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Let the work read these batches, which must live as long as the call."""
     if any(len(batch.examples) != work.devices for batch in batches):
         raise ProgramError(
             f"a batch for {len(batches[0].examples)} devices meets {work.devices} rows; "
@@ -322,12 +435,12 @@ def _run(
     weights = [batch.weight for batch in batches if batch.weight is not None]
     work.batches, work.batch = examples.shape[1:]
     work.examples = examples.data_ptr()
-    work.steps = steps.data_ptr()
     work.weight = None
+    weight = None
     if weights:
         weight = torch.stack(weights, dim=1).to(dtype)
         work.weight = weight.data_ptr()
-    native.descend(work, dtype)
+    return examples, weight
 
 
 def _each(value: float | Tensor, count: int, dtype: torch.dtype) -> Tensor:

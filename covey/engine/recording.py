@@ -12,13 +12,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from covey.engine.dropout import is_site
 from covey.engine.generator import Drawn, NoDraws
-from covey.engine.graph import FILLED, INPUT, PARAMETER, Graph, Node, Shared, Unknown, Value
+from covey.engine.graph import (
+    ATTENTION,
+    FILLED,
+    INPUT,
+    PARAMETER,
+    SITE,
+    Graph,
+    Node,
+    Shared,
+    Unknown,
+    Value,
+)
+from covey.engine.intercept import inside
 
-DROPOUT = ("dropout", "dropout1d", "dropout2d", "dropout3d")
-"""Operations that a recording passes by: nothing is drawn."""
+_ALPHA = ("alpha_dropout", "feature_alpha_dropout")
+_DROPOUT = (
+    "dropout",
+    "dropout_",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_dropout",
+    *_ALPHA,
+)
 _FACTS = {
     "__len__", "device", "dim", "dtype", "element_size", "is_complex", "is_contiguous", "is_cpu",
     "is_cuda", "is_floating_point", "is_nested", "is_sparse", "itemsize", "layout", "ndim",
@@ -40,9 +62,12 @@ _SWAPPED = {"__rsub__": "sub", "__rdiv__": "div", "__rpow__": "pow", "__rmatmul_
 _OPERATORS = {"__getitem__": "getitem", "__pow__": "pow"}
 
 
-def record(module: nn.Module, x: Tensor) -> Graph:
-    """The graph of a module's pass on these examples; raises `Unknown` where there is none."""
-    recorder = _Recorder(module, len(x))
+def record(module: nn.Module, x: Tensor, *, sites: bool = True) -> Graph:
+    """The graph of a module's pass on these examples; raises `Unknown` where there is none.
+
+    Nothing is dropped. With `sites`, the places where training drops entries are nodes.
+    """
+    recorder = _Recorder(module, len(x), sites)
     start = recorder.make(INPUT, (), x)
     try:
         with torch.enable_grad(), NoDraws(), recorder:
@@ -62,9 +87,11 @@ def record(module: nn.Module, x: Tensor) -> Graph:
 class _Recorder(TorchFunctionMode):
     """The mode in which every call of torch on a tensor is noted."""
 
-    def __init__(self, module: nn.Module, size: int) -> None:
+    def __init__(self, module: nn.Module, size: int, sites: bool) -> None:
         super().__init__()
         self._size = size
+        self._notes_sites = sites
+        self._sites = 0
         self.nodes: list[Node] = []
         self.refusal: str | None = None
         self._names = _parameter_names(module)
@@ -90,23 +117,83 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in _REFUSED:
             raise Unknown(_REFUSED[name])
+        if name in _DROPOUT:
+            return self._dropout(name, *args, **kwargs)
+        if name == ATTENTION:
+            return self._attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # its body calls functions of torch
+                return inside(func)(*args, **kwargs)
         operands = self._all(args)
         keywords = {key: self.operand(value) for key, value in kwargs.items()}
         constant = not _has_values(operands) and not _has_values(tuple(keywords.values()))
-        if name in DROPOUT:
-            dropped: Any = kwargs["input"] if "input" in kwargs else args[0]
-            out: Any = dropped * 1
-        else:
-            out = func(*args, **kwargs)
-        changes = name.endswith("_") and not name.endswith("__")
+        out = func(*args, **kwargs)
+        changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if name in _FILLS and self._size in out.shape:
             self.make(FILLED, (tuple(out.shape), out.flatten()[0].item()), out)
         elif constant:
             if changes:
-                raise Unknown(f"it changes a tensor that it holds ({name})")
-            self._keep(out)
+                self._change(args[0])
+            else:
+                self._keep(out)
         else:
             self._note(name, operands, keywords, out)
+        return out
+
+    def _dropout(
+        self,
+        name: str,
+        input: Tensor,
+        p: float = 0.5,
+        training: bool | None = None,
+        inplace: bool = False,
+        *,
+        train: bool = True,
+    ) -> Tensor:
+        """A site where training drops entries with probability p, or nothing."""
+        if training is None:
+            training = train and name not in _ALPHA
+        if not training or not is_site(p) or not self._notes_sites:
+            return input
+        alpha_p = p if name in _ALPHA else None
+        out = input * 1
+        self.make(SITE, (self.operand(input), self._site(), alpha_p), out)
+        return out
+
+    def _site(self) -> int:
+        """The number of a new site."""
+        number = self._sites
+        self._sites += 1
+        return number
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Attention whose dropout, if any, is a site."""
+        operands = self._all((query, key, value, attn_mask))
+        site = None
+        if is_site(dropout_p) and self._notes_sites:
+            site = self._site()
+        out = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+        if enable_gqa:
+            raise Unknown("its attention has groups of heads (enable_gqa)")
+        self.make(ATTENTION, (*operands, site, is_causal, scale), out)
         return out
 
     def _note(
@@ -119,6 +206,8 @@ class _Recorder(TorchFunctionMode):
         if isinstance(out, Tensor):
             self._new(name, operands, keywords, out)
             return
+        if name == "__setitem__":
+            raise Unknown("it writes into a tensor")
         if not isinstance(out, tuple | list):
             raise Unknown(f"it reads values into Python ({name})")
         for part, tensor in enumerate(out):
@@ -149,8 +238,15 @@ class _Recorder(TorchFunctionMode):
         parts = out if isinstance(out, tuple | list) else (out,)
         for tensor in parts:
             if isinstance(tensor, Tensor):
-                self._operands.setdefault(id(tensor), Shared(tensor.detach()))
+                self._operands.setdefault(id(tensor), Shared(tensor.detach().clone()))
                 self._alive.append(tensor)
+
+    def _change(self, tensor: Tensor) -> None:
+        """A constant was changed in place; the module's own must stay as they are."""
+        operand = self._operands.get(id(tensor))
+        if not isinstance(operand, Shared) or operand.name is not None:
+            raise Unknown("it changes a tensor that it holds")
+        self._operands[id(tensor)] = Shared(tensor.detach().clone())
 
     def _all(self, arguments: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(self.operand(argument) for argument in arguments)

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from covey.engine import rowwise
-from covey.engine.batched import Compiler, Registers, Rule
-from covey.engine.graph import Shared, Unknown, Value
+from covey.engine.batched import Compiler, Registers, Rule, fold
+from covey.engine.dropout import drop
+from covey.engine.graph import SITE, Shared, Unknown, Value
 from covey.engine.passing import Pass
 
 _STEADY: dict[str, Callable[..., Tensor]] = {
@@ -221,27 +222,27 @@ def _where(c: Compiler, condition: Any, input: Any, other: Any) -> None:
 
     def run(pass_: Pass, v: Registers) -> Tensor:
         values = [reader(v) if isinstance(reader, Beside) else reader for reader in reads]
-        return torch.where(*values)
+        out: Tensor = torch.where(values[0], values[1], values[2])
+        return out
 
     c.emit(run, *registers)
 
 
-def _dropout(c: Compiler, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> None:  # fmt: skip
+def _dropout(c: Compiler, input: Any, site: int, alpha_p: float | None) -> None:
     """A site of a mask; where the pass has no masks, nothing is dropped."""
-    if p == 0.0 or not training:
-        c.same(input)
-        return
-    site = c.sites
-    c.sites += 1
-    source = c.rows(input)
+    folded = c.is_folded(input)
+    source = c.folded(input) if folded else c.rows(input)
 
     def run(pass_: Pass, v: Registers) -> Tensor:
         x: Tensor = v[source]
         if not pass_.masks:
             return x
-        return x * pass_.masks[site]
+        mask = pass_.masks[site]
+        if folded:
+            mask = fold(mask)
+        return drop(x, mask, alpha_p)
 
-    c.emit(run, source)
+    c.emit(run, source, folded=folded)
 
 
 # Layers with parameters
@@ -372,7 +373,13 @@ def _interpolate(c: Compiler, input: Any, *numbers: Any, **named: Any) -> None:
     c.emit(lambda pass_, v: F.interpolate(v[x], *numbers, **named), x, folded=True)
 
 
-def _pad(c: Compiler, input: Any, pad: tuple[int, ...], mode: str = "constant", value: Any = None) -> None:  # fmt: skip
+def _pad(
+    c: Compiler,
+    input: Any,
+    pad: tuple[int, ...],
+    mode: str = "constant",
+    value: float | None = None,
+) -> None:
     padded_axes = len(pad) // 2
     if c.axes(input) > 2 and padded_axes <= c.axes(input) - 2:
         x = c.folded(input)
@@ -498,7 +505,7 @@ RULES: dict[str, Rule] = {
     **{name: _convolution(run, int(name[-2])) for name, run in _CONVOLUTIONS.items()},
     **{name: _transposed(run, int(name[-2])) for name, run in _TRANSPOSED.items()},
     **{name: _pool(function, int(name[-2])) for name, function in _POOLS.items()},
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d"), _dropout),
+    SITE: _dropout,
     "pow": _pow,
     "reciprocal": _reciprocal,
     "masked_fill": _masked_fill,

@@ -71,4 +71,6 @@ def _other_layers(task: Task) -> str:
     text = f"{_TORCH[task.path]}, because {reason}"
     if task.path == "vmap" and task.device.type == "cpu":
         text += f" ({_VMAP})"
+    if task.precision.compute == "bf16":
+        text += "; products in bf16"
     return text

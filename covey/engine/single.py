@@ -6,7 +6,6 @@ So it costs what the module itself costs. On a CPU convolutions run with channel
 
 from __future__ import annotations
 
-import copy
 import operator
 import threading
 from collections.abc import Callable
@@ -21,13 +20,29 @@ from torch.nn import functional as F
 
 from covey.engine import rowwise
 from covey.engine.batched import Step, pooled_first
-from covey.engine.graph import FILLED, INPUT, PARAMETER, Graph, Multiple, Node, Shared, Unknown
-from covey.engine.graph import Value as Value
-from covey.engine.layout import ParameterLayout
+from covey.engine.dropout import drop
+from covey.engine.graph import (
+    ATTENTION,
+    FILLED,
+    INPUT,
+    PARAMETER,
+    SITE,
+    Graph,
+    Multiple,
+    Node,
+    Shared,
+    Unknown,
+    Value,
+)
+from covey.engine.intercept import Interception, attention_weights
+from covey.engine.layout import ParameterLayout, sharing_copy
 from covey.engine.passing import Pass
 
 Values = list[Any]
 """What the nodes of a graph have made, by number; None where nobody needs it any more."""
+_SIZE = -1
+_MASKS = -2
+"""Where the size of the batch and the masks of dropout stand among the values."""
 Read = Callable[[Values], Any]
 """An operand of a node."""
 
@@ -58,16 +73,34 @@ def of_module(space: ParameterLayout) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = copy.deepcopy(space.module)
+            thread.module = sharing_copy(space.module).train(pass_.training)
             thread.places = _places(thread.module, space)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
         for parameter, places in zip(pass_.parameters, thread.places, strict=True):
             for held, name in places:
                 held[name] = parameter
-        out: Tensor = thread.module(x)
+        out = _run(module, pass_, x, always=space.attends)
         # The layout of the output decides the kernels of the backward pass.
         return out.contiguous()
 
     return call
+
+
+def _run(module: nn.Module, pass_: Pass, x: Tensor, *, always: bool) -> Tensor:
+    """The outputs of the module, in a mode that drops by masks where there are any.
+
+    In eval mode, layers of attention have a shortcut of other bits. It is not taken in a mode.
+    """
+    if not always and not pass_.masks:
+        out: Tensor = module(x)
+        return out
+    mode = Interception(pass_)
+    with mode:
+        out = module(x)
+    mode.finish()
+    return out
 
 
 def _places(module: nn.Module, space: ParameterLayout) -> list[list[tuple[dict[str, Any], str]]]:
@@ -118,12 +151,13 @@ def of_graph(graph: Graph, space: ParameterLayout) -> Step:
         else:
             instructions.append(_instruction(number, graph, readers, space.module))
     output = graph.output.number
-    count = len(graph.nodes) + 1
+    count = len(graph.nodes) + 2
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         values: Values = [None] * count
         values[start] = x
-        values[-1] = len(x)
+        values[_SIZE] = len(x)
+        values[_MASKS] = pass_.masks
         for number, slot in parameters:
             values[number] = pass_.parameters[slot]
         for step in instructions:
@@ -161,10 +195,12 @@ def _instruction(
     elif node.operation == FILLED:
         parameter = next(module.parameters())
         function = partial(torch.full, dtype=parameter.dtype)
+    if node.operation in (SITE, ATTENTION):
+        node = replace(node, arguments=(Value(_MASKS), *node.arguments))
     if node.keywords:
         function = _with_keywords(function, tuple(node.keywords))
     arguments = (*node.arguments, *node.keywords.values())
-    read = {value.number for value in node.values}
+    read = {value.number for value in node.values if value.number >= 0}
     done = tuple(n for n in sorted(read) if readers[n][-1] == number and n != graph.output.number)
     return Instruction(number, function, Operands(arguments, module), node.part, done)
 
@@ -227,7 +263,7 @@ def _reader(argument: Any, module: nn.Module) -> Read:
     if isinstance(argument, Value):
         return operator.itemgetter(argument.number)
     if isinstance(argument, Multiple):
-        return lambda values: argument.factor * values[-1]
+        return lambda values: argument.factor * values[_SIZE]
     if isinstance(argument, tuple):
         reads = [_reader(part, module) for part in argument]
         return lambda values: tuple(read(values) for read in reads)
@@ -260,7 +296,7 @@ def _function(node: Node) -> Callable[..., Any]:
     name = node.operation
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    if "dropout" in name or "norm_with" in name:
+    if "dropout" in name or "batch_norm" in name:
         raise Unknown(f"{name} is not a known operation")
     for place in (F, torch, Tensor):
         function = getattr(place, name, None)
@@ -270,6 +306,31 @@ def _function(node: Node) -> Callable[..., Any]:
     if isinstance(getattr(Tensor, name, None), property | GetSetDescriptorType):
         return operator.attrgetter(name)
     raise Unknown(f"{name} is not a known operation")
+
+
+def _dropped(masks: tuple[Tensor, ...], x: Tensor, site: int, alpha_p: float | None) -> Tensor:
+    if not masks:
+        return x
+    return drop(x, masks[site], alpha_p)
+
+
+def _attention(
+    masks: tuple[Tensor, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    site: int | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Attention whose weights are dropped by a mask; torch's own where that will do."""
+    if site is None or not masks:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, is_causal=is_causal, scale=scale
+        )
+    weights = attention_weights(query, key, attn_mask, is_causal, scale)
+    return drop(weights, masks[site]) @ value
 
 
 def _conv2d(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
@@ -409,6 +470,8 @@ _UNSAVED = (
 """Operations whose results autograd does not keep."""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     FILLED: torch.full,
+    SITE: _dropped,
+    ATTENTION: _attention,
     "getitem": operator.getitem,
     "view": _keeps_layout(Tensor.reshape),
     "reshape": _keeps_layout(Tensor.reshape),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.engine import rowwise
-from covey.engine.graph import INPUT, PARAMETER, Graph, Multiple, Node, Unknown, Value
+from covey.engine.graph import INPUT, PARAMETER, SITE, Graph, Multiple, Node, Unknown, Value
 from covey.engine.layout import ParameterLayout
 
 Derivative = Callable[[Tensor, Tensor], Tensor]
@@ -155,8 +155,10 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
     flat = graph.nodes[0].axes == 2
     for number in graph.needed:
         node = graph.nodes[number]
-        if node.operation in (INPUT, PARAMETER) or _does_nothing(node):
+        if node.operation in (INPUT, PARAMETER):
             continue
+        if node.operation == SITE:
+            raise Unknown("the model has dropout")
         if [value for value in node.values if not _is_parameter(graph, value)] != [before]:
             raise Unknown(f"{node.operation} takes more than the values before it")
         if node.operation == "linear":
@@ -177,10 +179,6 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
             flat = True
         before = Value(number)
     return chain
-
-
-def _does_nothing(node: Node) -> bool:
-    return False
 
 
 def _is_parameter(graph: Graph, value: Value) -> bool:

@@ -6,7 +6,6 @@ Batches are made in `batches.py`, gradients in `gradients.py`, scores in `tally.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
@@ -16,14 +15,15 @@ from torch import Tensor, nn
 from covey import draws, native
 from covey.data import Shards
 from covey.engine import tally, trial
-from covey.engine.batches import Batch, Batches, Examples
+from covey.engine.batches import Batch, Batches, Draw, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
 from covey.engine.graph import Graph
-from covey.engine.layout import ParameterLayout
+from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
+from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
@@ -57,6 +57,7 @@ class Task:
         private: Sequence[str] = (),
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        compute: Compute = "fp32",
         population: Population | None = None,
     ) -> None:
         loss = resolved_loss(loss, shards)
@@ -65,16 +66,22 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.shards = shards
-        own = copy.deepcopy(module).to(device=self.device, dtype=dtype)
+        own = placed_copy(module, self.device, dtype)
         self.space = ParameterLayout(own, private=private)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
+        self.sites = trial.sites(self.space, sample)
+        """Where the module drops entries in training."""
         self.forward = forward(self.space, example, self.device.type, sample)
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
         self.stack = _stack(self.space, loss, shards, self.forward.graph)
+        fused = not isinstance(self.stack, str)
+        self.precision = precision(compute, self.device.type, stack=fused * self.space.width)
+        if fused and self.precision.compute == "bf16":
+            self.stack = "products are computed in bf16"
         self.native: NativeKernel | str = kernel(self.stack, self.space, loss, self.x, self.y)
         self.gradients = Gradients(
             self.space,
@@ -82,6 +89,8 @@ class Task:
             self.stack,
             function,
             self.classifies,
+            self.precision,
+            self.sites,
         )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
@@ -102,6 +111,11 @@ class Task:
         if isinstance(self.native, str):
             return "torch"
         return f"native {native.status()}"
+
+    @property
+    def draws_in_training(self) -> bool:
+        """Whether training draws at random inside the engine: what the model drops."""
+        return bool(self.sites)
 
     @property
     def classifies(self) -> bool:
@@ -197,21 +211,27 @@ class Task:
         """H v per row, H being the Hessian of the row's mean loss on its batch, [n, P]."""
         return self.gradients.hessian_product(x, batch, v)
 
-    def full_gradient(self, x: Rows, ids: Ids) -> Rows:
+    def full_gradient(self, x: Rows, ids: Ids, draw: Draw | None = None) -> Rows:
         """The gradient of each row's mean loss over its whole training part, [n, P]."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
             return self.gradient(x[rows], batch)
 
-        return self._over_all(x, ids, of_block)
+        return self._over_all(x, ids, of_block, draw)
 
-    def full_hessian_product(self, x: Rows, ids: Ids, v: Rows) -> Rows:
+    def full_hessian_product(
+        self,
+        x: Rows,
+        ids: Ids,
+        v: Rows,
+        draw: Draw | None = None,
+    ) -> Rows:
         """H v per row, H being the Hessian of the loss on all training examples."""
 
         def of_block(rows: Tensor | slice, batch: Batch) -> Rows:
             return self.hessian_product(x[rows], batch, v[rows])
 
-        return self._over_all(x, ids, of_block)
+        return self._over_all(x, ids, of_block, draw)
 
     @cached_property
     def no_hessian(self) -> str | None:
@@ -219,7 +239,8 @@ class Task:
         row = self.space.initial(0).to(self.device, self.dtype)
         x, y = self.examples.sample
         examples = torch.arange(len(x), device=self.device)
-        batch = Batch((x, y), examples[None])
+        draw = Draw(0, examples[:1])
+        batch = Batch((x, y), examples[None], draw=draw)
         return self.gradients.no_hessian(row[None], batch)
 
     def _over_all(
@@ -227,11 +248,14 @@ class Task:
         x: Rows,
         ids: Ids,
         of_block: Callable[[Tensor | slice, Batch], Rows],
+        draw: Draw | None,
     ) -> Rows:
         """The mean over each row's training examples, given the mean over any block of them."""
         out = torch.zeros_like(x)
         counts = self.counts("train", ids)
-        for rows, batch in self.blocks("train", ids):
+        for number, (rows, batch) in enumerate(self.blocks("train", ids)):
+            if draw is not None:
+                batch = batch.drawing(draw.at(number), rows)
             assert batch.weight is not None
             taken = batch.weight.sum(1, keepdim=True)
             if rows is None:

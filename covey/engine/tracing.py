@@ -8,19 +8,18 @@ different sizes. Plain `nn.Sequential`s of torch's layers need no such check.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 
 from covey.engine.batched import Step
-from covey.engine.graph import Graph, Unknown, merged
+from covey.engine.graph import ATTENTION, SITE, Graph, Node, Unknown, merged
+from covey.engine.intercept import Recorder
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
-from covey.engine.recording import DROPOUT, record
+from covey.engine.recording import record
 from covey.origin import FAULTS
 
 SIZES = (5, 7)
@@ -33,8 +32,10 @@ Compile = Callable[[Graph, ParameterLayout], Step]
 
 def traced(
     space: ParameterLayout, example: torch.Size, sample: Tensor | None, compile: Compile
-) -> Graph:
-    """The graph of a module on examples of this shape; raises `Unknown` where there is none.
+) -> tuple[Graph, Step]:
+    """The graph of a module on examples of this shape, and its pass.
+
+    Raises `Unknown` where there is none.
 
     `sample` are some examples. `compile` makes a pass of a graph, or raises `Unknown` itself.
     """
@@ -46,10 +47,10 @@ def traced(
     draw = torch.Generator().manual_seed(0)
     batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
     graph = _recorded(module, batches, plain)
-    compile(graph, space)
+    step = compile(graph, space)
     if not plain:
         _check_equal(graph, module, batches, compile, draw)
-    return graph
+    return graph, step
 
 
 def _check_calls(module: nn.Module) -> None:
@@ -95,18 +96,36 @@ def _inputs(
 
 
 def _recorded(module: nn.Module, batches: Sequence[Tensor], plain: bool) -> Graph:
-    """The graph of both batches, one in training and one in scoring."""
-    first, second = batches
+    """The graph of both batches, which must be the same in training and in scoring."""
+    first, second = (batch.clone() for batch in batches)
     try:
-        small = record(module.train(), first.clone())
-        if not plain:
-            module.eval()
-        large = record(module, second.clone())
+        small = record(module.train(), first)
+        drops = any(node.operation == SITE or _drops(node) for node in small.nodes)
+        if drops or plain:
+            large = record(module, second)
+        else:
+            large = record(module.eval(), second)
+        graph = merged(small, large, SIZES)
+        if drops and not plain:
+            _check_scoring(module, batches)
     except Unknown:
         raise
     except FAULTS as error:
         raise Unknown(f"it cannot be recorded ({type(error).__name__})") from error
-    return merged(small, large, SIZES)
+    return graph
+
+
+def _drops(node: Node) -> bool:
+    """Whether attention drops some of its weights."""
+    return node.operation == ATTENTION and node.arguments[4] is not None
+
+
+def _check_scoring(module: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Refuse a module that does more in training than to drop entries."""
+    first, second = (batch.clone() for batch in batches)
+    training = record(module.train(), first, sites=False)
+    scoring = record(module.eval(), second, sites=False)
+    merged(training, scoring, SIZES)
 
 
 def _check_equal(
@@ -169,7 +188,7 @@ def _of_module(
     values = {}
     for slot, leaf in zip(space.slots, leaves, strict=True):
         values[slot.name] = slot.oriented(leaf)
-    with torch.enable_grad(), _Undropped():
+    with torch.enable_grad(), Recorder(Pass(leaves)):  # nothing is dropped
         outputs: Tensor = functional_call(module, values, (x.clone(),))
         total = (outputs * _weights(outputs)).sum()
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
@@ -190,19 +209,3 @@ def _close(one: Tensor, other: Tensor) -> bool:
         return True
     largest = other.abs().max()
     return bool((one - other).abs().max() <= _CLOSE * largest)
-
-
-class _Undropped(TorchFunctionMode):
-    """The mode in which no layer drops anything."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        keywords = dict(kwargs or {})
-        if func.__name__ in DROPOUT:
-            return keywords["input"] if "input" in keywords else args[0]
-        return func(*args, **keywords)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from covey.data import Shards
 from covey.data.shards import some
+from covey.engine import dropout
+from covey.engine.dropout import Met, Site
+from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
+from covey.engine.intercept import Interception, Recorder
+from covey.engine.layout import ParameterLayout
 from covey.engine.losses import cross_entropy
 from covey.engine.passing import Pass
 from covey.errors import ConfigError, DataError, ModelError
@@ -19,10 +26,37 @@ from covey.types import Rows
 if TYPE_CHECKING:
     from covey.engine.task import Task
 
+Result = TypeVar("Result")
 _RANDOM = (
     "the model's forward draws at random, which no address decides: two passes of the same "
-    "examples through the same weights must give the same; leave out dropout."
+    "examples through the same weights must give the same; only dropout may draw."
 )
+
+
+def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
+    """Where a module drops entries in training; an error if it draws in any other way."""
+    row = space.row(space.module).to(x.device)
+    parameters = [slot.view(row[None])[0] for slot in space.slots]
+    module = copy.deepcopy(space.module).train()
+    three = torch.cat([x, x, x])[:3]
+
+    def met(examples: Tensor) -> list[Met]:
+        mode = Recorder(Pass(parameters))
+        with mode:
+            run_module(space, module, Pass(parameters), examples)
+        space.attends = space.attends or mode.attends
+        return mode.met
+
+    def in_eval_mode() -> None:
+        with Interception(Pass(parameters)):
+            run_module(space, module.eval(), Pass(parameters), three)
+
+    of_two = _attempt(space, x, lambda: met(three[:2]))
+    if not of_two:
+        return ()
+    of_three = _attempt(space, x, lambda: met(three))
+    _attempt(space, x, in_eval_mode)
+    return dropout.sites(of_two, of_three)
 
 
 def targets(task: Task) -> int:
@@ -59,23 +93,31 @@ def targets(task: Task) -> int:
 
 def _outputs(task: Task, rows: Rows) -> Tensor:
     """The outputs for two examples; an error if the model fails on them or draws at random."""
-    name = type(task.space.module).__name__
-    try:
-        with torch.no_grad(), NoDraws():
-            pass_ = Pass(task.gradients.views(rows))
-            x, _ = task.examples.sample
-            outputs: object = task.forward(pass_, x[None])
-    except Drawn as error:
-        raise ModelError(f"{_RANDOM} It draws by {error}.") from error
-    except FAULTS as error:
-        if "random" in str(error):  # vmap refuses such a model by itself
-            raise ModelError(_RANDOM) from error
-        fault = f"the model {name} does not take examples of shape {tuple(task.x.shape[1:])}"
-        raise ModelError(f"{fault}: {told(error)}") from error
+    x, _ = task.examples.sample
+    pass_ = Pass(task.gradients.views(rows))
+    outputs: object = _attempt(task.space, x, lambda: task.forward(pass_, x[None]))
     if not isinstance(outputs, Tensor):
+        name = type(task.space.module).__name__
         kind = type(outputs).__name__
         raise ModelError(f"the model {name} returns {kind}; return one tensor.")
     return outputs
+
+
+def _attempt(space: ParameterLayout, x: Tensor, run: Callable[[], Result]) -> Result:
+    """What a pass of examples x gives; an error if it fails or draws at random."""
+    try:
+        with torch.no_grad(), NoDraws():
+            return run()
+    except Drawn as error:
+        raise ModelError(f"{_RANDOM} It draws by {error}.") from error
+    except ModelError:
+        raise
+    except FAULTS as error:
+        if "random" in str(error):  # vmap refuses such a model by itself
+            raise ModelError(_RANDOM) from error
+        name = type(space.module).__name__
+        fault = f"the model {name} does not take examples of shape {tuple(x.shape[1:])}"
+        raise ModelError(f"{fault}: {told(error)}") from error
 
 
 def _same(outputs: Tensor, again: Tensor) -> bool:

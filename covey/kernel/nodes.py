@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from covey import draws
+from covey.engine.batches import Draw
 from covey.engine.objective import DataLoss, Objective
 from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
@@ -163,16 +164,23 @@ class Nodes:
             return None
         return self.grad(size, stream).batch(0)
 
-    def grad(self, batch: Batch | int | None, stream: str = "batch") -> DataGradient:
+    def grad(
+        self,
+        batch: Batch | int | None,
+        stream: str = "batch",
+        *,
+        same_draw: bool = False,
+    ) -> DataGradient:
         """The gradient of the data loss.
 
         `batch` is one batch for all steps, the size of a fresh batch per step, or None for all
-        examples.
+        examples. With `same_draw` all steps have the dropout masks of the first, as a difference of
+        gradients needs them.
         """
         call = 0
         if isinstance(batch, int):
             call = self._call(stream)
-        return DataGradient(self, batch, stream, call)
+        return DataGradient(self, batch, stream, call, self._draw(), same_draw=same_draw)
 
     def weight(self, kind: Weight) -> Exact | None:
         """Each node's weight in a mean: its `count`, or None for uniform weights."""
@@ -225,6 +233,9 @@ class Nodes:
         """
         self.worked(1, rows.shape[1])
         task = self._runtime.task
+        draw = self._draw()
+        if draw is not None:
+            batch = batch.drawing(draw)
         gradient = task.gradient_of(rows, batch, loss)
         if task.l2:
             gradient = gradient + task.l2 * rows
@@ -382,7 +393,8 @@ class Nodes:
 
     def normal(self, stream: str, width: int) -> Tensor:
         """Standard normal numbers, [n, width]."""
-        return self._address_draw(draws.normal, stream, width)
+        draw = partial(draws.normal, dtype=self._runtime.task.dtype)
+        return self._address_draw(draw, stream, width)
 
     # Children
 
@@ -500,6 +512,13 @@ class Nodes:
         keys = draws.keys(seeds, *address)[copy]
         return keys.to(self._runtime.task.device, non_blocking=True)
 
+    def _draw(self) -> Draw | None:
+        """The draw of the next gradient's dropout; None where the model drops nothing."""
+        if not self._runtime.task.draws_in_training:
+            return None
+        address = self.address(_DROPOUT, self._call(_DROPOUT))
+        return Draw(address, self.local)
+
     def _call(self, stream: str) -> int:
         """The number of this draw among those of a stream."""
         k = self._calls.get(stream, 0)
@@ -526,13 +545,24 @@ _AHEAD = 64
 
 Their examples are gathered one step at a time.
 """
+_DROPOUT = "(dropout)"
+"""The stream of what the engine draws in training; no author's stream has this name."""
 _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
 class DataGradient(DataLoss):
     """The gradient of the nodes' data loss, Rows -> Rows; `descend` computes whole loops of it."""
 
-    def __init__(self, me: Nodes, batch: Batch | int | None, stream: str, call: int) -> None:
+    def __init__(
+        self,
+        me: Nodes,
+        batch: Batch | int | None,
+        stream: str,
+        call: int,
+        draw: Draw | None = None,
+        *,
+        same_draw: bool = False,
+    ) -> None:
         self.task = me._runtime.task
         self.all_examples = batch is None
         self.fixed = batch if isinstance(batch, Batch) else None
@@ -540,6 +570,8 @@ class DataGradient(DataLoss):
         self._batch = batch
         self._stream = stream
         self._call = call
+        self._draw = draw
+        self._same_draw = same_draw
         self._step = 0
         self._ahead: dict[int, Batch] = {}
         self._until = 0  # all steps before this one will be taken
@@ -563,13 +595,14 @@ class DataGradient(DataLoss):
 
     def _data(self, x: Rows) -> Rows:
         if self.all_examples:
-            return self.task.full_gradient(x, self._me.ids)
+            return self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
         return self.task.gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
         if self._batch is None:
-            product = self.task.full_hessian_product(x, self._me.ids, v)
+            draw = self._draw_of(self._step)
+            product = self.task.full_hessian_product(x, self._me.ids, v, draw)
         else:
             batch = self.batch(self._step)
             product = self.task.hessian_product(x, batch, v)
@@ -609,6 +642,22 @@ class DataGradient(DataLoss):
         self._counted = 0
 
     def batch(self, step: int) -> Batch:
+        """The batch of any step, with the draw of that step."""
+        batch = self._examples(step)
+        draw = self._draw_of(step)
+        if draw is None:
+            return batch
+        return batch.drawing(draw)
+
+    def _draw_of(self, step: int) -> Draw | None:
+        """The draw of a step; None where the model drops nothing."""
+        if self._draw is None:
+            return None
+        if self._same_draw:
+            step = 0
+        return self._draw.at(step)
+
+    def _examples(self, step: int) -> Batch:
         """The batch of any step; uniform batches are drawn for many steps at a time."""
         if isinstance(self._batch, Batch):
             return self._batch

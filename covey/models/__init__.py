@@ -3,8 +3,10 @@
 from covey.models.cnn import cnn
 from covey.models.lenet import lenet
 from covey.models.linear import linear
+from covey.models.lora import lora, merge
 from covey.models.mlp import mlp
 from covey.models.permfl_cnn import permfl_cnn
 from covey.models.vgg import vgg
+from covey.models.weights import load_weights
 
-__all__ = ["cnn", "lenet", "linear", "mlp", "permfl_cnn", "vgg"]
+__all__ = ["cnn", "lenet", "linear", "load_weights", "lora", "merge", "mlp", "permfl_cnn", "vgg"]

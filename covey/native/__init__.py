@@ -27,19 +27,21 @@ Bytes = NDArray[np.uint8]
 Small = NDArray[np.int8]
 Values = NDArray[np.floating[Any]]
 
-ABI = 5
+ABI = 6
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
 ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
 MAX_LAYERS = 32
+MAX_MOVES = 8
 
 _ERRORS = {
     1: "a batch names an example that is not there",
     2: "a label is not among the model's outputs",
     3: "no memory for the scratch arrays",
     4: f"more than {MAX_LAYERS} layers",
+    5: f"more than {MAX_MOVES} moves",
 }
 
 
@@ -60,10 +62,14 @@ class NativeWork(ctypes.Structure):
         ("anchor", ctypes.c_void_p),
         ("linear", ctypes.c_void_p),
         ("mask", ctypes.c_void_p),
+        ("at", ctypes.c_void_p),
+        ("other", ctypes.c_void_p),
         ("start_stride", ctypes.c_int64),
         ("anchor_stride", ctypes.c_int64),
         ("linear_stride", ctypes.c_int64),
         ("mask_stride", ctypes.c_int64),
+        ("at_stride", ctypes.c_int64),
+        ("other_stride", ctypes.c_int64),
         ("x", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
         ("examples", ctypes.c_void_p),
@@ -72,11 +78,14 @@ class NativeWork(ctypes.Structure):
         ("lr", ctypes.c_void_p),
         ("lam", ctypes.c_void_p),
         ("gamma", ctypes.c_void_p),
+        ("share", ctypes.c_void_p),
         ("decay", ctypes.c_double),
         ("rho", ctypes.c_double),
+        ("linear_scale", ctypes.c_double),
         ("l1", ctypes.c_int64),
         ("part_start", ctypes.c_int64),
         ("part_stop", ctypes.c_int64),
+        ("fresh", ctypes.c_int64),
         ("factored", ctypes.c_int64),
     ]
 
@@ -119,6 +128,16 @@ def descend(work: NativeWork, dtype: torch.dtype) -> None:
     """Run one call; the arrays it points to must be alive."""
     assert isinstance(_library, Library)
     fault = _library.calls.covey_descend(_library.number, DTYPES.index(dtype), ctypes.byref(work))
+    _raise(fault)
+
+
+def alternate(moves: Sequence[NativeWork], times: int, dtype: torch.dtype) -> None:
+    """Run all moves by turns, `times` times; the arrays they point to must be alive."""
+    assert isinstance(_library, Library)
+    array = (NativeWork * len(moves))(*moves)
+    fault = _library.calls.covey_alternate(
+        _library.number, DTYPES.index(dtype), array, len(moves), times
+    )
     _raise(fault)
 
 
@@ -217,6 +236,25 @@ def choose(group: Numbers, keys: Numbers, sizes: Numbers, turns: int, number: Nu
         turns,
         number.ctypes.data,
     )
+
+
+def normal(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers [n, width] of nodes whose hashes are `states`, int64 [n].
+
+    They are those of `draws.normal`, to the bit.
+    """
+    assert isinstance(_library, Library)
+    states = states.contiguous()
+    out = torch.empty(len(states), width, dtype=dtype)
+    _library.calls.covey_normal(
+        _library.number,
+        DTYPES.index(dtype),
+        states.data_ptr(),
+        len(states),
+        width,
+        out.data_ptr(),
+    )
+    return out
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -447,7 +485,7 @@ def _source() -> str | None:
     None where only the library was installed.
     """
     digest = hashlib.sha256()
-    for name in ("rows.c", "rows.h"):
+    for name in ("rows.c", "rows.h", "normal.h"):
         file = Path(__file__).with_name(name)
         if not file.exists():
             return None
@@ -467,6 +505,7 @@ def _declare(calls: ctypes.CDLL) -> None:
     signatures: dict[str, list[Any]] = {
         "supports": [whole],
         "descend": [*typed, pointer],
+        "alternate": [*typed, pointer, size, size],
         "score": [*typed, *[pointer] * 5],
         "cut_count": [
             *typed,
@@ -480,6 +519,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         ],
         "finite": [*typed, pointer, size],
         "tanh": [*typed, pointer, pointer, size],
+        "normal": [*typed, pointer, size, size, pointer],
         "choose": [size, pointer, pointer, pointer, size, pointer],
         "bits": [*typed, pointer, size, pointer],
         "squeeze": [*typed, pointer, pointer, size, pointer, size],

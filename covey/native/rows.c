@@ -1,7 +1,7 @@
 /* Whole descents of stacks of linear layers, one device after another, so that a device's row stays in the cache.
  *
  * Plain C without Python.h, loaded by ctypes. rows.h is compiled for float and double, on each instruction set that the
- * compiler knows; the caller names one that covey_supports. Needs the vector extensions of gcc and clang.
+ * compiler knows, and normal.h on each set; the caller names one that covey_supports. Needs the vector extensions of gcc and clang.
  */
 
 #include <float.h>
@@ -17,10 +17,11 @@
 #include <sys/mman.h>
 #endif
 
-#define ABI 5
+#define ABI 6
 #define MOST_LAYERS 32
+#define MOST_MOVES 8
 #ifndef SOURCE
-#define SOURCE "unknown" /* setup.py gives a hash of this file and rows.h */
+#define SOURCE "unknown" /* setup.py gives a hash of this file, rows.h and normal.h */
 #endif
 #define LINE 64 /* bytes that come from memory together */
 
@@ -33,7 +34,7 @@
 enum { RELU = 1, TANH, SIGMOID };
 enum { CROSS_ENTROPY, SQUARED_ERROR };
 enum { NO_L1, SMOOTH, SOFT };
-enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS };
+enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS, TOO_MANY_MOVES };
 
 /* One call, field by field as covey/native/__init__.py writes it. Optional pointers may be NULL. Strides count values. */
 struct work {
@@ -43,14 +44,16 @@ struct work {
     void *rows;
     const void *start, *anchor, *linear;
     const uint8_t *mask;
-    int64_t start_stride, anchor_stride, linear_stride, mask_stride;
+    const void *at, *other; /* where the gradient is taken, at + share (other - at) if there is another; NULL: at the start */
+    int64_t start_stride, anchor_stride, linear_stride, mask_stride, at_stride, other_stride;
     const void *x, *y;
     const int64_t *examples; /* [devices, batches, batch]; one batch serves all steps. To score: of everybody, in order */
     const void *weight;      /* [devices, batches, batch] */
     const int64_t *steps;    /* [devices], as lr, lam and gamma */
-    const double *lr, *lam, *gamma;
-    double decay, rho;
+    const double *lr, *lam, *gamma, *share;
+    double decay, rho, linear_scale;
     int64_t l1, part_start, part_stop;
+    int64_t fresh;    /* whether every step has a batch of its own */
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */
 };
 
@@ -61,6 +64,25 @@ static inline uint64_t finalise(uint64_t z) /* of splitmix64, as in covey/draws.
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
 }
+
+/* The numbers of normal.h; covey/draws.py has the same. Polynomials fitted for the least relative error, below 2^-58. */
+#define ROOT_HALF 0x3fe6a09e00000000u /* the bits of about sqrt(1/2) */
+#define LN2_HIGH 6.93147180369123816490e-01 /* with zeros at its end, so that k times it is exact */
+#define LN2_LOW 1.90821492927058770002e-10
+#define LOG_TERMS 7
+#define SINE_TERMS 9
+static const double LOG[LOG_TERMS] = {0.14755898104908072, 0.15318074165540718, 0.18183406102175728, 0.22222201640621805,
+                                      0.2857142871219414, 0.39999999999552477, 0.6666666666666713};
+static const double SINE[SINE_TERMS] = {0.10085633077354056, -0.7177235801554498, 3.8199270504789338, -15.094641620509961,
+                                        42.058693923785235, -76.7058597527985, 81.60524927607341, -41.341702240399755,
+                                        6.283185307179586};
+#if defined(__x86_64__)
+#define APART(value) __asm__("" : "+v"(value))
+#elif defined(__aarch64__)
+#define APART(value) __asm__("" : "+w"(value))
+#else
+#define APART(value) __asm__("" : "+m"(value))
+#endif
 
 /* A message's 64 bits from `at` on, a multiple of 64; those beyond its width are 0. */
 static inline uint64_t word_at(const uint8_t *bits, int64_t width, int64_t at)
@@ -110,8 +132,23 @@ typedef uint16_t loose16 __attribute__((aligned(1), may_alias));
 #define TARGET
 #include "rows.h"
 
+#define NAME(x) JOIN(x, plain)
+#define BYTES 16
+#define TARGET
+#include "normal.h"
+
 #if defined(__x86_64__)
 #define X86 1
+
+#define NAME(x) JOIN(x, avx2)
+#define BYTES 32
+#define TARGET __attribute__((target("avx2,fma")))
+#include "normal.h"
+
+#define NAME(x) JOIN(x, avx512)
+#define BYTES 64
+#define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+#include "normal.h"
 
 #define NAME(x) JOIN(x, avx2_f32)
 #define REAL float
@@ -157,12 +194,14 @@ int covey_abi(void);
 const char *covey_source(void);
 int covey_supports(int set);
 int covey_descend(int set, int twice, const struct work *w);
+int covey_alternate(int set, int twice, const struct work *moves, int64_t count, int64_t times);
 int covey_score(int set, int twice, const struct work *w, const int64_t *starts, const int64_t *counts, double *right, double *loss);
 int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows, int64_t width, int cut, double threshold,
                     int64_t *counts);
 int covey_finite(int set, int twice, const void *values, int64_t count);
 int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
+int covey_normal(int set, int twice, const uint64_t *states, int64_t nodes, int64_t width, void *to);
 int covey_large_pages(void *from, int64_t size);
 int64_t covey_bits(int set, int twice, const void *values, int64_t width, uint8_t *bits);
 int64_t covey_squeeze(int set, int twice, const void *values, const uint8_t *bits, int64_t width, void *to, int64_t sent);
@@ -223,6 +262,18 @@ int covey_descend(int set, int twice, const struct work *w)
     return wrong;
 }
 
+int covey_alternate(int set, int twice, const struct work *moves, int64_t count, int64_t times)
+{
+    if (count > MOST_MOVES) return TOO_MANY_MOVES;
+    for (int64_t m = 0; m < count; m++)
+        if (moves[m].layers > MOST_LAYERS) return TOO_MANY_LAYERS;
+    int wrong = 0;
+#define CALL(suffix, real) { wrong = JOIN(alternate, suffix)(moves, count, times); }
+    EACH(set, twice, CALL)
+#undef CALL
+    return wrong;
+}
+
 int covey_score(int set, int twice, const struct work *w, const int64_t *starts, const int64_t *counts, double *right, double *loss)
 {
     if (w->layers > MOST_LAYERS) return TOO_MANY_LAYERS;
@@ -278,6 +329,17 @@ int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, cons
         }
         number[n] = at;
     }
+    return 0;
+}
+
+/* Standard normal numbers, [nodes, width], as draws.normal makes them; `states` are the nodes' hashes there. */
+int covey_normal(int set, int twice, const uint64_t *states, int64_t nodes, int64_t width, void *to)
+{
+#ifdef X86
+    if (set == AVX512) normal_avx512(nodes, width, states, twice, to);
+    if (set == AVX2) normal_avx2(nodes, width, states, twice, to);
+#endif
+    if (set == PLAIN) normal_plain(nodes, width, states, twice, to);
     return 0;
 }
 

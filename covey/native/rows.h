@@ -227,6 +227,7 @@ typedef struct {
     REAL *turned;      /* a weight transposed */
     REAL *rim;         /* the last rows of a weight, padded */
     REAL *before;      /* a block as it came in */
+    REAL *point;       /* a mixture of two rows, where the gradient is taken */
     REAL *gram, *start, *pull, *span; /* x x' [batch, batch]; x W, x A and C [batch, wide of layer 0] */
     REAL share[];      /* what each example weighs */
 } NAME(device);
@@ -234,7 +235,7 @@ typedef struct {
 
 /* A step's numbers for one device. */
 typedef struct {
-    REAL keep, pull, lr, l1, inverse_rho, soft;
+    REAL keep, pull, lr, slope, l1, inverse_rho, soft; /* slope: lr times the scale of the linear term */
     int kind; /* of the quadratic terms: NOTHING, NEAR, FAR or BOTH */
 } NAME(terms);
 #define TERMS NAME(terms)
@@ -257,7 +258,7 @@ INLINE VEC NAME(quadratic)(const int kind, const TERMS *t, VEC x, VEC anchor)
 INLINE VEC NAME(new_value)(const int kind, const int linear, const int smooth, const TERMS *t, VEC x, VEC anchor, VEC slope)
 {
     VEC out = NAME(quadratic)(kind, t, x, anchor);
-    if (linear) out -= t->lr * slope;
+    if (linear) out -= t->slope * slope;
     if (smooth) out -= t->l1 * NAME(tanh)(x * t->inverse_rho);
     return out;
 }
@@ -315,9 +316,9 @@ HERE void NAME(settle)(const DEVICE *d, const TERMS *t, int64_t at, int64_t coun
     if (tail < count) memcpy(x + tail, before + tail, (size_t)(count - tail) * sizeof(REAL));
 }
 
-/* Where a device's rows are: read from `from`, written to `to`. */
+/* Where a device's rows are: read from `from`, written to `to`; the gradient is that at `at`, NULL for where `from` is. */
 struct NAME(row) {
-    const REAL *from, *anchor, *linear;
+    const REAL *from, *anchor, *linear, *at, *other;
     const uint8_t *mask;
     REAL *to;
 };
@@ -533,6 +534,7 @@ HERE TERMS NAME(terms_of)(const struct work *w, int64_t n)
     const double lr = w->lr[n], lam = w->anchor ? w->lam[n] : 0, gamma = w->l1 ? w->gamma[n] : 0;
     TERMS t = {0};
     t.keep = (REAL)(1 - lr * (lam + w->decay)), t.pull = (REAL)(lr * lam), t.lr = (REAL)lr;
+    t.slope = (REAL)(lr * w->linear_scale);
     t.l1 = w->l1 == SMOOTH ? (REAL)(lr * gamma) : 0, t.inverse_rho = w->l1 == SMOOTH ? (REAL)(1 / w->rho) : 0;
     t.soft = (REAL)(lr * gamma);
     t.kind = lam == 0 ? NOTHING : w->decay != 0 ? BOTH : t.pull < (REAL)0.5 ? NEAR : FAR;
@@ -548,7 +550,25 @@ HERE void NAME(move_all)(const DEVICE *d, const TERMS *t, const ROW *r)
     }
 }
 
-HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r)
+/* to = a + share (b - a), so written that either end is exact. */
+HERE void NAME(mix)(REAL share, int64_t count, const REAL *a, const REAL *b, REAL *to)
+{
+    TERMS t = {0};
+    t.pull = share, t.kind = share < (REAL)0.5 ? NEAR : FAR;
+    NAME(move)(&t, count, a, b, NULL, to);
+}
+
+/* Where the gradient of a step is taken. */
+HERE const REAL *NAME(point)(const DEVICE *d, int64_t n, const ROW *r)
+{
+    if (!r->at) return r->from;
+    if (!r->other) return r->at;
+    NAME(mix)((REAL)d->work->share[n], d->work->width, r->at, r->other, d->point);
+    return d->point;
+}
+
+/* Steps of device n, whose batches begin with number `first`. */
+HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r, int64_t first)
 {
     const struct work *w = d->work;
     const TERMS t = NAME(terms_of)(w, n);
@@ -558,14 +578,15 @@ HERE int NAME(plain_steps)(DEVICE *d, int64_t n, ROW *r)
             r->from = r->to;
             continue;
         }
-        const int64_t at = (n * w->batches + (w->batches > 1 ? step : 0)) * d->batch;
-        if (step == 0 || w->batches > 1) {
+        const int64_t at = (n * w->batches + first + (w->fresh ? step : 0)) * d->batch;
+        if (step == 0 || w->fresh) {
             const int wrong = NAME(fetch)(d, w->examples + at, w->weight ? (const REAL *)w->weight + at : NULL);
             if (wrong) return wrong;
         }
-        NAME(forward)(d, 0, r->from);
+        const REAL *point = NAME(point)(d, n, r);
+        NAME(forward)(d, 0, point);
         NAME(loss)(d, w->examples + at);
-        NAME(backward)(d, d->lowest, r->from);
+        NAME(backward)(d, d->lowest, point);
         for (int64_t l = 0; l < w->layers; l++) NAME(update)(d, d->layers + l, &t, r, 1);
         r->from = r->to;
     }
@@ -662,6 +683,7 @@ HERE int64_t NAME(lay_out)(const struct work *w, DEVICE *d, char *memory)
     ROOM(d->turned, turned);
     ROOM(d->rim, rim);
     ROOM(d->before, block);
+    ROOM(d->point, w->other ? w->width : 0);
     if (w->factored) {
         ROOM(d->gram, w->batch * w->batch);
         ROOM(d->start, first);
@@ -685,28 +707,67 @@ HERE DEVICE *NAME(device_of)(const struct work *w, char **memory)
     return d;
 }
 
+HERE int64_t NAME(lowest)(const DEVICE *d)
+{
+    const struct work *w = d->work;
+    int64_t lowest = w->layers;
+    for (int64_t n = w->layers - 1; n >= 0; n--) {
+        const LAYER *l = d->layers + n;
+        if (NAME(moves)(w, l->weight, l->in * l->out) || (l->bias >= 0 && NAME(moves)(w, l->bias, l->out))) lowest = n;
+    }
+    return lowest;
+}
+
+HERE ROW NAME(row_of)(const struct work *w, int64_t n)
+{
+    ROW r = {0};
+    r.from = (const REAL *)w->start + n * w->start_stride;
+    r.to = (REAL *)w->rows + n * w->width;
+    if (w->anchor) r.anchor = (const REAL *)w->anchor + n * w->anchor_stride;
+    if (w->linear) r.linear = (const REAL *)w->linear + n * w->linear_stride;
+    if (w->mask) r.mask = w->mask + n * w->mask_stride;
+    if (w->at) r.at = (const REAL *)w->at + n * w->at_stride;
+    if (w->other) r.other = (const REAL *)w->other + n * w->other_stride;
+    return r;
+}
+
 HERE int NAME(descend)(const struct work *w)
 {
     char *memory;
     DEVICE *d = NAME(device_of)(w, &memory);
     if (!d) return NO_MEMORY;
-    d->lowest = w->layers;
-    for (int64_t n = w->layers - 1; n >= 0; n--) {
-        const LAYER *l = d->layers + n;
-        if (NAME(moves)(w, l->weight, l->in * l->out) || (l->bias >= 0 && NAME(moves)(w, l->bias, l->out))) d->lowest = n;
-    }
+    d->lowest = NAME(lowest)(d);
     int wrong = 0;
     for (int64_t n = 0; n < w->devices && !wrong; n++) {
-        ROW r = {(const REAL *)w->start + n * w->start_stride, NULL, NULL, NULL, (REAL *)w->rows + n * w->width};
-        if (w->anchor) r.anchor = (const REAL *)w->anchor + n * w->anchor_stride;
-        if (w->linear) r.linear = (const REAL *)w->linear + n * w->linear_stride;
-        if (w->mask) r.mask = w->mask + n * w->mask_stride;
+        ROW r = NAME(row_of)(w, n);
         if (w->steps[n] <= 0)
             NAME(leave)(&r, 0, w->width);
         else
-            wrong = w->factored && w->steps[n] >= w->factored ? NAME(factored_steps)(d, n, &r) : NAME(plain_steps)(d, n, &r);
+            wrong = w->factored && w->steps[n] >= w->factored ? NAME(factored_steps)(d, n, &r) : NAME(plain_steps)(d, n, &r, 0);
     }
     free(memory);
+    return wrong;
+}
+
+/* Several moves by turns, each on rows that the others read or write; one device after another. */
+HERE int NAME(alternate)(const struct work *moves, int64_t count, int64_t times)
+{
+    char *memory[MOST_MOVES] = {0};
+    DEVICE *d[MOST_MOVES];
+    int wrong = 0;
+    for (int64_t m = 0; m < count && !wrong; m++) {
+        d[m] = NAME(device_of)(moves + m, memory + m);
+        if (d[m]) d[m]->lowest = NAME(lowest)(d[m]);
+        else wrong = NO_MEMORY;
+    }
+    const int64_t devices = count ? moves[0].devices : 0;
+    for (int64_t n = 0; n < devices && !wrong; n++)
+        for (int64_t time = 0; time < times && !wrong; time++)
+            for (int64_t m = 0; m < count && !wrong; m++) {
+                ROW r = NAME(row_of)(moves + m, n);
+                wrong = NAME(plain_steps)(d[m], n, &r, moves[m].batches > 1 ? time : 0);
+            }
+    for (int64_t m = 0; m < count; m++) free(memory[m]);
     return wrong;
 }
 

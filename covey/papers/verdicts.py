@@ -96,8 +96,25 @@ def _claim(ordering: Ordering, setting: str, rows: Mapping[str, Row], results: R
     claimed = ordering.printed
     if claimed is None:
         claimed = _margin(ordering, rows, _printed)
+    margin = None
+    if _alike(ordering, rows, results):
+        margin = _margin(ordering, rows, ours)
     cells = frozenset(_deciding(ordering, rows))
-    return Claim(ordering, setting, claimed, _margin(ordering, rows, ours), cells)
+    return Claim(ordering, setting, claimed, margin, cells)
+
+
+def _alike(ordering: Ordering, rows: Mapping[str, Row], results: Results) -> bool:
+    """Whether the rows of an order that were run have equally many rounds and seeds.
+
+    A short row beside a whole one decides nothing.
+    """
+    methods = {name.partition(":")[0] for group in ordering.chain for name in group}
+    sizes = set()
+    for method in methods & set(rows):
+        result = _valid(results, rows[method]).get("paper", {})
+        if result.get("models"):
+            sizes.add((result["rounds"], result["seeds"]))
+    return len(sizes) <= 1
 
 
 def _deciding(ordering: Ordering, rows: Mapping[str, Row]) -> Iterator[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from covey.engine.layout import ParameterLayout
 from covey.engine.population import block_size
+from covey.engine.trial import sites
 from covey.origin import FAULTS
 from covey.runs.checks import PARTS
 
@@ -94,13 +97,17 @@ def _same_outputs(first: Experiment, other: Experiment) -> bool:
     """
     if first.model is other.model:
         return True
-    like = next(first.model.parameters())
+    model = copy.deepcopy(first.model)
+    other_model = copy.deepcopy(other.model)
+    like = next(model.parameters())
     x = first.data.x[:2].to(like)
-    weights: dict[str, torch.Tensor] = dict(first.model.named_parameters())
+    weights: dict[str, torch.Tensor] = dict(model.named_parameters())
     try:
+        if sites(ParameterLayout(model), x) != sites(ParameterLayout(other_model), x):
+            return False
         with torch.no_grad():
-            expected = first.model(x)
-            outputs = torch.func.functional_call(other.model, weights, (x,))
+            expected = model.eval()(x)
+            outputs = torch.func.functional_call(other_model.eval(), weights, (x,))
             return torch.equal(expected, outputs)
     except FAULTS:
         return True  # a model that cannot run at all is refused by the task, with a better message

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 from covey.data import Shards
 from covey.engine.layout import ParameterLayout
@@ -59,7 +61,8 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
     first = experiments[0]
     notes: list[str] = []
     outs = [held_out(experiment) for experiment in experiments]
-    newcomers = _newcomers(experiments, outs, notes)
+    module = _module(first)
+    newcomers = _newcomers(experiments, module, outs, notes)
     tree, note = first.algorithm.fit(first.tree.without(outs[0]))
     if note:
         notes.append(note)
@@ -71,9 +74,10 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
     notes += _link_notes(air, tree, links)
     if runtime == "loopback":
         _check_loopback(experiments)
-        built: Runtime = _loopback(first, start, tree, data[0], links)
+        built: Runtime = _loopback(first, module, start, tree, data[0], links)
     else:
-        built = _simulator(experiments, start, copies, Shards.stack(data), links, air)
+        task = _task(first, module, Shards.stack(data))
+        built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
     if first.algorithm.splits:
@@ -85,13 +89,12 @@ def _simulator(
     experiments: Sequence[Experiment],
     start: Rows,
     tree: Tree,
-    data: Shards,
+    task: Task,
     links: LinkSpecs,
     air: RadioClock | None,
 ) -> Simulator:
     """One process that plays every node of every seed."""
     first = experiments[0]
-    task = _task(first, data)
     grain = _GRAIN
     if first.workers:
         grain = 1
@@ -114,6 +117,7 @@ def _simulator(
 
 def _loopback(
     experiment: Experiment,
+    module: nn.Module,
     start: Rows,
     tree: Tree,
     data: Shards,
@@ -137,7 +141,7 @@ def _loopback(
             makers={Scorer.__name__: scorer},
         )
 
-    return Loopback(tree, data, partial(_task, experiment), station)
+    return Loopback(tree, data, partial(_task, experiment, module), station)
 
 
 def _check_loopback(experiments: Sequence[Experiment]) -> None:
@@ -172,15 +176,30 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _task(experiment: Experiment, data: Shards, population: Population | None = None) -> Task:
+def _module(experiment: Experiment) -> nn.Module:
+    """The module of a run, whose frozen parameters all tasks share.
+
+    They are copied once: what happens to the experiment's module later does not reach the run.
+    """
+    module = copy.deepcopy(experiment.model)
+    return module.to(device=experiment.device, dtype=experiment.dtype)
+
+
+def _task(
+    experiment: Experiment,
+    module: nn.Module,
+    data: Shards,
+    population: Population | None = None,
+) -> Task:
     return Task(
-        experiment.model,
+        module,
         data,
         loss=experiment.loss,
         l2=experiment.l2,
         private=experiment.private,
         dtype=experiment.dtype,
         device=experiment.device,
+        compute=experiment.compute,
         population=population,
     )
 
@@ -193,6 +212,7 @@ def _workers(experiment: Experiment, task: Task) -> int:
 
 def _newcomers(
     experiments: Sequence[Experiment],
+    module: nn.Module,
     outs: Sequence[tuple[int, ...]],
     notes: list[str],
 ) -> Newcomers | None:
@@ -208,7 +228,7 @@ def _newcomers(
             f"held out from training{which}: devices {devices}; the others are numbered anew."
         )
         data.append(newcomers_data(experiment, out))
-    return Newcomers(experiments, data)
+    return Newcomers(experiments, data, module=module)
 
 
 def _air(
@@ -241,12 +261,31 @@ def _air(
 
 def _engine_notes(experiment: Experiment, task: Task) -> list[str]:
     """What the user should know of how training is computed."""
+    notes = _frozen_notes(experiment, task)
+    if task.precision.reason is not None:
+        notes.append(f'compute = "{experiment.compute}" computes in {task.precision}.')
     if not experiment.algorithm.hessians or task.no_hessian is None:
-        return []
+        return notes
     name = type(experiment.algorithm).__name__
     return [
+        *notes,
         f"{name} takes differences of gradients for Hessian products: "
-        f"autograd cannot differentiate this model twice ({task.no_hessian})."
+        f"autograd cannot differentiate this model twice ({task.no_hessian}).",
+    ]
+
+
+def _frozen_notes(experiment: Experiment, task: Task) -> list[str]:
+    """Which share of the model trains, where not all of it does."""
+    space = task.space
+    if not space.frozen:
+        return []
+    frozen = space.frozen_size
+    start = "the rest starts from the seed"
+    if experiment.start == "module":
+        start = "the rest starts from them too"
+    return [
+        f"{frozen} of {frozen + space.width} parameters are frozen: they keep the module's values "
+        f"and are not sent; {start}."
     ]
 
 

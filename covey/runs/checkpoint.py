@@ -215,6 +215,11 @@ def same_experiment(
                 "(its examples, or which device holds which); put the old data back, "
                 "or start a new run."
             )
+        if name == "frozen" and name in saved and name in wanted:
+            raise CheckpointError(
+                f"{path} is of another experiment: the values of frozen parameters changed since "
+                "it was written; put the old weights back, or start a new run."
+            )
         had, want = _around_difference(str(saved.get(name)), str(wanted.get(name)))
         raise CheckpointError(
             f"{path} is of another experiment: its {name} is {had}, this one's is {want}."

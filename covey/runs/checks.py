@@ -6,14 +6,14 @@ in several forms, such as one pattern or a list, are put into the one that runs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from covey.data import Shards
-from covey.engine.layout import private_default
+from covey.engine.layout import freeze, private_default
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.kernel.algorithm import Algorithm
@@ -65,6 +65,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "protocol": ("honest", "paper"),
     "start": ("seed", "module"),
     "dtype": (torch.float32, torch.float64),
+    "compute": ("fp32", "bf16"),
 }
 
 
@@ -74,6 +75,7 @@ def check(experiment: Experiment) -> None:
     Lists become tuples, and "auto" becomes what it stands for.
     """
     _check_kinds(experiment)
+    _check_frozen(experiment)
     _check_lists(experiment)
     _check_counts(experiment)
     _check_choices(experiment)
@@ -103,11 +105,26 @@ def _check_lists(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if not _is_text(value):
             raise ConfigError(f"{name} = {shown(value)}: give {rule}.")
-    private = experiment.private
-    if isinstance(private, str):
-        private = (private,)
-    _set(experiment, "private", tuple(pattern for pattern in private if pattern))
+    _set(experiment, "private", _patterns(experiment.private))
     _set(experiment, "parts", tuple(experiment.parts))
+
+
+def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
+    """One pattern or several as a tuple; an empty one is none."""
+    if isinstance(value, str):
+        value = (value,)
+    return tuple(pattern for pattern in value if pattern)
+
+
+def _check_frozen(experiment: Experiment) -> None:
+    """Freeze the layers that are to be frozen, in a copy of the module."""
+    if not _is_text(experiment.frozen):
+        rule = "a pattern or a list of patterns"
+        raise ConfigError(f"frozen = {shown(experiment.frozen)}: give {rule}.")
+    patterns = _patterns(experiment.frozen)
+    _set(experiment, "frozen", patterns)
+    if patterns:
+        _set(experiment, "model", freeze(experiment.model, patterns))
 
 
 def _is_text(value: Any) -> bool:
@@ -159,6 +176,10 @@ def _check_values(experiment: Experiment) -> None:
         raise ConfigError(f"codec = {shown(experiment.codec)}: give a codec's name or a table.")
     if not isinstance(experiment.capture, bool):
         raise ConfigError(f"capture = {shown(experiment.capture)} must be True or False.")
+    if experiment.compute == "bf16" and experiment.dtype != torch.float32:
+        raise ConfigError(
+            'compute = "bf16" is for rows of float32; leave out dtype = "float64", or compute.'
+        )
     if not experiment.parts or set(experiment.parts) - set(PARTS):
         raise ConfigError(
             f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}."

@@ -34,7 +34,9 @@ class Experiment:
     "head" for the last, or names of layers or parameters; "" for none; "auto" for the last layer
     (Pruned: the convolutions, if there are any), which the run's notes name. `start="seed"`
     initialises every layer anew from the seed, "module" starts from the values the module came
-    with, for instance a pretrained one.
+    with, for instance a pretrained one. `frozen`, patterns as `private` has, names layers that do
+    not train. They and parameters without `requires_grad` keep the module's values with either
+    start; no row and no message holds them.
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -79,6 +81,8 @@ class Experiment:
     holdout_devices: int | tuple[int, ...] = 0
     radio: Radio | None = None
     score_sample: int | None = None
+    frozen: str | tuple[str, ...] = ()
+    compute: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         checks.check(self)

@@ -69,11 +69,16 @@ def program_fingerprint(
     out = {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
+    frozen = [p for p in experiment.model.parameters() if not p.requires_grad]
+    if frozen:
+        out["frozen"] = _digest(*frozen)
     out["model"] = _model(experiment.model, experiment.private)
     out["initial"] = _digest(initial)
     out["loss"] = _loss(experiment.loss)
     out["codec"] = _codec(experiment.codec)
     out["tree"] = f"{tree.tiers} {tree.children}"
+    if experiment.compute != "fp32":
+        out["compute"] = experiment.compute
     if experiment.radio is not None:
         out["radio"] = str(experiment.radio)
     return out

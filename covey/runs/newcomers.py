@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey import draws
 from covey.data import Shards
@@ -43,21 +43,31 @@ class NewScores:
 class Newcomers:
     """The newcomers of one experiment, or of several that run side by side.
 
-    Each newcomer is a tree of its own: the server that hands it a model, and itself.
+    Each newcomer is a tree of its own: the server that hands it a model, and itself. `module` is
+    the run's own copy of the experiment's, where there is one.
     """
 
-    def __init__(self, experiments: Sequence[Experiment], shards: Sequence[Shards]) -> None:
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        shards: Sequence[Shards],
+        *,
+        module: nn.Module | None = None,
+    ) -> None:
         first = experiments[0]
+        if module is None:
+            module = first.model
         self.algorithm = first.algorithm
         self.each = shards[0].devices
         self.task = Task(
-            first.model,
+            module,
             Shards.stack(shards),
             loss=first.loss,
             l2=first.l2,
             private=first.private,
             dtype=first.dtype,
             device=first.device,
+            compute=first.compute,
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []

@@ -166,6 +166,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             "path": task.path,
             "kernel": task.kernel,
             "parameters": task.space.width,
+            "frozen": task.space.frozen_size,
+            "compute": str(task.precision),
             "device": str(task.device),
             **self.runtime.report(),
             "sentence": sentence(task),

@@ -1,8 +1,7 @@
-"""Every law case on the processor and on a GPU, in float64: `python -m experiments.agree.run`
-(needs CUDA and pytest).
+"""Every law case and network on the processor and on a GPU: `python -m experiments.agree.run`.
 
-Prints the cases in which a kept row, the global row or a metered byte differs by more than the
-bound.
+It runs in float64 and needs CUDA and pytest. It prints the cases in which a kept row, the global
+row or a metered byte differs by more than the bound.
 """
 
 from __future__ import annotations
@@ -10,25 +9,36 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import covey
-from tests.laws.cases import CASES, Case, experiment, shards
+from covey import Experiment
+from tests.laws.cases import CASES, experiment, shards
+from tests.laws.networks import NETWORKS
 
 BOUND = 1e-9
+Make = Callable[..., Experiment]
+"""Builds an experiment on a device, with some fields changed."""
 
 
-def states(case: Case, device: str) -> dict[str, Any]:
-    """The global row, every kept row and the meter after three rounds."""
-    changes = {
-        "data": shards(torch.float64),
-        "dtype": torch.float64,
-        "device": device,
-        "score_every": 1,
-    }
-    run = covey.run(experiment(case, **changes))
+def makers() -> dict[str, Make]:
+    """Every law case and every network, by name."""
+    out: dict[str, Make] = {}
+    for name, case in CASES.items():
+        out[name] = partial(experiment, case, data=shards(torch.float64), score_every=1)
+    for name, network in NETWORKS.items():
+        out[f"network: {name}"] = network.experiment
+    return out
+
+
+def states(make: Make, device: str) -> dict[str, Any]:
+    """The global row, every kept row and the meter after the last round."""
+    run = covey.run(make(dtype=torch.float64, device=device))
     list(run)
     out: dict[str, Any] = {"global": run.w.cpu(), "meter": sorted(run.meter.state())}
     for tier, name, ids, _, rows in run._columns():
@@ -37,21 +47,26 @@ def states(case: Case, device: str) -> dict[str, Any]:
     return out
 
 
-def difference(case: Case) -> float:
+def difference(make: Make) -> float:
     """The largest relative difference of any row; infinite where something else differs."""
-    processor, gpu = states(case, "cpu"), states(case, "cuda")
+    processor = states(make, "cpu")
+    gpu = states(make, "cuda")
     if processor.keys() != gpu.keys():
         return float("inf")
     worst = 0.0
     for name, value in processor.items():
-        if not isinstance(value, torch.Tensor):
-            worst = max(worst, 0.0 if value == gpu[name] else float("inf"))
+        if not isinstance(value, Tensor):
+            if value != gpu[name]:
+                return float("inf")
         elif value.numel():
-            far = (
-                value.double() - gpu[name].double()
-            ).abs().max() / value.double().abs().max().clamp(min=1e-300)
-            worst = max(worst, float(far))
+            worst = max(worst, _distance(value.double(), gpu[name].double()))
     return worst
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest entry."""
+    scale = a.abs().max().clamp(min=1e-300)
+    return float((a - b).abs().max() / scale)
 
 
 def main() -> None:
@@ -61,20 +76,18 @@ def main() -> None:
         sys.exit("this machine has no CUDA device")
     began = time.monotonic()
     found = {}
-    for name, case in CASES.items():
+    for name, make in makers().items():
         try:
-            found[name] = difference(case)
+            found[name] = difference(make)
         except covey.CoveyError as error:
             print(f"{name}: {error}", flush=True)
             found[name] = float("inf")
     wrong = {name: far for name, far in found.items() if not far <= BOUND}
     worst = max((far for far in found.values() if far <= BOUND), default=0.0)
-    print(
-        f"{len(found) - len(wrong)} of {len(found)} cases agree, the furthest to {worst:.1e}; {wrong or 'none differs'}"
-    )
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.monotonic() - began:.0f} s"
-    )
+    agree = f"{len(found) - len(wrong)} of {len(found)} cases agree, the furthest to {worst:.1e}"
+    print(f"{agree}; {wrong or 'none differs'}")
+    seconds = time.monotonic() - began
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {seconds:.0f} s")
     sys.exit(1 if wrong else 0)
 
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from covey import Algorithm, Experiment, Tree, data
-from covey.algorithms import FedAvg, PerMFL, PFedMe
+from covey.algorithms import FedAvg, FedPer, PerMFL, PFedMe
+from covey.engine.precision import multiplies_bf16
+from covey.models import lora
 
 CLASSES = 3
 SIZES = (7, 12, 5, 9, 16)
@@ -24,6 +26,8 @@ FLAT = Tree.flat(len(SIZES))
 GROUPED = Tree.grouped([2, 3])
 
 FEDAVG = FedAvg(steps=3, lr=0.3, batch=4)
+FEDPER = FedPer(steps=3, lr=0.3, batch=4)
+FEDAVG_FULL = FedAvg(steps=2, lr=0.3, batch=None)
 PFEDME = PFedMe(lam=2.0, local_rounds=2, steps=2, lr=0.3, personal_lr=0.3, batch=4)
 PERMFL = PerMFL(lam=1.0, gamma=1.5, lr=0.3, edge_lr=0.4, edge_rounds=2, steps=2, batch=4)
 
@@ -48,7 +52,8 @@ class Network:
             "score_every": 1,
             "workers": 1,
         }
-        return Experiment(algorithm=self.algorithm, **{**plain, **self.settings, **changes})
+        plain["algorithm"] = self.algorithm
+        return Experiment(**{**plain, **self.settings, **changes})
 
 
 def examples(shape: tuple[int, ...]) -> data.Shards:
@@ -91,8 +96,79 @@ class Cnn(nn.Module):
         return out
 
 
+class Adapted(nn.Module):
+    """One block of a transformer, pretrained; adapters on its linear layers and its head train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(6, 6)
+        self.value = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(self.query(x), x, self.value(x))
+        out: Tensor = self.head(self.norm(x + mixed).mean(-2))
+        return out
+
+
+def adapted() -> nn.Module:
+    """The same module whenever it is made: frozen values are part of an experiment."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return lora(Adapted(), rank=2, layers=["query", "value"], train="head")
+
+
+class Attention(nn.Module):
+    """A transformer layer over four positions, with dropout in all its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.3, batch_first=True)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        out: Tensor = self.head(hidden.flatten(1))
+        return out
+
+
+class DroppingCnn(nn.Module):
+    """A convolution whose channels are dropped, and a functional dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.channels = nn.Dropout2d(0.3)
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.channels(torch.relu(self.conv(x)))
+        features = F.max_pool2d(maps, 2).flatten(1)
+        out: Tensor = self.head(F.dropout(features, 0.2, self.training))
+        return out
+
+
+def dropping_layers() -> nn.Module:
+    """A stack of known layers, two of them dropout."""
+    return nn.Sequential(
+        nn.Dropout(0.1),
+        nn.Linear(6, 8),
+        nn.SELU(),
+        nn.AlphaDropout(0.2),
+        nn.Linear(8, CLASSES),
+    )
+
+
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
+    "adapters": Network(adapted, (4, 6), PFEDME),
+    "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
+    "dropout layers": Network(dropping_layers, (6,), PFEDME),
+    "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
+    "dropout in attention": Network(Attention, (4, 4), PERMFL),
 }
 """Every kind of model, by name."""
+if multiplies_bf16("cpu"):
+    NETWORKS["CNN in bf16"] = Network(Cnn, (1, 6, 6), FEDAVG, {"compute": "bf16"})

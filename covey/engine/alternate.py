@@ -1,0 +1,234 @@
+"""Rows that move by turns, each along gradients at the others.
+
+`alternate` computes all turns of a device in one call of the native kernel where that fits, so that
+its rows stay in the cache. Elsewhere it takes one step after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from covey import native
+from covey.engine import native_call
+from covey.engine.descend import descend
+from covey.engine.objective import (
+    NO_DATA,
+    Coefficient,
+    DataLoss,
+    Gradient,
+    Method,
+    Objective,
+)
+from covey.errors import ProgramError
+from covey.types import Rows
+
+__all__ = ["Mix", "Move", "alternate"]
+
+_NAME = "native by turns"
+Registers = Mapping[str, Rows]
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """The rows a + share (b - a), of two rows by name; the share may differ by row, [n, 1]."""
+
+    a: str
+    b: str
+    share: Coefficient
+
+    def value(self, rows: Registers) -> Rows:
+        """The mixture."""
+        return torch.lerp(rows[self.a], rows[self.b], self.share)
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """The rows `to` become those after `steps` steps of `descend`.
+
+    The steps begin at the rows `start`, by default at `to` itself. The gradient is taken at the
+    rows `at`, of which one step is possible; by default at the rows that move. `prox` is (lam, name
+    of the anchor), `linear` is (factor, name): the term factor <name, x>.
+    """
+
+    to: str
+    gradient: Gradient
+    lr: Coefficient
+    start: str | None = None
+    at: str | Mix | None = None
+    steps: int = 1
+    prox: tuple[Coefficient, str] | None = None
+    linear: tuple[float, str] | None = None
+    l1: tuple[Coefficient, float] | None = None
+    method: Method = "gradient"
+    tol: float | None = None
+
+    @property
+    def origin(self) -> str:
+        """The name of the rows from which the steps begin."""
+        return self.start or self.to
+
+    @property
+    def names(self) -> set[str]:
+        """All rows that the move reads or writes."""
+        names = {self.to, self.origin}
+        if isinstance(self.at, Mix):
+            names |= {self.at.a, self.at.b}
+        elif self.at is not None:
+            names.add(self.at)
+        for term in (self.prox, self.linear):
+            if term is not None:
+                names.add(term[1])
+        return names
+
+    def objective(self, rows: Registers, *, scaled: bool = True) -> Objective:
+        """The terms of the steps; unless `scaled`, the linear term without its factor."""
+        prox = None
+        if self.prox is not None:
+            lam, anchor = self.prox
+            prox = (lam, rows[anchor])
+        linear = None
+        if self.linear is not None:
+            factor, name = self.linear
+            linear = rows[name]
+            if scaled:
+                linear = factor * linear
+        return Objective(
+            self.steps,
+            self.lr,
+            prox=prox,
+            l1=self.l1,
+            linear=linear,
+            method=self.method,
+            tol=self.tol,
+        )
+
+    def value(self, rows: Registers) -> Rows:
+        """The rows `to` after the move."""
+        start = rows[self.origin]
+        terms = self.objective(rows)
+        if self.at is not None:
+            data = self.gradient(self.point(rows))
+            total = terms.gradient(start, data)
+            return terms.shrink(start - self.lr * total, self.lr)
+        return descend(
+            start,
+            self.gradient,
+            steps=self.steps,
+            lr=self.lr,
+            prox=terms.prox,
+            l1=self.l1,
+            linear=terms.linear,
+            method=self.method,
+            tol=self.tol,
+        )
+
+    def point(self, rows: Registers) -> Rows:
+        """The rows at which the gradient is taken."""
+        if isinstance(self.at, Mix):
+            return self.at.value(rows)
+        return rows[self.at or self.origin]
+
+
+def alternate(rows: Registers, *moves: Move, times: int) -> dict[str, Rows]:
+    """All rows after `times` turns; in each turn every move is made once, in the order given.
+
+    A move sees the rows as the moves before it left them. The rows given are not changed.
+
+    >>> to_mean = Move("x", NO_DATA, lr=0.5, prox=(1.0, "y"))
+    >>> to_x = Move("y", NO_DATA, lr=0.5, prox=(1.0, "x"))
+    >>> rows = {"x": torch.tensor([[0.0]]), "y": torch.tensor([[8.0]])}
+    >>> after = alternate(rows, to_mean, to_x, times=1)
+    >>> after["x"].item(), after["y"].item()
+    (4.0, 6.0)
+    """
+    _check(rows, moves)
+    reason = refusal(rows, moves)
+    for move in moves:
+        if isinstance(move.gradient, DataLoss):
+            _remember(move.gradient, reason)
+    if reason is None:
+        return _native(rows, moves, times)
+    current = dict(rows)
+    for _ in range(times):
+        for move in moves:
+            current[move.to] = move.value(current)
+    return current
+
+
+def _check(rows: Registers, moves: Sequence[Move]) -> None:
+    """Refuse moves of rows that are not there, and steps at a fixed point."""
+    for move in moves:
+        unknown = sorted(move.names - rows.keys())
+        if unknown:
+            have = ", ".join(sorted(rows))
+            raise ProgramError(f"a move names the rows {unknown[0]!r}; there are {have}.")
+        if move.at is not None and (move.steps != 1 or move.method != "gradient" or move.tol):
+            raise ProgramError(
+                f"the move of {move.to!r} takes its gradient at other rows, so it is one plain "
+                "step; leave steps, method and tol at their defaults."
+            )
+
+
+def _remember(loss: DataLoss, reason: str | None) -> None:
+    """Let the task say that its steps ran by turns."""
+    if reason is None:
+        loss.task.solvers.setdefault(_NAME, {})
+
+
+def refusal(rows: Registers, moves: Sequence[Move]) -> str | None:
+    """Why the native kernel cannot make these moves; None if it can."""
+    tasks = set()
+    if len(moves) > native.MAX_MOVES:
+        return f"there are more than {native.MAX_MOVES} moves"
+    for move in moves:
+        start = rows[move.origin]
+        terms = move.objective(rows, scaled=False)
+        loss = move.gradient
+        if loss is NO_DATA:
+            reason = native_call.refusal(loss, start, terms)
+        elif isinstance(loss, DataLoss):
+            reason = native_call.data_refusal(loss, start, terms)
+            tasks.add(id(loss.task))
+        else:
+            reason = "a gradient is a function of the program's own"
+        if reason is not None:
+            return reason
+    if len({(value.shape, value.dtype) for value in rows.values()}) > 1:
+        return "the rows differ in shape or type"
+    if not tasks:
+        return "no move is on data"
+    return None
+
+
+def _native(rows: Registers, moves: Sequence[Move], times: int) -> dict[str, Rows]:
+    """All turns in the kernel, in place on copies of the rows."""
+    after = {}
+    for name, value in rows.items():
+        after[name] = value.clone(memory_format=torch.contiguous_format)
+    turns = [_turn(move, after) for move in moves]
+    native_call.by_turns(turns, times)
+    return after
+
+
+def _turn(move: Move, rows: Registers) -> native_call.Turn:
+    """A move as the kernel has it, on these rows themselves."""
+    at = move.at
+    other = None
+    if isinstance(at, Mix):
+        other = (rows[at.b], at.share)
+        at = at.a
+    factor = 1.0
+    if move.linear is not None:
+        factor = move.linear[0]
+    return native_call.Turn(
+        move.gradient,
+        to=rows[move.to],
+        start=rows[move.origin],
+        terms=move.objective(rows, scaled=False),
+        linear_scale=factor,
+        at=None if at is None else rows[at],
+        other=other,
+    )

@@ -1,0 +1,149 @@
+"""Frozen parameters: no row holds them, everybody shares them, and a run is for one set of values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import covey
+from covey.algorithms import FedAvg
+from covey.errors import CheckpointError, ConfigError, ModelError
+from covey.models import mlp
+
+TREE = covey.Tree.flat(3)
+
+
+def data() -> covey.data.Shards:
+    draw = torch.Generator().manual_seed(0)
+    pairs = []
+    for _ in range(3):
+        x = torch.randn(12, 6, generator=draw)
+        pairs.append((x, (x[:, 0] > 0).long()))
+    return covey.data.own(pairs, classes=2)
+
+
+def experiment(model: nn.Module, **changes: object) -> covey.Experiment:
+    plain: dict[str, object] = {"rounds": 2, "start": "module", "frozen": "1"}
+    algorithm = FedAvg(steps=2, lr=0.2, batch=4)
+    return covey.Experiment(algorithm, data(), model, TREE, **{**plain, **changes})
+
+
+def ended(run: covey.Run) -> covey.Run:
+    for _ in run:
+        pass
+    return run
+
+
+def test_rows_and_messages_hold_what_trains_alone() -> None:
+    model = mlp(6, 5, 2)
+    run = ended(covey.run(experiment(model)))
+    head = 5 * 2 + 2
+    assert run.w.shape == (1, head)
+    assert run.engine["parameters"] == head
+    assert run.engine["frozen"] == 6 * 5 + 5
+    messages = 2 * 3 * 2  # rounds, devices, directions
+    traffic = run.meter.traffic(lane="train")
+    assert traffic.messages == messages
+    assert traffic.values == messages * head
+    assert any("35 of 47 parameters are frozen" in note for note in run.notes)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_run_module_is_whole() -> None:
+    model = mlp(6, 5, 2)
+    run = ended(covey.run(experiment(model)))
+    module = run.module()
+    assert torch.equal(module[1].weight, model[1].weight)
+    assert not torch.equal(module[3].weight, model[3].weight)
+    fingerprint = run.experiment.fingerprint()
+    with torch.no_grad():
+        model[1].weight.add_(1.0)  # the run has its own copy
+    assert torch.equal(run.module()[1].weight, module[1].weight)
+    assert run.experiment.fingerprint() == fingerprint
+
+
+def test_frozen_layers_train_as_they_do_when_their_gradient_is_dropped() -> None:
+    """The head of a frozen network is a linear model on the body's outputs."""
+    model = mlp(6, 5, 2)
+    run = ended(covey.run(experiment(model)))
+    shards = data()
+    features = torch.relu(model[1](shards.x)).detach()
+    same = replace(shards, x=features)
+    head = nn.Sequential(nn.Linear(5, 2))
+    head[0].load_state_dict(model[3].state_dict())
+    alone = replace(run.experiment, data=same, model=head, frozen=())
+    other = ended(covey.run(alone))
+    torch.testing.assert_close(run.w, other.w, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("start", ["seed", "module"])
+def test_frozen_layers_keep_the_modules_values(start: str) -> None:
+    model = mlp(6, 5, 2)
+    run = covey.run(experiment(model, start=start))
+    module = run.module()
+    assert torch.equal(module[1].weight, model[1].weight)
+    assert torch.equal(module[3].weight, model[3].weight) == (start == "module")
+
+
+def test_all_nodes_share_one_copy() -> None:
+    run = covey.run(experiment(mlp(6, 5, 2)), runtime="loopback")
+    nodes = [run.runtime.task, *(station.task for station in _stations(run))]
+    assert len(nodes) >= 4
+    weights = {task.space.module[1].weight.data_ptr() for task in nodes}
+    heads = {task.space.module[3].weight.data_ptr() for task in nodes}
+    assert len(weights) == 1
+    assert len(heads) > 1
+
+
+def _stations(run: covey.Run) -> list[object]:
+    tiers = run.runtime.stations
+    return [station for stations in tiers.values() for station in stations]
+
+
+def test_a_tied_parameter_is_frozen_under_either_name() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.second = nn.Linear(6, 6)
+            self.head = nn.Linear(6, 2)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.second(torch.tanh(self.first(x))))
+            return out
+
+    run = ended(covey.run(experiment(Tied(), frozen=["second.weight"])))
+    assert run.engine["frozen"] == 36
+    module = run.module()
+    assert module.first.weight is module.second.weight
+
+
+def test_a_checkpoint_is_for_one_set_of_frozen_values(tmp_path: Path) -> None:
+    model = mlp(6, 5, 2)
+    run = covey.run(experiment(model))
+    next(run)
+    run.save(tmp_path / "checkpoint")
+    names = load_file(tmp_path / "checkpoint")
+    assert sum(value.numel() for value in names.values() if value.shape[-1:] == (47,)) == 0
+    covey.run(experiment(model), resume=tmp_path / "checkpoint")
+    with torch.no_grad():
+        model[1].bias[0] += 1e-3
+    with pytest.raises(CheckpointError, match="values of frozen parameters changed"):
+        covey.run(experiment(model), resume=tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match=r"its (frozen|model) is"):
+        covey.run(experiment(model, frozen=()), resume=tmp_path / "checkpoint")
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ModelError, match=r"frozen pattern 'bdy' matches no parameter; they are 1"):
+        experiment(mlp(6, 5, 2), frozen="bdy")
+    with pytest.raises(ConfigError, match=r"frozen = 3: give a pattern or a list"):
+        experiment(mlp(6, 5, 2), frozen=3)
+    with pytest.raises(ModelError, match="no trainable parameter"):
+        covey.run(experiment(mlp(6, 5, 2), frozen="*"))

@@ -1,0 +1,180 @@
+"""Graphs of a user's modules: every known operation is the module's own, and traps fall back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from covey.engine.forward import Forward, forward
+from covey.engine.layout import ParameterLayout
+from covey.engine.passing import Pass
+
+N = 7
+B = 3
+
+
+class Net(nn.Module):
+    """A linear layer, one operation, and what the operation may use."""
+
+    mask: Tensor
+    table: Tensor
+
+    def __init__(self, operation: Callable[[Net, Tensor], Tensor], features: int = 6) -> None:
+        super().__init__()
+        self.operation = operation
+        self.first = nn.Linear(features, 6)
+        self.second = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, 6))
+        self.square = nn.Parameter(torch.linspace(-1, 1, 36).view(6, 6))
+        self.words = nn.Embedding(5, 6, padding_idx=2)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.norm = nn.LayerNorm(6)
+        self.groups = nn.GroupNorm(2, 4)
+        self.images = nn.Conv2d(1, 4, 3, padding=1)
+        self.up = nn.ConvTranspose2d(4, 2, 2, stride=2, groups=2)
+        self.line = nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular")
+        self.register_buffer("mask", torch.ones(4, 4).tril() == 0)
+        self.register_buffer("table", torch.linspace(-1, 1, 24).view(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operation(self, self.first(x))
+
+
+FEATURES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "add a parameter": lambda m, x: x + m.scale,
+    "multiply by a parameter": lambda m, x: torch.tanh(x) * m.scale,
+    "residual": lambda m, x: x + torch.relu(m.second(x)),
+    "subtract, divide": lambda m, x: (1 - x) / (2 + m.scale**2) - x / 3 + 1 / (x * x + 1),
+    "constants": lambda m, x: 2 * x + torch.arange(6) * 0.1,
+    "a buffer": lambda m, x: x * m.table[0] + m.table.sum(),
+    "in place": lambda m, x: F.relu(m.second(x).add_(1.0), inplace=True) * m.second(x).tanh_(),
+    "a parameter as weight": lambda m, x: F.linear(x, m.square) @ m.square.t(),
+    "a computed weight": lambda m, x: F.linear(x, torch.tanh(m.square) * m.scale, m.scale),
+    "a weight twice": lambda m, x: m.second(torch.tanh(m.second(x))),
+    "a weight tied": lambda m, x: F.linear(torch.tanh(m.second(x)), m.second.weight),
+    "softmax": lambda m, x: F.softmax(x, dim=-1) * m.scale,
+    "softmax over examples": lambda m, x: x.softmax(0),
+    "log softmax": lambda m, x: torch.log_softmax(x, 1),
+    "cat": lambda m, x: torch.cat([x, m.second(x)], dim=1),
+    "cat from the back": lambda m, x: torch.cat([x.unsqueeze(1), m.second(x)[:, None]], dim=-2),
+    "stack": lambda m, x: torch.stack([x, m.second(x)], dim=1).mean(1),
+    "a class token": lambda m, x: torch.cat([m.scale.expand(len(x), 1, -1), x.unsqueeze(1)], 1),
+    "chunk": lambda m, x: (lambda a, b: a * torch.sigmoid(b))(*x.chunk(2, dim=-1)),
+    "split": lambda m, x: torch.split(x, [2, 4], dim=1)[1].exp(),
+    "unbind": lambda m, x: x.view(-1, 2, 3).unbind(1)[0],
+    "glu": lambda m, x: F.glu(x),
+    "view": lambda m, x: x.view(x.size(0), 2, 3).transpose(1, 2).reshape(x.shape[0], -1),
+    "view of all examples": lambda m, x: m.second(x.view(len(x) * 2, 3).repeat(1, 2)).view(len(x), -1),
+    "permute": lambda m, x: x.unflatten(1, (2, 3)).permute(0, 2, 1).contiguous().flatten(1),
+    "mean": lambda m, x: x.view(-1, 2, 3).mean(dim=(1, 2), keepdim=True).squeeze(2) * m.scale,
+    "mean of the last axis": lambda m, x: m.second(x).mean(-1, keepdim=True) * m.scale,
+    "sum, amax": lambda m, x: x.view(-1, 3, 2).sum(1) + x.view(-1, 3, 2).amax(1),
+    "max": lambda m, x: x.view(-1, 3, 2).max(dim=1).values,
+    "variance": lambda m, x: (x - x.mean(1, keepdim=True)).square().mean(1, keepdim=True) + x,
+    "normalize": lambda m, x: F.normalize(x, dim=1) * m.scale,
+    "slices": lambda m, x: x[:, 1:4] + x[..., -3:] * x[:, :1],
+    "select": lambda m, x: torch.outer(torch.ones(len(x)), m.scale) * x[:, 0:1] if False else x[:, 2:3] * m.scale,
+    "squeeze": lambda m, x: x[:, None].squeeze(1).unsqueeze(-1).squeeze(),
+    "where": lambda m, x: torch.where(m.table[0] > 0, x, 0.0) + m.scale,
+    "layer norm": lambda m, x: m.norm(x) + F.layer_norm(x, (6,)),
+    "rms norm": lambda m, x: F.rms_norm(x, (6,), m.scale),
+    "einsum by hand": lambda m, x: (x.unsqueeze(1) @ m.square.view(1, 6, 6)).squeeze(1),
+    "gram": lambda m, x: torch.bmm(x.view(-1, 2, 3), x.view(-1, 3, 2)).flatten(1),
+    "zeros of the batch": lambda m, x: torch.tanh(m.second(x.new_zeros(len(x), 6)) + x),
+    "detach": lambda m, x: x.detach() * m.scale + x,
+    "shape in Python": lambda m, x: x / math.sqrt(x.shape[-1]) if x.dim() == 2 else x,
+    "flip": lambda m, x: x.flip(1) + x.clone(),
+    "repeat": lambda m, x: m.scale.repeat(len(x), 1) * x,
+    "clamp, pow": lambda m, x: x.clamp(-1, 1) ** 2 + x.abs().sqrt() + x.square() ** 1.5,
+}  # fmt: skip
+"""Operations on [B, 6]."""
+SEQUENCES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "attention by hand": lambda m, x: (x @ m.second(x).transpose(1, 2) / 6).masked_fill(m.mask, -math.inf).softmax(-1) @ x,
+    "fused attention": lambda m, x: F.scaled_dot_product_attention(*(m.second(x).view(-1, 4, 2, 3).transpose(1, 2) for _ in "qkv"), is_causal=True),
+    "attention with a mask": lambda m, x: F.scaled_dot_product_attention(x[:, None], m.second(x)[:, None], x[:, None], m.mask.logical_not()).squeeze(1),
+    "multi-head attention": lambda m, x: m.attention(x, x, x, need_weights=False)[0],
+    "attention to others": lambda m, x: m.attention(x, m.second(x), x, need_weights=False, attn_mask=m.mask)[0],
+    "positions": lambda m, x: m.norm(x + m.table + m.words(torch.arange(4))),
+    "linear on several axes": lambda m, x: m.second(x)[:, -1],
+    "mean over time": lambda m, x: m.second(x).mean(dim=1),
+    "group norm": lambda m, x: m.groups(x) + F.avg_pool1d(x, 3, 1, 1),
+}  # fmt: skip
+"""Operations on [B, 4, 6]."""
+IMAGES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "convolution": lambda m, x: F.max_pool2d(F.relu(m.images(x[:, None])), 2).flatten(1),
+    "residual": lambda m, x: F.relu(m.images(x[:, None]) + x[:, None]).mean((2, 3)),
+    "dense": lambda m, x: torch.cat([m.images(x[:, None]), m.images(x[:, None]).tanh()], 1).amax((2, 3)),
+    "transposed": lambda m, x: m.up(m.images(x[:, None])),
+    "gates": lambda m, x: (lambda y: y * torch.sigmoid(F.adaptive_avg_pool2d(y, 1)))(m.images(x[:, None])),
+    "circular": lambda m, x: m.line(x),
+    "upsampled": lambda m, x: F.interpolate(m.groups(m.images(x[:, None])), scale_factor=2.0),
+    "a weight of its own": lambda m, x: F.conv2d(x[:, None], m.square.view(4, 1, 3, 3), m.scale[:4]),
+}  # fmt: skip
+"""Operations on [B, 4, 6] with convolutions."""
+CASES = {
+    **{f"features: {name}": (operation, (6,)) for name, operation in FEATURES.items()},
+    **{f"sequences: {name}": (operation, (4, 6)) for name, operation in SEQUENCES.items()},
+    **{f"images: {name}": (operation, (4, 6)) for name, operation in IMAGES.items()},
+}
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def world(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Any:
+    """A module's layout, rows near its weights, and inputs."""
+    space = ParameterLayout(module.to(dtype))
+    draw = torch.Generator().manual_seed(1)
+    noise = 0.3 * torch.randn(N, space.width, generator=draw)
+    rows = space.row(module) + noise.to(dtype)
+    x = torch.randn(N, B, *shape, generator=draw).to(dtype)
+    return space, rows, x
+
+
+def outcome(passes: Forward, space: ParameterLayout, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Outputs, and gradients as rows."""
+    leaves = [slot.view(rows).detach().requires_grad_() for slot in space.slots]
+    out = passes(Pass(leaves), x)
+    gradients = torch.autograd.grad(out.sin().sum(), leaves, materialize_grads=True, allow_unused=True)  # fmt: skip
+    return out.detach(), torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+
+
+def alone(space: ParameterLayout, row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of the module itself."""
+    module = space.fill(row)
+    out = module(x)
+    named = dict(module.named_parameters())
+    own = [named[slot.name] for slot in space.slots]
+    gradients = torch.autograd.grad(out.sin().sum(), own, materialize_grads=True, allow_unused=True)
+    pairs = zip(space.slots, gradients, strict=True)
+    return out.detach(), torch.cat([slot.oriented(gradient).flatten() for slot, gradient in pairs])
+
+
+@each_case
+def test_a_known_operation_is_that_of_the_module(name: str) -> None:
+    operation, shape = CASES[name]
+    space, rows, x = world(Net(operation), shape)
+    passes = forward(space, x.shape[2:])
+    assert not isinstance(passes.graph, str), passes.graph
+    assert passes.path == ("each" if name.startswith("images") else "batched")
+    out, gradients = outcome(passes, space, rows, x)
+    for i in range(0, N, 3):
+        expected = alone(space, rows[i], x[i])
+        torch.testing.assert_close((out[i], gradients[i]), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each_case
+def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str, dtype: torch.dtype) -> None:
+    operation, shape = CASES[name]
+    space, rows, x = world(Net(operation), shape, dtype)
+    passes = forward(space, x.shape[2:])
+    out, gradients = outcome(passes, space, rows, x)
+    for chosen in ([0], [6], [2, 0], [1, 2, 3]):
+        some = outcome(passes, space, rows[chosen], x[chosen])
+        assert torch.equal(some[0], out[chosen]), chosen
+        assert torch.equal(some[1], gradients[chosen]), chosen
