@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Commands that the tests start import compiled files.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-browser lint types tests coverage bench docs wheel sbom licences clean
 
 demo: .venv/ready

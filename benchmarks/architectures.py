@@ -1,7 +1,7 @@
 """covey against a tidy loop on many architectures: `python -m benchmarks.architectures`.
 
 Every cell is a network of `benchmarks.networks` trained by one algorithm, by covey and by the loop
-of `benchmarks.tidy`. Both first run two rounds on the same batches, and their models must agree.
+of `benchmarks.tidy`. Both first run a round on the same batches, and their models must agree.
 Then they take turns, and the medians are compared. The loop gets as many threads as covey, or one
 if it is faster so. A ratio above 1 means that covey is faster.
 """
@@ -188,12 +188,11 @@ def _loop(architecture: Architecture, algorithm: str, run: Any, *, cyclic: bool 
 
 
 def _difference(architecture: Architecture, algorithm: str) -> float:
-    """The largest difference of the two global models after two rounds on the same batches."""
+    """The largest difference of the two global models after a round on the same batches."""
     run = covey.run(_experiment(architecture, algorithm, batches="cyclic"))
     loop = _loop(architecture, algorithm, run, cyclic=True)
-    for _ in range(2):
-        next(run)
-        loop()
+    next(run)
+    loop()
     loop.start(loop.w)
     row = run.runtime.task.space.row(loop.module)
     return float((run.w.flatten() - row).abs().max())
@@ -247,7 +246,7 @@ def page(cells: Sequence[Cell], asked: argparse.Namespace, command: str) -> str:
         "is faster. The networks are in `benchmarks/networks.py`. Beside each ratio stands the",
         "solver of `run.engine`. The loop has as many threads as covey, or one if that is faster.",
         f"Both take turns; medians of {asked.repeats}. The models of both agree to {TOLERANCE:g}",
-        "after two rounds on the same batches, in every cell without dropout.",
+        "after a round on the same batches, in every cell without dropout.",
         "",
         f"`{command}`, {machine()}, {asked.threads} threads, torch {torch.__version__}, fp32.",
         "",

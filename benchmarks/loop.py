@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import covey
 from benchmarks.works import WORKS, Work
@@ -37,6 +38,9 @@ class Loop:
         self.loss = nn.CrossEntropyLoss()
         self.w = self.weights()
         self.personal: dict[int, Weights] = {}
+        self.gaussians: dict[int, Tensor] = {}
+        width = sum(p.numel() for p in self.parameters)
+        self.rho = torch.full((width,), -3.0)
 
     def weights(self) -> Weights:
         return [p.detach().clone() for p in self.parameters]
@@ -176,6 +180,55 @@ class Loop:
                 t += v
         mean = self.mean(total, self.work.edges)
         self.w = [x - a.beta * a.gamma * (x - m) for x, m in zip(self.w, mean, strict=True)]
+
+    def pfedbayes(self) -> None:
+        """Flat vectors for means and rhos, autograd for the network, Adam and KL by formula."""
+        a: Any = self.algorithm
+        tie = a.zeta / self.work.examples
+        mu = nn.utils.parameters_to_vector(self.w)
+        rho = self.rho
+        total = torch.zeros(2, len(mu))
+        for device in self.asked():
+            q = self.gaussians.get(device)
+            q = torch.stack([mu, rho]) if q is None else q.clone()
+            local = torch.stack([mu, rho])
+            adam, local_adam = Adam(q, a.personal_lr), Adam(local, a.lr)
+            for _ in range(a.local_rounds):
+                x, y = self.batch(device)
+                for _ in range(a.steps):
+                    noise = torch.randn(len(mu))
+                    sigma = F.softplus(q[1])
+                    nn.utils.vector_to_parameters(q[0] + sigma * noise, self.parameters)
+                    g = nn.utils.parameters_to_vector(self.gradients(x, y))
+                    s = F.softplus(local[1])
+                    by_mu = g + tie * (q[0] - local[0]) / (s * s)
+                    by_sigma = g * noise + tie * (sigma / (s * s) - 1 / sigma)
+                    adam.step(torch.stack([by_mu, by_sigma * torch.sigmoid(q[1])]))
+                sigma, s, gap = F.softplus(q[1]), F.softplus(local[1]), q[0] - local[0]
+                by_s = 1 / s - (sigma * sigma + gap * gap) / (s * s * s)
+                by_rho = by_s * torch.sigmoid(local[1])
+                local_adam.step(tie * torch.stack([-gap / (s * s), by_rho]))
+            self.gaussians[device] = q
+            total += local
+        mu, self.rho = total / self.work.trained
+        nn.utils.vector_to_parameters(mu, self.parameters)
+        self.w = self.weights()
+
+
+class Adam:
+    """Adam's steps on one tensor, in place."""
+
+    def __init__(self, x: Tensor, lr: float) -> None:
+        self.x, self.lr, self.taken = x, lr, 0
+        self.mean, self.square = torch.zeros_like(x), torch.zeros_like(x)
+
+    def step(self, g: Tensor) -> None:
+        """One step along the gradient g."""
+        self.taken += 1
+        self.mean.lerp_(g, 0.1)
+        self.square.mul_(0.999).addcmul_(g, g, value=0.001)
+        size = (self.square / (1 - 0.999**self.taken)).sqrt_().add_(1e-8)
+        self.x.addcdiv_(self.mean, size, value=-self.lr / (1 - 0.9**self.taken))
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:

@@ -42,7 +42,7 @@ class TidyLoop:
     ) -> None:
         self.algorithm: Any = algorithm
         self.module = module.train()
-        self.parameters = list(module.parameters())
+        self.parameters: Weights = list(module.parameters())
         self.loss: Callable[[Tensor, Tensor], Tensor] = half_squared_error
         if shards.classes is not None:
             self.loss = F.cross_entropy

@@ -145,9 +145,9 @@ CASES: dict[str, Case] = {
     "a tree that is a number": (lambda: start(tree=6), ConfigError, ["tree = 6", "Tree.flat"]),
     "data that is an array": (lambda: start(data=np.zeros((6, 3))), ConfigError, ["data"]),
     # the model and the loss
-    "BatchNorm": (
-        lambda: start(model=nn.Sequential(nn.Linear(60, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))),
-        ModelError, ["'1' is BatchNorm1d", "nn.GroupNorm"],
+    "SyncBatchNorm": (
+        lambda: start(model=nn.Sequential(nn.Linear(60, 4), nn.SyncBatchNorm(4), nn.Linear(4, 10))),
+        ModelError, ["'1' is SyncBatchNorm", "nn.BatchNorm2d"],
     ),
     "Dropout": (lambda: start(model=nn.Sequential(nn.Linear(60, 10), nn.Dropout(1.0))), ModelError, ["p = 1.0", "below 1"]),
     "a wrong input width": (lambda: start(model=mlp(61, 10)), ModelError, ["(60,)", "does not take"]),

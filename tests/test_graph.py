@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import covey
+from covey import Experiment, Tree
+from covey.algorithms import FedAvg
+from covey.data import own
 from covey.engine.forward import Forward, forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
@@ -79,7 +83,7 @@ FEATURES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "variance": lambda m, x: (x - x.mean(1, keepdim=True)).square().mean(1, keepdim=True) + x,
     "normalize": lambda m, x: F.normalize(x, dim=1) * m.scale,
     "slices": lambda m, x: x[:, 1:4] + x[..., -3:] * x[:, :1],
-    "select": lambda m, x: torch.outer(torch.ones(len(x)), m.scale) * x[:, 0:1] if False else x[:, 2:3] * m.scale,
+    "select": lambda m, x: x[:, 2, None] * m.scale + x.select(1, 0)[:, None],
     "squeeze": lambda m, x: x[:, None].squeeze(1).unsqueeze(-1).squeeze(),
     "where": lambda m, x: torch.where(m.table[0] > 0, x, 0.0) + m.scale,
     "layer norm": lambda m, x: m.norm(x) + F.layer_norm(x, (6,)),
@@ -178,3 +182,156 @@ def test_bits_of_a_row_do_not_depend_on_its_neighbours(name: str, dtype: torch.d
         some = outcome(passes, space, rows[chosen], x[chosen])
         assert torch.equal(some[0], out[chosen]), chosen
         assert torch.equal(some[1], gradients[chosen]), chosen
+
+
+# What a recording cannot be trusted with
+
+
+class Trap(nn.Module):
+    """A linear layer, then what a forward pass had better not do."""
+
+    count: Tensor
+
+    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.tensors = [torch.ones(3)]
+        self.trap = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.trap(self, self.out(x))
+
+
+class Twisted(torch.autograd.Function):
+    """Twice its input, with the gradient of thrice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return 3 * gradient
+
+
+def written(module: Trap, x: Tensor) -> Tensor:
+    part = x[:, :1]
+    part += 1
+    return x
+
+
+def counted(module: Trap, x: Tensor) -> Tensor:
+    module.count += 1
+    return x * module.count
+
+
+def without_gradient(module: Trap, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().amax()
+    return x / scale
+
+
+def hidden(module: Trap, x: Tensor) -> Tensor:
+    try:
+        return x if x.sum() > 0 else -x
+    except Exception:
+        return x
+
+
+DIFFERS = "depends on the size of the batch, or differs between training and scoring"
+TRAPS: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "training": (lambda m, x: 2 * x if m.training else x, DIFFERS),
+    "the size of the batch": (lambda m, x: x * 2 if len(x) > 6 else x + 1, DIFFERS),
+    "a number of the batch": (lambda m, x: x / len(x), "div is used in a way that is not known"),
+    "values": (lambda m, x: x if x.sum() > 0 else -x, "reads values into Python"),
+    "values, caught": (hidden, "reads values into Python"),
+    "an item": (lambda m, x: x * x.max().item(), "reads values into Python"),
+    "numpy": (lambda m, x: x + float(x.detach().numpy()[0, 0]), "reads values into Python"),
+    "a buffer that changes": (counted, "changes a tensor that it holds"),
+    "a view that changes": (written, "other outputs than the module"),
+    "writing": (lambda m, x: x.index_fill_(1, torch.tensor([0]), 0.0), "not a known operation"),
+    "a gradient of its own": (lambda m, x: Twisted.apply(x), "other gradients than the module"),
+    "no gradient": (without_gradient, "switches gradients on or off"),
+    "a tensor in a list": (lambda m, x: x * m.tensors[0], "origin is unknown"),
+    "a dict": (lambda m, x: {"out": x}, "returns dict"),
+    "noise": (lambda m, x: x + torch.randn(3), "draws at random"),
+    "an unknown operation": (lambda m, x: torch.cumsum(x, 1), "cumsum is not a known operation"),
+    "data": (lambda m, x: x * m.out.weight.data.sum(), "without its gradient"),
+    "not finite": (lambda m, x: x.abs().log().exp() / 0.0, "not finite"),
+}
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_what_a_recording_would_get_wrong_is_refused_with_the_reason(name: str) -> None:
+    operation, words = TRAPS[name]
+    passes = forward(ParameterLayout(Trap(operation)), torch.Size([6]))
+    assert passes.path == "vmap"
+    assert isinstance(passes.graph, str)
+    assert words in passes.graph
+
+
+def test_hooks_and_compiled_modules_are_refused() -> None:
+    hooked = nn.Sequential(nn.Linear(6, 3))
+    hooked[0].register_forward_hook(lambda layer, args, out: out * 2)
+    compiled = torch.compile(nn.Linear(6, 3), backend="eager")
+    for module, words in ((hooked, "it has hooks"), (compiled, "it is compiled")):
+        passes = forward(ParameterLayout(module), torch.Size([6]))
+        assert isinstance(passes.graph, str)
+        assert words in passes.graph
+
+
+class Low(nn.Module):
+    """A weight of low rank as a parametrization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(1, 6, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + weight.sum(1, keepdim=True) @ self.down
+
+
+def test_parametrizations_are_part_of_the_graph() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    nn.utils.parametrize.register_parametrization(module[0], "weight", Low())
+    space, rows, x = world(module, (6,))
+    passes = forward(space, x.shape[2:])
+    assert passes.path == "batched"
+    out, gradients = outcome(passes, space, rows, x)
+    expected = alone(space, rows[2], x[2])
+    torch.testing.assert_close((out[2], gradients[2]), expected, rtol=1e-12, atol=1e-12)
+
+
+# The whole way
+
+
+class Classes(nn.Module):
+    """The network 6-5-3 as people write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(6, 5)
+        self.fc2 = nn.Linear(5, 3)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, *, slope: float = 0.0) -> Tensor:
+        x = x.view(-1, 6)
+        assert x.shape[1] == 6
+        return self.fc2(self.dropout(F.relu(self.fc1(x))))
+
+
+def test_a_class_is_fused_and_has_the_bits_of_the_sequential() -> None:
+    draw = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(9, 2, 3, generator=draw), torch.arange(9) % 3) for _ in range(4)]
+    rows = []
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    for model in (Classes(), plain):
+        run = covey.run(
+            Experiment(FedAvg(), data=own(pairs), model=model, tree=Tree.flat(4), rounds=2)
+        )
+        assert run.engine["path"] == "fused"
+        for _ in run:
+            pass
+        rows.append(run.w)
+    assert torch.equal(rows[0], rows[1])

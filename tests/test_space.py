@@ -157,8 +157,8 @@ def test_a_bare_parameter_keeps_its_value() -> None:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "'1' is BatchNorm1d.*GroupNorm"),
-        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), "BatchNorm2d.*GroupNorm"),
+        (nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), "'1' is SyncBatchNorm.*BatchNorm2d"),
+        (nn.LazyBatchNorm1d(), "lazy layers; run one example through it first"),
         (nn.GRU(2, 2, num_layers=2, dropout=0.5), r"GRU with dropout = 0.5.*nn.Dropout"),
         (nn.Sequential(nn.ReLU()), "Sequential has no trainable parameter"),
         (nn.Linear(2, 2).requires_grad_(False), "Linear has no trainable parameter"),

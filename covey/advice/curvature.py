@@ -141,15 +141,16 @@ def _hessian_product(task: Task, x: Rows, v: Rows, ids: Tensor) -> Rows:
     the step.
     """
     out = torch.zeros_like(x)
-    counts = task.counts("train", ids).to(x)
+    counts = task.examples.target_counts("train", ids).to(x)
     for block, batch in task.blocks("train", ids):
         rows = torch.arange(len(ids), device=x.device)
         if block is not None:
             rows = block.to(x.device)
         leaf = x[rows].requires_grad_()
-        assert batch.weight is not None
-        losses = task.losses(task.outputs(leaf, batch), batch.y)
-        means = (losses * batch.weight).sum(1) / counts[rows]
+        assert batch.target_weight is not None
+        outputs = task.gradients.training_outputs(task.gradients.views(leaf), batch)
+        losses = task.losses(outputs, batch.y)
+        means = (losses * batch.target_weight).sum(1) / counts[rows]
         (gradient,) = torch.autograd.grad(means.sum(), leaf, create_graph=True)
         if gradient.requires_grad:  # a loss linear in the parameters has no curvature
             (product,) = torch.autograd.grad(gradient, leaf, v[rows])

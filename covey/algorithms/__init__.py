@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for tools that run no code; to them, a class that is not na
     from covey.algorithms.fedalt import FedAlt as FedAlt
     from covey.algorithms.fedamp import FedAMP as FedAMP
     from covey.algorithms.fedavg import FedAvg as FedAvg
+    from covey.algorithms.fedbn import FedBN as FedBN
     from covey.algorithms.fedmac import FedMac as FedMac
     from covey.algorithms.fedper import FedPer as FedPer
     from covey.algorithms.fedprox import FedProx as FedProx

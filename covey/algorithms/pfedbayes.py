@@ -76,15 +76,17 @@ class PFedBayes(Algorithm):
         local = Stepper(self.method, self.lr)
         for _ in range(self.local_rounds):
             gradient = me.grad(me.batch(self.batch))
+            s = softplus(local_rho)
             for _ in range(self.steps):
+                sigma = softplus(rho)
                 noise = me.normal("epsilon", mu.shape[1])
-                g = gradient(mu + softplus(rho) * noise)
-                by_mu, by_rho, *_ = divergence_gradients(mu, rho, local_mu, local_rho)
+                g = gradient(mu + sigma * noise)
+                by_mu, by_sigma = by_personal(mu, sigma, local_mu, s)
                 by_mu = g + tie * by_mu
-                by_rho = g * noise * sigmoid(rho) + tie * by_rho
-                mu, rho = personal.step((mu, rho), (by_mu, by_rho))
-            *_, by_mu, by_rho = divergence_gradients(mu, rho, local_mu, local_rho)
-            gradients = (tie * by_mu, tie * by_rho)
+                by_sigma = g * noise + tie * by_sigma
+                mu, rho = personal.step((mu, rho), (by_mu, by_sigma * sigmoid(rho)))
+            by_mu, by_s = by_local(mu, softplus(rho), local_mu, s)
+            gradients = (tie * by_mu, tie * by_s * sigmoid(local_rho))
             local_mu, local_rho = local.step((local_mu, local_rho), gradients)
         me.keep("personal", mu)
         me.keep("_personal_rho", rho)
@@ -178,6 +180,23 @@ def divergence(mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows) -> Rows:
     return terms.sum(1, keepdim=True)
 
 
+def by_personal(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows]:
+    """The derivatives of `divergence` by mu and sigma."""
+    precision = 1 / (s * s)
+    by_mu = (mu - local_mu) * precision
+    by_sigma = sigma * precision - 1 / sigma
+    return by_mu, by_sigma
+
+
+def by_local(mu: Rows, sigma: Rows, local_mu: Rows, s: Rows) -> tuple[Rows, Rows]:
+    """The derivatives of `divergence` by the local mean m and by s."""
+    precision = 1 / (s * s)
+    gap = mu - local_mu
+    square = sigma * sigma + gap * gap
+    by_s = (1 - square * precision) / s
+    return -gap * precision, by_s
+
+
 def divergence_gradients(
     mu: Rows, rho: Rows, local_mu: Rows, local_rho: Rows
 ) -> tuple[Rows, Rows, Rows, Rows]:
@@ -187,11 +206,6 @@ def divergence_gradients(
     """
     sigma = softplus(rho)
     s = softplus(local_rho)
-    gap = mu - local_mu
-    square = sigma * sigma + gap * gap
-    by_mu = gap / (s * s)
-    by_sigma = sigma / (s * s) - 1 / sigma
-    by_s = 1 / s - square / (s * s * s)
-    by_rho = by_sigma * sigmoid(rho)
-    by_local_rho = by_s * sigmoid(local_rho)
-    return by_mu, by_rho, -by_mu, by_local_rho
+    by_mu, by_sigma = by_personal(mu, sigma, local_mu, s)
+    by_local_mu, by_s = by_local(mu, sigma, local_mu, s)
+    return by_mu, by_sigma * sigmoid(rho), by_local_mu, by_s * sigmoid(local_rho)

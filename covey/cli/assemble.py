@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from covey.cli import named, pretrained, scenario
+from covey.cli import modules, named, pretrained, scenario
 from covey.cli.validate import spell
 from covey.data import Shards
 from covey.errors import ConfigError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from covey.cli.config import Config
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_TRAINING = ("loss", "l2", "batches", "start", "compute", "device", "workers", "memory")
+_TRAINING = ("loss", "l2", "batches", "start", "norm", "compute", "device", "workers", "memory")
 _NUMBERS = ("squared_error", "mse")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that
@@ -133,7 +133,22 @@ def _training(config: Config, seed: int) -> dict[str, Any]:
         "seed": seed,
         "private": private,
         "dtype": _DTYPES[config.dtype],
+        "augment": augment(config.augment),
     }
+
+
+def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:
+    """What a file asks for, with functions in the place of names such as module:function."""
+    if isinstance(items, str):
+        items = [items]
+    out: list[Any] = []
+    for item in items:
+        table: dict[str, Any] = {"name": item} if isinstance(item, str) else dict(item)
+        name = table.get("name")
+        if isinstance(name, str) and ":" in name:
+            table["name"] = modules.find("augment", name, setting=f"augment = {name!r}")
+        out.append(table)
+    return out
 
 
 def _shards(config: Config, seed: int) -> Shards:

@@ -28,6 +28,7 @@ from covey.cli.takeover import taken_over
 from covey.cli.tree_config import TreeConfig
 from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.data import Shards
+from covey.engine.augment import augmentations
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -64,6 +65,8 @@ class Config(BaseModel):
     batches: Literal["uniform", "cyclic"] = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
+    augment: str | list[str | dict[str, Any]] = []
+    norm: Literal["device", "frozen", "group"] = "device"
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
@@ -174,6 +177,7 @@ def read(table: dict[str, Any]) -> Config:
     for section in named.KINDS:
         named.checked(section, getattr(config, section))
     _check_compare(config)
+    augmentations(assemble.augment(config.augment))
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config

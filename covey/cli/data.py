@@ -22,7 +22,6 @@ from covey.data import Shards, inventory, locations, overlaps
 from covey.data.catalog import known
 from covey.data.inventory import Status
 from covey.data.shards import SPLITS
-from covey.report.data_picture import draw, target_histogram
 from covey.tree import Tree
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
@@ -117,6 +116,8 @@ def show(
 
       covey data show data.name=mnist data.partition=legacy2020 --out legacy.png
     """
+    from covey.report.data_picture import draw
+
     path, changes = split(arguments)
     config = load(path, changes)
     experiment = config.experiment(config.seed)
@@ -170,6 +171,8 @@ def _targets(shards: Shards) -> dict[str, Any] | None:
     """What numbers there are to predict in training, with a histogram; None for classes."""
     if shards.classes is not None:
         return None
+    from covey.report.data_picture import target_histogram
+
     limits, counts = target_histogram(shards)
     values = shards.y[shards.train.index].double()
     return {

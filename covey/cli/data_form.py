@@ -18,13 +18,17 @@ from covey.errors import ConfigError
 
 @dataclass(frozen=True)
 class DataForm:
-    """The form of the data: shape of an example, classes (None for regression), names, scaling."""
+    """The form of the data: shape of an example, classes (None for regression), names, scaling.
+
+    `tokens` is the number of token ids, None where examples are numbers.
+    """
 
     name: str
     shape: tuple[int, ...]
     classes: int | None
     names: Names
     scaling: Scaling | None
+    tokens: int | None = None
 
     @staticmethod
     def of(shards: Shards) -> DataForm:
@@ -35,6 +39,7 @@ class DataForm:
             shards.classes,
             shards.names,
             shards.scaling,
+            shards.tokens,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,6 +58,7 @@ class DataForm:
             "classes": self.classes,
             "names": asdict(self.names),
             "scaling": scaling,
+            "tokens": self.tokens,
         }
 
     @staticmethod
@@ -73,6 +79,7 @@ class DataForm:
                 facts["classes"],
                 names,
                 scaling,
+                facts.get("tokens"),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -20,8 +20,6 @@ from covey.cli.seeds import Histories, Seeds, Start, folders_of
 from covey.cli.stop import Interrupted, Stop, stoppable
 from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, ConfigError, CoveyError, DivergedError
-from covey.report import compare
-from covey.report.plot import draw, draw_devices
 from covey.report.summary import Summary, summarise
 from covey.runs.devices import DeviceScore, from_csv
 from covey.runs.run import private_part
@@ -187,6 +185,8 @@ class _Command:
         engine: dict[str, Any],
     ) -> Summary:
         """The summary and the pictures."""
+        from covey.report import compare
+
         config = self.config
         folders = list(folders_of(config, self.folder).values())
         devices = [
@@ -207,6 +207,9 @@ class _Command:
         others: dict[str, Histories],
         devices: list[list[DeviceScore]],
     ) -> None:
+        from covey.report import compare
+        from covey.report.plot import draw, draw_devices
+
         title = method(self.config.algorithm["name"])
         plot, per_device, compared = (
             self.folder.path / f"{name}.png" for name in ("plot", "devices", "compare")

@@ -226,7 +226,11 @@ def _written(
     device = nodes.a_device(run, node)
     model = _model(run, node, read, format)
     batches = (examples, examples[:1])  # a file must take many examples, and one
-    answered = [(x, run.outputs(x, device=device, model=read.model)) for x in batches]
+    under = nodes.devices_under(run, node)
+    answered = []
+    for x in batches:
+        outputs = run.outputs(x, device=device, model=read.model, pooled=under)
+        answered.append((x, outputs))
     part = path.with_name(f".{path.stem}.{os.getpid()}{format.suffix}")
     with refused(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -303,7 +307,8 @@ def _model(run: Loaded, node: Node, read: Snapshot, format: Format) -> Model:
             f"{run.config.method()} predicts with {read.model!r} otherwise than by the network's "
             "outputs, which no exported file holds; use covey predict, or --model global."
         )
-    network = merge(run.module(read.model, device).cpu()).eval()
+    under = nodes.devices_under(run, node)
+    network = merge(run.module(read.model, device, pooled=under).cpu()).eval()
     model = Model(network, run.scaling, run.experiment.dtype, {})
     return replace(model, facts=_facts(run, node, read, inside=format.name != "safetensors"))
 
@@ -336,13 +341,26 @@ def _facts(run: Loaded, node: Node, read: Snapshot, *, inside: bool) -> dict[str
         "outputs": "values" if run.classes is None else "logits",
         "classes": run.class_names,
         "features": list(run.names.features),
-    }
+    } | _statistics(run, node, read)
+
+
+def _statistics(run: Loaded, node: Node, read: Snapshot) -> dict[str, str]:
+    """Whose statistics the BatchNorm layers have, where there are such layers."""
+    if read.statistics is None:
+        return {}
+    devices = len(nodes.devices_under(run, node))
+    whose = f"those of the examples of {devices} devices together"
+    if devices == 1:
+        whose = f"those of the training examples of {node.name}"
+    return {"statistics": whose}
 
 
 def _examples(run: Loaded) -> Tensor:
     """Some examples of all devices, in the units of the data and the type of the model."""
     x = run.experiment.data.x
     x = x[torch.linspace(0, len(x) - 1, min(_EXAMPLES, len(x))).long()]
+    if run.experiment.data.tokens is not None:
+        return x.contiguous()
     if run.scaling is not None and run.scaling.kind != "none":
         x = x.double() / run.scaling.factor.double() + run.scaling.shift.double()
     return x.to(run.experiment.dtype).contiguous()

@@ -23,8 +23,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from covey.data.files import token_ids
 from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
+from covey.data.windows import ids as token_numbers
 from covey.engine.layout import ParameterLayout
 from covey.engine.task import Batch
 from covey.errors import ConfigError, DataError
@@ -240,17 +242,26 @@ class Loaded:
         model: str | None = None,
         device: str | int | None = None,
         which: Which = "chosen",
+        *,
+        pooled: Sequence[int] | None = None,
     ) -> nn.Module:
         """The module that a device uses, with the device's private layers.
 
-        It is the device's own model, its edge's or the global one.
+        It is the device's own model, its edge's or the global one. BatchNorm layers have the
+        device's own statistics. Without a device they are those of all devices together, or of
+        `pooled`, numbers of devices.
         """
         read = self.snapshot(model, which)
         number = self._number(device, read)
         row = read.row(self._node(read.tier, number), number)
         if row is None:
             raise ConfigError(f"device {device!r} has no {read.model!r} in {self.place}.")
-        return self._space.fill(row)
+        devices: Sequence[int] = [number]
+        if pooled is not None:
+            devices = pooled
+        elif device is None:
+            devices = range(len(self.device_names))
+        return self._space.fill(row, read.statistics_of(devices, self._space))
 
     def probabilities(
         self,
@@ -260,7 +271,10 @@ class Loaded:
         model: str | None = None,
         which: Which = "chosen",
     ) -> npt.NDArray[np.float64]:
-        """The probability of every class for each example, [n, classes]."""
+        """The probability of every class for each example, [n, classes].
+
+        Of a run with labels per position, [n, positions, classes].
+        """
         if self.classes is None:
             raise ConfigError(
                 "this run predicts numbers, which have no probabilities; use predict."
@@ -280,7 +294,8 @@ class Loaded:
 
         They are names of classes (numbers where the classes have none), or values. `examples` are
         in the units of the training data: an array [n, ...], one example, or a DataFrame (or a dict
-        of columns) with the columns of the features, in any order.
+        of columns) with the columns of the features, in any order. Of a run on characters they may
+        be a text or a list of texts.
         """
         outputs = self._outputs(self._inputs(examples), device, model, which)
         if self.classes is None:
@@ -385,9 +400,13 @@ class Loaded:
         device: str | int | None = None,
         model: str | None = None,
         which: Which = "chosen",
+        pooled: Sequence[int] | None = None,
     ) -> Tensor:
-        """What a device's model answers to examples in the units of the data: logits, or values."""
-        return self._outputs(self._inputs(examples), device, model, which)
+        """What a device's model answers to examples in the units of the data: logits, or values.
+
+        `pooled` are devices as `module` has them.
+        """
+        return self._outputs(self._inputs(examples), device, model, which, pooled)
 
     def export(
         self,
@@ -411,7 +430,10 @@ class Loaded:
         if not self._own_way:
             return False
         read = self.snapshot(model)
-        x = torch.zeros(1, *self.shape, dtype=self.experiment.dtype)
+        dtype = self.experiment.dtype
+        if self._form.tokens is not None:
+            dtype = torch.int64
+        x = torch.zeros(1, *self.shape, dtype=dtype)
         return self._predicted(x, self._number(device, read), read) is not None
 
     def alike(self, model: str | None = None) -> bool:
@@ -445,13 +467,14 @@ class Loaded:
         device: str | int | None,
         model: str | None,
         which: Which,
+        pooled: Sequence[int] | None = None,
     ) -> Tensor:
         read = self.snapshot(model, which)
         if self._own_way:
             outputs = self._predicted(x, self._number(device, read), read)
             if outputs is not None:
                 return outputs
-        module = self.module(read.model, device, which).eval()
+        module = self.module(read.model, device, which, pooled=pooled).eval()
         with torch.no_grad():
             return torch.cat([module(piece) for piece in torch.split(x, _CHUNK)])
 
@@ -475,11 +498,15 @@ class Loaded:
             if predict is None:
                 return None
             y = torch.zeros(len(x), dtype=torch.int64)
-            batch = Batch((x, y), torch.arange(len(x))[None])
+            batch = Batch((x, y), torch.arange(len(x))[None], ids=ids)
             return predict(batch, torch.tensor([0]))[0]
 
     def _inputs(self, examples: Any) -> Tensor:
         """Examples as the model takes them: columns in order, one shape, scaled."""
+        if isinstance(examples, str):
+            examples = [examples]
+        if self._form.tokens is not None and _are_texts(examples):
+            examples = self._encoded(examples)
         values = _array(examples, self.names.features)
         shape = self.shape
         if values.shape == shape:
@@ -493,8 +520,26 @@ class Loaded:
             raise DataError("there are no examples to predict; give at least one.")
         return self._scaled(values.reshape(len(values), *shape))
 
+    def _encoded(self, texts: Sequence[str]) -> Array:
+        """The token ids of texts, [n, T]; a short one is filled up with id 0 at its end."""
+        tokens = self.names.tokens
+        length = self.shape[0]
+        if not tokens:
+            raise DataError("the tokens of this run have no characters; give token ids.")
+        out = np.zeros((len(texts), length), dtype=np.int64)
+        for row, text in enumerate(texts):
+            if len(text) > length:
+                raise DataError(
+                    f"text {row} has {len(text)} characters, but this run was trained on "
+                    f"{length}; give the last {length} of them."
+                )
+            out[row, : len(text)] = token_numbers(text, tokens)
+        return out
+
     def _scaled(self, values: Array) -> Tensor:
         """Measured values [n, ...] as inputs, by the scaling of the training data."""
+        if self._form.tokens is not None:
+            return _token_ids(values, self._form.tokens)
         measured = torch.from_numpy(np.ascontiguousarray(values))
         scaling = self._form.scaling
         x = (measured if scaling is None else scaling(measured)).to(self.experiment.dtype)
@@ -519,6 +564,24 @@ class Loaded:
                 f"{self.place} has no scored round in a checkpoint yet; "
                 f"resume with: covey run --resume {self.folder}"
             )
+
+
+def _are_texts(examples: Any) -> bool:
+    """Whether examples are a list of texts."""
+    if not isinstance(examples, list | tuple) or not examples:
+        return False
+    return all(isinstance(example, str) for example in examples)
+
+
+def _token_ids(values: Array, tokens: int) -> Tensor:
+    """Numbers as token ids, each one that the run knows."""
+    x = token_ids(torch.from_numpy(np.ascontiguousarray(values)))
+    if int(x.min()) < 0 or int(x.max()) >= tokens:
+        raise DataError(
+            f"the token ids are {int(x.min())} to {int(x.max())}, but this run knows "
+            f"0 to {tokens - 1}."
+        )
+    return x
 
 
 def _array(examples: Any, features: Sequence[str]) -> Array:

@@ -57,7 +57,8 @@ def make(section: str, table: Mapping[str, Any], **offered: Any) -> Any:
     parameters = inspect.signature(build).parameters
     arguments = {key: value for key, value in offered.items() if key in parameters}
     for key, value in _parameters(section, fields, build).items():
-        if value is not None or key not in offered:
+        from_data = key in offered or _from_data(section, key)
+        if value is not None or not from_data:
             arguments[key] = _as_tuple(value, offered.get(key, parameters[key].default))
     if name not in registry.REGISTRY[KINDS[section]]:
         return modules.make(section, name, build, arguments)
@@ -77,6 +78,9 @@ def make_model(table: Mapping[str, Any], shards: Shards, seed: int) -> nn.Module
     Parameters that no seed resets later, as a user's own may be, are drawn from the seed here.
     """
     facts = {name: fact(shards) for name, fact in FACTS.items()}
+    if facts["tokens"] is None:
+        del facts["tokens"]
+        _need_no_tokens(table, shards)
     with Seeded(draws.key(seed, "module"), f"model.name = {table.get('name')!r}"):
         model: nn.Module = make("model", table, **facts)
         options = pretrained.fields(maker("model", table["name"]))
@@ -89,6 +93,20 @@ def _parameters(section: str, fields: BaseModel, build: Callable[..., Any]) -> d
     if section != "model":
         return dict(fields)
     return pretrained.without_options(fields, build)
+
+
+def _need_no_tokens(table: Mapping[str, Any], shards: Shards) -> None:
+    """Refuse a model of token ids for data that has none."""
+    fields = checked("model", table)
+    parameters = inspect.signature(maker("model", table["name"])).parameters
+    wanted = parameters.get("tokens")
+    if wanted is None or wanted.default is not wanted.empty:
+        return
+    if getattr(fields, "tokens", None) is None:
+        raise ConfigError(
+            f"model.name = {table['name']!r} takes token ids, but the data {shards.name} has "
+            "numbers; choose data with tokens, or another model."
+        )
 
 
 def checked(section: str, table: Mapping[str, Any], prefix: str | None = None) -> BaseModel:

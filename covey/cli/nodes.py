@@ -61,6 +61,12 @@ def a_device(run: Loaded, node: Node) -> int:
     return int(first)
 
 
+def devices_under(run: Loaded, node: Node) -> range:
+    """The numbers of the devices under a node; a device's own number."""
+    first, stop = run.tree.span(node.tier, torch.tensor([node.number]))
+    return range(int(first), int(stop))
+
+
 def _names(run: Loaded, tier: str) -> tuple[str, ...]:
     """What the data calls the nodes of a tier; empty where it has no names for them."""
     tiers = run.tree.tiers

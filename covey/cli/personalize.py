@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.cli.config import Config, load
 from covey.cli.data_form import DataForm
 from covey.cli.folder import refused
-from covey.data import Shards, device_file
+from covey.data import Shards, device_file, device_text
 from covey.data.shards import SPLITS
-from covey.engine.layout import ParameterLayout
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs import checkpoint, snapshot
@@ -89,7 +88,11 @@ def personalize(
     parts = [part for part, count in counts.items() if count]
     scores = {name: _scores(task, name, row, parts, config.rounds) for name, row in models.items()}
     path = out or folder / f"personal-{data.stem}.safetensors"
-    _write(path, space, personal, config, data)
+    statistics = None
+    if space.norms:
+        statistics = task.task.statistics(personal, task.ids)[0].cpu()
+    module = space.fill(personal[0].cpu(), statistics)
+    _write(path, module, config, data)
     return Personalized(path, names[chosen], scores, counts)
 
 
@@ -129,6 +132,8 @@ def _run(run: Path, changes: list[str], seed: int | None) -> tuple[Config, Path,
 
 
 def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
+    if path.suffix.lower() == ".txt" and form.names.tokens:
+        return device_text(path, tokens=form.names.tokens, length=form.shape[0], seed=seed)
     classes = form.names.classes or form.classes
     label = str(config.data.get("label", "label"))
     return device_file(
@@ -138,6 +143,7 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         scaling=form.scaling,
         shape=form.shape,
         label=label,
+        tokens=form.tokens,
         seed=seed,
     )
 
@@ -167,20 +173,16 @@ def _scores(
 ) -> dict[str, Score]:
     with torch.no_grad():
         tallies = task.tallies(name, row, parts, round)
-    return {
-        part: score_of(tally, slice(0, 1), task.task.classifies) for part, tally in tallies.items()
-    }
+    return {part: score_of(tally, slice(0, 1), task.task) for part, tally in tallies.items()}
 
 
 def _write(
     path: Path,
-    space: ParameterLayout,
-    personal: Tensor,
+    module: nn.Module,
     config: Config,
     data: Path,
 ) -> None:
     """The personal model as a module's state, in one step."""
-    module = space.fill(personal[0].cpu())
     state = {name: value.contiguous() for name, value in module.state_dict().items()}
     metadata = {
         "model": "personal",

@@ -22,7 +22,6 @@ from covey.cli.options import AsJson
 from covey.cli.scenario import ScenarioFile, ScenarioForm, load
 from covey.cli.show import plural
 from covey.errors import ConfigError
-from covey.report.plan_picture import draw
 from covey.wireless import POLICIES, Plan, Policy, fixed
 from covey.wireless import plan as make
 
@@ -76,6 +75,8 @@ def plan(
       covey plan examples/radio.toml                  what a run of it plans in its rounds, if all
       devices are asked
     """
+    from covey.report.plan_picture import draw
+
     changes = changes or []
     described = _described(file, changes)
     done = _plan(described)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from covey.cli.folder import Folder, refused
-from covey.data import Names, Shards
+from covey.data import NO_TARGET, Names, Shards
 from covey.runs import node_round
 from covey.runs.devices import PARTS
 from covey.runs.record import Round
@@ -186,10 +186,13 @@ def _names(run: Seed, names: Names) -> dict[str, list[str]]:
 
 
 def _population(shards: Shards) -> dict[str, Any]:
-    """The number of examples of every device, by part and by label."""
+    """The number of examples of every device, by part and by label.
+
+    Where labels are per position, the positions with a label are counted.
+    """
     out: dict[str, Any] = {}
     for part in PARTS:
-        out[part] = shards.part(part).counts().tolist()
+        out[part] = shards.target_counts(part).tolist()
     classes = shards.classes
     if classes is not None and shards.devices * classes <= _LABELS:
         out["labels"] = _labels(shards, classes).tolist()
@@ -203,6 +206,10 @@ def _labels(shards: Shards, classes: int) -> Tensor:
     for part in PARTS:
         examples = shards.part(part)
         owner = torch.repeat_interleave(torch.arange(shards.devices), examples.counts())
-        cells = owner * classes + shards.y[examples.index].long()
+        labels = shards.y[examples.index].long()
+        if shards.by_position:
+            owner = owner[:, None].expand_as(labels)[labels != NO_TARGET]
+            labels = labels[labels != NO_TARGET]
+        cells = owner * classes + labels
         total += torch.bincount(cells, minlength=len(total))
     return total.reshape(shards.devices, classes)

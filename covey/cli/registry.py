@@ -49,6 +49,14 @@ def _outputs(shards: Shards) -> int:
     return shards.y[0].numel()
 
 
+def _tokens(shards: Shards) -> int | None:
+    return shards.tokens
+
+
+def _positions(shards: Shards) -> bool:
+    return shards.by_position
+
+
 def _shape(shards: Shards) -> tuple[int, ...]:
     return tuple(shards.x.shape[1:])
 
@@ -58,6 +66,8 @@ FACTS: dict[str, Callable[[Shards], Any]] = {
     "outputs": _outputs,
     "classes": _outputs,
     "shape": _shape,
+    "tokens": _tokens,
+    "by_position": _positions,
 }
 """What the data decides of a model, by the names of the parameters that take it; a file may give
 them instead.
@@ -84,7 +94,7 @@ def _entries(things: dict[str, Any]) -> dict[str, Listed]:
 
 _OWN = (
     "a module of your own, or a function that makes one; keys are its arguments; "
-    "inputs, outputs, classes and shape are set by the data"
+    "inputs, outputs, classes, shape, tokens and by_position are set by the data"
 )
 _OWN_DATA = "a function of your own that returns covey.data.Shards; keys are its arguments"
 _POLICIES = {
@@ -103,6 +113,8 @@ REGISTRY: dict[str, dict[str, Listed]] = {
         {
             "digits": data.digits,
             "synthetic": data.synthetic,
+            "speakers": data.speakers,
+            "text": data.text,
             "files": data.files,
             "mnist": data.mnist,
             "fashion_mnist": data.fashion_mnist,
@@ -121,6 +133,9 @@ REGISTRY: dict[str, dict[str, Listed]] = {
             "lenet": models.lenet,
             "permfl_cnn": models.permfl_cnn,
             "vgg": models.vgg,
+            "lstm": models.lstm,
+            "gru": models.gru,
+            "transformer": models.transformer,
         }
     )
     | {modules.FORM: Listed(modules.FORM, nn.Module, _OWN)},

@@ -231,7 +231,7 @@ def _owners(
     if device is not None:
         return [_known(run, device)] * len(table)
     if run.alike(model):
-        return [None] * len(table)
+        return _normalized_by(run, table, model)
     if table.device is None:
         name = run.snapshot(model).model
         raise ConfigError(
@@ -249,6 +249,17 @@ def _owners(
             )
     faults.refuse("correct them, or predict by --device NAME or --model global")
     return list(table.device)
+
+
+def _normalized_by(run: Loaded, table: Table, model: str | None) -> list[str | None]:
+    """Of a model that all devices share, whose statistics its BatchNorm layers have for each row.
+
+    None where it has no such layers, or the row is of no device that trained.
+    """
+    if table.device is None or run.snapshot(model).statistics is None:
+        return [None] * len(table)
+    trained = set(run.device_names)
+    return [name if name in trained else None for name in table.device]
 
 
 def _known(run: Loaded, device: str) -> str:
@@ -283,6 +294,9 @@ def _cells(run: Loaded, x: Any, device: str | None, model: str | None) -> list[d
         return [{f"prediction_{k}": value for k, value in enumerate(row)} for row in flat]
     names = run.class_names
     shares = run.probabilities(x, device=device, model=model)
+    if shares.ndim == 3:
+        by_position = shares.argmax(2).tolist()
+        return [{f"prediction_{t}": names[k] for t, k in enumerate(row)} for row in by_position]
     best = shares.argmax(1).tolist()
     return [
         {

@@ -152,7 +152,9 @@ def _heading(summary: Summary) -> str:
     if summary.protocol == "honest":
         part = "validation data"
     figure = "loss"
-    if _classifies(summary):
+    if _has_perplexity(summary):
+        figure = "accuracy in % and perplexity, per token"
+    elif _classifies(summary):
         figure = "accuracy in %"
     elif _predicts_numbers(summary):
         figure = "errors in the units of the target"
@@ -191,6 +193,10 @@ def print_wide(console: Console, table: Table) -> None:
 
 def _classifies(summary: Summary) -> bool:
     return any(m.accuracy is not None for m in summary.models)
+
+
+def _has_perplexity(summary: Summary) -> bool:
+    return any(m.perplexity is not None for m in summary.models)
 
 
 def _predicts_numbers(summary: Summary) -> bool:
@@ -284,6 +290,8 @@ def _figures(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list
     """The columns of figures; those that equal the first one are left out."""
     if _classifies(summary):
         columns = _cells(models, _OF_CLASSES, _percent)
+        if _has_perplexity(summary):
+            columns = _with_perplexity(columns, models)
     elif _predicts_numbers(summary):
         columns = _cells(models, _OF_NUMBERS, _plain)
     else:
@@ -291,6 +299,18 @@ def _figures(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list
     first = next(iter(columns))
     same = [head for head in columns if head != first and columns[head] == columns[first]]
     return {head: cells for head, cells in columns.items() if head not in same}
+
+
+def _with_perplexity(
+    columns: dict[str, list[str]], models: Sequence[ModelFigures]
+) -> dict[str, list[str]]:
+    """The columns with perplexities after the first."""
+    first, *others = columns
+    perplexities = [_plain(model.perplexity) for model in models]
+    out = {first: columns[first], "perplexity": perplexities}
+    for head in others:
+        out[head] = columns[head]
+    return out
 
 
 def _rounds(model: ModelFigures) -> str:
@@ -349,7 +369,7 @@ def newcomer(console: Console, done: Personalized) -> None:
     console.print(f"a new device with {sizes} examples; its model starts from {done.start}")
     parts = [part for part, count in done.counts.items() if count]
     kinds = {part: _kind(done, part) for part in parts}
-    heads = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}
+    heads = {"accuracy": "%", "rmse": "RMSE", "loss": "loss", "perplexity": "perplexity"}
     rows = _columns("model", "", *(f"{part} {heads[kind]}" for part, kind in kinds.items()))
     for name, scores in done.scores.items():
         figures = {part: getattr(scores[part], kind) for part, kind in kinds.items()}
@@ -363,8 +383,8 @@ def newcomer(console: Console, done: Personalized) -> None:
 
 
 def _kind(done: Personalized, part: str) -> str:
-    """The figure that every model has on a part: accuracy, RMSE or else the loss."""
-    for kind in ("accuracy", "rmse"):
+    """The figure that every model has on a part: perplexity, accuracy, RMSE or else the loss."""
+    for kind in ("perplexity", "accuracy", "rmse"):
         if all(getattr(scores[part], kind) is not None for scores in done.scores.values()):
             return kind
     return "loss"
@@ -431,6 +451,8 @@ def _percent(figure: Figure | None) -> str:
 def _score(records: Sequence[Round], name: str) -> str:
     by_part = [record.models[name].scores for record in records]
     scores = [parts.get("test") or next(iter(parts.values())) for parts in by_part]
+    if perplexities := _known(score.perplexity for score in scores):
+        return f"perplexity {fmean(perplexities):.4g}"
     if accuracies := _known(score.accuracy for score in scores):
         return f"{100 * fmean(accuracies):.1f}%"
     if errors := _known(score.rmse for score in scores):

@@ -20,10 +20,13 @@ from covey.data.sets import (
     load,
     mnist,
 )
-from covey.data.shards import Names, Part, Shards
+from covey.data.shards import NO_TARGET, Names, Part, Shards
+from covey.data.speakers import speakers
 from covey.data.synthetic import synthetic
+from covey.data.text import device_text, text
 
 __all__ = [
+    "NO_TARGET",
     "PARTITIONS",
     "Names",
     "Normalise",
@@ -36,6 +39,7 @@ __all__ = [
     "cifar100",
     "deal",
     "device_file",
+    "device_text",
     "digits",
     "edges",
     "emnist",
@@ -50,5 +54,7 @@ __all__ = [
     "partition",
     "recipes",
     "scaling",
+    "speakers",
     "synthetic",
+    "text",
 ]

@@ -33,6 +33,7 @@ def files(
     classes: Sequence[str] | None = None,
     regression: bool = False,
     normalise: Normalise = "standard",
+    tokens: bool = False,
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
@@ -47,7 +48,8 @@ def files(
 
     Labels that are whole numbers or text are classes, those that occur unless `classes` lists them;
     with decimal points, or with `regression`, they are targets. An experiment file that names `loss
-    = "squared_error"` asks for `regression` by itself.
+    = "squared_error"` asks for `regression` by itself. With `tokens`, features are token ids, whole
+    numbers from 0 on that are not scaled.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -73,9 +75,16 @@ def files(
     homes = _homes(table)
     parts = _parts(table, homes, split=split, seed=seed)
     _check_seen(table, goal, parts)
-    scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
     names = Names(homes.devices, homes.edges, goal.names, table.features)
-    x = _inputs(table, scale)
+    scale = None
+    count = None
+    if tokens:
+        _check_unscaled(normalise)
+        x = token_ids(torch.from_numpy(table.x))
+        count = max(int(x.max()) + 1, 1)
+    else:
+        scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
+        x = _inputs(table, scale)
     name = where.resolve().name
     return Shards(
         x,
@@ -86,6 +95,7 @@ def files(
         edges=homes.sizes,
         names=names,
         scaling=scale,
+        tokens=count,
     )
 
 
@@ -97,6 +107,7 @@ def device_file(
     scaling: Scaling | None,
     shape: Sequence[int] | None = None,
     label: str = "label",
+    tokens: int | None = None,
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
@@ -122,7 +133,10 @@ def device_file(
     names = Names(homes.devices, classes=goal.names, features=tuple(features))
     if numbered:
         names = replace(names, classes=())
-    x = _inputs(table, scaling)
+    if tokens is None:
+        x = _inputs(table, scaling)
+    else:
+        x = token_ids(torch.from_numpy(table.x))
     return Shards(
         x,
         goal.y,
@@ -131,6 +145,7 @@ def device_file(
         name=path.stem,
         names=names,
         scaling=scaling,
+        tokens=tokens,
     )
 
 
@@ -155,6 +170,29 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     """
     values = torch.from_numpy(table.x)
     return (values if scale is None else scale(values)).to(torch.float32)
+
+
+def token_ids(values: Tensor) -> Tensor:
+    """Numbers as token ids, int64; a fraction is refused."""
+    whole = values.long()
+    wrong = (whole != values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
+    if wrong:
+        bad = values[wrong[0]]
+        value = float(bad[bad != whole[wrong[0]]][0])
+        raise DataError(
+            f"{len(wrong)} examples have fractions, the first is {value:g} in example {wrong[0]}; "
+            "token ids are whole numbers, so leave out tokens or correct them."
+        )
+    return whole
+
+
+def _check_unscaled(normalise: Normalise) -> None:
+    """Refuse a scaling of token ids; "standard" is what a file has by default."""
+    if normalise not in ("standard", "none"):
+        raise DataError(
+            f"tokens = true and normalise = {normalise!r}: token ids are not scaled; "
+            "leave out one of them."
+        )
 
 
 def _is_folder(path: Path) -> bool:

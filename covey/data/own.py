@@ -3,7 +3,9 @@
 Arrays may be numpy or torch. Integer y are class labels, float y are regression targets. Labels
 number the classes from 0; if all of 1, ..., k occur and nothing else, they are taken as k classes
 with these names. Float features in numpy become float32, because numpy makes float64 unasked; a
-torch tensor keeps its type. An experiment trains in its own `dtype`.
+torch tensor keeps its type. An experiment trains in its own `dtype`. With `tokens`, x holds token
+ids and stays whole numbers; y may then have a label per position, with `NO_TARGET` where there is
+none.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ def own(
     split: Split = SPLIT,
     seed: int = 0,
     classes: int | None = None,
+    tokens: bool | int = False,
     name: str = "own",
 ) -> Shards:
     """Shards of one pair (x, y) per device.
 
-    Each device's examples are shuffled and cut into train, validation and test.
+    Each device's examples are shuffled and cut into train, validation and test. `tokens` says that
+    x holds token ids: their number, or True for one more than the largest.
 
     >>> rng = np.random.default_rng(0)
     >>> shards = own([(rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for _ in range(4)])
@@ -45,13 +49,28 @@ def own(
     >>> shards = own([(np.zeros((3, 2)), np.array([1, 2, 3]))] * 2)
     >>> shards.classes, shards.names.classes, shards.y.tolist()
     (3, ('1', '2', '3'), [0, 1, 2, 0, 1, 2])
+    >>> text = np.array([[0, 1, 2], [2, 1, 0]])
+    >>> shards = own([(text[:, :-1], text[:, 1:])] * 2, split=(1, 0, 0), tokens=True)
+    >>> shards.x.dtype, shards.tokens, shards.classes
+    (torch.int64, 3, 3)
     """
     pairs = _converted(devices, "own")
     _check_filled(pairs)
     train, validation, test = partition.split(_pieces(pairs), split=split, seed=seed)
     x, y = _joined(pairs, len(pairs))
     y, classes, names = _numbered(y, classes)
-    return Shards(x, y, train, validation, test, classes=classes, name=name, names=names)
+    x, count = _token_ids(x, tokens)
+    return Shards(
+        x,
+        y,
+        train,
+        validation,
+        test,
+        classes=classes,
+        name=name,
+        names=names,
+        tokens=count,
+    )
 
 
 def own_parts(
@@ -60,11 +79,12 @@ def own_parts(
     validation: Pairs | None = None,
     test: Pairs | None = None,
     classes: int | None = None,
+    tokens: bool | int = False,
     name: str = "own",
 ) -> Shards:
     """Shards of a split made beforehand: one pair (x, y) per device in each part.
 
-    A part left out is empty.
+    A part left out is empty. `tokens` is as in `own`.
 
     >>> one = (np.zeros((3, 2)), np.array([0, 1, 2]))
     >>> own_parts(train=[one, one], test=[one, one]).test.counts().tolist()
@@ -81,6 +101,7 @@ def own_parts(
     parts = [Part.of(_pieces(pairs)[start : start + n]) for start in (0, n, 2 * n)]
     x, y = _joined(pairs, n)
     y, classes, names = _numbered(y, classes)
+    x, count = _token_ids(x, tokens)
     return Shards(
         x,
         y,
@@ -90,6 +111,7 @@ def own_parts(
         classes=classes,
         name=name,
         names=names,
+        tokens=count,
     )
 
 
@@ -119,7 +141,11 @@ def _converted(pairs: Pairs, name: str) -> list[tuple[Tensor, Tensor]]:
                 f"{tuple(y.shape)}; "
                 "give one row of x and one of y per example."
             )
-        ready.append((x, y.to(x.dtype) if y.is_floating_point() else y.long()))
+        if not y.is_floating_point():
+            y = y.long()
+        elif x.is_floating_point():
+            y = y.to(x.dtype)
+        ready.append((x, y))
     return ready
 
 
@@ -209,6 +235,20 @@ def _numbered(y: Tensor, classes: int | None) -> tuple[Tensor, int | None, Names
         k,
         Names(classes=tuple(str(label) for label in range(1, k + 1))),
     )
+
+
+def _token_ids(x: Tensor, tokens: bool | int) -> tuple[Tensor, int | None]:
+    """The features, whole numbers where they are token ids, and how many token ids there are."""
+    if tokens is False:
+        return x, None
+    if x.is_floating_point() or x.dtype == torch.bool:
+        raise DataError(
+            f"tokens = {tokens}, but x is {x.dtype}; give whole numbers, as in x.astype('int64')."
+        )
+    x = x.long()
+    if tokens is True:
+        return x, max(int(x.max()) + 1, 1)  # a negative id is refused later, with its place
+    return x, tokens
 
 
 def _classes(y: Tensor, classes: int | None) -> int | None:

@@ -20,6 +20,8 @@ from covey.errors import ConfigError, DataError, ProgramError, shown
 
 SPLITS = ("train", "validation", "test")
 MOST_CLASSES = 1_000_000
+NO_TARGET = -100
+"""The target of a position that has none; it is the `ignore_index` of torch's cross-entropy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,13 +100,16 @@ class Names:
     edges: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Shards:
     """All examples, and which device holds which.
 
-    Invalid examples raise a `DataError` at once.
+    Invalid examples raise a `DataError` at once. Where `tokens` is given, x holds token ids, and
+    stays whole numbers. Labels may be per position, [examples, positions], where x has as many
+    positions; a position without a label has `NO_TARGET`.
 
     >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 1, 0])
     >>> train, nothing, test = Part.of([[0], [2]]), Part.of([[], []]), Part.of([[1], [3]])
@@ -113,8 +118,8 @@ class Shards:
     (2, [1, 1])
     """
 
-    x: Tensor  # [examples, ...] float
-    y: Tensor  # [examples] int64 labels, or float targets [examples] or [examples, outputs]
+    x: Tensor  # [examples, ...] float, or int64 token ids
+    y: Tensor  # [examples] or [examples, positions] int64 labels, or float targets
     train: Part
     validation: Part
     test: Part
@@ -125,12 +130,16 @@ class Shards:
     scaling: Scaling | None = (
         None  # how x came from what was measured; None where x is as it was given
     )
+    tokens: int | None = None  # how many token ids there are; None where x holds numbers
 
     def __post_init__(self) -> None:
         _check_parts(self)
-        _check_features(self.x, self.y)
+        _check_features(self)
         _check_indices(self)
-        _check_finite("x", self.x, self)
+        if self.tokens is None:
+            _check_finite("x", self.x, self)
+        else:
+            _check_tokens(self)
         if self.edges and (min(self.edges) < 1 or sum(self.edges) != self.devices):
             raise DataError(
                 f"edges = {some(self.edges)} have {sum(self.edges)} devices in all, "
@@ -147,6 +156,11 @@ class Shards:
     def devices(self) -> int:
         """How many devices hold the examples."""
         return self.train.devices
+
+    @property
+    def by_position(self) -> bool:
+        """Whether every position of an example has a label of its own."""
+        return self.classes is not None and self.y.ndim == 2
 
     @property
     def partial(self) -> bool:
@@ -297,15 +311,32 @@ class Shards:
     def labels(self) -> npt.NDArray[np.int64]:
         """The number of training examples per device and label, [devices, classes].
 
-        For regression it has one column.
+        For regression it has one column. Of labels per position, the positions are counted.
         """
         owner = np.repeat(np.arange(self.devices), self.train.counts().numpy())
         held = np.zeros((self.devices, self.classes or 1), dtype=np.int64)
         label = np.zeros(len(owner), dtype=np.int64)
         if self.classes:
             label = self.y[self.train.index].numpy()
+        if self.by_position:
+            owner = np.repeat(owner, self.y.shape[1])
+            label = label.reshape(-1)
+            owner = owner[label != NO_TARGET]
+            label = label[label != NO_TARGET]
         np.add.at(held, (owner, label), 1)
         return held
+
+    def target_counts(self, split: str) -> Tensor:
+        """How many targets each device's examples of a part have, [devices] int64.
+
+        They are as many as the examples, or as the positions with a label.
+        """
+        part = self.part(split)
+        if not self.by_position:
+            return part.counts()
+        of_example = (self.y != NO_TARGET).sum(1)[part.index]
+        before = torch.cat([of_example.new_zeros(1), of_example.cumsum(0)])
+        return before[part.offset].diff()
 
     def numbers(self) -> Shards:
         """The same examples with labels as numbers to predict, by a squared error.
@@ -319,6 +350,11 @@ class Shards:
         """
         if self.classes is None:
             return self
+        if self.by_position:
+            raise ConfigError(
+                f"loss = 'squared_error' predicts numbers, but {self.name} has a label per "
+                "position; leave loss out for cross_entropy."
+            )
         values = list(map(float, range(self.classes)))
         if self.names.classes:
             try:
@@ -329,7 +365,10 @@ class Shards:
                     f"{some(self.names.classes)}; "
                     "leave loss out for cross_entropy, or choose a column of numbers as label."
                 ) from error
-        y = torch.tensor(values, dtype=self.x.dtype)[self.y]
+        dtype = self.x.dtype
+        if self.tokens is not None:
+            dtype = torch.float32
+        y = torch.tensor(values, dtype=dtype)[self.y]
         return replace(self, y=y, classes=None, names=replace(self.names, classes=()))
 
     def paper(self) -> Shards:
@@ -407,6 +446,7 @@ def _check_names(shards: Shards) -> None:
         ("devices", names.devices, shards.devices),
         ("edges", names.edges, len(shards.edges)),
         ("classes", names.classes, shards.classes or 0),
+        ("tokens", names.tokens, shards.tokens or 0),
     ):
         if have and len(have) != want:
             raise DataError(
@@ -426,13 +466,16 @@ def _check_plain(tensor: object, name: str) -> None:
         raise DataError(f"{name} is {have}; give a plain tensor, as in torch.from_numpy(array).")
 
 
-def _check_features(x: Tensor, y: Tensor) -> None:
+def _check_features(shards: Shards) -> None:
+    x = shards.x
+    y = shards.y
     _check_plain(x, "x")
     _check_plain(y, "y")
-    if not x.is_floating_point():
+    if shards.tokens is None and not x.is_floating_point():
         raise DataError(
             f"x is {x.dtype}, but features must be floats; "
-            "convert them, as in x.float() / 255 for images."
+            "convert them, as in x.float() / 255 for images. "
+            "If they are token ids, say how many there are, as in tokens=256."
         )
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise DataError(
@@ -442,6 +485,32 @@ def _check_features(x: Tensor, y: Tensor) -> None:
     if 0 in x.shape[1:]:
         raise DataError(
             f"x has shape {tuple(x.shape)}, so that an example has no features; give at least one."
+        )
+
+
+def _check_tokens(shards: Shards) -> None:
+    """That x holds token ids from 0 on, which nobody has scaled."""
+    x = shards.x
+    tokens = shards.tokens
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= MOST_CLASSES:
+        raise DataError(
+            f"tokens = {shown(tokens)}; give how many token ids there are, 1 to {MOST_CLASSES:,}."
+        )
+    if x.dtype != torch.int64:
+        raise DataError(f"x is {x.dtype}, but token ids are int64; convert them, as in x.long().")
+    if shards.scaling is not None and shards.scaling.kind != "none":
+        raise DataError(
+            f"token ids cannot be scaled, but scaling is {shards.scaling.kind!r}; leave it out."
+        )
+    flat = x.unsqueeze(1).flatten(1)
+    wrong = ((flat < 0) | (flat >= tokens)).any(dim=1).nonzero().flatten().tolist()
+    if wrong:
+        bad = flat[wrong[0]]
+        value = int(bad[(bad < 0) | (bad >= tokens)][0])
+        raise DataError(
+            f"{len(wrong)} examples have ids that are not among the {tokens} tokens 0 to "
+            f"{tokens - 1}, the first is {value} in example {wrong[0]}{_holder(shards, wrong[0])}; "
+            "number the tokens from 0, or give tokens= their true number."
         )
 
 
@@ -487,7 +556,8 @@ def _check_targets(shards: Shards) -> None:
             f"y is {y.dtype}, so this is regression, but classes is {shards.classes}; "
             "give classes=None, or integer labels, as in y.long()."
         )
-    if y.dtype != shards.x.dtype or y.ndim > 2:
+    of_one_type = y.dtype == shards.x.dtype or shards.tokens is not None
+    if not of_one_type or y.ndim > 2:
         raise DataError(
             f"y is {y.dtype} of shape {tuple(y.shape)} and x is {shards.x.dtype}; "
             "give targets of x's type, as in y.to(x.dtype), with one or two axes."
@@ -498,11 +568,12 @@ def _check_targets(shards: Shards) -> None:
 def _check_labels(shards: Shards) -> None:
     y = shards.y
     classes = shards.classes
-    if y.dtype != torch.int64 or y.ndim != 1:
+    if y.dtype != torch.int64 or not (y.ndim == 1 or _has_positions(shards)):
         have = f"{y.dtype} of shape {tuple(y.shape)}"
         raise DataError(
             f"y is {have}, but labels are one axis of int64; "
-            "convert them, as in y.long().reshape(-1)."
+            "convert them, as in y.long().reshape(-1). "
+            "Labels per position need as many positions in x, of token ids or of several features."
         )
     if classes is None:
         raise DataError(
@@ -516,6 +587,9 @@ def _check_labels(shards: Shards) -> None:
     ):
         rule = f"give how many there are, 1 to {MOST_CLASSES:,}"
         raise DataError(f"classes = {shown(classes)}; {rule}, with the labels numbered from 0.")
+    if y.ndim == 2:
+        _check_positions(shards, classes)
+        return
     wrong = ((y < 0) | (y >= classes)).nonzero().flatten().tolist()
     if wrong:
         advice = "number the labels from 0, or give classes= their true number"
@@ -526,6 +600,34 @@ def _check_labels(shards: Shards) -> None:
             f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, "
             "the first is "
             f"y[{wrong[0]}] = {int(y[wrong[0]])}{_holder(shards, wrong[0])}; {advice}."
+        )
+
+
+def _has_positions(shards: Shards) -> bool:
+    """Whether labels [examples, positions] can be those of the positions of x."""
+    x = shards.x
+    several = x.ndim > 2 or (x.ndim == 2 and shards.tokens is not None)
+    return shards.y.ndim == 2 and several and x.shape[1] == shards.y.shape[1]
+
+
+def _check_positions(shards: Shards, classes: int) -> None:
+    """That every label per position is a class or none, and that every example has one."""
+    y = shards.y
+    without = y == NO_TARGET
+    wrong = (~without & ((y < 0) | (y >= classes))).nonzero().tolist()
+    if wrong:
+        example, position = wrong[0]
+        raise DataError(
+            f"{len(wrong)} labels are not among the {classes} classes 0 to {classes - 1}, "
+            f"the first is y[{example}, {position}] = {int(y[example, position])}"
+            f"{_holder(shards, example)}; number the labels from 0, "
+            f"and give {NO_TARGET} to a position without one."
+        )
+    empty = without.all(dim=1).nonzero().flatten().tolist()
+    if empty:
+        raise DataError(
+            f"{len(empty)} examples have no label at any position, the first is example "
+            f"{empty[0]}{_holder(shards, empty[0])}; drop them."
         )
 
 

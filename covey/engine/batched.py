@@ -93,7 +93,9 @@ class Compiler:
             keywords["part"] = node.part
         try:
             rule(self, *node.arguments, **keywords)
-        except TypeError as error:  # an argument that the rule does not have
+        except Unknown:
+            raise
+        except Exception as error:  # arguments that the rule does not expect
             raise Unknown(f"{node.operation} is used in a way that is not known") from error
         if self._node not in self._places:
             raise Unknown(f"{node.operation} is used in a way that is not known")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covey import draws
 from covey.data import Shards
-from covey.data.shards import SPLITS
+from covey.data.shards import NO_TARGET, SPLITS
 from covey.engine.population import BLOCK, Population, block_size, most_labels
 from covey.errors import ConfigError, DataError
 from covey.types import Ids
@@ -52,13 +52,14 @@ class Batch:
     """Which examples n devices take, [n, B], of all of `data` (x and y).
 
     `weight` [n, B] is 0 where a device had none left. `draw` decides what the training pass on this
-    batch draws; None: the pass draws nothing.
+    batch draws; None: the pass draws nothing. `ids` [n] are the devices.
     """
 
     data: tuple[Tensor, Tensor]
     examples: Tensor
     weight: Tensor | None = None
     draw: Draw | None = None
+    ids: Ids | None = None
 
     @cached_property
     def x(self) -> Tensor:
@@ -69,6 +70,25 @@ class Batch:
     def y(self) -> Tensor:
         """[n, B, ...]."""
         return self.data[1][self.examples]
+
+    @property
+    def by_position(self) -> bool:
+        """Whether every position of an example has a label of its own."""
+        y = self.data[1]
+        return y.ndim == 2 and not y.is_floating_point()
+
+    @cached_property
+    def target_weight(self) -> Tensor | None:
+        """The weight of every target, [n, B], or of every position, [n, B * T].
+
+        It is 0 at a position without a target. None where all weigh the same.
+        """
+        if not self.by_position:
+            return self.weight
+        there = self.y != NO_TARGET
+        if self.weight is None:
+            return there.flatten(1)
+        return (there * self.weight.unsqueeze(2)).flatten(1)
 
     def drawing(self, draw: Draw, rows: Tensor | None = None) -> Batch:
         """The same examples with a draw, or with that of these rows."""
@@ -87,7 +107,10 @@ class Batch:
         draw = self.draw
         if draw is not None:
             draw = draw.take(row)
-        return Batch(self.data, self.examples[row], weight, draw)
+        ids = self.ids
+        if ids is not None:
+            ids = ids[row]
+        return Batch(self.data, self.examples[row], weight, draw, ids)
 
 
 class Examples:
@@ -107,7 +130,9 @@ class Examples:
         self.population = population
         self.device = device
         self.dtype = dtype
-        self.x = shards.x.to(device, dtype)
+        self.x = shards.x.to(device)
+        if shards.tokens is None:
+            self.x = self.x.to(dtype)
         self.y = shards.y.to(device)
         if shards.classes is None:
             self.y = self.y.to(dtype)
@@ -120,6 +145,26 @@ class Examples:
             self.offset[split] = part.offset
             self._offset_on_device[split] = part.offset.to(device)
         self._totals = self._population_offset()
+        self._no_single: str | None = None
+        """Why a batch of one example has no meaning; None where it has one."""
+
+    def check_not_single(self, reason: str) -> None:
+        """Refuse devices of one training example, and from here on batches of one, for a reason."""
+        self._no_single = reason
+        counts = self.offset["train"].diff()
+        single = (counts == 1).nonzero().flatten().tolist()
+        if single:
+            raise DataError(
+                f"device {single[0]} has one training example, but {reason}; leave out such "
+                'devices, or use norm = "group".'
+            )
+
+    def _check_size(self, size: int) -> None:
+        """Refuse batches of one example where they have no meaning."""
+        if size == 1 and self._no_single is not None:
+            raise ConfigError(
+                f'batch = 1, but {self._no_single}; take larger batches, or use norm = "group".'
+            )
 
     @property
     def sample(self) -> tuple[Tensor, Tensor]:
@@ -137,6 +182,21 @@ class Examples:
         if ids.device.type != "cpu":
             offset = self._offset_on_device[split]
         return offset[ids + 1] - offset[ids]
+
+    def target_counts(self, split: str, ids: Ids) -> Tensor:
+        """How many targets the examples of a part have, [n], where `ids` are.
+
+        They are as many as the examples, or as the positions with a label.
+        """
+        if not self.shards.by_position:
+            return self.counts(split, ids)
+        self._check_present(ids)
+        counts = self._target_counts[split]
+        return counts[ids.cpu()].to(ids.device)
+
+    @cached_property
+    def _target_counts(self) -> dict[str, Tensor]:
+        return {split: self.shards.target_counts(split) for split in SPLITS}
 
     def total(self, split: str, first: Ids, stop: Ids) -> Tensor:
         """How many examples of a part the devices first, ..., stop - 1 hold together, [n]."""
@@ -157,6 +217,7 @@ class Examples:
         Step s has the slots from s * size on, so that many steps are drawn at the price of one and
         none depends on the others. The draw goes by the ids `local`, where they are not `ids`.
         """
+        self._check_size(size)
         ids = ids.to(self.device)
         if local is None:
             local = ids
@@ -166,13 +227,14 @@ class Examples:
         chosen = draws.integers(address, local, width, below=below, start=first)
         whole = self.take("train", ids, chosen, None)
         by_step = torch.split(whole.examples, size, dim=1)
-        return [Batch(whole.data, examples) for examples in by_step]
+        return [Batch(whole.data, examples, ids=ids) for examples in by_step]
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
         The last batch of a lap is short.
         """
+        self._check_size(size)
         counts = self.counts("train", ids)
         batches_per_lap = (counts + size - 1) // size
         first = (turn % batches_per_lap) * size
@@ -236,13 +298,16 @@ class Examples:
         chosen = positions.clamp(max=last)
         if len(index):
             chosen = index[chosen]
-        return Batch((self.x, self.y), chosen, weight)
+        return Batch((self.x, self.y), chosen, weight, ids=ids)
 
     def labels(self, ids: Ids) -> Tensor:
         """Which classes each device has training examples of, bool [n, classes]."""
         if self.shards.classes is None:
             fault = "these targets are numbers, but the algorithm needs classes"
             raise ConfigError(f"{fault}; give integer labels.")
+        if self.shards.by_position:
+            fault = "these labels are per position, but the algorithm needs one per example"
+            raise ConfigError(f"{fault}; choose another algorithm.")
         self._check_present(ids)
         return self._labels[ids.to(self.device)]
 

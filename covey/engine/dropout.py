@@ -19,6 +19,8 @@ from covey.errors import ModelError
 
 _LEVELS = 2**16
 """A probability is a multiple of 1 / _LEVELS: one hash of 64 bits serves four entries."""
+_STREAM = 0
+"""The word of masks in an address; that of augmentation is another."""
 _ALPHA = 1.7580993408473766
 """AlphaDropout puts its negative in place of a dropped entry: the limit of SELU at -infinity."""
 
@@ -101,7 +103,7 @@ def masks(
     """A mask for each site, [n, *shape]: 0 where an entry is dropped, else the site's scale."""
     out = []
     for number, site in enumerate(places):
-        out.append(_mask(site, draw.at(number), examples, dtype))
+        out.append(_mask(site, draw.at(_STREAM, number), examples, dtype))
     return tuple(out)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine import attention, axes, rules, single
+from covey.engine import attention, axes, norm, rules, single
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
@@ -45,6 +45,14 @@ class Forward:
         zeros = pass_.map(_row_of_zeros)
         outputs = self.apply(zeros, _row_of_zeros(x))
         return outputs[:0]
+
+    def statistics(self, pass_: Pass, x: Tensor) -> dict[int, Tensor]:
+        """What every BatchNorm layer takes from the inputs, [n, 2, C] by number."""
+        recorded: dict[int, Tensor] = {}
+        self(replace(pass_, statistics=None, recorded=recorded), x)
+        if len(x):
+            return recorded
+        return {number: values[:0] for number, values in recorded.items()}
 
 
 def _row_of_zeros(rows: Tensor) -> Tensor:
@@ -138,20 +146,28 @@ def _told(error: BaseException) -> str:
 
 
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space, batched=True)
+    call = _call(space)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         whole = space.with_frozen(pass_)
 
-        def one(tensors: list[Tensor], x: Tensor) -> Tensor:
-            return call(whole.with_tensors(tensors), x)
+        def one(tensors: list[Tensor], x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+            recorded: dict[int, Tensor] = {}
+            own = whole.with_tensors(tensors)
+            if pass_.recorded is not None:
+                own = replace(own, recorded=recorded)
+            out = call(own, x)
+            return out, {number: values[0] for number, values in recorded.items()}
 
-        return vmap(one)(whole.tensors, x)
+        out, recorded = vmap(one)(whole.tensors, x)
+        if pass_.recorded is not None:
+            pass_.recorded.update(recorded)
+        return out
 
     return apply
 
 
-def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
+def _call(space: ParameterLayout) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
 
     The pass has the frozen parameters too.
@@ -162,13 +178,15 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = sharing_copy(space.module).train(pass_.training)
+            thread.norms = norm.Current(alone=False)
+            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+        thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:
             module.train(pass_.training)
         if not always and not pass_.masks:
             return run_module(space, module, pass_, x)
-        mode = Interception(pass_, batched=batched)
+        mode = Interception(pass_, batched=True)
         with mode:
             out = run_module(space, module, pass_, x)
         mode.finish()

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.engine import dropout
+from covey.engine import dropout, norm
+from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch
 from covey.engine.dropout import Site
 from covey.engine.forward import Forward
 from covey.engine.layout import ParameterLayout
-from covey.engine.losses import LossFunction, cross_entropy
+from covey.engine.losses import LossFunction, by_target, cross_entropy, losses_of
 from covey.engine.passing import Pass
 from covey.engine.precision import Precision
 from covey.engine.stack import LinearStack
@@ -31,15 +32,36 @@ class Gradients:
     classifies: bool
     precision: Precision
     sites: tuple[Site, ...] = ()  # where the module drops entries in training
+    augment: tuple[Augmentation, ...] = ()  # what is done to a training batch
 
     def views(self, x: Rows) -> list[Tensor]:
         """The parameters in rows, as the module knows them."""
         return [slot.view(x) for slot in self.space.slots]
 
-    def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...]."""
-        pass_ = Pass(self.views(x), weight=batch.weight)
+    def outputs(
+        self,
+        x: Rows,
+        batch: Batch,
+        statistics: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
+        """Each row's outputs on its batch, [n, B, ...].
+
+        `statistics` are those of its norm layers; None: those of the batch.
+        """
+        pass_ = Pass(self.views(x), weight=batch.weight, statistics=statistics)
         return self.forward(pass_, batch.x)
+
+    def statistics(self, x: Rows, batch: Batch) -> Rows:
+        """What the norm layers of each row take from its batch, [n, S]."""
+        with torch.no_grad():
+            pass_ = Pass(self.views(x), weight=batch.weight)
+            recorded = self.forward.statistics(pass_, batch.x)
+        return norm.joined(self.space.norms, recorded, x)
+
+    def training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """The outputs of which a gradient is taken, [n, B, ...]."""
+        pass_ = self._training_pass(parameters, batch)
+        return self.forward(pass_, self.inputs(batch))
 
     def _training_pass(self, parameters: list[Tensor], batch: Batch) -> Pass:
         """The pass of which a gradient is taken.
@@ -55,35 +77,36 @@ class Gradients:
             masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
         return Pass(parameters, masks, weight=batch.weight, training=training)
 
-    def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
-        """The outputs of which a gradient is taken, [n, B, ...].
+    def inputs(self, batch: Batch) -> Tensor:
+        """The examples of a training batch, augmented if it has a draw, [n, B, ...]."""
+        if not self.augment or batch.draw is None:
+            return batch.x
+        return augmented(self.augment, batch.x, batch.draw)
 
-        Their products have the type that `precision` says.
-        """
-        pass_ = self._training_pass(parameters, batch)
+    def _outputs_for_gradient(self, parameters: list[Tensor], batch: Batch) -> Tensor:
+        """As `training_outputs`, with products in the type that `precision` says."""
         with self.precision.products():
-            outputs = self.forward(pass_, batch.x)
+            outputs = self.training_outputs(parameters, batch)
         return outputs.to(parameters[0].dtype)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example, [n, B]."""
-        n, size = y.shape[:2]
-        all_outputs = outputs.flatten(0, 1)
-        all_targets = y.flatten(0, 1)
-        losses = self.loss(all_outputs, all_targets)
-        if losses.numel() != n * size:
-            return losses
-        return losses.view(n, size)
+        """One loss per example, [n, B], or per position, [n, B * T]."""
+        return losses_of(self.loss, outputs, y)
 
-    def mean_loss(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's mean loss on its batch, [n]."""
+    def mean_loss(
+        self,
+        x: Rows,
+        batch: Batch,
+        statistics: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
+        """Each row's mean loss on its batch, [n], with these statistics of its norm layers."""
         if not len(x):
             return x.new_zeros(0)
-        outputs = self.outputs(x, batch)
+        outputs = self.outputs(x, batch, statistics)
         losses = self.losses(outputs, batch.y)
-        if batch.weight is None:
+        if batch.target_weight is None:
             return losses.mean(1)
-        return _weighted_mean(losses, batch.weight)
+        return _weighted_mean(losses, batch.target_weight)
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
@@ -91,7 +114,7 @@ class Gradients:
             return self.by_autograd(x, batch)
         out = torch.empty_like(x)
         parameters = self.views(x)
-        factors = self.stack.factors(parameters, batch.x, batch.y, batch.weight)
+        factors = self.stack.factors(parameters, self.inputs(batch), batch.y, batch.weight)
         self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 
@@ -134,17 +157,19 @@ class Gradients:
         with torch.enable_grad():
             outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
-        return torch.autograd.grad(losses, leaves, _shares(losses, batch.weight))
+        return torch.autograd.grad(losses, leaves, _shares(losses, batch.target_weight))
 
     def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of one row's mean loss, parameter by parameter."""
         assert self.forward.single is not None
         pass_ = self._training_pass(leaves, batch).of_first(leaves)
+        x = self.inputs(batch)[0]
         with torch.enable_grad():
             with self.precision.products():
-                outputs = self.forward.single(pass_, batch.x[0])
-            losses = self.loss(outputs.to(leaves[0].dtype), batch.y[0])
-        return torch.autograd.grad(losses, leaves, _shares(losses, pass_.weight))
+                outputs = self.forward.single(pass_, x)
+            outputs = outputs.to(leaves[0].dtype)
+            losses = self.losses(outputs[None], batch.y)
+        return torch.autograd.grad(losses, leaves, _shares(losses, batch.target_weight))
 
     def _joined(self, gradients: tuple[Tensor, ...]) -> Rows:
         """Gradients by all parameters as rows."""
@@ -228,12 +253,13 @@ class Gradients:
 
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
-        outputs = self.forward(self._training_pass(leaves, batch), batch.x)
-        if self.loss is cross_entropy and self.classifies and outputs.ndim == 3:
+        outputs = self.training_outputs(leaves, batch)
+        one_axis = outputs.ndim == batch.y.ndim + 1
+        if self.loss is cross_entropy and self.classifies and one_axis:
             errors = _cross_entropy_errors(outputs, batch)
             return torch.autograd.grad(outputs, leaves, errors, create_graph=True)
         losses = self.losses(outputs, batch.y)
-        total = _total(losses, batch.weight)
+        total = _total(losses, batch.target_weight)
         return torch.autograd.grad(total, leaves, create_graph=True)
 
 
@@ -247,26 +273,30 @@ def _row(x: Rows, i: int) -> Rows:
 
 
 def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
-    """The derivative of each row's mean cross-entropy by its outputs, [n, B, classes].
+    """The derivative of each row's mean cross-entropy by its outputs, in their shape.
 
     It is softmax - one_hot: the second derivative of log_softmax has bits that depend on n.
     """
-    weight = batch.weight
+    scores, y, _ = by_target(outputs, batch.y)
+    weight = batch.target_weight
     if weight is None:
-        weight = torch.ones_like(batch.y, dtype=outputs.dtype)
+        weight = torch.ones_like(y, dtype=outputs.dtype)
+    weight = weight.to(outputs.dtype)
     share = weight / weight.sum(1, keepdim=True)
-    label = batch.y.unsqueeze(2)
+    label = y.unsqueeze(2)
     minus_one = outputs.new_full((), -1.0).expand(label.shape)
-    probabilities = torch.softmax(outputs, dim=2)
+    probabilities = torch.softmax(scores, dim=2)
     errors = probabilities.scatter_add(2, label, minus_one)
-    return errors * share.unsqueeze(2)
+    errors = errors * share.unsqueeze(2)
+    return errors.view_as(outputs)
 
 
 def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
-    """The derivative of each row's mean loss by the losses of its examples, [n, B] or [B]."""
+    """The derivative of each row's mean loss by its losses, in their shape."""
     if weight is None:
-        return torch.full_like(losses, 1 / losses.shape[-1])
-    return weight / weight.sum(-1, keepdim=True)
+        return torch.full_like(losses, 1 / losses.shape[1])
+    shares = weight / weight.sum(1, keepdim=True)
+    return shares.to(losses.dtype)
 
 
 def _total(losses: Tensor, weight: Tensor | None) -> Tensor:

@@ -26,6 +26,8 @@ def unfit(loss: DataLoss, terms: Objective) -> str | None:
     task = loss.task
     if isinstance(task.stack, str):
         return task.stack
+    if task.augment:
+        return "the examples are augmented"
     if loss.fixed is None:
         return "not all steps have the same batch"
     if terms.l1 is not None:

@@ -26,6 +26,10 @@ ATTENTION = "scaled_dot_product_attention"
 """Attention; arguments: query, key, value, mask, the site of its dropout or None, causal, scale."""
 
 
+BATCH_NORM = "batch_norm"
+"""BatchNorm; arguments: the value, weight, bias, the layer's number, eps."""
+
+
 class Unknown(Exception):
     """Why a forward pass is no graph of known operations, in plain words."""
 

@@ -83,7 +83,8 @@ def _stack_steps(
     views = loss.task.gradients.views(x)
 
     def step(batch: Batch) -> None:
-        factors = stack.factors(views, batch.x, batch.y, batch.weight)
+        inputs = loss.task.gradients.inputs(batch)
+        factors = stack.factors(views, inputs, batch.y, batch.weight)
         step_without_data(x, terms, lr, loss.task.l2)
         stack.add(views, factors, scale=-lr)
 

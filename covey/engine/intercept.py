@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from covey.engine.dropout import Met, drop, is_site
+from covey.engine.norm import BatchNorm
 from covey.engine.passing import Pass
 from covey.errors import ModelError
 
@@ -62,6 +63,9 @@ class Interception(TorchFunctionMode):
             raise ModelError(_OTHER_SITES)
         return mask
 
+    def check_batch_norm(self, running_mean: Tensor | None) -> None:
+        """Called before F.batch_norm runs."""
+
     def finish(self) -> None:
         """Called after the pass, which must have met every site."""
         if next(self._masks, None) is not None:
@@ -71,16 +75,26 @@ class Interception(TorchFunctionMode):
 class Recorder(Interception):
     """A mode in which nothing is dropped, and the sites that a pass meets are noted."""
 
-    def __init__(self, pass_: Pass) -> None:
+    def __init__(self, pass_: Pass, module: nn.Module) -> None:
         super().__init__(pass_)
         self.drops = True
         self.met: list[Met] = []
         self.attends = False
+        layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+        self.running_means = [layer.running_mean for layer in layers]
 
     def meet(self, function: Any) -> None:
         """Note attention."""
         if function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             self.attends = True
+
+    def check_batch_norm(self, running_mean: Tensor | None) -> None:
+        """Refuse a call of F.batch_norm that is no layer's: only layers follow a pass."""
+        if not any(running_mean is mean for mean in self.running_means):
+            raise ModelError(
+                "the model's forward calls F.batch_norm itself, so that its statistics are no "
+                "device's; use a layer, as nn.BatchNorm1d."
+            )
 
     def mask(self, p: float, shape: Sequence[int], *, alpha: bool = False) -> None:
         """Note the site."""
@@ -253,6 +267,17 @@ def attention_weights(
     return torch.softmax(scores, dim=-1)
 
 
+def _batch_norm(
+    mode: Interception,
+    input: Tensor,
+    running_mean: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    mode.check_batch_norm(running_mean)
+    return F.batch_norm(input, running_mean, *args, **kwargs)
+
+
 def _multi_head_attention(mode: Interception, *args: Any, **kwargs: Any) -> Any:
     """torch's own, whose body calls dropout and attention through the mode."""
     body = inside(F.multi_head_attention_forward)
@@ -270,6 +295,7 @@ def inside(function: Any) -> Callable[..., Any]:
 
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
+    F.batch_norm: _batch_norm,
     F.dropout: _dropout,
     F.dropout1d: _dropout1d,
     F.dropout2d: _dropout_of_channels,

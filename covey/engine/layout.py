@@ -11,16 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from covey import draws
+from covey.engine import norm
 from covey.engine.generator import Seeded
 from covey.engine.intercept import attends
+from covey.engine.norm import NormLayer
 from covey.engine.passing import Pass
 from covey.errors import CoveyError, ModelError
 from covey.origin import told
 from covey.types import Rows
 
-_MIXES_EXAMPLES = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.modules.instancenorm._InstanceNorm,
+_NORMS = (
+    nn.modules.batchnorm._NormBase,  # BatchNorm and InstanceNorm
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
 )
 
 
@@ -83,6 +87,7 @@ class ParameterLayout:
 
     Private are those that match a pattern of `private`. A pattern names parameters ("3.bias"),
     layers ("3") or kinds of layers ("conv*"). "head" is the last layer, if no layer has that name.
+    "norm" stands for all normalization layers.
 
     >>> space = ParameterLayout(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), private=["1.*"])
     >>> space.width, space.shared
@@ -112,6 +117,8 @@ class ParameterLayout:
         self.width = start
         private_starts = [slot.start for slot in slots if slot.name in private_names]
         self.shared = min(private_starts, default=start)
+        self.norms: tuple[NormLayer, ...] = norm.layers(module)
+        """The layers that normalize by the statistics of a device."""
         self.frozen: tuple[FrozenParameter, ...] = tuple(_frozen(module, linear))
 
     @property
@@ -178,9 +185,15 @@ class ParameterLayout:
             parts.append(stored.reshape(-1))
         return torch.cat(parts)
 
-    def fill(self, row: Tensor) -> nn.Module:
-        """A copy of the module with this row's parameters, in eval mode."""
+    def fill(self, row: Tensor, statistics: Tensor | None = None) -> nn.Module:
+        """A copy of the module with this row's parameters and, where given, these statistics.
+
+        It is in eval mode. `statistics` are those of one device, as `NormLayer` has them: with
+        them the module predicts what the device was scored with.
+        """
         module = copy.deepcopy(self.module).eval()
+        if statistics is not None:
+            norm.set_statistics(module, self.norms, statistics)
         values = dict(module.named_parameters())
         with torch.no_grad():
             for slot in self.slots:
@@ -317,7 +330,7 @@ def _matching(
     for pattern in patterns:
         matching = {name for name in names if _matches(aliases[name], pattern)}
         if not matching:
-            kinds = "a kind of layer such as 'conv*', or 'head', the last layer"
+            kinds = "a kind of layer such as 'conv*', 'norm', or 'head', the last layer"
             raise ModelError(
                 f"{option} pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
                 f"or give {kinds}."
@@ -329,15 +342,19 @@ def _matching(
 def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
     """The names by which a pattern may call each parameter.
 
-    They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer.
+    They are its own, its layer's and its layer's kind. "head" is also an alias in the last layer,
+    "norm" in every normalization layer.
     """
     layers = {}
     kinds = {}
+    norms = set()
     for name in names:
         layer, _, _ = name.rpartition(".")
-        kind = type(module.get_submodule(layer))
+        owner = module.get_submodule(layer)
         layers[name] = layer
-        kinds[layer] = kind.__name__.lower()
+        kinds[layer] = type(owner).__name__.lower()
+        if isinstance(owner, _NORMS):
+            norms.add(layer)
     last = "head"
     if names and "head" not in kinds:
         last = layers[names[-1]]
@@ -346,16 +363,14 @@ def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
         aliases[name] = {name, layer, kinds[layer]}
         if layer == last:
             aliases[name].add("head")
+        if layer in norms:
+            aliases[name].add("norm")
     return aliases
 
 
 def _check(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        if isinstance(layer, _MIXES_EXAMPLES):
-            raise ModelError(
-                f"layer {name!r} is {type(layer).__name__}: its running statistics would leak "
-                "between devices and are not part of a row; use nn.GroupNorm instead."
-            )
+        norm.refuse(name, layer)
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
             kind = type(layer).__name__
             raise ModelError(

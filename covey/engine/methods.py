@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from covey import native
 from covey.engine.objective import Coefficient, Gradient, Objective
 from covey.types import Rows
 
@@ -41,8 +42,7 @@ class Stepper:
             return tuple(x - self._lr * g for x, g in pairs)
         if not self._moments:
             for x in rows:
-                zeros = torch.zeros_like(x)
-                self._moments.append((zeros, zeros))
+                self._moments.append((torch.zeros_like(x), torch.zeros_like(x)))
         self._taken += 1
         out = []
         for number, (x, g) in enumerate(pairs):
@@ -53,13 +53,38 @@ class Stepper:
         """Adam's step of one of the rows."""
         beta1, beta2 = self._betas
         mean, square = self._moments[number]
+        mean_correction = 1 - beta1**self._taken
+        square_correction = 1 - beta2**self._taken
+        if self._native(x, g, mean):
+            return native.adam(
+                x,
+                g,
+                self._moments[number],
+                lr=per_row(self._lr, len(x)),
+                numbers=native.NativeAdam(beta1, beta2, mean_correction, square_correction),
+            )
         mean = beta1 * mean + (1 - beta1) * g
         square = beta2 * square + (1 - beta2) * g * g
         self._moments[number] = mean, square
-        mean_correction = 1 - beta1**self._taken
-        square_correction = 1 - beta2**self._taken
         size = (square / square_correction).sqrt() + 1e-8
         return x - self._lr * mean / mean_correction / size
+
+    def _native(self, *rows: Rows) -> bool:
+        """Whether the kernel takes the step."""
+        if isinstance(self._lr, Tensor) and self._lr.numel() > self._lr.shape[0]:
+            return False
+        first = rows[0]
+        if first.ndim != 2 or not native.serves(first):
+            return False
+        alike = {(x.shape, x.dtype, x.device) for x in rows}
+        return len(alike) == 1 and all(x.is_contiguous() for x in rows)
+
+
+def per_row(value: Coefficient, count: int) -> Tensor:
+    """One number for every row, float64 [n]."""
+    if not isinstance(value, Tensor):
+        return torch.full((count,), value, dtype=torch.float64)
+    return value.double().reshape(-1).expand(count).contiguous()
 
 
 def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:

@@ -19,6 +19,7 @@ from covey.types import Rows
 
 if TYPE_CHECKING:
     from covey.engine.batches import Batch
+    from covey.engine.task import Task
 
 _SCORED = 48  # examples that meet a model together when it is scored
 _STRIDED = (
@@ -154,6 +155,8 @@ def data_refusal(loss: DataLoss, start: Rows, terms: Objective) -> str | None:
     fixed = loss.fixed
     if isinstance(task.native, str):
         return task.native
+    if task.augment:
+        return "the examples are augmented"
     if loss.all_examples:
         return "each step takes the gradient of all examples"
     if fixed is not None:
@@ -282,8 +285,23 @@ def _turn_work(turn: Turn) -> tuple[native.NativeWork, dict[str, Tensor]]:
     return work, arrays
 
 
-def gradient(kernel: NativeKernel, x: Rows, batch: Batch) -> Rows:
+def gradient_refusal(task: Task, x: Rows, batch: Batch) -> str | None:
+    """Why the kernel cannot take the gradient at these rows; None if it can."""
+    if isinstance(task.native, str):
+        return task.native
+    if task.augment:
+        return "the examples are augmented"
+    if batch.data[0] is not task.x or batch.data[1] is not task.y:
+        return "the batch is of other examples than the task's"
+    if x.dtype != task.dtype or not native.serves(x):
+        return f"rows are {x.dtype}, but the examples {task.dtype}"
+    return None
+
+
+def gradient(task: Task, x: Rows, batch: Batch) -> Rows:
     """The gradient of each row's mean loss on its batch: one step of size -1 from 0."""
+    kernel = task.native
+    assert isinstance(kernel, NativeKernel)
     zeros = x.new_zeros(1, x.shape[1]).expand_as(x)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     terms = Objective(1, -1.0)

@@ -23,9 +23,14 @@ class Pass:
     weight: Tensor | None = None
     """[n, B], 0 for examples that only fill up a batch; None: all examples count."""
     statistics: tuple[Tensor, ...] | None = None
-    """Mean and variance of each BatchNorm site, [n, 2, C]; None: those of the batch."""
+    """Mean and variance of each BatchNorm layer in the order of the layout, [n, 2, C] each.
+
+    None: every layer takes those of the batch.
+    """
     training: bool = False
     """Whether the pass is for a gradient; the module is in that mode."""
+    recorded: dict[int, Tensor] | None = None
+    """Where BatchNorm layers put the statistics that they take from the batch, by number."""
 
     @property
     def models(self) -> int:

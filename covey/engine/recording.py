@@ -19,6 +19,7 @@ from covey.engine.dropout import is_site
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.graph import (
     ATTENTION,
+    BATCH_NORM,
     FILLED,
     INPUT,
     PARAMETER,
@@ -30,6 +31,7 @@ from covey.engine.graph import (
     Value,
 )
 from covey.engine.intercept import inside
+from covey.engine.norm import RecordedNorm
 
 _ALPHA = ("alpha_dropout", "feature_alpha_dropout")
 _DROPOUT = (
@@ -95,6 +97,7 @@ class _Recorder(TorchFunctionMode):
         self.nodes: list[Node] = []
         self.refusal: str | None = None
         self._names = _parameter_names(module)
+        self._norms = _norm_numbers(module)
         self._operands: dict[int, Value | Shared] = _held(module)
         self._alive: list[object] = []  # so that no tensor takes the id of one that is gone
 
@@ -119,6 +122,8 @@ class _Recorder(TorchFunctionMode):
             raise Unknown(_REFUSED[name])
         if name in _DROPOUT:
             return self._dropout(name, *args, **kwargs)
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **kwargs)
         if name == ATTENTION:
             return self._attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
@@ -158,6 +163,26 @@ class _Recorder(TorchFunctionMode):
         alpha_p = p if name in _ALPHA else None
         out = input * 1
         self.make(SITE, (self.operand(input), self._site(), alpha_p), out)
+        return out
+
+    def _batch_norm(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """A layer of BatchNorm, whose statistics a pass decides."""
+        number = self._norms.get(id(running_mean))
+        if number is None:
+            raise Unknown("it calls F.batch_norm itself")
+        operands = self._all((input, weight, bias))
+        out = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        self.make(BATCH_NORM, (*operands, number, eps), out)
         return out
 
     def _site(self) -> int:
@@ -288,6 +313,12 @@ def _parameter_names(module: nn.Module) -> dict[int, str]:
     """The names of the trainable parameters, by the id of the tensor."""
     named = module.named_parameters()
     return {id(parameter): name for name, parameter in named if parameter.requires_grad}
+
+
+def _norm_numbers(module: nn.Module) -> dict[int, int]:
+    """The numbers of the BatchNorm layers, by the id of their running mean."""
+    norms = [layer for layer in module.modules() if isinstance(layer, RecordedNorm)]
+    return {id(layer.running_mean): layer.number for layer in norms}
 
 
 def _held(module: nn.Module) -> dict[int, Value | Shared]:

@@ -47,10 +47,16 @@ def elementwise(
     def apply(x: Tensor) -> Tensor:
         if x.device.type != "cpu":
             return function(x)
-        size = x.numel()
-        missing = -size % _LANES
-        padded = F.pad(x.reshape(-1), (0, missing))
-        values = function(padded)[:size]
+        flat = x.reshape(-1)
+        size = len(flat)
+        rest = size % _LANES
+        if rest and x.requires_grad:
+            padded = F.pad(flat, (0, -size % _LANES))
+            return function(padded)[:size].view_as(x)
+        values = function(flat)
+        if rest:  # the same values, without a copy of all others
+            padded = F.pad(flat[-rest:], (0, _LANES - rest))
+            values[-rest:] = function(padded)[:rest]
         return values.view_as(x)
 
     return apply

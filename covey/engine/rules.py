@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.engine import rowwise
+from covey.engine import norm, rowwise
 from covey.engine.batched import Compiler, Registers, Rule, fold
 from covey.engine.dropout import drop
-from covey.engine.graph import SITE, Shared, Unknown, Value
+from covey.engine.graph import BATCH_NORM, SITE, Shared, Unknown, Value
 from covey.engine.passing import Pass
 
 _STEADY: dict[str, Callable[..., Tensor]] = {
@@ -413,6 +413,25 @@ def _group_norm(
     c.emit(run, *reads, folded=True)
 
 
+def _batch_norm(c: Compiler, input: Any, weight: Any, bias: Any, number: int, eps: float) -> None:
+    """BatchNorm, by the statistics that the pass has for the layer of this number."""
+    scale = _optional(c, weight)
+    offset = _optional(c, bias)
+    folded = c.axes(input) > 2
+    x = c.folded(input) if folded else c.rows(input)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        w = None if scale is None else v[scale]
+        b = None if offset is None else v[offset]
+        if folded:
+            alone = c.alone
+            return norm.folded(pass_, number, v[x], weight=w, bias=b, eps=eps, alone=alone)
+        return norm.batch_norm(pass_, number, v[x], weight=w, bias=b, eps=eps)
+
+    reads = [register for register in (x, scale, offset) if register is not None]
+    c.emit(run, *reads, folded=folded)
+
+
 def _optional(c: Compiler, operand: Any) -> int | None:
     if operand is None:
         return None
@@ -506,6 +525,7 @@ RULES: dict[str, Rule] = {
     **{name: _transposed(run, int(name[-2])) for name, run in _TRANSPOSED.items()},
     **{name: _pool(function, int(name[-2])) for name, function in _POOLS.items()},
     SITE: _dropout,
+    BATCH_NORM: _batch_norm,
     "pow": _pow,
     "reciprocal": _reciprocal,
     "masked_fill": _masked_fill,

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from covey.engine import rowwise
+from covey.engine import norm, rowwise
 from covey.engine.batched import Step, pooled_first
 from covey.engine.dropout import drop
 from covey.engine.graph import (
     ATTENTION,
+    BATCH_NORM,
     FILLED,
     INPUT,
     PARAMETER,
@@ -42,7 +43,8 @@ Values = list[Any]
 """What the nodes of a graph have made, by number; None where nobody needs it any more."""
 _SIZE = -1
 _MASKS = -2
-"""Where the size of the batch and the masks of dropout stand among the values."""
+_PASS = -3
+"""Where the size of the batch, the masks and the pass for norms stand among the values."""
 Read = Callable[[Values], Any]
 """An operand of a node."""
 
@@ -52,10 +54,17 @@ def each(space: ParameterLayout, single: Step) -> Step:
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         outputs = []
+        recorded: list[dict[int, Tensor]] = []
         for pass_of_row, x_of_row in zip(pass_.unbind(), x.unbind(), strict=True):
             parameters = space.oriented(pass_of_row.parameters)
             one = replace(pass_of_row, parameters=parameters)
+            if pass_.recorded is not None:
+                recorded.append({})
+                one = replace(one, recorded=recorded[-1])
             outputs.append(single(one, x_of_row))
+        if pass_.recorded is not None:
+            for number in recorded[0]:
+                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
         return torch.stack(outputs)
 
     return apply
@@ -73,8 +82,10 @@ def of_module(space: ParameterLayout) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.module = sharing_copy(space.module).train(pass_.training)
+            thread.norms = norm.Current(alone=True)
+            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
             thread.places = _places(thread.module, space)
+        thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:
             module.train(pass_.training)
@@ -111,8 +122,8 @@ def _places(module: nn.Module, space: ParameterLayout) -> list[list[tuple[dict[s
     places: list[list[tuple[dict[str, Any], str]]] = [[] for _ in space.slots]
     for layer in module.modules():
         for name, parameter in layer._parameters.items():
-            number = numbers.get(id(parameter))
-            if number is not None:
+            if id(parameter) in numbers:
+                number = numbers[id(parameter)]
                 places[number].append((layer._parameters, name))
     return places
 
@@ -135,43 +146,60 @@ def of_graph(graph: Graph, space: ParameterLayout) -> Step:
     """The pass of one model through a graph; raises `Unknown` where torch has no such function."""
     graph = pooled_first(graph)
     readers = _readers(graph)
-    numbers = space.numbers
-    instructions: list[Instruction] = []
-    parameters: list[tuple[int, int]] = []
-    start = 0
-    for number in graph.needed:
-        node = graph.nodes[number]
-        if node.operation == INPUT:
-            start = number
-        elif node.operation == PARAMETER:
-            [name] = node.arguments
-            if name not in numbers:
-                raise Unknown(f"parameter {name} is not part of a row")
-            parameters.append((number, numbers[name]))
-        else:
-            instructions.append(_instruction(number, graph, readers, space.module))
+    parameters = _parameters(graph, space)
+    [start] = _numbers(graph, INPUT)
+    made = {start, *dict(parameters)}
+    instructions = [
+        _instruction(number, graph, readers, space.module)
+        for number in graph.needed
+        if number not in made
+    ]
+    normed = bool(_numbers(graph, BATCH_NORM))
     output = graph.output.number
-    count = len(graph.nodes) + 2
+    count = len(graph.nodes) + 3
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         values: Values = [None] * count
         values[start] = x
         values[_SIZE] = len(x)
         values[_MASKS] = pass_.masks
+        if normed:
+            values[_PASS] = norm.beside_rows(pass_)
         for number, slot in parameters:
             values[number] = pass_.parameters[slot]
-        for step in instructions:
-            out = step.function(*step.operands(values))
-            if step.part is not None:
-                out = out[step.part]
-            values[step.number] = out
-            for number in step.done:
-                values[number] = None
+        _execute(instructions, values)
         result: Tensor = values[output]
         # The layout of the output decides the kernels of the backward pass.
         return result.contiguous()
 
     return apply
+
+
+def _execute(instructions: list[Instruction], values: Values) -> None:
+    """Compute the values of all nodes."""
+    for step in instructions:
+        out = step.function(*step.operands(values))
+        if step.part is not None:
+            out = out[step.part]
+        values[step.number] = out
+        for number in step.done:
+            values[number] = None
+
+
+def _numbers(graph: Graph, operation: str) -> list[int]:
+    """The nodes of an operation that the output depends on."""
+    return [number for number in graph.needed if graph.nodes[number].operation == operation]
+
+
+def _parameters(graph: Graph, space: ParameterLayout) -> list[tuple[int, int]]:
+    """The nodes that read parameters, with the numbers of their slots."""
+    out = []
+    for number in _numbers(graph, PARAMETER):
+        [name] = graph.nodes[number].arguments
+        if name not in space.numbers:
+            raise Unknown(f"parameter {name} is not part of a row")
+        out.append((number, space.numbers[name]))
+    return out
 
 
 def _readers(graph: Graph) -> dict[int, list[int]]:
@@ -197,6 +225,8 @@ def _instruction(
         function = partial(torch.full, dtype=parameter.dtype)
     if node.operation in (SITE, ATTENTION):
         node = replace(node, arguments=(Value(_MASKS), *node.arguments))
+    if node.operation == BATCH_NORM:
+        node = replace(node, arguments=(Value(_PASS), *node.arguments))
     if node.keywords:
         function = _with_keywords(function, tuple(node.keywords))
     arguments = (*node.arguments, *node.keywords.values())
@@ -296,8 +326,6 @@ def _function(node: Node) -> Callable[..., Any]:
     name = node.operation
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    if "dropout" in name or "batch_norm" in name:
-        raise Unknown(f"{name} is not a known operation")
     for place in (F, torch, Tensor):
         function = getattr(place, name, None)
         if callable(function):
@@ -312,6 +340,16 @@ def _dropped(masks: tuple[Tensor, ...], x: Tensor, site: int, alpha_p: float | N
     if not masks:
         return x
     return drop(x, masks[site], alpha_p)
+
+
+def _batch_norm(
+    pass_: Pass, x: Tensor, weight: Tensor | None, bias: Tensor | None, number: int, eps: float
+) -> Tensor:
+    if weight is not None:
+        weight = weight[None]
+    if bias is not None:
+        bias = bias[None]
+    return norm.folded(pass_, number, x, weight=weight, bias=bias, eps=eps, alone=True)
 
 
 def _attention(
@@ -397,7 +435,7 @@ def _keeps_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def call(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
         if x.requires_grad and _is_last(x):
-            x.register_hook(_GRADIENTS[x.dim()])
+            x.register_hook(_GRADIENTS[x.dim()])  # type: ignore[no-untyped-call]
         return function(x, *arguments, **named)
 
     return call
@@ -472,6 +510,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     FILLED: torch.full,
     SITE: _dropped,
     ATTENTION: _attention,
+    BATCH_NORM: _batch_norm,
     "getitem": operator.getitem,
     "view": _keeps_layout(Tensor.reshape),
     "reshape": _keeps_layout(Tensor.reshape),

@@ -12,6 +12,7 @@ from torch import Tensor
 from covey import native
 from covey.engine import calibration
 from covey.engine.batches import Batch
+from covey.engine.losses import by_target
 from covey.types import Ids, Rows
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ For classes, as good as logits.
 
 @dataclass(frozen=True, eq=False)
 class PartScore:
-    """The sums over one part of the data per device, float64 [n] each."""
+    """The sums over one part of the data per device, float64 [n] each.
+
+    Where labels are per position, the positions with a label are counted.
+    """
 
     right: Tensor
     loss: Tensor
@@ -47,6 +51,7 @@ def evaluate(
 ) -> PartScore:
     """The score of each row on its device's part; see `Task.evaluate`."""
     errors = errors and task.targets > 0
+    predict = predict or task.predictor(x, ids)
     if predict is None and not bins and _kernel_scores(task, x):
         return _by_kernel(task, x, split, ids, errors=errors)
     return _by_torch(
@@ -132,22 +137,24 @@ def _by_torch(
     if errors:
         sums = right.new_zeros(n, 3 + task.targets)
     for rows, batch in task.examples.blocks(split, ids):
-        assert batch.weight is not None
+        weight = batch.target_weight
+        assert weight is not None
         if rows is None:
             rows = torch.arange(n)
         where = rows.to(task.device)
         outputs = predict(batch, where)
-        losses = task.losses(outputs, batch.y) * batch.weight
+        losses = task.losses(outputs, batch.y) * weight
         loss[where] += losses.double().sum(1)
+        outputs, y, _ = by_target(outputs, batch.y)
         if task.classifies:
             predicted = outputs.argmax(-1)
-            matches = (predicted == batch.y) * batch.weight
+            matches = (predicted == y) * weight
             right[where] += matches.double().sum(1)
         if by_bin is not None:
-            by_bin[where] += calibration.sums(outputs, batch.y, batch.weight, bins)
+            by_bin[where] += calibration.sums(outputs, y, weight, bins)
         if sums is not None:
-            sums[where] += error_sums(outputs, batch.y, batch.weight)
-    counts = task.counts(split, ids).double().to(task.device)
+            sums[where] += error_sums(outputs, y, weight)
+    counts = task.examples.target_counts(split, ids).double().to(task.device)
     return PartScore(right, loss, counts, by_bin, sums)
 
 

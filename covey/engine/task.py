@@ -14,19 +14,23 @@ from torch import Tensor, nn
 
 from covey import draws, native
 from covey.data import Shards
-from covey.engine import tally, trial
+from covey.engine import native_call, tally, trial
+from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
 from covey.engine.forward import forward
 from covey.engine.gradients import Gradients
 from covey.engine.graph import Graph
 from covey.engine.layout import ParameterLayout, placed_copy
-from covey.engine.losses import Loss, loss_function, resolved_loss
+from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
 from covey.engine.population import BLOCK, Population, block_size
 from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
 from covey.engine.tally import PartScore, Predict
 from covey.types import Ids, Rows
+
+STATISTICS = BLOCK
+"""The statistics of a norm layer are those of at most so many training examples of a device."""
 
 __all__ = [
     "Batch",
@@ -59,18 +63,22 @@ class Task:
         device: str | torch.device = "cpu",
         compute: Compute = "fp32",
         population: Population | None = None,
+        augment: Sequence[Augmentation] = (),
     ) -> None:
         loss = resolved_loss(loss, shards)
         example = shards.x.shape[1:]
         self.device = torch.device(device)
         self.dtype = dtype
         self.l2 = l2
+        self.augment = tuple(augment)
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
+        trial.check_largest_id(own, shards)
         self.space = ParameterLayout(own, private=private)
         self.population = population
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
+        trial.check_augment(self.augment, sample)
         self.sites = trial.sites(self.space, sample)
         """Where the module drops entries in training."""
         self.forward = forward(self.space, example, self.device.type, sample)
@@ -91,6 +99,7 @@ class Task:
             self.classifies,
             self.precision,
             self.sites,
+            self.augment,
         )
         self.solvers: dict[str, dict[str, str]] = {}
         """The solvers that descents on data used, each with why the faster ones did not fit."""
@@ -114,13 +123,18 @@ class Task:
 
     @property
     def draws_in_training(self) -> bool:
-        """Whether training draws at random inside the engine: what the model drops."""
-        return bool(self.sites)
+        """Whether training draws at random inside the engine, for dropout or augmentation."""
+        return bool(self.sites or self.augment)
 
     @property
     def classifies(self) -> bool:
         """Whether accuracy means something."""
         return self.shards.classes is not None
+
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether the exponential of the mean loss is a perplexity per token."""
+        return self.shards.by_position and self.gradients.loss is cross_entropy
 
     def constant(self, values: Sequence[float]) -> Tensor:
         """Numbers beside the data, moved there once."""
@@ -134,6 +148,8 @@ class Task:
     def row_bytes(self) -> int:
         """About how much memory one row in training takes."""
         example = self.x.shape[1:].numel()
+        if self.shards.by_position:
+            example *= 8 * (self.shards.classes or 1)
         numbers = 8 * self.space.width + 2 * BLOCK * example
         return numbers * self.x.element_size()
 
@@ -187,20 +203,45 @@ class Task:
     # Gradients, all without l2
 
     def outputs(self, x: Rows, batch: Batch) -> Tensor:
-        """Each row's outputs on its batch, [n, B, ...]."""
-        return self.gradients.outputs(x, batch)
+        """Each row's outputs on its batch, [n, B, ...], as in scoring."""
+        return self.gradients.outputs(x, batch, self._statistics_for(x, batch))
+
+    def statistics(self, x: Rows, ids: Ids) -> Rows:
+        """The statistics of the norm layers of each row on its device's training examples, [n, S].
+
+        They are those of all examples or, where a device has more than `STATISTICS`, of as many at
+        even distances.
+        """
+        return self.gradients.statistics(x, self.spread(ids, STATISTICS))
+
+    def by_layer(self, statistics: Rows) -> tuple[Tensor, ...]:
+        """Rows of statistics [n, S] as a pass takes them, [n, 2, C] for each layer."""
+        return tuple(layer.view(statistics) for layer in self.space.norms)
+
+    def _statistics_for(self, x: Rows, batch: Batch) -> tuple[Tensor, ...] | None:
+        """The statistics with which these rows are scored on a batch; None without norm layers."""
+        if not self.space.norms:
+            return None
+        assert batch.ids is not None
+        return self.by_layer(self.statistics(x, batch.ids))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example, [n, B]."""
+        """One loss per example, [n, B], or per position, [n, B * T]."""
         return self.gradients.losses(outputs, y)
 
     def loss(self, x: Rows, batch: Batch) -> Tensor:
         """Each row's mean loss on its batch, [n]."""
-        return self.gradients.mean_loss(x, batch)
+        return self.gradients.mean_loss(x, batch, self._statistics_for(x, batch))
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
         return self.gradients.gradient(x, batch)
+
+    def fast_gradient(self, x: Rows, batch: Batch) -> Rows:
+        """As `gradient`, by the native kernel where it serves such rows."""
+        if native_call.gradient_refusal(self, x, batch) is None:
+            return native_call.gradient(self, x, batch)
+        return self.gradient(x, batch)
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own: of outputs [n, B, ...], one number per row, [n]."""
@@ -252,12 +293,12 @@ class Task:
     ) -> Rows:
         """The mean over each row's training examples, given the mean over any block of them."""
         out = torch.zeros_like(x)
-        counts = self.counts("train", ids)
+        counts = self.examples.target_counts("train", ids)
         for number, (rows, batch) in enumerate(self.blocks("train", ids)):
             if draw is not None:
                 batch = batch.drawing(draw.at(number), rows)
-            assert batch.weight is not None
-            taken = batch.weight.sum(1, keepdim=True)
+            assert batch.target_weight is not None
+            taken = batch.target_weight.sum(1, keepdim=True)
             if rows is None:
                 share = taken / counts[:, None].to(x)
                 out += share * of_block(slice(None), batch)
@@ -268,6 +309,21 @@ class Task:
         return out
 
     # Scores
+
+    def predictor(self, x: Rows, ids: Ids) -> Predict | None:
+        """How these rows predict, with their statistics computed once for all parts of the data.
+
+        None where there is nothing to compute: the model has no norm layers.
+        """
+        if not self.space.norms:
+            return None
+        statistics = self.by_layer(self.statistics(x, ids))
+
+        def predict(batch: Batch, which: Tensor) -> Tensor:
+            own = tuple(values[which] for values in statistics)
+            return self.gradients.outputs(x[which], batch, own)
+
+        return predict
 
     def evaluate(
         self,
@@ -292,4 +348,8 @@ def _stack(
 ) -> LinearStack | str:
     if loss == "cross_entropy" and shards.classes is None:  # it has another derivative
         return "the targets are probabilities"
+    if shards.tokens is not None:
+        return "the inputs are token ids"
+    if shards.by_position:
+        return "the labels are per position"
     return stack(space, loss, graph)

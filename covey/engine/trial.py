@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from covey.data import Shards
-from covey.data.shards import some
-from covey.engine import dropout
+from covey.data.shards import NO_TARGET, some
+from covey.engine import dropout, norm
+from covey.engine.augment import Augmentation, augmented
+from covey.engine.batches import Draw
 from covey.engine.dropout import Met, Site
 from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
@@ -41,7 +43,7 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     three = torch.cat([x, x, x])[:3]
 
     def met(examples: Tensor) -> list[Met]:
-        mode = Recorder(Pass(parameters))
+        mode = Recorder(Pass(parameters), module)
         with mode:
             run_module(space, module, Pass(parameters), examples)
         space.attends = space.attends or mode.attends
@@ -59,6 +61,24 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     return dropout.sites(of_two, of_three)
 
 
+def check_augment(steps: Sequence[Augmentation], x: Tensor) -> None:
+    """An error if these examples cannot be augmented, or a function draws by itself."""
+    draw = Draw(0, torch.arange(1, device=x.device))
+    for step in steps:
+        step.check(x.shape[1:], x.dtype)
+    try:
+        with torch.no_grad(), NoDraws():
+            once = augmented(steps, x[None], draw)
+            again = augmented(steps, x[None], draw)
+    except Drawn as error:
+        raise ConfigError(
+            f"augment: a function draws by {error}, which no address decides; take random numbers "
+            "from u, as in u(2)."
+        ) from error
+    if not _same(once, again):
+        raise ConfigError("augment: a function gives two results for one u; draw by u alone.")
+
+
 def targets(task: Task) -> int:
     """How many numbers are predicted per example; an error if model, loss and data do not fit.
 
@@ -68,8 +88,10 @@ def targets(task: Task) -> int:
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
     outputs = _outputs(task, rows)
+    _check_norms(task)
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
+    _check_positions(task, outputs)
     width = outputs.shape[-1]
     classes = task.shards.classes
     if classes is not None and width < classes:
@@ -80,7 +102,10 @@ def targets(task: Task) -> int:
         shape = tuple(outputs.shape[2:])
         fault = f"the loss does not take outputs {shape} and these targets"
         raise DataError(f"{fault}: {told(error)}") from error
-    if losses.shape != (1, len(x)):
+    count = len(x)
+    if task.shards.by_position:
+        count = y.numel()
+    if losses.shape != (1, count):
         fault = "the loss must return one number per example, not their mean"
         raise ConfigError(f"{fault}; use reduction='none'.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
@@ -89,6 +114,21 @@ def targets(task: Task) -> int:
     if task.classifies or not comparable:
         return 0
     return y[:1].numel()
+
+
+def _check_norms(task: Task) -> None:
+    """Refuse batches and devices of one example where a norm layer would have one value of each.
+
+    The variance of one value is 0.
+    """
+    if not task.space.norms:
+        return
+    x, _ = task.examples.sample
+    points = norm.points(task.space.module, task.space.norms, x)
+    single = [name for name, count in points.items() if count == 1]
+    if not single:
+        return
+    task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:
@@ -101,6 +141,41 @@ def _outputs(task: Task, rows: Rows) -> Tensor:
         kind = type(outputs).__name__
         raise ModelError(f"the model {name} returns {kind}; return one tensor.")
     return outputs
+
+
+def _check_positions(task: Task, outputs: Tensor) -> None:
+    """That outputs are per position where labels are."""
+    positions = task.y.shape[1:]
+    have = tuple(outputs.shape[2:])
+    if task.shards.by_position and have[:-1] != positions:
+        raise ModelError(
+            f"each of the {positions[0]} positions has a label, but the model gives an example "
+            f"outputs of shape {have}; return [examples, positions, classes]."
+        )
+
+
+def check_largest_id(module: nn.Module, shards: Shards) -> None:
+    """That the model takes the largest token id.
+
+    It is tried on a CPU: a GPU cannot go on after an id that is not there.
+    """
+    tokens = shards.tokens
+    if tokens is None:
+        return
+    module = copy.deepcopy(module).cpu().eval()
+    shape = shards.x.shape[1:]
+    largest = torch.full((2, *shape), tokens - 1)
+    try:
+        with torch.no_grad():
+            module(largest)
+    except IndexError as error:
+        name = type(module).__name__
+        raise ModelError(
+            f"the model {name} does not take the token id {tokens - 1} ({told(error)}), but the "
+            f"data has the ids 0 to {tokens - 1}; give its nn.Embedding {tokens} entries."
+        ) from error
+    except FAULTS:
+        return  # the trial on examples says it better
 
 
 def _attempt(space: ParameterLayout, x: Tensor, run: Callable[[], Result]) -> Result:
@@ -117,6 +192,8 @@ def _attempt(space: ParameterLayout, x: Tensor, run: Callable[[], Result]) -> Re
             raise ModelError(_RANDOM) from error
         name = type(space.module).__name__
         fault = f"the model {name} does not take examples of shape {tuple(x.shape[1:])}"
+        if not x.is_floating_point():
+            fault = f"{fault}, which are token ids (nn.Embedding looks them up)"
         raise ModelError(f"{fault}: {told(error)}") from error
 
 
@@ -133,7 +210,8 @@ def _too_few(outputs: int, shards: Shards) -> str:
     """Why a model has too few outputs; labels that skip numbers are the usual reason."""
     classes = shards.classes or 0
     text = f"the model has {outputs} outputs, but the labels need {classes}"
-    counts = shards.y.bincount(minlength=classes)
+    labels = shards.y[shards.y != NO_TARGET]
+    counts = labels.bincount(minlength=classes)
     absent = (counts == 0).nonzero().flatten().tolist()
     if not absent or shards.names.classes:
         return f"{text}."

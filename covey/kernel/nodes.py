@@ -174,8 +174,8 @@ class Nodes:
         """The gradient of the data loss.
 
         `batch` is one batch for all steps, the size of a fresh batch per step, or None for all
-        examples. With `same_draw` all steps have the dropout masks of the first, as a difference of
-        gradients needs them.
+        examples. With `same_draw` all steps have the dropout masks and the augmentation of the
+        first, as a difference of gradients needs them.
         """
         call = 0
         if isinstance(batch, int):
@@ -221,6 +221,13 @@ class Nodes:
         """The score of these models on a part of the nodes' own data; for scoring."""
         task = self._runtime.task
         return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
+
+    def predictor(self, rows: Rows) -> Predict | None:
+        """How the module predicts with these rows, made ready once for several parts of the data.
+
+        None where there is nothing to make ready.
+        """
+        return self._runtime.task.predictor(rows, self.ids)
 
     def outputs(self, rows: Rows, batch: Batch) -> Tensor:
         """The outputs of these models for the examples of a batch, [n, B, ...]."""
@@ -513,10 +520,10 @@ class Nodes:
         return keys.to(self._runtime.task.device, non_blocking=True)
 
     def _draw(self) -> Draw | None:
-        """The draw of the next gradient's dropout; None where the model drops nothing."""
+        """The draw of the next gradient's dropout and augmentation; None where nothing is drawn."""
         if not self._runtime.task.draws_in_training:
             return None
-        address = self.address(_DROPOUT, self._call(_DROPOUT))
+        address = self.address(_DRAW, self._call(_DRAW))
         return Draw(address, self.local)
 
     def _call(self, stream: str) -> int:
@@ -545,7 +552,7 @@ _AHEAD = 64
 
 Their examples are gathered one step at a time.
 """
-_DROPOUT = "(dropout)"
+_DRAW = "(training)"
 """The stream of what the engine draws in training; no author's stream has this name."""
 _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
@@ -596,7 +603,7 @@ class DataGradient(DataLoss):
     def _data(self, x: Rows) -> Rows:
         if self.all_examples:
             return self.task.full_gradient(x, self._me.ids, self._draw_of(self._step))
-        return self.task.gradient(x, self.batch(self._step))
+        return self.task.fast_gradient(x, self.batch(self._step))
 
     def hessian_product(self, x: Rows, v: Rows) -> Rows:
         """H(x) v of the loss of the next gradient, exact by autograd; counts as two gradients."""
@@ -650,7 +657,7 @@ class DataGradient(DataLoss):
         return batch.drawing(draw)
 
     def _draw_of(self, step: int) -> Draw | None:
-        """The draw of a step; None where the model drops nothing."""
+        """The draw of a step; None where nothing is drawn."""
         if self._draw is None:
             return None
         if self._same_draw:

@@ -90,6 +90,17 @@ class NativeWork(ctypes.Structure):
     ]
 
 
+class NativeAdam(ctypes.Structure):
+    """The numbers of a step of Adam, as `struct adam` in rows.c."""
+
+    _fields_ = [
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("mean_correction", ctypes.c_double),
+        ("square_correction", ctypes.c_double),
+    ]
+
+
 @dataclass(frozen=True)
 class Library:
     """The loaded kernel and the instruction set it runs on."""
@@ -252,6 +263,31 @@ def normal(states: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         states.data_ptr(),
         len(states),
         width,
+        out.data_ptr(),
+    )
+    return out
+
+
+def adam(
+    x: Tensor, g: Tensor, moments: tuple[Tensor, Tensor], *, lr: Tensor, numbers: NativeAdam
+) -> Tensor:
+    """The rows x after a step of Adam along g; the moments change in place.
+
+    All are [n, P], contiguous and of one type; `lr` is float64 [n].
+    """
+    assert isinstance(_library, Library)
+    mean, square = moments
+    out = torch.empty_like(x)
+    _library.calls.covey_adam(
+        _library.number,
+        DTYPES.index(x.dtype),
+        ctypes.byref(numbers),
+        *x.shape,
+        lr.data_ptr(),
+        x.data_ptr(),
+        g.data_ptr(),
+        mean.data_ptr(),
+        square.data_ptr(),
         out.data_ptr(),
     )
     return out
@@ -519,6 +555,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         ],
         "finite": [*typed, pointer, size],
         "tanh": [*typed, pointer, pointer, size],
+        "adam": [*typed, pointer, size, size, *[pointer] * 6],
         "normal": [*typed, pointer, size, size, pointer],
         "choose": [size, pointer, pointer, pointer, size, pointer],
         "bits": [*typed, pointer, size, pointer],

@@ -57,6 +57,11 @@ struct work {
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */
 };
 
+/* The numbers of a step of Adam: what the moments keep, and what they lack because they began at 0. */
+struct adam {
+    double beta1, beta2, mean_correction, square_correction;
+};
+
 #define GOLDEN 0x9E3779B97F4A7C15u
 static inline uint64_t finalise(uint64_t z) /* of splitmix64, as in covey/draws.py */
 {
@@ -200,6 +205,8 @@ int covey_cut_count(int set, int twice, const void *from, void *to, int64_t rows
                     int64_t *counts);
 int covey_finite(int set, int twice, const void *values, int64_t count);
 int covey_tanh(int set, int twice, const void *from, void *to, int64_t count);
+int covey_adam(int set, int twice, const struct adam *a, int64_t rows, int64_t width, const double *lr, const void *x,
+               const void *g, void *mean, void *square, void *to);
 int covey_choose(int64_t count, const int64_t *group, const uint64_t *keys, const uint64_t *sizes, int64_t turns, uint64_t *number);
 int covey_normal(int set, int twice, const uint64_t *states, int64_t nodes, int64_t width, void *to);
 int covey_large_pages(void *from, int64_t size);
@@ -313,6 +320,23 @@ int covey_tanh(int set, int twice, const void *from, void *to, int64_t count)
 #define CALL(suffix, real) { JOIN(tanh_row, suffix)(from, to, count); }
     EACH(set, twice, CALL)
 #undef CALL
+    return 0;
+}
+
+/* One step of Adam for each row, with a step size of its own. */
+int covey_adam(int set, int twice, const struct adam *a, int64_t rows, int64_t width, const double *lr, const void *x,
+               const void *g, void *mean, void *square, void *to)
+{
+    for (int64_t n = 0; n < rows; n++) {
+        const int64_t at = n * width;
+#define CALL(suffix, real)                                                                                                      \
+    {                                                                                                                           \
+        JOIN(adam, suffix)(a, lr[n], width, (const real *)x + at, (const real *)g + at, (real *)mean + at, (real *)square + at, \
+                           (real *)to + at);                                                                                    \
+    }
+        EACH(set, twice, CALL)
+#undef CALL
+    }
     return 0;
 }
 

@@ -816,6 +816,40 @@ HERE int NAME(score)(const struct work *w, const int64_t *starts, const int64_t 
     return wrong;
 }
 
+/* ---- Adam ---- */
+
+INLINE VEC NAME(sqrt)(VEC v)
+{
+#if BYTES == 64
+    return sizeof(REAL) == 4 ? (VEC)_mm512_sqrt_ps((__m512)v) : (VEC)_mm512_sqrt_pd((__m512d)v);
+#elif BYTES == 32
+    return sizeof(REAL) == 4 ? (VEC)_mm256_sqrt_ps((__m256)v) : (VEC)_mm256_sqrt_pd((__m256d)v);
+#else
+    for (int64_t k = 0; k < LANES; k++) v[k] = sizeof(REAL) == 4 ? (REAL)sqrtf((float)v[k]) : (REAL)sqrt((double)v[k]);
+    return v;
+#endif
+}
+
+/* One step of Adam along g, from x into `to`; the moments in place. */
+HERE void NAME(adam)(const struct adam *a, double lr, int64_t count, const REAL *x, const REAL *g, REAL *mean, REAL *square, REAL *to)
+{
+    const REAL keep1 = (REAL)a->beta1, keep2 = (REAL)a->beta2, new1 = (REAL)(1 - a->beta1), new2 = (REAL)(1 - a->beta2);
+    const REAL rate = (REAL)(lr / a->mean_correction), grow = (REAL)(1 / a->square_correction), least = (REAL)1e-8;
+    for (int64_t k = 0; k < count; k += LANES) {
+        const int64_t some = count - k < LANES ? count - k : LANES;
+        const int whole = some == LANES;
+        const VEC slope = whole ? LOAD(g + k) : NAME(load_some)(g + k, some);
+        const VEC m = keep1 * (whole ? LOAD(mean + k) : NAME(load_some)(mean + k, some)) + new1 * slope;
+        const VEC s = keep2 * (whole ? LOAD(square + k) : NAME(load_some)(square + k, some)) + new2 * (slope * slope);
+        const VEC moved = (whole ? LOAD(x + k) : NAME(load_some)(x + k, some)) - rate * m / (NAME(sqrt)(grow * s) + least);
+        if (whole) {
+            STORE(mean + k, m), STORE(square + k, s), STORE(to + k, moved);
+        } else {
+            NAME(store_some)(mean + k, m, some), NAME(store_some)(square + k, s, some), NAME(store_some)(to + k, moved, some);
+        }
+    }
+}
+
 /* ---- rows on the wire ---- */
 
 /* to = from with |v| <= threshold set to +0.0; returns how many values have any bit set. */

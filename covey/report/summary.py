@@ -81,6 +81,8 @@ class ModelFigures:
     rmse_holders: Figure | None = None
     rmse_last: Figure | None = None
     rmse_best_on_test: Figure | None = None
+    perplexity: Figure | None = None  # per token, where labels are per position; as `accuracy`
+    perplexity_holders: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -414,6 +416,8 @@ def _model(name: str, selections: list[Selection]) -> ModelFigures:
         rmse_holders=chosen.score("rmse"),
         rmse_last=last.score("rmse_fallback"),
         rmse_best_on_test=best.score("rmse_fallback"),
+        perplexity=chosen.score("perplexity_fallback"),
+        perplexity_holders=chosen.score("perplexity"),
     )
 
 

@@ -65,7 +65,8 @@ def _setting_that_differs(first: Experiment, other: Experiment) -> str | None:
         if getattr(first, name) != getattr(other, name):
             return f"they differ in {name}"
     same_shape = first.data.x.shape[1:] == other.data.x.shape[1:]
-    if first.data.classes != other.data.classes or not same_shape:
+    same_ids = first.data.tokens == other.data.tokens
+    if first.data.classes != other.data.classes or not same_shape or not same_ids:
         return "their data differ in shape or classes"
     if callable(first.loss) and first.loss is not other.loss:
         return "their losses are two functions, which may differ"
@@ -100,7 +101,9 @@ def _same_outputs(first: Experiment, other: Experiment) -> bool:
     model = copy.deepcopy(first.model)
     other_model = copy.deepcopy(other.model)
     like = next(model.parameters())
-    x = first.data.x[:2].to(like)
+    x = first.data.x[:2].to(like.device)
+    if first.data.tokens is None:
+        x = x.to(like)
     weights: dict[str, torch.Tensor] = dict(model.named_parameters())
     try:
         if sites(ParameterLayout(model), x) != sites(ParameterLayout(other_model), x):

@@ -61,7 +61,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
     first = experiments[0]
     notes: list[str] = []
     outs = [held_out(experiment) for experiment in experiments]
-    module = _module(first)
+    module = module_of(first)
     newcomers = _newcomers(experiments, module, outs, notes)
     tree, note = first.algorithm.fit(first.tree.without(outs[0]))
     if note:
@@ -76,7 +76,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         _check_loopback(experiments)
         built: Runtime = _loopback(first, module, start, tree, data[0], links)
     else:
-        task = _task(first, module, Shards.stack(data))
+        task = task_of(first, module, Shards.stack(data))
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
@@ -126,11 +126,11 @@ def _loopback(
     """A tree of nodes that share nothing."""
     scorer = partial(Scorer.made, experiment.algorithm)
 
-    def station(location: Place, task: Task, examples: int) -> Station:
+    def station(location: Place, own_task: Task, examples: int) -> Station:
         return Station(
             experiment.algorithm,
             location,
-            task,
+            own_task,
             links,
             start,
             (experiment.seed,),
@@ -141,7 +141,7 @@ def _loopback(
             makers={Scorer.__name__: scorer},
         )
 
-    return Loopback(tree, data, partial(_task, experiment, module), station)
+    return Loopback(tree, data, partial(task_of, experiment, module), station)
 
 
 def _check_loopback(experiments: Sequence[Experiment]) -> None:
@@ -176,7 +176,7 @@ def newcomers_data(experiment: Experiment, out: Sequence[int]) -> Shards:
     return experiment.protocol_data().chosen(sorted(out))
 
 
-def _module(experiment: Experiment) -> nn.Module:
+def module_of(experiment: Experiment) -> nn.Module:
     """The module of a run, whose frozen parameters all tasks share.
 
     They are copied once: what happens to the experiment's module later does not reach the run.
@@ -185,12 +185,13 @@ def _module(experiment: Experiment) -> nn.Module:
     return module.to(device=experiment.device, dtype=experiment.dtype)
 
 
-def _task(
+def task_of(
     experiment: Experiment,
     module: nn.Module,
     data: Shards,
     population: Population | None = None,
 ) -> Task:
+    """What every device learns, on the examples in these shards."""
     return Task(
         module,
         data,
@@ -201,6 +202,7 @@ def _task(
         device=experiment.device,
         compute=experiment.compute,
         population=population,
+        augment=experiment.augmentations(),
     )
 
 

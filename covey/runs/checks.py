@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.engine import norm
+from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
@@ -64,6 +66,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "batches": ("uniform", "cyclic"),
     "protocol": ("honest", "paper"),
     "start": ("seed", "module"),
+    "norm": ("device", "frozen", "group"),
     "dtype": (torch.float32, torch.float64),
     "compute": ("fp32", "bf16"),
 }
@@ -79,7 +82,9 @@ def check(experiment: Experiment) -> None:
     _check_lists(experiment)
     _check_counts(experiment)
     _check_choices(experiment)
+    _check_norm(experiment)
     _check_values(experiment)
+    _check_augment(experiment)
     _check_algorithm(experiment)
     _check_loss(experiment)
     _check_tree(experiment)
@@ -158,6 +163,16 @@ def _check_choices(experiment: Experiment) -> None:
             raise ConfigError(f"{name} = {shown(value)}: choose one of {listed}.")
 
 
+def _check_norm(experiment: Experiment) -> None:
+    """Set the module whose BatchNorm layers are as `norm` says."""
+    if experiment.norm == "frozen" and experiment.start != "module":
+        raise ConfigError(
+            "norm = 'frozen' takes the running statistics that the module came with, which are not "
+            "those of new weights; use start = 'module' with a pretrained module."
+        )
+    _set(experiment, "model", norm.prepared(experiment.model, experiment.norm))
+
+
 def _among(value: Any, choices: tuple[Any, ...]) -> bool:
     """Whether a value is one of the choices, by type too: an array would compare entry by entry."""
     return any(type(value) is type(choice) and value == choice for choice in choices)
@@ -184,6 +199,15 @@ def _check_values(experiment: Experiment) -> None:
         raise ConfigError(
             f"parts = {shown(experiment.parts)}: give one or more of {', '.join(PARTS)}."
         )
+
+
+def _check_augment(experiment: Experiment) -> None:
+    """Set what the names and functions of `augment` mean."""
+    steps = augmentations(experiment.augment)
+    shape = experiment.data.x.shape[1:]
+    for step in steps:
+        step.check(shape, experiment.dtype)
+    _set(experiment, "augment", steps)
 
 
 def _check_algorithm(experiment: Experiment) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,9 @@ class DeviceScore:
     mae: float | None = None
     last_rmse: float | None = None
     last_mae: float | None = None
+    tokens: int | None = None  # positions with a label; these three where labels are per position
+    perplexity: float | None = None
+    last_perplexity: float | None = None
 
 
 def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
@@ -67,11 +70,13 @@ def table(
     edges: Sequence[str | None],
     *,
     classifies: bool,
+    examples: Mapping[str, Sequence[int]] | None = None,
+    has_perplexity: bool = False,
 ) -> list[DeviceScore]:
     """One line per model, part and device that has examples.
 
     `chosen` and `last` hold each model's round and sums, in its chosen and in its last scored
-    round.
+    round. Where sums count positions, `examples` are the devices' examples by part.
     """
     out = []
     for model, (round, parts) in chosen.items():
@@ -106,8 +111,38 @@ def table(
                     last_rmse=last_rmse,
                     last_mae=last_mae,
                 )
+                if examples is not None:
+                    score = _by_token(score, examples[part][k], has_perplexity)
                 out.append(score)
     return out
+
+
+def _by_token(score: DeviceScore, examples: int, has_perplexity: bool) -> DeviceScore:
+    """A line whose sums counted positions."""
+    score = replace(score, examples=examples, tokens=score.examples)
+    if not has_perplexity:
+        return score
+    return replace(
+        score,
+        perplexity=perplexity(score.loss),
+        last_perplexity=perplexity(score.last_loss),
+    )
+
+
+_LARGEST_LOSS = 700.0  # whose exponential is still a float
+
+
+def perplexity(loss: float | None) -> float | None:
+    """The exponential of a mean loss per token; infinite where it is too large for a float.
+
+    >>> round(perplexity(math.log(26)), 6)
+    26.0
+    """
+    if loss is None:
+        return None
+    if loss > _LARGEST_LOSS:
+        return math.inf
+    return math.exp(loss)
 
 
 def fits(sums: Tensor, devices: int) -> bool:
@@ -139,17 +174,20 @@ def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 _NUMBERS = ("rmse", "mae", "last_rmse", "last_mae")
+_TOKENS = ("tokens", "perplexity", "last_perplexity")
 
 
 def to_csv(scores: Iterable[DeviceScore]) -> str:
     """The table as a CSV file; None is an empty cell.
 
-    Errors have columns where numbers are predicted.
+    Errors have columns where numbers are predicted, tokens where labels are per position.
     """
     rows = [asdict(score) for score in scores]
     columns = [field.name for field in fields(DeviceScore)]
     if all(row["rmse"] is None for row in rows):
         columns = [name for name in columns if name not in _NUMBERS]
+    if all(row["tokens"] is None for row in rows):
+        columns = [name for name in columns if name not in _TOKENS]
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -158,7 +196,15 @@ def to_csv(scores: Iterable[DeviceScore]) -> str:
 
 
 _WHOLE = ("examples", "round", "last_round")
-_FLOATS = ("accuracy", "loss", "last_accuracy", "last_loss", *_NUMBERS)
+_FLOATS = (
+    "accuracy",
+    "loss",
+    "last_accuracy",
+    "last_loss",
+    *_NUMBERS,
+    "perplexity",
+    "last_perplexity",
+)
 _TEXT = ("device", "edge", "model", "part")
 
 
@@ -172,6 +218,8 @@ def _device_score(row: Mapping[str, str]) -> DeviceScore:
     values["holds"] = row["holds"] == "True"
     for name in _WHOLE:
         values[name] = int(row[name])
+    if row.get("tokens"):
+        values["tokens"] = int(row["tokens"])
     for name in _FLOATS:
         values[name] = None
         if row.get(name):

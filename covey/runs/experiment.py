@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from covey.data import Shards
+from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
+from covey.engine.norm import Norm
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
@@ -36,7 +38,10 @@ class Experiment:
     initialises every layer anew from the seed, "module" starts from the values the module came
     with, for instance a pretrained one. `frozen`, patterns as `private` has, names layers that do
     not train. They and parameters without `requires_grad` keep the module's values with either
-    start; no row and no message holds them.
+    start; no row and no message holds them. `augment` changes training batches at random: "crop",
+    "flip" and "noise", a table with options, or a function (covey/engine/augment.py). `norm` says
+    how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
+    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -70,6 +75,7 @@ class Experiment:
     batches: Batches = "uniform"
     protocol: Literal["honest", "paper"] = "honest"
     start: Literal["seed", "module"] = "seed"
+    norm: Norm = "device"
     score_every: int = 1
     score_train_every: int | None = None
     parts: tuple[str, ...] = ("validation", "test")
@@ -83,6 +89,7 @@ class Experiment:
     score_sample: int | None = None
     frozen: str | tuple[str, ...] = ()
     compute: Literal["fp32", "bf16"] = "fp32"
+    augment: Augment | list[Augment] | tuple[Augment, ...] = ()
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -100,6 +107,10 @@ class Experiment:
         if self.start == "seed":
             return space.initial(self.seed).to(self.dtype)
         return space.row(self.model).to(self.dtype)
+
+    def augmentations(self) -> tuple[Augmentation, ...]:
+        """What is done to training batches, in order."""
+        return augmentations(self.augment)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

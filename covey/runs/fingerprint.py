@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,9 @@ from torch import nn
 
 from covey.codecs import codec
 from covey.data import Shards
+from covey.engine.augment import Augmentation, Own
 from covey.engine.layout import ParameterLayout
+from covey.engine.norm import has_batch_norm
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -69,6 +71,8 @@ def program_fingerprint(
     out = {name: str(getattr(experiment, name)) for name in _PLAIN}
     out["algorithm"] = describe(experiment.algorithm)
     out["code"] = f"{_full_name(algorithm)} {source.digest([algorithm])}"
+    if experiment.norm != "device" or has_batch_norm(experiment.model):
+        out["norm"] = experiment.norm
     frozen = [p for p in experiment.model.parameters() if not p.requires_grad]
     if frozen:
         out["frozen"] = _digest(*frozen)
@@ -79,6 +83,8 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
+    if experiment.augment:
+        out["augment"] = _augment(experiment.augmentations())
     if experiment.radio is not None:
         out["radio"] = str(experiment.radio)
     return out
@@ -117,10 +123,26 @@ def _loss(loss: Loss) -> str:
     """A loss by name and a hash of its code; an object also by how it shows itself."""
     if isinstance(loss, str):
         return loss
-    if hasattr(loss, "__qualname__"):
-        return f"{_full_name(loss)} {source.digest([loss])}"
-    kind = type(loss)
-    return f"{_full_name(kind)} {_shown(loss)} {source.digest([kind])}"
+    return _function(loss)
+
+
+def _function(function: Callable[..., Any]) -> str:
+    """A function by its name and a hash of its code; an object also by how it shows itself."""
+    if hasattr(function, "__qualname__"):
+        return f"{_full_name(function)} {source.digest([function])}"
+    kind = type(function)
+    return f"{_full_name(kind)} {_shown(function)} {source.digest([kind])}"
+
+
+def _augment(steps: Sequence[Augmentation]) -> str:
+    """Every augmentation with its options; a function also by a hash of its code."""
+    out = []
+    for step in steps:
+        if isinstance(step, Own):
+            out.append(f"{_function(step.function)} {_shown(dict(step.options))}")
+        else:
+            out.append(describe(step))
+    return ", ".join(out)
 
 
 def _codec(spec: Spec) -> str:

@@ -48,6 +48,8 @@ def of_run(run: Seed) -> str:
 
 def _unit(record: Round) -> str:
     scores = [score for model in record.models.values() for score in model.scores.values()]
+    if any(score.perplexity is not None for score in scores):
+        return "perplexity"
     if any(score.accuracy is not None for score in scores):
         return "%"
     if any(score.rmse is not None for score in scores):
@@ -67,6 +69,8 @@ def _scores(model: Model, parts: Iterable[str]) -> list[str]:
 def _figure(score: Score | None) -> str:
     if score is None:
         return "-"
+    if score.perplexity_fallback is not None:
+        return f"{score.perplexity_fallback:.4g}"
     if score.accuracy_fallback is not None:
         return f"{100 * score.accuracy_fallback:.2f}"
     if score.rmse_fallback is not None:

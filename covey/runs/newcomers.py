@@ -68,6 +68,7 @@ class Newcomers:
             dtype=first.dtype,
             device=first.device,
             compute=first.compute,
+            augment=first.augmentations(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []
@@ -166,7 +167,7 @@ class Newcomers:
         shares = smooth_l1.nonzeros(rows, zero)
         scores = {}
         for part, tally in tallies.items():
-            scores[part] = score_of(tally, own, self.task.classifies)
+            scores[part] = score_of(tally, own, self.task)
         return Model(
             tier=TIER,
             holders=self.each,
@@ -188,7 +189,7 @@ class Newcomers:
             model = self.algorithm.above()
         tier = self.tree.tiers[-1]
         me = Nodes(self._simulator, tier, self.ids, round=round, path=0)
-        predict = self.algorithm.predictor(me, model, rows)
+        predict = self.algorithm.predictor(me, model, rows) or me.predictor(rows)
         return {part: me.evaluate(rows, part, predict=predict) for part in parts}
 
     def _loss(self, row: Tensor, ids: Tensor) -> Tensor:

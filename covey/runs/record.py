@@ -115,18 +115,27 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
 
 
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
+_PERPLEXITIES = ("perplexity", "perplexity_fallback")
 
 
 def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
-    """A score without the facts of a sample where all devices were scored."""
-    if score["sampled"] is not None:
-        return score
-    return {name: value for name, value in score.items() if name not in _SAMPLED}
+    """A score without the facts of a sample where all devices were scored.
+
+    Perplexities are left out where there are none.
+    """
+    left_out: tuple[str, ...] = ()
+    if score["sampled"] is None:
+        left_out += _SAMPLED
+    if score["perplexity_fallback"] is None:
+        left_out += _PERPLEXITIES
+    return {name: value for name, value in score.items() if name not in left_out}
 
 
 def _figure(model: Model) -> str:
     """The figure of a model that one line has room for, on test where that was scored."""
     score = model.scores.get("test") or next(iter(model.scores.values()))
+    if score.accuracy is not None and score.perplexity is not None:
+        return f"{score.accuracy:.4f} (perplexity {score.perplexity:.4g})"
     if score.accuracy is not None and score.standard_error is not None:
         return f"{score.accuracy:.4f} ± {score.standard_error:.4f}"
     if score.accuracy is not None:

@@ -374,6 +374,7 @@ class Runs(Iterator[tuple[Round, ...]]):
             targets=task.targets,
             slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
             sample=self.experiment.score_sample,
+            perplexity=task.has_perplexity,
         )
 
     def _above(self, copy: int, w: Tensor) -> Tensor:

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from covey.engine import calibration, smooth_l1
 from covey.engine.calibration import Calibration
-from covey.engine.task import PartScore, Predict
+from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
 from covey.kernel.replies import Exact, exact
+from covey.runs.devices import perplexity
 from covey.runs.observed import NONZEROS, UNKNOWN
 from covey.tree import Topology
 from covey.types import Rows
@@ -65,6 +66,9 @@ class Score:
     """Of `accuracy`, or of `loss` for regression (covey/runs/sampling.py)."""
     standard_error_fallback: float | None = None
     """Of `accuracy_fallback`, or of `loss_fallback` for regression."""
+    perplexity: float | None = None
+    """exp of the mean loss per token, where labels are per position; else None."""
+    perplexity_fallback: float | None = None  # as `accuracy_fallback`
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,12 @@ class Model:
     def quality(self, part: str) -> float:
         """The figure by which rounds are chosen; -inf where it is unknown.
 
-        It is the accuracy over all devices, or minus the loss for regression. Devices that hold no
-        such model yet count with the global one: else a round in which two lucky devices hold one
-        would win.
+        It is the accuracy over all devices, or minus the loss for regression and where there is a
+        perplexity. Devices that hold no such model yet count with the global one: else a round in
+        which two lucky devices hold one would win.
         """
         score = self.scores[part]
-        if score.accuracy_fallback is not None:
+        if score.accuracy_fallback is not None and score.perplexity_fallback is None:
             return score.accuracy_fallback
         if score.loss_fallback is None or math.isnan(score.loss_fallback):
             return -math.inf
@@ -110,6 +114,7 @@ class Scorer:
     slots: tuple[tuple[str, int, int], ...] = ()  # name and columns of every parameter
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
     sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
+    perplexity: bool = False  # whether exp of the mean loss is a perplexity
 
     def parameters(self) -> dict[str, Any]:
         """Everything but the algorithm, in the types of JSON.
@@ -175,7 +180,10 @@ class Scorer:
             start = number * width
             own = values[start : start + width]
             errors = own[width - 2 * self._errors :]
-            scores[part] = _score(own[:_SUMS], self.classifies, errors, self.targets)
+            score = _score(own[:_SUMS], self.classifies, errors, self.targets)
+            if self.perplexity:
+                score = with_perplexity(score)
+            scores[part] = score
         return scores
 
     def _model(self, tier: str, name: str, scores: dict[str, Score], facts: list[float]) -> Model:
@@ -277,7 +285,7 @@ class Scorer:
         flags = models[1::2]
         for name, rows, held in zip(self._model_names, all_rows, flags, strict=True):
             me.call.recalled.clear()
-            predict = self.algorithm.predictor(me, name, rows)
+            predict = self.algorithm.predictor(me, name, rows) or me.predictor(rows)
             for part in self.parts:
                 sums = self._sums(me, name, rows, held, part, predict)
                 columns.append(sums)
@@ -340,8 +348,24 @@ def sums_by_device(score: PartScore, targets: int) -> Tensor:
     return torch.cat([sums, score.errors[:, :2] / targets], dim=1)
 
 
-def score_of(score: PartScore, rows: slice, classifies: bool) -> Score:
+def with_perplexity(score: Score) -> Score:
+    """The score with the perplexities that its losses per token mean."""
+    return replace(
+        score,
+        perplexity=perplexity(score.loss),
+        perplexity_fallback=perplexity(score.loss_fallback),
+    )
+
+
+def score_of(score: PartScore, rows: slice, task: Task) -> Score:
     """The score of a slice of the devices, all of which hold the model."""
+    out = _score_of(score, rows, task.classifies)
+    if task.has_perplexity:
+        return with_perplexity(out)
+    return out
+
+
+def _score_of(score: PartScore, rows: slice, classifies: bool) -> Score:
     figures = _figures(score)[rows].sum(0).tolist()
     of_all_devices = figures[:3]
     sums = [*figures, *of_all_devices]

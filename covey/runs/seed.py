@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.engine.calibration import Calibration
+from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import PRESENT
 from covey.links.meter import Meter
@@ -152,7 +154,7 @@ class Seed:
 
         The global one has the id 0. Several models of one node are numbered in order.
         """
-        snapshot = self.snapshot(model, which)
+        snapshot = self._parameters(model, which)
         return snapshot.ids, snapshot.rows
 
     def snapshot(self, model: str = "global", which: Which = "last") -> Snapshot:
@@ -160,6 +162,13 @@ class Seed:
 
         As it is now or as it was in the round chosen for it.
         """
+        snapshot = self._parameters(model, which)
+        if not self.runtime.task.space.norms or model not in self.models():
+            return snapshot
+        return replace(snapshot, statistics=self._statistics(snapshot))
+
+    def _parameters(self, model: str, which: Which) -> Snapshot:
+        """A snapshot without statistics."""
         tier = self._tier_of(model)
         lead = model
         if model not in self.models():
@@ -182,17 +191,52 @@ class Seed:
             beside = self._beside(tier, model, label)
         return Snapshot(model, tier, round, ids, rows, fallback, beside)
 
+    def _statistics(self, snapshot: Snapshot) -> Beside:
+        """The statistics of every device's norm layers under its row of a model."""
+        task, first = self._task
+        tree = self.runtime.tree
+        nodes = torch.arange(self.sizes[snapshot.tier])
+        begin, end = tree.span(snapshot.tier, nodes)
+        owners = torch.repeat_interleave(nodes, end - begin).tolist()
+        size = max(1, self.experiment.memory // task.row_bytes())
+        parts = []
+        for start in range(0, len(owners), size):
+            devices = range(start, min(start + size, len(owners)))
+            rows = [snapshot.row(owners[device], device) for device in devices]
+            stacked = torch.stack([row for row in rows if row is not None])
+            ids = torch.tensor(devices) + first
+            parts.append(task.statistics(stacked.to(task.device), ids).cpu())
+        return Beside(torch.arange(len(owners)), torch.cat(parts))
+
+    @property
+    def _task(self) -> tuple[Task, int]:
+        """A task with the examples of all devices, and the number that the first one has there."""
+        task = self.runtime.task
+        if task.shards.partial:
+            module = build.module_of(self.experiment)
+            return build.task_of(self.experiment, module, self.trained), 0
+        devices = self.runtime.nodes(self.runtime.tree.tiers[-1], self._copy)
+        return task, devices.start
+
     def module(self, model: str = "global", node: int = 0, which: Which = "last") -> nn.Module:
         """A module with the parameters that a node keeps under this name.
 
-        As they are now or were in the round chosen for the model.
+        As they are now or were in the round chosen for the model. BatchNorm layers have the
+        statistics of the device or, at other nodes, of the examples of all devices under the node.
         """
-        ids, rows = self.rows(model, which)
+        snapshot = self.snapshot(model, which)
+        ids = snapshot.ids
+        rows = snapshot.rows
         position = (ids == node).nonzero()
         if not len(position):
             raise ConfigError(f"node {node} keeps no {model!r} yet; these do: {ids.tolist()[:10]}.")
         row = rows[int(position[0, 0])]
-        return self.runtime.task.space.fill(row)
+        space = self.runtime.task.space
+        if snapshot.statistics is None:
+            return space.fill(row)
+        first, stop = self.runtime.tree.span(snapshot.tier, torch.tensor([node]))
+        devices = range(int(first), int(stop))
+        return space.fill(row, snapshot.statistics_of(devices, space))
 
     def devices(self) -> list[DeviceScore]:
         """How every device does with every model, in its chosen round and in the last scored."""
@@ -212,7 +256,15 @@ class Seed:
             self.device_names,
             self._edges(),
             classifies=self.runtime.task.classifies,
+            examples=self._examples_by_part(),
+            has_perplexity=self.runtime.task.has_perplexity,
         )
+
+    def _examples_by_part(self) -> dict[str, list[int]] | None:
+        """How many examples each device has of every part, where sums count positions."""
+        if not self.trained.by_position:
+            return None
+        return {part: self.trained.part(part).counts().tolist() for part in PARTS}
 
     @property
     def device_names(self) -> list[str]:

@@ -5,6 +5,7 @@ parameter under its own name. Besides, where there is any:
 
     fallback/PARAMETER                the global model of that round, for nodes without a row
     private/ids, private/PARAMETER    devices' own layers, where the algorithm leaves some private
+    statistics/ids, statistics/...    devices' own running_mean and running_var of BatchNorm layers
     NAME/ids, NAME/...                other rows that devices predict with, such as a variance
 
 so that `module.load_state_dict` of one entry gives the model that was scored.
@@ -22,11 +23,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from covey.engine import norm
 from covey.engine.layout import ParameterLayout, Slot
 from covey.errors import CheckpointError
 from covey.runs import checkpoint
 
 PRIVATE = "private"
+STATISTICS = "statistics"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,8 @@ class Snapshot:
     rows: Tensor
     fallback: Tensor | None = None  # [P]; None where every node of the tier has a row
     beside: Mapping[str, Beside] = field(default_factory=dict)
+    statistics: Beside | None = None
+    """The statistics of every device's norm layers [S], where the model has such layers."""
 
     def row(self, node: int, device: int | None = None) -> Tensor | None:
         """The row of a node [P], completed with a device's private layers.
@@ -70,6 +75,16 @@ class Snapshot:
             return row
         return torch.cat([row[: private.start], layers[0]])
 
+    def statistics_of(self, devices: Sequence[int], space: ParameterLayout) -> Tensor | None:
+        """The statistics of a device [S], or of several pooled; None without norm layers."""
+        if self.statistics is None:
+            return None
+        wanted = torch.tensor(list(devices))
+        rows = self.statistics.rows[torch.isin(self.statistics.ids, wanted)]
+        if len(rows) == 1:
+            return rows[0]
+        return norm.pooled(space.norms, rows)
+
 
 def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str) -> None:
     """The file, replaced in one step; the same bytes for the same model."""
@@ -84,6 +99,9 @@ def write(path: Path, snapshot: Snapshot, space: ParameterLayout, algorithm: str
         tensors[f"{name}/ids"] = part.ids
         for key, value in _beside_tensors(part, space):
             tensors[f"{name}/{key}"] = value
+    if snapshot.statistics is not None:
+        tensors[f"{STATISTICS}/ids"] = snapshot.statistics.ids
+        tensors |= dict(_running(snapshot.statistics.rows, space))
     metadata = {
         "model": snapshot.model,
         "tier": snapshot.tier,
@@ -112,6 +130,26 @@ def _beside_tensors(part: Beside, space: ParameterLayout) -> Iterator[tuple[str,
     yield from _parameters(rows, slots)
 
 
+def _running(rows: Tensor, space: ParameterLayout) -> Iterator[tuple[str, Tensor]]:
+    """Rows of statistics [m, S] under the names that a module's state has."""
+    for layer in space.norms:
+        mean, variance = layer.view(rows).unbind(1)
+        yield f"{STATISTICS}/{layer.name}.running_mean", mean
+        yield f"{STATISTICS}/{layer.name}.running_var", variance
+
+
+def _statistics(tensors: Mapping[str, Tensor], space: ParameterLayout) -> Beside | None:
+    """The inverse of `_running`; None where the file has no statistics."""
+    ids = tensors.get(f"{STATISTICS}/ids")
+    if ids is None:
+        return None
+    parts = []
+    for layer in space.norms:
+        parts.append(tensors[f"{STATISTICS}/{layer.name}.running_mean"])
+        parts.append(tensors[f"{STATISTICS}/{layer.name}.running_var"])
+    return Beside(ids, torch.cat(parts, dim=1))
+
+
 def read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     """The snapshot that `write` wrote, for models of the same layers."""
     try:
@@ -137,8 +175,8 @@ def _read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
     rows = _rows(tensors, "", len(ids), space.slots, space.width)
     beside = {}
     for name in sorted(tensors):
-        if name.endswith("/ids"):
-            key = name.removesuffix("/ids")
+        key = name.removesuffix("/ids")
+        if key not in (name, STATISTICS):
             beside[key] = _beside(tensors, f"{key}/", space)
     return Snapshot(
         model=facts["model"],
@@ -148,6 +186,7 @@ def _read(path: str | os.PathLike[str], space: ParameterLayout) -> Snapshot:
         rows=rows,
         fallback=_fallback(tensors, space),
         beside=beside,
+        statistics=_statistics(tensors, space),
     )
 
 

@@ -16,6 +16,7 @@ from experiments.kills.run import difference
 from tests.cli.command import SMALL
 from tests.cli.command import covey as command
 
+pytestmark = pytest.mark.pictures
 BESIDE = 'compare=["local", {name="finetune", lr=0.5, tune_lr=0.2, tune_steps=3, batch="none"}]'
 
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from covey.cli import data as commands
 from covey.cli.data import app
 from covey.data.catalog import CATALOG
 from covey.errors import DataError
+from covey.report import data_picture
 from tests.cli.command import covey
 from tests.data import tiny
+
+pytestmark = pytest.mark.pictures
 
 
 def data(*words: object) -> Any:
@@ -164,7 +166,7 @@ def test_the_picture_names_the_leaks_of_validation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles: list[str] = []
-    monkeypatch.setattr(commands, "draw", lambda *_, title: titles.append(title))
+    monkeypatch.setattr(data_picture, "draw", lambda *_, title: titles.append(title))
     tiny.write_idx(tmp_path / "mnist", tiny.examples(1800, 200))
     words = (
         "data.name=mnist",

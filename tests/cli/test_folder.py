@@ -122,15 +122,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_from_which_it_goes_on(
     saved = folder / "checkpoint.safetensors"
     before, size = saved.read_bytes(), saved.stat().st_size
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 100, size - 100))
-
-    process = spawn("run", "--resume", folder, "rounds=4", before=limit)
-    _, err = process.communicate()
-    assert process.returncode == 4
-    assert f"cannot write {saved}: " in err
-    assert "older checkpoint there is untouched" in err
-    assert f"resume with: covey run --resume {folder}" in err
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 100, limits[1]))
+    try:
+        ended = covey("run", "--resume", folder, "rounds=4")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.code == 4
+    assert f"cannot write {saved}: " in ended.err
+    assert "older checkpoint there is untouched" in ended.err
+    assert f"resume with: covey run --resume {folder}" in ended.err
     assert saved.read_bytes() == before
     assert not list(folder.rglob("*.part"))
     assert checkpoint.read(saved).facts["round"] == 2

@@ -26,6 +26,7 @@ from tests.cli.command import BASE, FASHION, ROOT, contents, spawn
 from tests.cli.command import covey as command
 from tests.cli.grid_work import work
 
+pytestmark = pytest.mark.pictures
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 SMALL = (
     str(BASE), "name=small", "rounds=4", "score_every=2", "data.devices=6", "tree.edges=2",

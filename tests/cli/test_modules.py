@@ -41,8 +41,8 @@ def grey(shape, classes=3, channels: "Unknown" = 2, kernel=(3, 3), name="grey", 
     convolution = nn.Sequential(image, nn.Conv2d(1, channels, kernel), nn.ReLU(), nn.Flatten())
     return nn.Sequential(convolution, nn.Linear(36 * channels, classes))
 
-def normed(inputs, outputs):
-    return nn.Sequential(nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, outputs))
+def synced(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 4), nn.SyncBatchNorm(4), nn.Linear(4, outputs))
 
 def narrow(inputs, width):
     return nn.Linear(inputs, width)
@@ -204,7 +204,7 @@ def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
     [
         (["model.name=netts:Net"], ["'netts:Net'", "there is no module netts", "folder that holds netts.py", "PYTHONPATH"]),
         (["model.name=kit.shallow:Net"], ["there is no module kit.shallow", "kit/shallow.py"]),
-        (["model.name=nets:Nett"], ["'nets:Nett'", "nets has no Nett", "it has Net, grey, normed, narrow, number."]),
+        (["model.name=nets:Nett"], ["'nets:Nett'", "nets has no Nett", "it has Net, grey, synced, narrow, number."]),
         (["model.name=mine:Net"], ["mine has no Net", "it has no model."]),
         (["model.name=nets:"], ["'nets:'", "write it as package.module:Class"]),
         (["model.name=nets:Net.forward"], ["write it as package.module:Class"]),
@@ -222,7 +222,7 @@ def test_parameters_of_its_own_follow_the_seed_and_leave_torch_alone() -> None:
         (["algorithm.name=mine:Loose"], ["is the class Loose", "frozen dataclass derived from covey.Algorithm"]),
         (["algorithm.name=mine:Headless"], ["is the class Headless", "with a `server`"]),
         (["algorithm.name=nets:Net"], ["is the class Net", "derived from covey.Algorithm"]),
-        (["algorithm.name=nets:normed"], ["is a function", "derived from covey.Algorithm"]),
+        (["algorithm.name=nets:synced"], ["is a function", "derived from covey.Algorithm"]),
         (["algorithm.name=mine:Mean", "algorithm.lr=-1.0"], ["Mean: lr = -1.0 must be above 0"]),
         (["algorithm.name=mine:Mean", "algorithm.rate=1.0"], ["unknown key algorithm.rate", "known are steps, lr, batch"]),
         (["algorithm.name=mein"], ["'mein' is unknown", "or package.module:Class of your own"]),
@@ -261,12 +261,10 @@ def test_a_file_that_cannot_be_imported(folder: Path, text: str, words: list[str
 
 
 @pytest.mark.usefixtures("folder")
-def test_batch_statistics_are_refused_in_one_line() -> None:
-    ended = covey("run", *SMALL, "model.name=nets:normed", "--out", "run")
+def test_what_a_module_cannot_be_is_refused_in_one_line() -> None:
+    ended = covey("run", *SMALL, "model.name=nets:synced", "--out", "run")
     assert ended.code == 2
-    assert re.fullmatch(
-        r"error: layer '1' is BatchNorm1d.*use nn\.GroupNorm instead\.\n", ended.err
-    )
+    assert re.fullmatch(r"error: layer '1' is SyncBatchNorm.*norm = \"group\"\.\n", ended.err)
     assert not Path("run").exists()
 
 

@@ -103,34 +103,57 @@ def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "4/4" in ended.out
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
-)
-def test_a_signal_stops_saves_and_says_how_to_go_on(
-    long: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_ctrl_c_stops_saves_and_says_how_to_go_on(long: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = spawn("run", *LONG, "--out", folder)
     assert process.stdout is not None
     seen = [process.stdout.readline() for _ in range(3)]
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, err
     assert seen[0].startswith("engine: ")
     assert seen[1].startswith("round 1/60 ")
     assert seen[2].startswith("round 8/60 ")
-    rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
-    assert (
-        err
-        == f"stopped: the state after round {rounds} is saved; resume with: covey run --resume {folder}\n"
-    )
     assert "\x1b" not in out
+    rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
     assert 8 <= rounds < 60
+    _assert_goes_on(long, folder, rounds, err)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_stops_as_ctrl_c_does(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    append = Folder.append
+
+    def then_signal(self: Folder, record: Any) -> None:
+        append(self, record)
+        if record.round == 7:
+            os.kill(os.getpid(), number)
+
+    folder = tmp_path / "run"
+    before = signal.signal(number, lambda *_: None)  # so that a signal covey ignores ends no test
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "append", then_signal)
+            ended = covey("run", *LONG, "--out", folder)
+    finally:
+        signal.signal(number, before)
+    assert ended.code == 130, ended.err
+    rounds = checkpoint.read(folder / "checkpoint.safetensors").facts["round"]
+    assert rounds == 8
+    _assert_goes_on(long, folder, rounds, ended.err)
+
+
+def _assert_goes_on(whole: Path, folder: Path, rounds: int, said: str) -> None:
+    """A stopped run says how to go on; resumed, it ends in the bits of the whole one."""
+    state = f"the state after round {rounds} is saved"
+    assert said == f"stopped: {state}; resume with: covey run --resume {folder}\n"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == rounds
     ended = covey("run", "--resume", folder)
     assert ended.code == 0
     assert ended.out.splitlines()[1].startswith(f"round {rounds + 1}/60 ")
-    assert difference(long, folder) is None
+    assert difference(whole, folder) is None
 
 
 def test_more_signals_do_not_keep_it_from_saving(long: Path, tmp_path: Path) -> None:

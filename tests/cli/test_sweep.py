@@ -16,6 +16,7 @@ from tests.cli.command import covey as command
 from tests.cli.test_grid import SMALL
 from tests.report.picture import assert_drawn
 
+pytestmark = pytest.mark.pictures
 KEYS = ("model.name=linear,mlp", "algorithm.lr2=0.01,0.1,0.4")
 FEW = ("rounds=2", "algorithm.edge_rounds=1", "algorithm.steps=5")
 

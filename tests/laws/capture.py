@@ -25,7 +25,7 @@ from covey import Run
 from covey.cli.config import load
 from tests import peek
 from tests.cli.command import DEMO, EXAMPLES
-from tests.laws.cases import CASES, experiment, state
+from tests.laws.cases import CASES, state, whole
 
 FILE = Path(__file__).with_name("captured.json")
 FILES = {path.stem: path for path in (DEMO, *EXAMPLES)}
@@ -76,7 +76,7 @@ def outline(run: Run) -> dict[str, float]:
 
 def law(name: str) -> Run:
     """A law case after its last round."""
-    return _finished(covey.run(experiment(CASES[name])))
+    return whole(name)
 
 
 def file(name: str) -> Run:

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -91,6 +92,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "L2GD": {"lam": 0.1, "p": 0.05, "lr": 0.2, "batch": 6},
     "AL2GD": {"lam": 0.2, "gamma": 0.1, "p": 0.05, "edge_p": 0.3, "lr": 0.2, "batch": 6},
     "FedPer": {"steps": 4, "lr": 0.3, "batch": 6, **HEADS},
+    "FedBN": {"steps": 4, "lr": 0.3, "batch": 6, **HEADS},
     "FedRep": {"head_steps": 3, "head_lr": 0.3, "steps": 2, "lr": 0.3, "batch": 6, **HEADS},
     "FedAMP": {"lam": 0.5, "alpha": 0.5, "sigma": 4.0, "steps": 4, "lr": 0.3, "batch": 6},
     "HeurFedAMP": {"self_weight": 0.4, "sigma": 5.0, "lam": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
@@ -448,6 +450,12 @@ def finished(case: Case, **changes: Any) -> Run:
         pass
     assert_moved(run)
     return run
+
+
+@cache
+def whole(name: str, dtype: torch.dtype = torch.float32) -> Run:
+    """The case's run as it stands above, once in a process: many laws compare others with it."""
+    return finished(CASES[name], dtype=dtype)
 
 
 def bytes_of_nodes(run: Seed) -> dict[tuple[str, str], int]:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from covey import Algorithm, Experiment, Tree, data
-from covey.algorithms import FedAvg, FedPer, PerMFL, PFedMe
+from covey import Algorithm, Experiment, Tree, data, models
+from covey.algorithms import FedAvg, FedBN, FedPer, PerMFL, PFedMe
+from covey.engine.augment import RandomNumbers
 from covey.engine.precision import multiplies_bf16
 from covey.models import lora
 
@@ -22,9 +23,12 @@ CLASSES = 3
 SIZES = (7, 12, 5, 9, 16)
 """Examples per device."""
 ROUNDS = 2
+TOKENS = 6
+LENGTH = 5
 FLAT = Tree.flat(len(SIZES))
 GROUPED = Tree.grouped([2, 3])
 
+FEDBN = FedBN(steps=3, lr=0.3, batch=4, sample=3)
 FEDAVG = FedAvg(steps=3, lr=0.3, batch=4)
 FEDPER = FedPer(steps=3, lr=0.3, batch=4)
 FEDAVG_FULL = FedAvg(steps=2, lr=0.3, batch=None)
@@ -96,6 +100,53 @@ class Cnn(nn.Module):
         return out
 
 
+class NormedMlp(nn.Module):
+    """A linear layer, its batch normalization and a head, written as a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.body(x)))
+        out: Tensor = self.head(hidden)
+        return out
+
+
+class NormedOtherwise(NormedMlp):
+    """The same with an operation that no graph knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.body(x))
+        out: Tensor = self.head(torch.fmax(hidden, torch.zeros_like(hidden)))
+        return out
+
+
+class NormedCnn(nn.Module):
+    """A residual block with batch normalization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 3, 3, bias=False)
+        self.first = nn.BatchNorm2d(3)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.second = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(self.stem(x)))
+        x = torch.relu(x + self.second(self.conv(x)))
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def normed_sequence() -> nn.Module:
+    """Linear layers with batch normalization between them."""
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
 class Adapted(nn.Module):
     """One block of a transformer, pretrained; adapters on its linear layers and its head train."""
 
@@ -160,14 +211,58 @@ def dropping_layers() -> nn.Module:
     )
 
 
+def stack() -> nn.Module:
+    """Linear layers, which run fused where nothing is augmented."""
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
+    """An augmentation of one's own."""
+    return x * torch.exp(u(1) - 0.5)
+
+
+AUGMENT = [{"name": "crop", "pad": 2}, "flip"]
+
+
+def sentences() -> data.Shards:
+    """Token ids of different lengths; the next one is the target, and padding has none."""
+    draw = torch.Generator().manual_seed(5)
+    pairs = []
+    for size in SIZES:
+        tokens = torch.randint(1, TOKENS, (size, LENGTH + 1), generator=draw)
+        lengths = torch.randint(2, LENGTH + 1, (size, 1), generator=draw)
+        inside = torch.arange(LENGTH) < lengths
+        x = torch.where(inside, tokens[:, :-1], 0)
+        y = torch.where(inside, tokens[:, 1:], data.NO_TARGET)
+        pairs.append((x, y))
+    return data.own(pairs, classes=TOKENS, tokens=TOKENS)
+
+
+def lstm() -> nn.Module:
+    return models.lstm(TOKENS, TOKENS, width=4, hidden=6, padding=0)
+
+
+def transformer() -> nn.Module:
+    return models.transformer(
+        TOKENS, TOKENS, shape=(LENGTH,), width=8, heads=2, layers=1, feed=2, padding=0
+    )
+
+
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
+    "BatchNorm": Network(normed_sequence, (6,), FEDBN, {"holdout_devices": 1}),
+    "class BatchNorm": Network(NormedOtherwise, (6,), PFEDME, {"batches": "cyclic"}),
+    "BatchNorm2d": Network(NormedCnn, (1, 6, 6), FEDBN),
     "adapters": Network(adapted, (4, 6), PFEDME),
     "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
+    "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
+    "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
+    "LSTM on tokens": Network(lstm, (LENGTH,), PFEDME, {"data": sentences()}),
+    "transformer on tokens": Network(transformer, (LENGTH,), PERMFL, {"data": sentences()}),
 }
 """Every kind of model, by name."""
 if multiplies_bf16("cpu"):

@@ -19,34 +19,41 @@ from tests.laws.cases import (
     every_case,
     finished,
     state,
+    whole,
 )
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
 CHUNKS: tuple[dict[str, int], ...] = ({"workers": 2}, {"workers": 3}, {"workers": 7}, {"memory": 1})
+ONE_BY_ONE = {"workers": 3, "memory": 1}
+"""Every row alone, in three threads: what every variant of an algorithm is held to in CI."""
 
 
 @every_case
 def test_chunks_change_no_bit(case: Case) -> None:
-    whole = state(finished(case))
-    for chunks in CHUNKS if ALL or case.name in PLAIN else CHUNKS[1::2]:
-        assert differences(whole, state(finished(case, **chunks))) == [], chunks
+    together = state(whole(case.name))
+    for chunks in chunks_of(case):
+        assert differences(together, state(finished(case, **chunks))) == [], chunks
+
+
+def chunks_of(case: Case) -> tuple[dict[str, int], ...]:
+    if ALL:
+        return CHUNKS
+    return CHUNKS[1:] if case.name in PLAIN else (ONE_BY_ONE,)
 
 
 @every_algorithm
 def test_chunks_change_no_bit_in_float64(case: Case) -> None:
-    whole = state(finished(case, dtype=torch.float64))
-    assert differences(whole, state(finished(case, dtype=torch.float64, workers=3))) == []
-    assert differences(whole, state(finished(case, dtype=torch.float64, memory=1))) == []
+    together = state(whole(case.name, torch.float64))
+    apart = state(finished(case, dtype=torch.float64, **ONE_BY_ONE))
+    assert differences(together, apart) == []
 
 
 @every_algorithm
 def test_chunks_change_no_bit_of_a_module_that_runs_through_vmap(case: Case) -> None:
-    whole = finished(case, model=Odd(), rounds=2)
-    assert whole.runtime.task.forward.path == "vmap"
-    assert (
-        differences(state(whole), state(finished(case, model=Odd(), rounds=2, workers=3, memory=1)))
-        == []
-    )
+    together = finished(case, model=Odd(), rounds=2)
+    assert together.runtime.task.forward.path == "vmap"
+    apart = finished(case, model=Odd(), rounds=2, **ONE_BY_ONE)
+    assert differences(state(together), state(apart)) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -54,10 +61,8 @@ def test_chunks_change_no_bit_of_a_module_that_runs_through_vmap(case: Case) -> 
 def test_chunks_change_no_bit_of_a_convolution(case: Case, dtype: torch.dtype) -> None:
     small = models.cnn((1, 4, 4), channels=(3,), hidden=6, classes=CLASSES, kernel=3)
     for model in (Conv(), nn.Sequential(nn.Linear(INPUTS, 16), small)):
-        whole = finished(case, model=model, dtype=dtype)
-        assert whole.runtime.task.forward.path == "each"
-        for chunks in CHUNKS:
-            assert (
-                differences(state(whole), state(finished(case, model=model, dtype=dtype, **chunks)))
-                == []
-            ), chunks
+        together = finished(case, model=model, dtype=dtype)
+        assert together.runtime.task.forward.path == "each"
+        for chunks in CHUNKS if ALL else CHUNKS[1::2]:
+            apart = finished(case, model=model, dtype=dtype, **chunks)
+            assert differences(state(together), state(apart)) == [], chunks

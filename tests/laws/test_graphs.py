@@ -54,7 +54,7 @@ CAPTURED = {name: case for name, case in CASES.items() if "radio" not in case.se
 
 @every(CAPTURED)
 def test_replaying_changes_no_bit(case: Case) -> None:
-    rounds = 6
+    rounds = 4
     run = captured(experiment(case, rounds=rounds))
     graphs = peek.graphs(run)
     if case.algorithm.eager is not None:

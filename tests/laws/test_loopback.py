@@ -38,6 +38,7 @@ from tests.laws.cases import (
     experiment,
     finished,
     state,
+    whole,
 )
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -77,7 +78,7 @@ def nodes(run: covey.Run) -> dict[str, Any]:
 
 @every(WIRED)
 def test_every_case_is_the_simulators(case: Case) -> None:
-    simulated = finished(case)
+    simulated = whole(case.name)
     run = ran(case, "loopback")
     assert differences(state(simulated), state(run)) == []
     assert differences(nodes(simulated), nodes(run)) == []
@@ -268,7 +269,7 @@ def test_a_hostile_answer_is_refused(tree: Loopback) -> None:
         with pytest.raises(CoveyError):
             next(run)
     server.children[4] = honest
-    assert differences(state(finished(PLAIN["FedAvg"])), state(drained(run))) == []
+    assert differences(state(whole("FedAvg")), state(drained(run))) == []
 
 
 def honest_cut(honest: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:

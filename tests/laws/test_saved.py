@@ -20,8 +20,10 @@ from covey.runs import snapshot
 from covey.runs.snapshot import Snapshot
 from tests import peek
 from tests.laws.cases import CASES, Case, every_case, experiment
+from tests.laws.networks import NETWORKS
 
-ROUNDS = 7
+ROUNDS = 5
+NORMED = ("BatchNorm", "class BatchNorm", "BatchNorm2d")
 
 
 @every_case
@@ -30,17 +32,31 @@ def test_the_files_score_what_the_table_says(case: Case, tmp_path: Path) -> None
         experiment(case, rounds=ROUNDS, score_every=2)
     )  # the last round is scored for being the last
     list(run)
+    assert_saved_as_reported(run, tmp_path, ROUNDS)
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_a_network_with_batch_norm_scores_what_the_table_says(name: str, tmp_path: Path) -> None:
+    """A plain module in eval mode, with the device's statistics from the file."""
+    run = covey.run(NETWORKS[name].experiment(rounds=3))
+    list(run)
+    assert_saved_as_reported(run, tmp_path, 3)
+
+
+def assert_saved_as_reported(run: Run, tmp_path: Path, rounds: int) -> None:
+    """Write the models of a run, and compare the files with the table."""
     folder = Folder(tmp_path)
     folder.models(run)
     figures = {
         model.model: model for model in summarise([run.history], run.experiment.protocol).models
     }
+    figures = {name: figure for name, figure in figures.items() if not name.startswith("new_")}
     assert figures.keys() == set(run.models())
     for name, figure in figures.items():
         (chosen,) = figure.chosen_round
         for place, round, accuracy, loss in (
             ("models", chosen, figure.accuracy, figure.loss),
-            ("models/last", ROUNDS - 1, figure.last, figure.loss_last),
+            ("models/last", rounds - 1, figure.last, figure.loss_last),
         ):
             path = tmp_path / place / f"{name}.safetensors"
             read = snapshot.read(path, run.runtime.task.space)
@@ -90,6 +106,7 @@ def predicted(run: Run, path: Path, read: Snapshot, device: int, x: Tensor) -> T
     if type(run.experiment.algorithm).predictor is covey.Algorithm.predictor:
         module = copy.deepcopy(run.experiment.model)
         module.load_state_dict(state_of(path, node, device))
+        module.eval()
         with torch.no_grad():
             return module(x)
     row = read.row(node, device)
@@ -106,6 +123,11 @@ def state_of(path: Path, node: int, device: int) -> dict[str, Tensor]:
         state = {name: tensors[name][int(where[0, 0])] for name in names}
     else:
         state = {name: tensors[f"fallback/{name}"] for name in names}
+    if "statistics/ids" in tensors:
+        own = (tensors["statistics/ids"] == device).nonzero()
+        for name, values in tensors.items():
+            if name.startswith("statistics/") and name != "statistics/ids":
+                state[name.removeprefix("statistics/")] = values[int(own[0, 0])]
     if "private/ids" in tensors:
         own = (tensors["private/ids"] == device).nonzero()
         private = [name for name in names if f"private/{name}" in tensors]

@@ -23,23 +23,12 @@ from tests.laws.cases import (
     finished,
     shards,
     state,
+    whole,
 )
 
 
 @every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN)
-def test_one_seed_gives_one_run_and_another_another(case: Case) -> None:
-    once, again, other = (state(finished(case, seed=seed, rounds=2)) for seed in (3, 3, 4))
-    assert differences(once, again) == []
-    rows = [
-        key
-        for key, value in once.items()
-        if isinstance(value, torch.Tensor) and value.shape[1:] == once["global"].shape[1:]
-    ]
-    assert all(not torch.equal(once[key], other[key]) for key in rows)
-
-
-@every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN)
-def test_seeds_side_by_side_are_as_seeds_alone(case: Case) -> None:
+def test_seeds_side_by_side_are_as_seeds_alone_and_each_is_another_run(case: Case) -> None:
     apart = [
         experiment(case, seed=3),
         experiment(case, seed=4, data=shards(seed=6)),
@@ -47,9 +36,17 @@ def test_seeds_side_by_side_are_as_seeds_alone(case: Case) -> None:
     ]
     together = covey.runs(apart)
     list(together)
+    once, _, other = (state(seed) for seed in together.seeds)
+    rows = [
+        key
+        for key, value in once.items()
+        if isinstance(value, torch.Tensor) and value.shape[1:] == once["global"].shape[1:]
+    ]
+    assert all(not torch.equal(once[key], other[key]) for key in rows)
     for seed, alone in zip(together.seeds, apart, strict=True):
         run = covey.run(alone)
         list(run)
+        assert_moved(run)
         assert differences(state(seed), state(run)) == []
 
 
@@ -108,7 +105,7 @@ def test_the_callers_generator_and_threads_change_nothing(case: Case) -> None:
     before = torch.get_num_threads()
     try:
         torch.manual_seed(1)
-        once = state(finished(case))
+        once = state(whole(case.name))
         torch.set_num_threads(2)
         torch.manual_seed(2)
         assert differences(once, state(finished(case))) == []

@@ -274,11 +274,3 @@ def test_no_model_draws_at_random_or_needs_vmap() -> None:
         "vgg": vgg((256,), layers=(8, "M", "M"), classes=3),
     }
     assert {name: Task(model, shards).path for name, model in made.items()} == paths
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.SyncBatchNorm, nn.InstanceNorm2d])
-def test_batch_statistics_are_refused_and_group_norm_offered(norm: type[nn.Module]) -> None:
-    with pytest.raises(
-        ModelError, match=rf"layer '1' is {norm.__name__}.*use nn.GroupNorm instead"
-    ):
-        ParameterLayout(nn.Sequential(nn.Conv2d(1, 8, 3), norm(8), nn.ReLU()))
