@@ -39,7 +39,10 @@ class Architecture:
         classes = None
         if self.outputs is None:
             classes = CLASSES
-        return own(pairs, classes=classes)
+        tokens: bool | int = False
+        if self.inputs == "tokens":
+            tokens = VOCABULARY
+        return own(pairs, classes=classes, tokens=tokens)
 
     def _pair(self, examples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         shape = (examples, *self.example)

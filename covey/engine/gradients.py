@@ -162,14 +162,24 @@ class Gradients:
     def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of one row's mean loss, parameter by parameter."""
         assert self.forward.single is not None
-        pass_ = self._training_pass(leaves, batch).of_first(leaves)
+        pass_ = self._training_pass(leaves, batch)
+        if pass_.masks or pass_.weight is not None:
+            pass_ = pass_.of_first(leaves)
         x = self.inputs(batch)[0]
+        weight = batch.target_weight
+        if weight is not None:
+            weight = weight[0]
         with torch.enable_grad():
             with self.precision.products():
                 outputs = self.forward.single(pass_, x)
-            outputs = outputs.to(leaves[0].dtype)
-            losses = self.losses(outputs[None], batch.y)
-        return torch.autograd.grad(losses, leaves, _shares(losses, batch.target_weight))
+            losses = self._losses_of_row(outputs.to(leaves[0].dtype), batch)
+        return torch.autograd.grad(losses, leaves, _shares(losses, weight))
+
+    def _losses_of_row(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The losses of the only row of a batch, one per example or position."""
+        if batch.by_position:
+            return self.losses(outputs[None], batch.y)[0]
+        return self.loss(outputs, batch.y[0])
 
     def _joined(self, gradients: tuple[Tensor, ...]) -> Rows:
         """Gradients by all parameters as rows."""
@@ -294,8 +304,8 @@ def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
 def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
     """The derivative of each row's mean loss by its losses, in their shape."""
     if weight is None:
-        return torch.full_like(losses, 1 / losses.shape[1])
-    shares = weight / weight.sum(1, keepdim=True)
+        return torch.full_like(losses, 1 / losses.shape[-1])
+    shares = weight / weight.sum(-1, keepdim=True)
     return shares.to(losses.dtype)
 
 
