@@ -164,7 +164,8 @@ class TidyLoop:
         return self.parameters
 
     def fedmac(self) -> None:
-        """Li, Liu et al., 2021."""
+        """Li, Liu et al., 2021; small entries are sent as zeros."""
+        self.w = _cut(self.w, self.algorithm)
         self.w = self.mean(self._fedmac, self.everyone())
 
     def _fedmac(self, device: int) -> Weights:
@@ -183,8 +184,7 @@ class TidyLoop:
             torch._foreach_lerp_(local, self.parameters, a.lr * a.lam)
             torch._foreach_add_(local, slopes, alpha=-a.lr * a.gamma_w)
         self.personal[device] = _copies(self.parameters)
-        cut = a.cut("device")
-        return [F.hardshrink(w, cut) for w in local]
+        return _cut(local, a)
 
     def perfedavg(self) -> None:
         """Fallah et al., 2020, first order."""
@@ -219,6 +219,13 @@ class TidyLoop:
 
 def _copies(weights: Weights) -> Weights:
     return [w.detach().clone() for w in weights]
+
+
+def _cut(weights: Weights, algorithm: covey.Algorithm) -> Weights:
+    """Weights as they are sent, without small entries."""
+    cut = algorithm.cut("device")
+    assert cut is not None
+    return [F.hardshrink(w, cut) for w in weights]
 
 
 def _slopes(weights: Weights, rho: float) -> Weights:

@@ -9,6 +9,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 from covey import algorithms, data, models
 from covey.cli.load import load
+from covey.engine.alternate import Mix, Move, alternate
 from covey.engine.descend import NO_DATA, Stepper, descend
 from covey.errors import CoveyError
 from covey.kernel.algorithm import Algorithm
@@ -38,6 +39,8 @@ __all__ = [
     "CoveyError",
     "Experiment",
     "Masked",
+    "Mix",
+    "Move",
     "Nodes",
     "NonNegative",
     "Positive",
@@ -53,6 +56,7 @@ __all__ = [
     "Tree",
     "Whole",
     "algorithms",
+    "alternate",
     "data",
     "descend",
     "exact",

@@ -219,6 +219,13 @@ def keys(seeds: Sequence[int], *words: int | str) -> Tensor:
     return torch.tensor(signed, dtype=torch.int64)
 
 
+def spread(address: Address, ids: Tensor) -> Tensor:
+    """An address for each id, int64 [n]: the same for all where it is one number."""
+    if isinstance(address, Tensor):
+        return address
+    return torch.full_like(ids, _signed(address))
+
+
 def choose(
     address: Address, groups: Tensor, *, sizes: Tensor, picks: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ CI draws the same examples every time, so that a red run is a change's own; anyw
 are tried.
 """
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,16 @@ import torch
 from hypothesis import settings
 
 from covey.cli import config
+from tests.pictures import draw_each_kind_once
 
 torch.set_num_threads(1)
 settings.register_profile("covey", deadline=None, database=None, derandomize="CI" in os.environ)
 settings.load_profile("covey")
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves stay until the end: collections of garbage need not look at them."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -27,4 +34,13 @@ def _base() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "DEMO", Path(__file__).parent / "base.toml")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each kind of picture is drawn once, but in modules with the mark `pictures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("pictures") is None:
+            draw_each_kind_once(patch)
         yield

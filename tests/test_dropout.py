@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import covey
 from covey import draws
@@ -23,7 +24,9 @@ from covey.engine.passing import Pass
 from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.laws import differences, state
+from tests import peek
 from tests.laws.networks import CLASSES, NETWORKS, SIZES, examples
+from tests.laws.test_graphs import Rerun
 
 IDS = torch.arange(len(SIZES))
 
@@ -51,6 +54,11 @@ def attended(x: Tensor, training: bool) -> Tensor:
     p = 0.4 if training else 0.0
     out = F.scaled_dot_product_attention(points, points, points, dropout_p=p, is_causal=True)
     return out.flatten(1)
+
+
+def again(x: Tensor, training: bool) -> Tensor:
+    """What a checkpoint computes again in the backward pass; no layer is known for it."""
+    return F.dropout(torch.special.i1(x), 0.4, training)
 
 
 def task_of(model: nn.Module, shape: tuple[int, ...] = (6,), **options: Any) -> Task:
@@ -301,6 +309,20 @@ def test_gradients_of_all_examples_drop_too() -> None:
     assert differences(state(drops), state(again)) == []
 
 
+@pytest.mark.parametrize("name", ["dropout layers", "augmented vectors"])
+def test_a_replayed_program_draws_by_the_address_of_its_round(name: str) -> None:
+    """With what stands in for a CUDA graph, on two seeds side by side."""
+    experiments = [NETWORKS[name].experiment(seed=seed, rounds=4) for seed in (0, 1)]
+    plain = covey.runs(experiments)
+    list(plain)
+    replayed = covey.runs(experiments)
+    peek.use_graphs(replayed.seeds[0], Rerun)
+    list(replayed)
+    assert peek.graphs(replayed.seeds[0]).replays > 0
+    for one, other in zip(plain.seeds, replayed.seeds, strict=True):
+        assert differences(state(one), state(other)) == []
+
+
 def test_a_module_of_a_run_is_in_eval_mode() -> None:
     module = ended().module()
     x = torch.randn(3, 6)
@@ -327,11 +349,15 @@ def test_a_module_of_a_run_is_in_eval_mode() -> None:
             "in the same places in every pass",
         ),
         (
+            Functional(lambda x, training: checkpoint(again, x, training, use_reentrant=False)),
+            r"draws by aten\.bernoulli_.*in the backward pass.*leave out torch.utils.checkpoint",
+        ),
+        (
             nn.LSTM(6, 3, num_layers=2, dropout=0.2),
             r"LSTM with dropout = 0\.2.*nn\.Dropout between",
         ),
     ],
-    ids=["all", "always", "rrelu", "randn", "sometimes", "LSTM"],
+    ids=["all", "always", "rrelu", "randn", "sometimes", "checkpoint", "LSTM"],
 )
 def test_what_no_address_decides_is_refused_by_name(model: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words):

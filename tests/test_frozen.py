@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 import covey
 from covey.algorithms import FedAvg
+from covey.engine.layout import freeze
+from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError, ModelError
 from covey.models import mlp
 
@@ -122,6 +124,35 @@ def test_a_tied_parameter_is_frozen_under_either_name() -> None:
     assert run.engine["frozen"] == 36
     module = run.module()
     assert module.first.weight is module.second.weight
+
+
+def test_all_rows_read_one_frozen_table() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(7, 6)
+            self.head = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.words(x).mean(1))
+            return out
+
+    draw = torch.Generator().manual_seed(1)
+    words = torch.randint(7, (3, 20, 4), generator=draw)
+    pairs = [(x, x[:, 0] % 2) for x in words]
+    ids = covey.data.own(pairs, classes=2, tokens=7)
+    module = freeze(Words(), ["words"])
+    task = Task(module, ids)
+    assert task.path == "batched"
+    row = task.space.row(module)
+    rows = torch.stack([row, 2 * row, -row])
+    batch = task.spread(torch.arange(3), 5)
+    gradient = task.gradient(rows, batch)
+    for i in range(3):
+        alone = task.space.fill(rows[i])
+        loss = nn.functional.cross_entropy(alone(batch.x[i]), batch.y[i])
+        weight, bias = torch.autograd.grad(loss, list(alone.head.parameters()))
+        torch.testing.assert_close(gradient[i], torch.cat([weight.t().flatten(), bias]))
 
 
 def test_a_checkpoint_is_for_one_set_of_frozen_values(tmp_path: Path) -> None:

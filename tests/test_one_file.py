@@ -63,8 +63,18 @@ def output(process: subprocess.Popen[str]) -> str:
     return text
 
 
-def covey(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return python(folder, "-m", "covey", *words)
+COMMANDS = """
+import json, sys
+from tests.cli.command import covey
+ended = [covey(*words) for words in json.loads(sys.argv[1])]
+assert all(one.code == 0 for one in ended), ended
+print(json.dumps([one.out for one in ended]))
+"""
+PROGRAMS = """
+import json, sys
+for program in json.loads(sys.argv[1]):
+    exec(program, globals())
+"""
 
 
 def test_the_page_has_the_file_its_test_and_programs() -> None:
@@ -82,8 +92,9 @@ def test_it_is_listed_explained_advised_and_run(copy: Path) -> None:
         "advise": ("advise", *small, "--json"),
         "run": ("run", *small, "--out", "out"),
     }
-    started = {name: covey(copy, *words) for name, words in commands.items()}
-    said = {name: output(process) for name, process in started.items()}
+    words = json.dumps(list(commands.values()))
+    answers = json.loads(output(python(copy, "-c", COMMANDS, words)).splitlines()[-1])
+    said: dict[str, str] = dict(zip(commands, answers, strict=True))
     assert "fedavgm     FedAvgM: FedAvg with momentum at the server" in said["list"]
     assert "leaves the device: its model after the local steps" in said["list"]
     assert "momentum = 0.5" in said["table"]
@@ -105,12 +116,10 @@ def test_it_is_held_to_the_laws_and_its_own_test(copy: Path) -> None:
 
 
 def test_the_programs_of_the_page_run(copy: Path) -> None:
-    first, second = (
-        output(process) for process in [python(copy, "-c", script) for script in SCRIPTS]
-    )
-    assert "round" in first
-    assert "note: Theorem 1: lr = 0.05 <= 0.333: holds." in second
-    assert "warning: inner step: lr*lam = 0.05*50 = 2.5 is 2 or more" in second
+    said = output(python(copy, "-c", PROGRAMS, json.dumps(SCRIPTS)))
+    assert "round" in said.partition("Theorem")[0]
+    assert "note: Theorem 1: lr = 0.05 <= 0.333: holds." in said
+    assert "warning: inner step: lr*lam = 0.05*50 = 2.5 is 2 or more" in said
 
 
 def test_a_file_without_an_algorithm_is_named(copy: Path) -> None:

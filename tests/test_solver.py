@@ -19,6 +19,7 @@ from covey.data import own_parts
 from covey.engine.objective import Objective
 from covey.engine.sentence import sentence
 from covey.engine.solver import ON_DATA, WITHOUT_DATA, refusals, solver
+from covey.engine.stack import ACTIVATIONS
 from covey.engine.task import Task
 from covey.errors import ProgramError
 from covey.kernel.nodes import Nodes
@@ -46,8 +47,8 @@ def cnn() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3))
 
 
-def gelu() -> nn.Module:
-    return nn.Sequential(nn.Linear(30, 4), nn.GELU(), nn.Linear(4, 3))
+def mish() -> nn.Module:
+    return nn.Sequential(nn.Linear(30, 4), nn.Mish(), nn.Linear(4, 3))
 
 
 class Odd(nn.Module):
@@ -174,14 +175,14 @@ def test_fused_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each() -> None:
     facts = engine(cnn(), None, 1, 6, 6)
-    reason = "conv2d is an operation other than Linear and ReLU, Tanh or Sigmoid"
+    reason = f"conv2d is an operation other than Linear and {ACTIVATIONS}"
     assert facts["sentence"] == f"one device after the other in torch, because {reason}"
     assert facts["solver"] == "in place"
 
 
 def test_batched() -> None:
-    reason = "gelu is an operation other than Linear and ReLU, Tanh or Sigmoid"
-    assert engine(gelu())["sentence"] == f"batched layers in torch, because {reason}"
+    reason = f"mish is an operation other than Linear and {ACTIVATIONS}"
+    assert engine(mish())["sentence"] == f"batched layers in torch, because {reason}"
 
 
 def test_vmap() -> None:

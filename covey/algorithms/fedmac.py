@@ -15,7 +15,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from covey.engine.descend import NO_DATA, descend
+from covey.engine.alternate import Move, alternate
+from covey.engine.descend import NO_DATA
 from covey.kernel.advice import (
     HALFWAY,
     Advice,
@@ -86,31 +87,30 @@ class FedMac(Algorithm):
         return torch.lerp(w, w_i.mean(weight=samples), self.beta)
 
     def device(self, me: Nodes, w: Rows) -> Weighted:
-        theta = w
-        l1_of_theta = self.l1_of_theta.term_of(me, w)
-        l1_of_w = self.l1_of_w.term(me.round)
-        for _ in range(self.local_rounds):
-            gradient = me.grad(me.batch(self.batch))
-            theta = descend(  # (9)
-                theta,
-                gradient,
-                linear=-self.lam * w,
-                l1=l1_of_theta,
+        batches = me.batches(self.batch, self.local_rounds)
+        rows = alternate(
+            {"theta": w, "w": w},
+            Move(  # (9)
+                "theta",
+                me.grad(batches),
+                linear=(-self.lam, "w"),
+                l1=self.l1_of_theta.term_of(me, w),
                 steps=self.steps,
                 lr=self.personal_lr,
                 tol=self.tol or None,
                 method=self.method,
-            )
-            w = descend(  # (6)
-                w,
+            ),
+            Move(  # (6)
+                "w",
                 NO_DATA,
-                prox=(self.lam, theta),
-                l1=l1_of_w,
-                steps=1,
+                prox=(self.lam, "theta"),
+                l1=self.l1_of_w.term(me.round),
                 lr=self.lr,
-            )
-        me.keep("personal", theta)
-        return me.keep("local", w), me.weight(self.weight)
+            ),
+            times=self.local_rounds,
+        )
+        me.keep("personal", rows["theta"])
+        return me.keep("local", rows["w"]), me.weight(self.weight)
 
     @property
     def l1_of_theta(self) -> L1:

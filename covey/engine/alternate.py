@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from covey import native
 from covey.engine import native_call
@@ -27,7 +28,6 @@ from covey.types import Rows
 
 __all__ = ["Mix", "Move", "alternate"]
 
-_NAME = "native by turns"
 Registers = Mapping[str, Rows]
 
 
@@ -95,31 +95,37 @@ class Move:
             linear = rows[name]
             if scaled:
                 linear = factor * linear
+        l1 = self.l1
+        if l1 is not None and not isinstance(l1[0], Tensor) and l1[0] == 0:
+            l1 = None
         return Objective(
             self.steps,
             self.lr,
             prox=prox,
-            l1=self.l1,
+            l1=l1,
             linear=linear,
             method=self.method,
             tol=self.tol,
         )
 
-    def value(self, rows: Registers) -> Rows:
-        """The rows `to` after the move."""
+    def value(self, rows: Registers, turn: int) -> Rows:
+        """The rows `to` after the move of a turn."""
         start = rows[self.origin]
         terms = self.objective(rows)
+        gradient = self.gradient
+        if isinstance(gradient, DataLoss):
+            gradient = gradient.of_turn(turn)
         if self.at is not None:
-            data = self.gradient(self.point(rows))
+            data = gradient(self.point(rows))
             total = terms.gradient(start, data)
             return terms.shrink(start - self.lr * total, self.lr)
         return descend(
             start,
-            self.gradient,
+            gradient,
             steps=self.steps,
             lr=self.lr,
             prox=terms.prox,
-            l1=self.l1,
+            l1=terms.l1,
             linear=terms.linear,
             method=self.method,
             tol=self.tol,
@@ -146,15 +152,13 @@ def alternate(rows: Registers, *moves: Move, times: int) -> dict[str, Rows]:
     """
     _check(rows, moves)
     reason = refusal(rows, moves)
-    for move in moves:
-        if isinstance(move.gradient, DataLoss):
-            _remember(move.gradient, reason)
+    _remember(moves, reason)
     if reason is None:
         return _native(rows, moves, times)
     current = dict(rows)
-    for _ in range(times):
+    for turn in range(times):
         for move in moves:
-            current[move.to] = move.value(current)
+            current[move.to] = move.value(current, turn)
     return current
 
 
@@ -172,35 +176,47 @@ def _check(rows: Registers, moves: Sequence[Move]) -> None:
             )
 
 
-def _remember(loss: DataLoss, reason: str | None) -> None:
-    """Let the task say that its steps ran by turns."""
-    if reason is None:
-        loss.task.solvers.setdefault(_NAME, {})
+def _remember(moves: Sequence[Move], reason: str | None) -> None:
+    """Let the task say that its steps ran by turns, and why the kernel did not take them."""
+    for move in moves:
+        if not isinstance(move.gradient, DataLoss):
+            continue
+        used = move.gradient.task.solvers
+        if reason is None:
+            used.setdefault("native by turns", {})
+        else:
+            used.setdefault("by turns", {"native by turns": reason})
 
 
 def refusal(rows: Registers, moves: Sequence[Move]) -> str | None:
     """Why the native kernel cannot make these moves; None if it can."""
-    tasks = set()
     if len(moves) > native.MAX_MOVES:
         return f"there are more than {native.MAX_MOVES} moves"
-    for move in moves:
-        start = rows[move.origin]
-        terms = move.objective(rows, scaled=False)
-        loss = move.gradient
-        if loss is NO_DATA:
-            reason = native_call.refusal(loss, start, terms)
-        elif isinstance(loss, DataLoss):
-            reason = native_call.data_refusal(loss, start, terms)
-            tasks.add(id(loss.task))
-        else:
-            reason = "a gradient is a function of the program's own"
-        if reason is not None:
-            return reason
+    if not any(isinstance(move.gradient, DataLoss) for move in moves):
+        return "no move is on data"
     if len({(value.shape, value.dtype) for value in rows.values()}) > 1:
         return "the rows differ in shape or type"
-    if not tasks:
-        return "no move is on data"
+    for move in moves:
+        reason = _move_refusal(move, rows)
+        if reason is not None:
+            return reason
     return None
+
+
+def _move_refusal(move: Move, rows: Registers) -> str | None:
+    """As `refusal`, of one move."""
+    start = rows[move.origin]
+    terms = move.objective(rows, scaled=False)
+    loss = move.gradient
+    if loss is NO_DATA:
+        return native_call.refusal(loss, start, terms)
+    if not isinstance(loss, DataLoss):
+        return "a gradient is a function of the program's own"
+    if move.steps > 1 and loss.fixed is None and not loss.by_turn:
+        return "every step of a turn has a batch of its own"
+    if move.at is not None and move.linear is not None and loss.task.l2:
+        return "l2 and a linear term meet a gradient at other rows"
+    return native_call.data_refusal(loss, start, terms)
 
 
 def _native(rows: Registers, moves: Sequence[Move], times: int) -> dict[str, Rows]:

@@ -42,10 +42,6 @@ class Draw:
         """Random bits, int64 [n, width]."""
         return draws.bits(self.address, self.ids, width)
 
-    def uniform(self, width: int) -> Tensor:
-        """Numbers in [0, 1), float64 [n, width]."""
-        return draws.uniform(self.address, self.ids, width)
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -70,11 +70,21 @@ def forward(
 
     `sample` are some examples [B, ...], on which vmap is tried before it is chosen.
     """
+    passes = graph_pass(space, example, device, sample)
+    if isinstance(passes, str):
+        return module_pass(space, device, sample, passes)
+    return passes
+
+
+def graph_pass(
+    space: ParameterLayout, example: torch.Size, device: str, sample: Tensor | None
+) -> Forward | str:
+    """The pass of a module's graph, or why it has none of known operations."""
     on_cpu = device == "cpu"
     try:
         graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
     except Unknown as error:
-        return _any_module(space, on_cpu, sample, str(error))
+        return str(error)
     if on_cpu and _convolves(graph):
         return _by_row(space, graph, single.of_graph(graph, space))
     return Forward("batched", step, graph)
@@ -96,9 +106,7 @@ def _convolves(graph: Graph) -> bool:
     return any(node.operation in rules.CONVOLUTIONS for node in graph.nodes)
 
 
-def _any_module(
-    space: ParameterLayout, on_cpu: bool, sample: Tensor | None, reason: str
-) -> Forward:
+def module_pass(space: ParameterLayout, device: str, sample: Tensor | None, reason: str) -> Forward:
     """The pass through a module of unknown layers: vmap, or row by row where vmap cannot.
 
     On a CPU convolutions always run row by row, which is faster.
@@ -106,7 +114,7 @@ def _any_module(
     unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
     by_row = _by_row(space, unknown, single.of_module(space))
     convolution = nn.modules.conv._ConvNd
-    if on_cpu and any(isinstance(layer, convolution) for layer in space.module.modules()):
+    if device == "cpu" and any(isinstance(layer, convolution) for layer in space.module.modules()):
         return by_row
     by_vmap = Forward("vmap", _vmapped(space), unknown)
     if sample is None:
@@ -173,8 +181,7 @@ def _call(space: ParameterLayout) -> Step:
     The pass has the frozen parameters too.
     """
     thread = threading.local()  # functional_call swaps parameters in place: a module per worker
-    # In eval mode, layers of attention have a shortcut of other bits; it is not taken in a mode.
-    always = space.attends
+    always = space.needs_mode
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):

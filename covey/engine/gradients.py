@@ -157,7 +157,8 @@ class Gradients:
         with torch.enable_grad():
             outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
-        return torch.autograd.grad(losses, leaves, _shares(losses, batch.target_weight))
+        shares = _shares(losses, batch.target_weight)
+        return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
 
     def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of one row's mean loss, parameter by parameter."""
@@ -173,7 +174,8 @@ class Gradients:
             with self.precision.products():
                 outputs = self.forward.single(pass_, x)
             losses = self._losses_of_row(outputs.to(leaves[0].dtype), batch)
-        return torch.autograd.grad(losses, leaves, _shares(losses, weight))
+        shares = _shares(losses, weight)
+        return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
 
     def _losses_of_row(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The losses of the only row of a batch, one per example or position."""
@@ -267,10 +269,12 @@ class Gradients:
         one_axis = outputs.ndim == batch.y.ndim + 1
         if self.loss is cross_entropy and self.classifies and one_axis:
             errors = _cross_entropy_errors(outputs, batch)
-            return torch.autograd.grad(outputs, leaves, errors, create_graph=True)
+            return torch.autograd.grad(
+                outputs, leaves, errors, create_graph=True, materialize_grads=True
+            )
         losses = self.losses(outputs, batch.y)
         total = _total(losses, batch.target_weight)
-        return torch.autograd.grad(total, leaves, create_graph=True)
+        return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
 
 def _leaves(views: list[Tensor]) -> list[Tensor]:

@@ -20,6 +20,8 @@ PARAMETER = "parameter"
 FILLED = "filled"
 """The operation of a node whose tensor has one value everywhere; arguments: shape and value."""
 
+FLOAT = "float"
+"""The operation that turns a value to the type of the parameters."""
 SITE = "dropout"
 """The operation of a site of dropout; arguments: the value, the site's number, and p for alpha."""
 ATTENTION = "scaled_dot_product_attention"
@@ -102,6 +104,19 @@ class Graph:
                 out.add(number)
                 pending += [value.number for value in self.nodes[number].values]
         return sorted(out)
+
+
+def site_count(graph: Graph | str) -> int:
+    """In how many places of a graph training drops entries."""
+    if isinstance(graph, str):
+        return 0
+    return sum(_is_site(node) for node in graph.nodes)
+
+
+def _is_site(node: Node) -> bool:
+    if node.operation == ATTENTION:
+        return node.arguments[4] is not None
+    return node.operation == SITE
 
 
 def merged(small: Graph, large: Graph, sizes: tuple[int, int]) -> Graph:

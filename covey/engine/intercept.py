@@ -50,11 +50,10 @@ class Interception(TorchFunctionMode):
         handler = _HANDLERS.get(func)
         if handler is None:
             return func(*args, **(kwargs or {}))
-        self.meet(func)
         return handler(self, *args, **(kwargs or {}))
 
-    def meet(self, function: Any) -> None:
-        """Called before a function is replaced."""
+    def need(self) -> None:
+        """Called where a module must run in a mode even if nothing is dropped."""
 
     def mask(self, p: float, shape: Sequence[int], *, alpha: bool = False) -> Tensor | None:
         """The mask of the next site; None: nothing is dropped there."""
@@ -79,14 +78,13 @@ class Recorder(Interception):
         super().__init__(pass_)
         self.drops = True
         self.met: list[Met] = []
-        self.attends = False
+        self.needed = False
         layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
         self.running_means = [layer.running_mean for layer in layers]
 
-    def meet(self, function: Any) -> None:
-        """Note attention."""
-        if function in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
-            self.attends = True
+    def need(self) -> None:
+        """Note it."""
+        self.needed = True
 
     def check_batch_norm(self, running_mean: Tensor | None) -> None:
         """Refuse a call of F.batch_norm that is no layer's: only layers follow a pass."""
@@ -101,8 +99,11 @@ class Recorder(Interception):
         self.met.append(Met(p, tuple(shape), alpha))
 
 
-def attends(module: nn.Module) -> bool:
-    """Whether a module has layers of attention."""
+def needs_mode(module: nn.Module) -> bool:
+    """Whether a module has layers that must run in a mode even if nothing is dropped.
+
+    Layers of attention have a shortcut of other bits in eval mode, which is not taken in a mode.
+    """
     return any(isinstance(layer, _ATTENTION) for layer in module.modules())
 
 
@@ -221,6 +222,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Attention whose weights are dropped by a mask; torch's own where that will do."""
+    mode.need()
     drops = is_site(dropout_p)
     if not drops and (enable_gqa or not mode.batched):
         return F.scaled_dot_product_attention(
@@ -294,6 +296,25 @@ def inside(function: Any) -> Callable[..., Any]:
     return inside
 
 
+def _embedding(
+    mode: Interception,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Embedding whose padding learns nothing; vmap would see to that in the first model alone."""
+    if padding_idx is None:
+        return F.embedding(input, weight, None, *args, **kwargs)
+    mode.need()
+    if not mode.batched:
+        return F.embedding(input, weight, padding_idx, *args, **kwargs)
+    out = F.embedding(input, weight, None, *args, **kwargs)
+    padding = (input == padding_idx % len(weight)).unsqueeze(-1)
+    return torch.where(padding, out.detach(), out)
+
+
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.dropout: _dropout,
@@ -302,6 +323,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     F.dropout3d: _dropout_of_channels,
     F.alpha_dropout: _alpha_dropout,
     F.feature_alpha_dropout: _feature_alpha_dropout,
+    F.embedding: _embedding,
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head_attention,
     torch.dropout: _elements,

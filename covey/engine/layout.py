@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from covey import draws
 from covey.engine import norm
 from covey.engine.generator import Seeded
-from covey.engine.intercept import attends
+from covey.engine.intercept import needs_mode
 from covey.engine.norm import NormLayer
 from covey.engine.passing import Pass
 from covey.errors import CoveyError, ModelError
@@ -97,8 +97,8 @@ class ParameterLayout:
     def __init__(self, module: nn.Module, *, private: Sequence[str] = ()) -> None:
         _check(module)
         self.module = module
-        self.attends = attends(module)
-        """Whether the module attends; a trial finds attention outside of layers."""
+        self.needs_mode = needs_mode(module)
+        """Whether the module must run in a mode; a trial finds what shows in a pass alone."""
         if isinstance(private, str):
             private = (private,)
         trainable = _trainable(module)

@@ -42,7 +42,8 @@ class Stepper:
             return tuple(x - self._lr * g for x, g in pairs)
         if not self._moments:
             for x in rows:
-                self._moments.append((torch.zeros_like(x), torch.zeros_like(x)))
+                zeros = torch.zeros_like(x, memory_format=torch.contiguous_format)
+                self._moments.append((zeros, zeros.clone()))
         self._taken += 1
         out = []
         for number, (x, g) in enumerate(pairs):
@@ -55,10 +56,10 @@ class Stepper:
         mean, square = self._moments[number]
         mean_correction = 1 - beta1**self._taken
         square_correction = 1 - beta2**self._taken
-        if self._native(x, g, mean):
+        if self._native(x, g):
             return native.adam(
-                x,
-                g,
+                x.contiguous(),
+                g.contiguous(),
                 self._moments[number],
                 lr=per_row(self._lr, len(x)),
                 numbers=native.NativeAdam(beta1, beta2, mean_correction, square_correction),
@@ -71,13 +72,12 @@ class Stepper:
 
     def _native(self, *rows: Rows) -> bool:
         """Whether the kernel takes the step."""
-        if isinstance(self._lr, Tensor) and self._lr.numel() > self._lr.shape[0]:
+        if isinstance(self._lr, Tensor) and self._lr.ndim == 2 and self._lr.shape[1] > 1:
             return False
         first = rows[0]
         if first.ndim != 2 or not native.serves(first):
             return False
-        alike = {(x.shape, x.dtype, x.device) for x in rows}
-        return len(alike) == 1 and all(x.is_contiguous() for x in rows)
+        return len({(x.shape, x.dtype, x.device) for x in rows}) == 1
 
 
 def per_row(value: Coefficient, count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -274,7 +275,11 @@ def _turn_work(turn: Turn) -> tuple[native.NativeWork, dict[str, Tensor]]:
         arrays["other"] = _rows(other, turn.start)
         arrays["share"] = _each(share, len(turn.start), torch.float64)
     arrays["steps"] = _each(turn.terms.steps, len(turn.start), torch.int64)
-    work = _work(turn.start, turn.terms, arrays, l2)
+    decay = l2
+    if turn.at is not None:
+        decay = 0.0  # the ridge is that of the rows where the gradient is taken
+    work = _work(turn.start, turn.terms, arrays, decay)
+    work.l2 = l2
     work.linear_scale = turn.linear_scale
     work.rows = turn.to.data_ptr()
     work.batches = 1
@@ -415,14 +420,18 @@ def _description(layer: Layer, space: ParameterLayout) -> list[int]:
     if layer.bias is not None:
         bias = space.slots[layer.bias].start
     activation = "none"
+    parameter = 0.0
     if layer.activation is not None:
         activation = layer.activation.name
+        parameter = layer.activation.parameter
+    [parameter_bits] = struct.unpack("q", struct.pack("d", parameter))
     return [
         inputs,
         outputs,
         weight.start,
         bias,
         native.ACTIVATIONS.index(activation),
+        parameter_bits,
     ]
 
 

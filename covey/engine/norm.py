@@ -26,8 +26,9 @@ Norm = Literal["device", "frozen", "group"]
 BatchNorm = nn.modules.batchnorm._BatchNorm
 _LAZY = nn.modules.batchnorm._LazyNormBase
 _GROUPS = 32
+"""GroupNorm has at most so many groups."""
 _CHANNELS = 4
-"""A group of GroupNorm has at least so many channels, and there are at most so many groups."""
+"""A group of GroupNorm has at least so many channels."""
 
 
 class BatchNormFrozen(BatchNorm):

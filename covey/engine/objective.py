@@ -49,6 +49,8 @@ class DataLoss(ABC):
     """Whether every step takes the gradient of all examples, so that there are no batches."""
     fixed: Batch | None
     """The batch of every step, where all steps have the same."""
+    by_turn: bool = False
+    """Whether every turn of `alternate` has one batch for all its steps."""
 
     @abstractmethod
     def __call__(self, x: Rows) -> Rows:
@@ -61,6 +63,10 @@ class DataLoss(ABC):
     @abstractmethod
     def batch_of(self, step: int) -> Batch:
         """The batch of a step of the descent that has begun."""
+
+    def of_turn(self, turn: int) -> DataLoss:
+        """The loss of one of several turns, where each has a batch of its own; else itself."""
+        return self
 
     @abstractmethod
     def skip(self, steps: int) -> None:

@@ -213,6 +213,21 @@ def _masked_fill(c: Compiler, input: Any, mask: Any, value: Any) -> None:
         c.emit(lambda pass_, v: x(v).masked_fill(where(v), value), *reads)
 
 
+def _prelu(c: Compiler, input: Any, weight: Any) -> None:
+    """One slope for all numbers, or one for every channel, the second axis."""
+    x = c.rows(input)
+    w = c.rows(weight)
+    behind = max(c.axes(input) - 2, 0)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        before = [1] * min(c.axes(input) - 1, 1)
+        ones = [1] * behind
+        slope = v[w].view(len(v[w]), *before, -1, *ones)
+        return torch.where(v[x] > 0, v[x], slope * v[x])
+
+    c.emit(run, x, w)
+
+
 def _where(c: Compiler, condition: Any, input: Any, other: Any) -> None:
     operands = [condition, input, other]
     tensors = [operand for operand in operands if not _is_number(operand)]
@@ -273,6 +288,20 @@ def _linear(c: Compiler, input: Any, weight: Any, bias: Any = None) -> None:
         c.emit(lambda pass_, v: product(v[x], v), *reads)
     else:
         c.emit(on_the_last_axis, *reads)
+
+
+def _addmm(c: Compiler, input: Any, mat1: Any, mat2: Any) -> None:
+    """A linear layer whose weight lies [in, out]."""
+    if c.axes(input) != 1:
+        raise Unknown("addmm adds something else than a bias")
+    b = c.rows(input)
+    x = c.rows(mat1)
+    w = c.rows(mat2)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        return rowwise.baddbmm(v[b].unsqueeze(1), v[x], v[w])
+
+    c.emit(run, b, x, w)
 
 
 def matrix(c: Compiler, weight: Any) -> int:
@@ -501,6 +530,10 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse:
         return
     index = c.rows(input)
+    if isinstance(weight, Shared):  # one frozen table for all models
+        frozen = c.constant(weight)
+        c.emit(lambda pass_, v: F.embedding(v[index], v[frozen]), index, frozen)
+        return
     table = c.rows(weight)
 
     def run(pass_: Pass, v: Registers) -> Tensor:
@@ -527,10 +560,12 @@ RULES: dict[str, Rule] = {
     SITE: _dropout,
     BATCH_NORM: _batch_norm,
     "pow": _pow,
+    "prelu": _prelu,
     "reciprocal": _reciprocal,
     "masked_fill": _masked_fill,
     "where": _where,
     "linear": _linear,
+    "addmm": _addmm,
     "interpolate": _interpolate,
     "pad": _pad,
     "group_norm": _group_norm,

@@ -92,7 +92,7 @@ def of_module(space: ParameterLayout) -> Step:
         for parameter, places in zip(pass_.parameters, thread.places, strict=True):
             for held, name in places:
                 held[name] = parameter
-        out = _run(module, pass_, x, always=space.attends)
+        out = _run(module, pass_, x, always=space.needs_mode)
         # The layout of the output decides the kernels of the backward pass.
         return out.contiguous()
 

@@ -14,31 +14,16 @@ import torch
 from torch import Tensor
 
 from covey.engine import rowwise
+from covey.engine.activations import Activation, activation
 from covey.engine.graph import INPUT, PARAMETER, SITE, Graph, Multiple, Node, Unknown, Value
 from covey.engine.layout import ParameterLayout
+from covey.engine.named_losses import NAMED
 
 Derivative = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to the derivative of every example's loss by its outputs."""
 
 
-@dataclass(frozen=True)
-class Activation:
-    """An elementwise function and its derivative, from its output."""
-
-    name: str
-    run: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "relu": Activation("relu", torch.relu, lambda out: out > 0),
-    "tanh": Activation("tanh", torch.tanh, lambda out: 1 - out * out),
-    "sigmoid": Activation(
-        "sigmoid",
-        rowwise.elementwise(torch.sigmoid),
-        lambda out: out * (1 - out),
-    ),
-}
+ACTIVATIONS = "ReLU, LeakyReLU, ELU, SiLU, GELU, Tanh or Sigmoid"
 
 
 @dataclass(frozen=True)
@@ -81,20 +66,29 @@ class LinearStack:
         caller knows it already.
         """
         inputs = []
+        kept: list[Tensor] = []  # what goes into each activation, or comes out where that suffices
         outputs = x.flatten(2)
         for layer in self.layers:
             inputs.append(outputs)
-            outputs = _forward(layer, parameters, outputs, inside)
+            linear = _linear(layer, parameters, outputs, inside)
+            outputs = linear
+            if layer.activation is not None:
+                outputs = layer.activation.run(linear)
+                if not layer.activation.by_input:
+                    linear = outputs
+            kept.append(linear)
             inside = None
         errors = self.derivative(outputs, y) * _share(y, weight)
         *before, last = self.layers
+        kept.pop()
         out = [Factors(last, inputs.pop(), errors)]
         for layer in reversed(before):
             after = out[-1]
             weight_after = parameters[after.layer.weight]
             errors = rowwise.bmm(errors, weight_after.transpose(1, 2))
+            linear = kept.pop()
             if layer.activation is not None:
-                errors = errors * layer.activation.slope(after.inputs)
+                errors = errors * layer.activation.slope(linear, after.inputs)
             out.append(Factors(layer, inputs.pop(), errors))
         return out
 
@@ -130,7 +124,7 @@ def stack(space: ParameterLayout, loss: object, graph: Graph | str) -> LinearSta
     if isinstance(graph, str):
         return graph
     if not isinstance(loss, str):
-        return "the loss is a function of your own"
+        return _other_loss(loss)
     try:
         chain = _chain(space, graph)
     except Unknown as error:
@@ -146,6 +140,13 @@ def stack(space: ParameterLayout, loss: object, graph: Graph | str) -> LinearSta
     if len(slots) < len(space.slots):
         return "the model has parameters outside its layers"
     return LinearStack(tuple(chain), _DERIVATIVES[loss])
+
+
+def _other_loss(loss: object) -> str:
+    """Why a loss has no derivative here."""
+    if type(loss) in NAMED.values():
+        return f"the loss is {type(loss).__name__}, not plain cross-entropy or squared error"
+    return "the loss is a function of your own"
 
 
 def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
@@ -166,15 +167,13 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
                 shape = tuple(graph.nodes[0].shape[1:])
                 raise Unknown(f"Linear takes examples of shape {shape}, which are not flattened")
             chain.append(_layer(space, graph, node))
-        elif node.operation in _ACTIVATIONS:
+        elif (function := activation(node)) is not None:
             if not _is_bare(chain):
                 raise Unknown(f"{node.operation} does not follow a Linear layer")
             linear = chain.pop()
-            chain.append(replace(linear, activation=_ACTIVATIONS[node.operation]))
+            chain.append(replace(linear, activation=function))
         elif chain or not _flattens(node):
-            raise Unknown(
-                f"{node.operation} is an operation other than Linear and ReLU, Tanh or Sigmoid"
-            )
+            raise Unknown(f"{node.operation} is an operation other than Linear and {ACTIVATIONS}")
         else:
             flat = True
         before = Value(number)
@@ -216,13 +215,6 @@ def _flattens(node: Node) -> bool:
     if node.operation not in ("flatten", "view", "reshape"):
         return False
     return node.axes == 2 and node.shape[0] == Multiple(1)
-
-
-def _forward(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:
-    out = _linear(layer, parameters, x, inside)
-    if layer.activation is None:
-        return out
-    return layer.activation.run(out)
 
 
 def _linear(layer: Layer, parameters: list[Tensor], x: Tensor, inside: Tensor | None) -> Tensor:

@@ -17,9 +17,10 @@ from covey.data import Shards
 from covey.engine import native_call, tally, trial
 from covey.engine.augment import Augmentation
 from covey.engine.batches import Batch, Batches, Draw, Examples
-from covey.engine.forward import forward
+from covey.engine.dropout import Site
+from covey.engine.forward import graph_pass, module_pass
 from covey.engine.gradients import Gradients
-from covey.engine.graph import Graph
+from covey.engine.graph import Graph, site_count
 from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
 from covey.engine.native_call import NativeKernel, kernel
@@ -79,9 +80,14 @@ class Task:
         self.examples = Examples(shards, self.device, dtype, population)
         sample, _ = self.examples.sample
         trial.check_augment(self.augment, sample)
-        self.sites = trial.sites(self.space, sample)
+        passes = graph_pass(self.space, example, self.device.type, sample)
+        self.sites: tuple[Site, ...] = ()
         """Where the module drops entries in training."""
-        self.forward = forward(self.space, example, self.device.type, sample)
+        if isinstance(passes, str) or site_count(passes.graph):
+            self.sites = trial.sites(self.space, sample)
+        if isinstance(passes, str):
+            passes = module_pass(self.space, self.device.type, sample, passes)
+        self.forward = passes
         self.x = self.examples.x
         self.y = self.examples.y
         function = loss_function(loss)
@@ -106,6 +112,7 @@ class Task:
         self._constants: dict[tuple[float, ...], Tensor] = {}
         self.targets = trial.targets(self)
         """Numbers predicted per example; 0 where outputs are not compared with targets."""
+        trial.check_backward(self)
 
     @property
     def path(self) -> str:

@@ -8,7 +8,8 @@ different sizes. Plain `nn.Sequential`s of torch's layers need no such check.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,25 @@ from torch.func import functional_call
 
 from covey.engine import norm
 from covey.engine.batched import Step
-from covey.engine.graph import ATTENTION, SITE, Graph, Node, Unknown, merged
+from covey.engine.graph import Graph, Unknown, merged, site_count
 from covey.engine.intercept import Recorder
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
-from covey.engine.recording import record
+from covey.engine.recording import is_float, record
 from covey.origin import FAULTS
 
-SIZES = (5, 7)
-"""Of the two batches: rare among the sizes of layers."""
+_PRIMES = (5, 7, 11, 13, 17, 19)
+"""Sizes of the batches that are recorded: two that are no lengths of an example."""
+_CHECKED = (2, 3)
+"""How many examples of each are checked."""
 _CLOSE = 1e-9
 """Largest difference relative to the largest number of a tensor, in float64."""
+_LARGE = 20_000_000
+"""Models of more parameters are checked in float32, to spare memory."""
+_LARGE_CLOSE = 1e-3
+_PATTERN = 1009
+"""Length of the noise that is repeated over a row; a prime, so that layers differ."""
+_CACHED = 64
 
 Compile = Callable[[Graph, ParameterLayout], Step]
 
@@ -40,17 +49,19 @@ def traced(
 
     `sample` are some examples. `compile` makes a pass of a graph, or raises `Unknown` itself.
     """
-    module = space.module
-    _check_calls(module)
-    plain = _is_plain(module)
-    if not plain or not _is_training(module):
-        module = norm.for_recording(copy.deepcopy(module).cpu().double())
+    _check_calls(space.module)
+    if _is_plain(space.module):
+        graph = _plain_graph(space, example, sample, compile)
+        return graph, compile(graph, space)
+    module = copy.deepcopy(space.module).cpu()
+    if space.width <= _LARGE:
+        module = module.double()
+    module = norm.for_recording(module)
     draw = torch.Generator().manual_seed(0)
-    batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
-    graph = _recorded(module, batches, plain)
+    batches = [_inputs(module, size, example, sample, draw) for size in _sizes(example)]
+    graph = _recorded(module, batches, lambda graph: compile(graph, space))
     step = compile(graph, space)
-    if not plain:
-        _check_equal(graph, module, batches, compile, draw)
+    _check_equal(graph, module, batches, compile, draw)
     return graph, step
 
 
@@ -75,8 +86,47 @@ def _is_plain(module: nn.Module) -> bool:
     return not list(module.children()) and not list(module.buffers())
 
 
-def _is_training(module: nn.Module) -> bool:
-    return all(layer.training for layer in module.modules())
+_plain_graphs: dict[Any, Graph] = {}
+
+
+def _plain_graph(
+    space: ParameterLayout, example: torch.Size, sample: Tensor | None, compile: Compile
+) -> Graph:
+    """The graph of torch's own layers, which is that of all modules with the same settings."""
+    module = space.module
+    integers = sample is not None and not sample.is_floating_point()
+    key = (_settings(module), example, integers)
+    if key in _plain_graphs:
+        return _plain_graphs[key]
+    if not all(layer.training for layer in module.modules()):
+        module = copy.deepcopy(module).train()
+    draw = torch.Generator().manual_seed(0)
+    batches = [_inputs(module, size, example, sample, draw) for size in _sizes(example)]
+    graph = _recorded(module, batches, lambda graph: compile(graph, space))
+    if all(parameter.requires_grad for parameter in module.parameters()):
+        if len(_plain_graphs) >= _CACHED:
+            _plain_graphs.clear()
+        _plain_graphs[key] = graph  # it holds no tensor of the module
+    return graph
+
+
+def _settings(module: nn.Module) -> tuple[object, ...]:
+    """What decides the graph of torch's layers: their kinds, settings and parameters."""
+    out: list[object] = []
+    for layer in module.modules():
+        values = [(key, repr(value)) for key, value in vars(layer).items() if key[0] != "_"]
+        out.append((type(layer), tuple(values)))
+    for name, parameter in module.named_parameters():
+        out.append((name, parameter.shape, parameter.requires_grad))
+    return tuple(out)
+
+
+def _sizes(example: torch.Size) -> tuple[int, int]:
+    """The sizes of the two batches."""
+    rare = [size for size in _PRIMES if size not in example]
+    if len(rare) < 2:
+        raise Unknown("its examples have too many axes")
+    return rare[0], rare[1]
 
 
 def _inputs(
@@ -96,18 +146,24 @@ def _inputs(
     return values[chosen].to(parameter.device)
 
 
-def _recorded(module: nn.Module, batches: Sequence[Tensor], plain: bool) -> Graph:
-    """The graph of both batches, which must be the same in training and in scoring."""
+def _recorded(
+    module: nn.Module, batches: Sequence[Tensor], check: Callable[[Graph], object]
+) -> Graph:
+    """The graph of both batches, which must be the same in training and in scoring.
+
+    `check` raises `Unknown` where a recording has operations that are not known.
+    """
     first, second = (batch.clone() for batch in batches)
+    plain = _is_plain(module)
     try:
         small = record(module.train(), first)
-        drops = any(node.operation == SITE or _drops(node) for node in small.nodes)
-        if drops or plain:
-            large = record(module, second)
-        else:
-            large = record(module.eval(), second)
-        graph = merged(small, large, SIZES)
-        if drops and not plain:
+        check(small)
+        random = site_count(small) > 0
+        if not random and not plain:
+            module.eval()
+        large = record(module, second)
+        graph = merged(small, large, (len(first), len(second)))
+        if random and not plain:
             _check_scoring(module, batches)
     except Unknown:
         raise
@@ -116,17 +172,12 @@ def _recorded(module: nn.Module, batches: Sequence[Tensor], plain: bool) -> Grap
     return graph
 
 
-def _drops(node: Node) -> bool:
-    """Whether attention drops some of its weights."""
-    return node.operation == ATTENTION and node.arguments[4] is not None
-
-
 def _check_scoring(module: nn.Module, batches: Sequence[Tensor]) -> None:
     """Refuse a module that does more in training than to drop entries."""
     first, second = (batch.clone() for batch in batches)
     training = record(module.train(), first, sites=False)
     scoring = record(module.eval(), second, sites=False)
-    merged(training, scoring, SIZES)
+    merged(training, scoring, (len(first), len(second)))
 
 
 def _check_equal(
@@ -144,22 +195,31 @@ def _check_equal(
     space = ParameterLayout(module)
     step = compile(graph, space)
     row = space.row(module)
-    rows = row + 0.1 * torch.randn(2, len(row), generator=draw, dtype=row.dtype)
-    first, second = batches
+    pattern = torch.randn(_PATTERN, generator=draw).to(row)
+    times = 2 * len(row) // _PATTERN + 1
+    noise = pattern.repeat(times)[: 2 * len(row)]
+    rows = row + 0.1 * noise.view(2, -1)
+    first, second = (batch[:size] for batch, size in zip(batches, _CHECKED, strict=True))
+    sites = site_count(graph)
     module.train()
-    _compare(module, space, step, rows, torch.stack([first, first.flip(0)]))
+    _compare(module, space, step, rows, torch.stack([first, first.flip(0)]), sites)
     module.eval()
-    _compare(module, space, step, rows[:1], second[None])
+    _compare(module, space, step, rows[:1], second[None], sites)
 
 
 def _compare(
-    module: nn.Module, space: ParameterLayout, step: Step, rows: Tensor, x: Tensor
+    module: nn.Module,
+    space: ParameterLayout,
+    step: Step,
+    rows: Tensor,
+    x: Tensor,
+    sites: int,
 ) -> None:
     """Compare a pass of many models with the module's own, on the inputs x [n, B, ...]."""
     try:
         outputs, gradients = _of_graph(module, space, step, rows, x)
         for i, row in enumerate(rows):
-            output, gradient = _of_module(module, space, row, x[i])
+            output, gradient = _of_module(module, space, row, x[i], sites)
             if not bool(torch.isfinite(output).all()):
                 raise Unknown("its outputs on random examples are not finite")
             if not _close(outputs[i], output):
@@ -189,24 +249,46 @@ def _of_graph(
 
 
 def _of_module(
-    module: nn.Module, space: ParameterLayout, row: Tensor, x: Tensor
+    module: nn.Module, space: ParameterLayout, row: Tensor, x: Tensor, sites: int
 ) -> tuple[Tensor, Tensor]:
-    """Outputs and the gradient [P] of the module itself."""
+    """Outputs and the gradient [P] of the module itself, which must drop at so many sites."""
     leaves = [slot.view(row[None])[0].detach().requires_grad_() for slot in space.slots]
     values = {}
     for slot, leaf in zip(space.slots, leaves, strict=True):
         values[slot.name] = slot.oriented(leaf)
-    with torch.enable_grad(), Recorder(Pass(leaves), module):  # nothing is dropped
+    mode = _Probe(Pass(leaves), module)  # nothing is dropped
+    with torch.enable_grad(), mode:
         outputs: Tensor = functional_call(module, values, (x.clone(),))
         total = (outputs * _weights(outputs)).sum()
     gradients = torch.autograd.grad(total, leaves, materialize_grads=True, allow_unused=True)
     flat = [gradient.flatten() for gradient in gradients]
+    if module.training and len(mode.met) != sites:
+        raise Unknown("which entries it drops depends on the size of the batch")
     return outputs.detach(), torch.cat(flat)
+
+
+class _Probe(Recorder):
+    """The mode in which a module in float64 stays there: `x.float()` means the module's type."""
+
+    def __init__(self, pass_: Pass, module: nn.Module) -> None:
+        super().__init__(pass_, module)
+        self.dtype = pass_.parameters[0].dtype
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if is_float(func, args, kwargs or {}):
+            return args[0].to(self.dtype)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _weights(outputs: Tensor) -> Tensor:
     """Different numbers for all outputs, so that no two gradients are alike by chance."""
-    count = torch.arange(outputs.numel(), dtype=torch.float64)
+    count = torch.arange(outputs.numel(), dtype=outputs.dtype)
     return torch.cos(1.7 * count + 0.3).view(outputs.shape)
 
 
@@ -215,5 +297,8 @@ def _close(one: Tensor, other: Tensor) -> bool:
         return False
     if not other.numel():
         return True
+    close = _CLOSE
+    if other.dtype != torch.float64:
+        close = _LARGE_CLOSE
     largest = other.abs().max()
-    return bool((one - other).abs().max() <= _CLOSE * largest)
+    return bool((one - other).abs().max() <= close * largest)

@@ -13,13 +13,13 @@ from covey.data import Shards
 from covey.data.shards import NO_TARGET, some
 from covey.engine import dropout, norm
 from covey.engine.augment import Augmentation, augmented
-from covey.engine.batches import Draw
+from covey.engine.batches import Batch, Draw
 from covey.engine.dropout import Met, Site
 from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.intercept import Interception, Recorder
-from covey.engine.layout import ParameterLayout
-from covey.engine.losses import cross_entropy
+from covey.engine.layout import ParameterLayout, sharing_copy
+from covey.engine.losses import predicts_numbers
 from covey.engine.passing import Pass
 from covey.errors import ConfigError, DataError, ModelError
 from covey.origin import FAULTS, told
@@ -39,14 +39,14 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
     """Where a module drops entries in training; an error if it draws in any other way."""
     row = space.row(space.module).to(x.device)
     parameters = [slot.view(row[None])[0] for slot in space.slots]
-    module = copy.deepcopy(space.module).train()
+    module = sharing_copy(space.module).train()
     three = torch.cat([x, x, x])[:3]
 
     def met(examples: Tensor) -> list[Met]:
         mode = Recorder(Pass(parameters), module)
         with mode:
             run_module(space, module, Pass(parameters), examples)
-        space.attends = space.attends or mode.attends
+        space.needs_mode = space.needs_mode or mode.needed
         return mode.met
 
     def in_eval_mode() -> None:
@@ -106,11 +106,11 @@ def targets(task: Task) -> int:
     if task.shards.by_position:
         count = y.numel()
     if losses.shape != (1, count):
-        fault = "the loss must return one number per example, not their mean"
-        raise ConfigError(f"{fault}; use reduction='none'.")
+        have = f"a tensor of shape {tuple(losses.shape[1:])} for {count} examples"
+        raise ConfigError(f"the loss returns {have}; return one number per example.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
     same_size = outputs[0].numel() == y.numel()
-    comparable = task.gradients.loss is not cross_entropy and same_size
+    comparable = predicts_numbers(task.gradients.loss) and same_size
     if task.classifies or not comparable:
         return 0
     return y[:1].numel()
@@ -129,6 +129,27 @@ def _check_norms(task: Task) -> None:
     if not single:
         return
     task.examples.check_not_single(f"the BatchNorm layer {single[0]!r} needs two examples or more")
+
+
+def check_backward(task: Task) -> None:
+    """An error if a model that drops would draw again in the backward pass.
+
+    Only a module that runs as it is can do that, by torch.utils.checkpoint.
+    """
+    if not task.sites or not isinstance(task.forward.graph, str):
+        return
+    x, y = task.examples.sample
+    examples = torch.arange(len(x), device=x.device)
+    batch = Batch((x, y), examples[None], draw=Draw(0, examples[:1]))
+    row = task.space.row(task.space.module).to(task.device, task.dtype)
+    try:
+        with NoDraws():
+            task.gradients.by_autograd(row[None], batch)
+    except Drawn as error:
+        raise ModelError(
+            f"the model draws by {error} in the backward pass, where no address decides it; "
+            "leave out torch.utils.checkpoint around dropout."
+        ) from error
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:

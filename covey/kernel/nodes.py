@@ -164,9 +164,25 @@ class Nodes:
             return None
         return self.grad(size, stream).batch(0)
 
+    def batches(self, size: int | None, count: int, stream: str = "batch") -> list[Batch] | None:
+        """What `count` calls of `batch` give, drawn together; None means all examples."""
+        if size is None:
+            return None
+        if self._runtime.batches == "cyclic":
+            return [self._cyclic(size, stream) for _ in range(count)]
+        task = self._runtime.task
+        keys = []
+        for _ in range(count):
+            key = self.address(stream, self._call(stream))
+            keys.append(draws.spread(key, self.local))
+        ids = self.device_ids.repeat(count)
+        [drawn] = task.draw(torch.cat(keys), ids, size, local=self.local.repeat(count))
+        by_call = drawn.examples.view(count, len(self), size)
+        return [Batch(drawn.data, examples) for examples in by_call]
+
     def grad(
         self,
-        batch: Batch | int | None,
+        batch: Batch | int | Sequence[Batch] | None,
         stream: str = "batch",
         *,
         same_draw: bool = False,
@@ -174,8 +190,9 @@ class Nodes:
         """The gradient of the data loss.
 
         `batch` is one batch for all steps, the size of a fresh batch per step, or None for all
-        examples. With `same_draw` all steps have the dropout masks and the augmentation of the
-        first, as a difference of gradients needs them.
+        examples. A list has the batch of each turn of `alternate`. With `same_draw` all steps have
+        the dropout masks and the augmentation of the first, as a difference of gradients needs
+        them.
         """
         call = 0
         if isinstance(batch, int):
@@ -563,7 +580,7 @@ class DataGradient(DataLoss):
     def __init__(
         self,
         me: Nodes,
-        batch: Batch | int | None,
+        batch: Batch | int | Sequence[Batch] | None,
         stream: str,
         call: int,
         draw: Draw | None = None,
@@ -573,6 +590,7 @@ class DataGradient(DataLoss):
         self.task = me._runtime.task
         self.all_examples = batch is None
         self.fixed = batch if isinstance(batch, Batch) else None
+        self.by_turn = isinstance(batch, Sequence)
         self._me = me
         self._batch = batch
         self._stream = stream
@@ -648,6 +666,13 @@ class DataGradient(DataLoss):
         self._step += steps
         self._counted = 0
 
+    def of_turn(self, turn: int) -> DataGradient:
+        """The gradient on the batch of a turn, where each has its own; else itself."""
+        if isinstance(self._batch, Sequence):
+            draw = self._draw_of(turn)
+            return DataGradient(self._me, self._batch[turn], self._stream, self._call, draw)
+        return self
+
     def batch(self, step: int) -> Batch:
         """The batch of any step, with the draw of that step."""
         batch = self._examples(step)
@@ -668,6 +693,8 @@ class DataGradient(DataLoss):
         """The batch of any step; uniform batches are drawn for many steps at a time."""
         if isinstance(self._batch, Batch):
             return self._batch
+        if isinstance(self._batch, Sequence):
+            return self._batch[step]
         assert self._batch is not None
         me = self._me
         if me._runtime.batches == "cyclic":

@@ -30,7 +30,17 @@ Values = NDArray[np.floating[Any]]
 ABI = 6
 SETS = ("plain", "avx2", "avx512")  # by number, the best last
 DTYPES = (torch.float32, torch.float64)
-ACTIVATIONS = ("none", "relu", "tanh", "sigmoid")  # by number
+ACTIVATIONS = (
+    "none",
+    "relu",
+    "tanh",
+    "sigmoid",
+    "leaky_relu",
+    "elu",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+)  # by number
 LOSSES = ("cross_entropy", "squared_error")
 NO_L1, SMOOTH, SOFT = range(3)
 MAX_LAYERS = 32
@@ -82,6 +92,7 @@ class NativeWork(ctypes.Structure):
         ("decay", ctypes.c_double),
         ("rho", ctypes.c_double),
         ("linear_scale", ctypes.c_double),
+        ("l2", ctypes.c_double),
         ("l1", ctypes.c_int64),
         ("part_start", ctypes.c_int64),
         ("part_stop", ctypes.c_int64),

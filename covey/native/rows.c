@@ -31,7 +31,8 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-enum { RELU = 1, TANH, SIGMOID };
+enum { RELU = 1, TANH, SIGMOID, LEAKY_RELU, ELU, SILU, GELU, GELU_TANH };
+#define BY_INPUT(activation) ((activation) >= SILU) /* whether its derivative is computed from its input */
 enum { CROSS_ENTROPY, SQUARED_ERROR };
 enum { NO_L1, SMOOTH, SOFT };
 enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS, TOO_MANY_MOVES };
@@ -39,7 +40,8 @@ enum { BAD_EXAMPLE = 1, BAD_LABEL, NO_MEMORY, TOO_MANY_LAYERS, TOO_MANY_MOVES };
 /* One call, field by field as covey/native/__init__.py writes it. Optional pointers may be NULL. Strides count values. */
 struct work {
     int64_t devices, width, batch, batches, layers, examples_held;
-    const int64_t *table; /* [layers, 5]: in, out, where the weight [in, out] and the bias start (-1: none), activation */
+    const int64_t *table; /* [layers, 6]: in, out, where the weight [in, out] and the bias start (-1: none), activation,
+                             and the bits of the activation's parameter, a double */
     int64_t loss;
     void *rows;
     const void *start, *anchor, *linear;
@@ -52,6 +54,7 @@ struct work {
     const int64_t *steps;    /* [devices], as lr, lam and gamma */
     const double *lr, *lam, *gamma, *share;
     double decay, rho, linear_scale;
+    double l2; /* of the gradient's own ridge, where it is taken at other rows; then there is no linear term */
     int64_t l1, part_start, part_stop;
     int64_t fresh;    /* whether every step has a batch of its own */
     int64_t factored; /* from so many steps on one batch they are factored; 0: never */

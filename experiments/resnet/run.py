@@ -19,7 +19,7 @@ from covey import Algorithm, Experiment, Run, Tree
 from covey.algorithms import FedAvg, FedBN, FineTune, Local
 from experiments.resnet.net import ResNet18
 
-STEPS = {"steps": 10, "lr": 0.05, "batch": 50}
+STEPS: dict[str, Any] = {"steps": 10, "lr": 0.05, "batch": 50}
 METHODS: dict[str, Algorithm] = {
     "fedavg": FedAvg(**STEPS),
     "fedbn": FedBN(**STEPS),
@@ -62,8 +62,9 @@ def measure(run: Run, seconds: float) -> dict[str, Any]:
         now = time.monotonic()
         times.append(now - last)
         last = now
-        if record.scores:
-            scores = {name: 100 * score["test"].accuracy for name, score in record.scores.items()}
+        accuracies = {name: record.accuracy(name) for name in record.models}
+        if accuracies:
+            scores = {name: 100 * value for name, value in accuracies.items() if value is not None}
             print(record.round, scores, round(now - began), flush=True)
         if now - began > seconds:
             break

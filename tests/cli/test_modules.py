@@ -2,7 +2,9 @@
 resumed; mistakes are named.
 """
 
+import importlib
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -16,10 +18,11 @@ import pytest
 import torch
 from torch import nn
 
+from covey.cli import modules
 from covey.cli.config import defaults, load
 from covey.errors import ConfigError
 from experiments.kills.run import difference
-from tests.cli.command import BASE, ROOT, SMALL, covey
+from tests.cli.command import ROOT, SMALL, covey
 
 NETS = '''
 import torch
@@ -115,11 +118,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(
         sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))]
     )
-    before = set(sys.modules)
+    monkeypatch.setattr(modules, "_FILES", [])
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+    forget(tmp_path)
+
+
+def forget(folder: Path) -> None:
+    """Leave of a folder's modules what a new process has: nothing."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
             del sys.modules[name]
+    sys.path[:] = [place for place in sys.path if place not in ("", str(folder))]
+    importlib.invalidate_caches()
+    linecache.clearcache()
 
 
 def model(*changes: str) -> nn.Module:
@@ -336,9 +347,9 @@ def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder: Path) -> None:
     assert covey("run", *OWN, "rounds=4", "--out", "whole").code == 0
-    half = start(folder, "run", str(BASE), *OWN, "rounds=2", "--out", "half")
-    assert half.returncode == 0, half.stderr
-    assert start(folder, "run", "--resume", "half", "rounds=4").returncode == 0
+    assert covey("run", *OWN, "rounds=2", "--out", "half").code == 0
+    resumed = start(folder, "run", "--resume", "half", "rounds=4")
+    assert resumed.returncode == 0, resumed.stderr
     assert difference(folder / "whole", folder / "half") is None
     accuracy = json.loads((folder / "whole" / "summary.json").read_text())["models"][0]["accuracy"][
         "mean"
@@ -347,14 +358,14 @@ def test_a_run_of_own_things_stopped_and_resumed_is_the_run_that_was_not(folder:
 
 
 def test_away_from_its_module_a_run_says_where_to_start(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert covey("run", *SMALL, "rounds=1", "model.name=nets:Net", "--out", "run").code == 0
-    ended = start(
-        tmp_path_factory.mktemp("elsewhere"), "run", "--resume", str(folder / "run"), "rounds=2"
-    )
-    assert ended.returncode == 2
-    assert "there is no module nets; start covey in the folder that holds nets.py" in ended.stderr
+    forget(folder)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    ended = covey("run", "--resume", folder / "run", "rounds=2")
+    assert ended.code == 2
+    assert "there is no module nets; start covey in the folder that holds nets.py" in ended.err
 
 
 def _other_steps(text: str) -> str:
@@ -376,10 +387,11 @@ def test_code_that_changed_is_another_experiment(
 ) -> None:
     assert covey("run", *OWN, "rounds=1", "--out", "run").code == 0
     (folder / file).write_text(change((folder / file).read_text()))
-    ended = start(folder, "run", "--resume", "run", "rounds=2")
-    assert ended.returncode == 4
-    assert "is of another experiment" in ended.stderr
-    assert what in ended.stderr
+    forget(folder)
+    ended = covey("run", "--resume", "run", "rounds=2")
+    assert ended.code == 4
+    assert "is of another experiment" in ended.err
+    assert what in ended.err
 
 
 FAULTY = """

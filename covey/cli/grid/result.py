@@ -88,6 +88,12 @@ class Result:
         reported = [row.reported for row in self.rows]
         return any(figures.accuracy is not None for figures in reported if figures is not None)
 
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether models have a perplexity per token."""
+        reported = [row.reported for row in self.rows]
+        return any(figures.perplexity is not None for figures in reported if figures is not None)
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it, without the records of rounds."""
         return {
@@ -101,8 +107,12 @@ class Result:
     def csv(self) -> str:
         """One line per method and model; the reported model of a method is marked."""
         lines = []
+        names: tuple[str, ...] = _FIGURES
+        if self.has_perplexity:
+            names = (*_FIGURES, "perplexity")
         for row in self.rows:
-            lines += [_line(row, figures) for figures in row.models] or [_line(row, None)]
+            of_models = [_line(row, figures, names) for figures in row.models]
+            lines += of_models or [_line(row, None, names)]
         out = io.StringIO()
         writer = csv.DictWriter(out, list(lines[0]), lineterminator="\n")
         writer.writeheader()
@@ -237,7 +247,7 @@ def _by_device(scores: Sequence[DeviceScore], model: str) -> dict[str, DeviceSco
 _FIGURES = ("accuracy", "worst_decile", "last", "loss", "rmse", "mae", "r2")
 
 
-def _line(row: Row, figures: ModelFigures | None) -> dict[str, Any]:
+def _line(row: Row, figures: ModelFigures | None, names: Sequence[str]) -> dict[str, Any]:
     """A line of the CSV file; figures that there are not are empty."""
     model = ""
     tier = ""
@@ -251,7 +261,7 @@ def _line(row: Row, figures: ModelFigures | None) -> dict[str, Any]:
         "reported": bool(model) and model == row.model,
         "seeds": row.seeds,
     }
-    for name in _FIGURES:
+    for name in names:
         figure: Figure | None = getattr(figures, name, None)
         line[name] = "" if figure is None else figure.mean
         line[f"{name}_sd"] = "" if figure is None or figure.deviation is None else figure.deviation

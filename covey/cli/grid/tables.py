@@ -52,6 +52,10 @@ def methods(result: Result) -> Table:
         seconds = "seconds on air"
     heads = ["method", "model", figure, "worst 10 %", "rounds", "gradients", "MB", seconds]
     rows = [_method(row, result) for row in ordered(result)]
+    if result.has_perplexity:
+        heads.insert(3, "perplexity")
+        for cells, row in zip(rows, ordered(result), strict=True):
+            cells.insert(3, _perplexity(row))
     title = f"equal budget: {budget} per seed; rounds and models chosen on validation data"
     failed = [row for row in result.rows if row.error]
     notes = tuple(f"{row.title}: {row.error}" for row in failed)
@@ -65,6 +69,8 @@ def ordered(result: Result) -> list[Row]:
         figures = row.reported
         if figures is None:
             return float("inf")
+        if figures.perplexity is not None:
+            return figures.perplexity.mean
         if figures.accuracy is not None:
             return -figures.accuracy.mean
         return figures.rmse.mean if figures.rmse is not None else float("inf")
@@ -115,6 +121,12 @@ def _method(row: Row, result: Result) -> list[str]:
         f"{row.bytes / 1e6:.1f}",
         f"{row.seconds:.1f}",
     ]
+
+
+def _perplexity(row: Row) -> str:
+    if row.reported is None or row.reported.perplexity is None:
+        return "-"
+    return str(row.reported.perplexity)
 
 
 def _amount(amount: float) -> str:
