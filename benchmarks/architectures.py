@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, covey.Algorithm] = {
     "Ditto": Ditto(steps=5, lr=0.02, personal_steps=5, personal_lr=0.02),
 }
 """About ten gradients of every device in a round."""
-QUICK = ("mlp-class/FedAvg", "conv1d-sequential/FedAvg")
+QUICK = ("mlp-class/FedAvg", "squeeze-excite-class/FedAvg")
 EDGES = 2
 TOLERANCE = 1e-4
 AIM = 0.95

@@ -9,7 +9,7 @@ from benchmarks.networks import ARCHITECTURES
 
 def test_two_cells(capsys: pytest.CaptureFixture[str]) -> None:
     cells = architectures.main(["--quick", "--threads", "1"])
-    assert [cell.architecture for cell in cells] == ["mlp-class", "conv1d-sequential"]
+    assert [cell.architecture for cell in cells] == ["mlp-class", "squeeze-excite-class"]
     for cell in cells:
         assert cell.refusal is None
         assert cell.difference is not None
