@@ -71,7 +71,7 @@ FEATURES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "cat from the back": lambda m, x: torch.cat([x.unsqueeze(1), m.second(x)[:, None]], dim=-2),
     "stack": lambda m, x: torch.stack([x, m.second(x)], dim=1).mean(1),
     "a class token": lambda m, x: torch.cat([m.scale.expand(len(x), 1, -1), x.unsqueeze(1)], 1),
-    "chunk": lambda m, x: (lambda a, b: a * torch.sigmoid(b))(*x.chunk(2, dim=-1)),
+    "chunk": lambda m, x: x.chunk(2, dim=-1)[0] * torch.sigmoid(x.chunk(2, -1)[1]),
     "split": lambda m, x: torch.split(x, [2, 4], dim=1)[1].exp(),
     "unbind": lambda m, x: x.view(-1, 2, 3).unbind(1)[0],
     "glu": lambda m, x: F.glu(x),
@@ -265,7 +265,7 @@ class Twisted(torch.autograd.Function):
         return 2 * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return 3 * gradient
 
 
