@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from covey.cli import config
+from tests.pictures import draw_each_kind_once
 
 torch.set_num_threads(1)
 settings.register_profile("covey", deadline=None, database=None, derandomize="CI" in os.environ)
@@ -33,4 +34,13 @@ def _base() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(config, "DEMO", Path(__file__).parent / "base.toml")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _pictures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each kind of picture is drawn once, but in modules with the mark `pictures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.node.get_closest_marker("pictures") is None:
+            draw_each_kind_once(patch)
         yield

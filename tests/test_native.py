@@ -415,36 +415,41 @@ def test_rows_on_their_side(instructions: str) -> None:
 _ALONE = """
 import sys, torch
 from covey import native
-from covey.engine.objective import Objective
 from tests.test_native import *
-task = Task(mlp(WIDTH, 21, 3), shards(3, True), dtype=torch.float64)
-terms = Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05))
-out = descended(task, rows(task, 1), fresh(task), terms)
-torch.save({"rows": out, "status": native.status(), "kernel": task.kernel}, sys.argv[1])
+rows, kernel = prox_rows()
+torch.save({"rows": rows, "status": native.status(), "kernel": kernel}, sys.argv[1])
 """
 
 
+def prox_rows() -> tuple[Tensor, str]:
+    """Four steps with a proximal term and an l1 penalty, and the kernel that made them."""
+    task = Task(mlp(WIDTH, 21, 3), shards(3, True), dtype=torch.float64)
+    terms = Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05))
+    return descended(task, rows(task, 1), fresh(task), terms), task.kernel
+
+
 @pytest.mark.parametrize("wish", ["", "0", "sse9", *SETS])
-def test_the_environment_decides(tmp_path: Any, wish: str) -> None:
-    file = str(tmp_path / "out.pt")
-    environment = {**os.environ, "COVEY_NATIVE": wish, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", _ALONE, file], check=True, env=environment)
-    found = torch.load(file)
+def test_a_wish_decides(monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
     want = {
         "0": "off: COVEY_NATIVE=0",
         "": SETS[-1],
         "sse9": "off: COVEY_NATIVE=sse9 is none of 0, plain, avx2, avx512",
     }
-    assert found["status"] == want.get(wish, wish)
-    assert found["kernel"] == ("torch" if wish in ("0", "sse9") else f"native {found['status']}")
-    task = make(mlp(WIDTH, 21, 3))
-    here = descended(
-        task,
-        rows(task, 1),
-        fresh(task),
-        Objective(4, 0.1, prox=(1.0, rows(task, 2)), l1=(0.1, 0.05)),
-    )
-    torch.testing.assert_close(found["rows"], here, rtol=1e-12, atol=1e-12)
+    here, _ = prox_rows()
+    monkeypatch.setattr(native, "_library", native._load(wish))
+    there, kernel = prox_rows()
+    assert native.status() == want.get(wish, wish)
+    assert kernel == ("torch" if wish in ("0", "sse9") else f"native {native.status()}")
+    torch.testing.assert_close(there, here, rtol=1e-12, atol=1e-12)
+
+
+def test_the_environment_has_the_wish(tmp_path: Any) -> None:
+    file = str(tmp_path / "out.pt")
+    environment = {**os.environ, "COVEY_NATIVE": "plain", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", _ALONE, file], check=True, env=environment)
+    alone = torch.load(file)
+    assert (alone["status"], alone["kernel"]) == ("plain", "native plain")
+    torch.testing.assert_close(alone["rows"], prox_rows()[0], rtol=1e-12, atol=1e-12)
 
 
 def test_without_the_kernel_the_passes_run_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ class Unigram(nn.Module):
 
 def test_a_unigram_model_reaches_the_entropy_of_the_token_counts() -> None:
     shards = sentences()
-    learner = Local(steps=400, lr=2.0, batch=None)
+    learner = Local(steps=200, lr=3.5, batch=None)
     run = covey.run(
         Experiment(
             learner,
@@ -218,6 +218,22 @@ def test_a_sequence_has_one_class_by_its_last_token_or_the_mean() -> None:
             module = network(TOKENS, 2, by_position=False, pool=pool, padding=0)
             assert Task(module, shards).classifies
             torch.testing.assert_close(module(short), module(short[:, :3]))
+
+
+@pytest.mark.parametrize("network", [models.lstm, models.transformer])
+def test_networks_of_tokens_may_drop(network: Any) -> None:
+    shards = sentences()
+    drops = Experiment(
+        FedAvg(steps=1, batch=4), shards, network(TOKENS, TOKENS, dropout=0.5), Tree.flat(5), 1
+    )
+    keeps = dataclasses.replace(drops, model=network(TOKENS, TOKENS))
+    ends = []
+    for experiment in (drops, drops, keeps):
+        run = covey.run(experiment)
+        next(run)
+        ends.append(run.w)
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
 
 
 def pairs(x: Any, y: Any) -> list[tuple[Any, Any]]:

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
 from torch import nn
 
 from covey import draws
@@ -164,9 +165,18 @@ def defaults(kind: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name!r} is not among the {kind}{meant}; one of {', '.join(names)}.")
     out = {"name": name}
     if kind in SECTIONS:
-        for key, field in schema(maker(section, name), section).model_fields.items():
+        build = maker(section, name)
+        for key, field in _own_fields(section, build).items():
             out[key] = "..." if field.is_required() else field.get_default()
     return typing.cast(dict[str, Any], without_null(out))
+
+
+def _own_fields(section: str, build: Callable[..., Any]) -> dict[str, FieldInfo]:
+    """The fields of a named thing alone, without the options of every model."""
+    fields = schema(build, section).model_fields
+    if section != "model":
+        return fields
+    return pretrained.without_options(fields.items(), build)
 
 
 def explain(kind: str, name: str) -> dict[str, str]:
@@ -177,7 +187,7 @@ def explain(kind: str, name: str) -> dict[str, str]:
     build = maker(section, name)
     hints = _hints(build)
     out = {}
-    for key in schema(build, section).model_fields:
+    for key in _own_fields(section, build):
         values = glossary.kind_of(hints.get(key))
         meaning = ""
         if kind == "algorithms":

@@ -4,13 +4,13 @@ from covey.models.cnn import cnn
 from covey.models.gru import gru
 from covey.models.lenet import lenet
 from covey.models.linear import linear
+from covey.models.load_weights import load_weights
 from covey.models.lora import lora, merge
 from covey.models.lstm import lstm
 from covey.models.mlp import mlp
 from covey.models.permfl_cnn import permfl_cnn
 from covey.models.transformer import transformer
 from covey.models.vgg import vgg
-from covey.models.weights import load_weights
 
 __all__ = [
     "cnn",

@@ -6,7 +6,7 @@
 It needs `transformers`. A small GPT-2 with random weights is pretrained with Adam on the pooled text
 of 18 generated speakers of two dialects. Then six speakers of two other dialects learn, by Local,
 FineTune, FedAvg and pFedMe. Every method takes 8 gradients per device and round, of 8 sequences
-each. Each cell tries two step sizes on the first seed, judged by the perplexity on validation
+each. Each cell tries four step sizes on the first seed, judged by the perplexity on validation
 data. The best one runs on three seeds, each with other speakers and another pretrained model.
 Finished runs are kept in `results.json`.
 """
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import covey
 from covey import Algorithm, Experiment, Tree
-from covey.algorithms import FedAvg, FineTune, Local, PFedMe
+from covey.algorithms import FedAvg, FedPer, FineTune, Local, PFedMe
 from covey.data import NO_TARGET, Shards, speakers
 
 SPEAKERS = 36
@@ -37,7 +37,7 @@ ROUNDS = 8
 SEEDS = 3
 RANKS = (1, 4, 16, None)
 """None: the full model trains."""
-STEPS = {False: (0.1, 0.4), True: (0.5, 2.0)}
+STEPS = {False: (0.05, 0.1, 0.2, 0.4), True: (0.25, 0.5, 1.0, 2.0)}
 """The step sizes that are tried, without and with adapters."""
 KEPT = Path(__file__).with_name("results.json")
 Make = Callable[[float], Algorithm]
@@ -71,6 +71,11 @@ METHODS: dict[str, tuple[Make, str]] = {
     "pFedMe": (pfedme, "personal"),
 }
 """How to make each method with a step size, and the model that is reported."""
+SPLIT: dict[str, tuple[Make, str]] = {
+    "FedPer": (lambda lr: FedPer(steps=8, lr=lr, batch=8), "personal"),
+}
+"""The adapters of attention are averaged, those of the other layers stay on the device."""
+PRIVATE = "*mlp*"
 
 
 @cache
@@ -114,7 +119,7 @@ def pretrained(seed: int) -> nn.Module:
 
 def trained(method: str, rank: int | None, lr: float, seed: int, rounds: int) -> dict[str, object]:
     """Perplexities, bytes of a round and the engine's path of one run."""
-    make, reported = METHODS[method]
+    make, reported = {**METHODS, **SPLIT}[method]
     model = pretrained(seed)
     if rank is not None:
         model = covey.models.lora(model, rank=rank, layers=["*attn*", "*mlp*"])
@@ -126,6 +131,7 @@ def trained(method: str, rank: int | None, lr: float, seed: int, rounds: int) ->
         rounds=rounds,
         start="module",
         score_every=2,
+        private=PRIVATE if method in SPLIT else "auto",
         seed=seed,
         workers=1,
     )
@@ -166,6 +172,10 @@ def measure() -> None:
             lr = best_step(method, rank)
             for seed in range(SEEDS):
                 _kept(method, rank, lr, seed)
+    for method in SPLIT:
+        lr = best_step(method, 4)
+        for seed in range(SEEDS):
+            _kept(method, 4, lr, seed)
 
 
 def _kept(
@@ -199,6 +209,12 @@ def table() -> None:
         name = "full model" if rank is None else f"rank {rank}"
         size = f"{one['parameters']:,} | {one['bytes'] / 1e3:,.0f}"
         print(f"| {name} | {size} | {' | '.join(cells)} |")
+    for method in SPLIT:
+        lr = best_step(method, 4)
+        runs = [_kept(method, 4, lr, seed) for seed in range(SEEDS)]
+        sent = runs[0]["bytes"] / 1e3
+        perplexity = _spread([run["test"] for run in runs])
+        print(f"\n{method}, rank 4, private {PRIVATE}: {sent:,.0f} kB, {perplexity} ({lr:g})")
 
 
 def _spread(values: list[float]) -> str:

@@ -4,11 +4,11 @@
     python -m experiments.sequences.run transformer
     python -m experiments.sequences.run table
 
-Every method takes 20 gradients per device and round, of 8 sequences each. Each gets three settings,
-which run on the first seed and are judged by the perplexity on validation data. The best one runs
-on three seeds; each seed draws other speakers, other texts and another start. The reported round
-is the one with the best perplexity on validation data. Finished runs are kept in `lstm.json` and
-`transformer.json`.
+Every method takes 20 gradients per device and round, of 8 sequences each. Each gets four settings,
+which run on the first seed and are judged by the perplexity on validation data; one that diverges
+is not the best. The best setting runs on three seeds. Each seed draws other speakers, other texts
+and another start. The reported round is the one with the best perplexity on validation data.
+Finished runs are kept in `lstm.json` and `transformer.json`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import covey
 from covey import Algorithm, Experiment, Tree, models
 from covey.algorithms import FedAvg, FineTune, Local, PFedMe
 from covey.data import NO_TARGET, Shards, speakers
+from covey.errors import DivergedError
 
 DEVICES = 12
 CHARACTERS = 2000
@@ -36,7 +37,7 @@ ROUNDS = 24
 SEEDS = 3
 FOLDER = Path(__file__).parent
 
-STEPS = {"lstm": (2.0, 4.0, 8.0), "transformer": (0.25, 0.5, 1.0)}
+STEPS = {"lstm": (2.0, 4.0, 8.0, 16.0), "transformer": (0.25, 0.5, 1.0, 2.0)}
 """The step sizes that are tried."""
 REPORTED = {"Local": "personal", "FineTune": "personal", "FedAvg": "global", "PFedMe": "personal"}
 
@@ -62,7 +63,7 @@ def pfedme(lr: float, lam: float) -> Algorithm:
 
 
 def settings(kind: str) -> dict[str, list[Algorithm]]:
-    """The three settings of every method."""
+    """The four settings of every method."""
     steps = STEPS[kind]
     of_one_step: dict[str, Callable[[float], Algorithm]] = {
         "Local": local,
@@ -70,8 +71,8 @@ def settings(kind: str) -> dict[str, list[Algorithm]]:
         "FineTune": finetune,
     }
     out = {name: [make(lr) for lr in steps] for name, make in of_one_step.items()}
-    _, middle, large = steps
-    out["PFedMe"] = [pfedme(middle, 0.1), pfedme(middle, 0.02), pfedme(large, 0.02)]
+    weak = [pfedme(lr, 0.02) for lr in steps[1:]]
+    out["PFedMe"] = [pfedme(steps[1], 0.1), *weak]
     return out
 
 
@@ -102,8 +103,11 @@ def trained(kind: str, name: str, algorithm: Algorithm, seed: int) -> dict[str, 
         workers=1,
     )
     run = covey.run(experiment)
-    for _ in run:
-        pass
+    try:
+        for _ in run:
+            pass
+    except DivergedError:
+        return {"validation": 1e9}
     reported = REPORTED[name]
     scored = [record for record in run.history if record.models]
     best = max(scored, key=lambda record: record.models[reported].quality("validation"))

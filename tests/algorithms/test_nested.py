@@ -77,17 +77,19 @@ def levels(
 
 
 @pytest.mark.parametrize(
-    ("tree", "inner"), [(FOUR, (6, 7, 15)), (FIVE, (5, 6, 7, 15))], ids=["four", "five"]
+    ("tree", "inner", "close"),
+    [(FOUR, (6, 7, 15), 1e-10), (FIVE, (4, 5, 6, 15), 1e-8)],
+    ids=["four", "five"],
 )
 def test_uneven_trees_reach_the_joint_minimum_on_every_tier(
-    tree: Tree, inner: tuple[int, ...]
+    tree: Tree, inner: tuple[int, ...], close: float
 ) -> None:
     devices = some(7, 2, mu=2.0, L=3.0, spread=3.0)
     description = levels(tree, lam=0.5, low=2.0, high=3.0, rounds=inner)
-    run = play(Nested(tuple(description)), devices, tree, w=np.array([4.0, -4.0]), rounds=7)
+    run = play(Nested(tuple(description)), devices, tree, w=np.array([4.0, -4.0]), rounds=6)
     expected = solve(tree, description, devices)
     kept = {f"my_{tier}": rows for tier, rows in zip(tree.tiers[1:], expected[1:], strict=True)}
-    assert deviation(run, expected[0][0], **kept) <= 1e-10
+    assert deviation(run, expected[0][0], **kept) <= close
     assert (
         max(
             np.linalg.norm(a - b) for a, b in zip(expected[-1], [f.a for f in devices], strict=True)

@@ -5,6 +5,7 @@ A new kind of model is one entry of `NETWORKS`: the laws of `test_networks.py` t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,6 +148,45 @@ def normed_sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
+class Residual(nn.Module):
+    """Residuals, a norm, a scale of its own and a constant, written as a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 7)
+        self.second = nn.Linear(7, 7)
+        self.norm = nn.LayerNorm(7)
+        self.scale = nn.Parameter(torch.ones(7))
+        self.head = nn.Linear(14, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.gelu(self.first(x))
+        hidden = hidden + self.scale * F.silu(self.second(self.norm(hidden)))
+        both = torch.cat([hidden, hidden.softmax(-1)], dim=1)
+        out: Tensor = self.head(both / math.sqrt(both.shape[1]))
+        return out
+
+
+class Transformer(nn.Module):
+    """Attention over four positions, by hand, with learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(0.1 * torch.ones(4, 6))
+        self.norm = nn.LayerNorm(6)
+        self.queries = nn.Linear(6, 18)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.positions
+        parts = self.queries(self.norm(x)).view(len(x), 4, 3, 2, 3)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        hidden = x + mixed.transpose(1, 2).reshape(x.shape)
+        out: Tensor = self.head(hidden.mean(dim=1))
+        return out
+
+
 class Adapted(nn.Module):
     """One block of a transformer, pretrained; adapters on its linear layers and its head train."""
 
@@ -221,6 +261,18 @@ def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
     return x * torch.exp(u(1) - 0.5)
 
 
+def everything() -> nn.Module:
+    """A convolution with normalization and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Dropout2d(0.2),
+        nn.Flatten(),
+        nn.Linear(48, CLASSES),
+    )
+
+
 AUGMENT = [{"name": "crop", "pad": 2}, "flip"]
 
 
@@ -251,6 +303,8 @@ def transformer() -> nn.Module:
 NETWORKS: dict[str, Network] = {
     "class MLP": Network(Mlp, (6,), PFEDME),
     "class CNN": Network(Cnn, (1, 6, 6), PERMFL),
+    "class with residuals": Network(Residual, (6,), PFEDME),
+    "class of a transformer": Network(Transformer, (4, 6), PERMFL),
     "BatchNorm": Network(normed_sequence, (6,), FEDBN, {"holdout_devices": 1}),
     "class BatchNorm": Network(NormedOtherwise, (6,), PFEDME, {"batches": "cyclic"}),
     "BatchNorm2d": Network(NormedCnn, (1, 6, 6), FEDBN),
@@ -258,12 +312,13 @@ NETWORKS: dict[str, Network] = {
     "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
-    "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
+    "augmented images": Network(everything, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
     "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
-    "LSTM on tokens": Network(lstm, (LENGTH,), PFEDME, {"data": sentences()}),
+    "LSTM on tokens": Network(lstm, (LENGTH,), FEDAVG, {"data": sentences()}),
     "transformer on tokens": Network(transformer, (LENGTH,), PERMFL, {"data": sentences()}),
 }
 """Every kind of model, by name."""
 if multiplies_bf16("cpu"):
     NETWORKS["CNN in bf16"] = Network(Cnn, (1, 6, 6), FEDAVG, {"compute": "bf16"})
+    NETWORKS["adapters in bf16"] = Network(adapted, (4, 6), FEDAVG, {"compute": "bf16"})

@@ -11,6 +11,8 @@ from covey.report import compare, data_picture, plot
 from tests.report.picture import assert_drawn, hues, ink, share
 from tests.report.test_plot import CLASSES, OTHER, SCORES
 
+pytestmark = pytest.mark.pictures
+
 
 def blank(path: Path, *, axes: int = 0) -> Path:
     """A canvas with nothing on it but empty panels."""

@@ -30,6 +30,8 @@ from covey.runs.scoring import Model
 from covey.wireless import RadioRecord
 from tests.report.rounds import link, record
 
+pytestmark = pytest.mark.pictures
+
 TRAFFIC = link(Traffic(2_000_000, 1, 50, 20, 4_000_000), Traffic(1_000_000, 1, 50, 10, 4_000_000))
 CLASSES = [record(k, validation=0.5, test=0.2 * k, traffic=TRAFFIC) for k in range(4)]
 OTHER = [record(k, validation=0.5, test=0.1 * k, traffic=TRAFFIC) for k in range(4)]
