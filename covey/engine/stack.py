@@ -173,7 +173,7 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
             linear = chain.pop()
             chain.append(replace(linear, activation=function))
         elif chain or not _flattens(node):
-            raise Unknown(f"{node.operation} is an operation other than Linear and {ACTIVATIONS}")
+            raise Unknown(f"{node.operation} is neither Linear nor {ACTIVATIONS}")
         else:
             flat = True
         before = Value(number)
