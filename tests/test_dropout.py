@@ -282,6 +282,7 @@ class _Spy:
     def __init__(self, call: Callable[[Pass, Tensor], Tensor], path: str) -> None:
         self.call = call
         self.path = path
+        self.single = None
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         return self.call(pass_, x)

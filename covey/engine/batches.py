@@ -94,6 +94,8 @@ class Batch:
 
     def row(self, i: int) -> Batch:
         """The batch of one device, with n = 1."""
+        if len(self.examples) == 1:
+            return self
         row = slice(i, i + 1)
         weight = self.weight
         if weight is not None:

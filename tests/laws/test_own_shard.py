@@ -58,7 +58,7 @@ class Running(nn.Module):
         self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x + torch.cumsum(torch.tanh(self.inner(x)), dim=1))
+        return self.head(x + torch.special.i1(self.inner(x)))  # no layer is known for it
 
 
 CONV = nn.Sequential(nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 4))
