@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import covey
 from covey import Algorithm, CoveyError, Experiment, Nodes, Tree
@@ -74,10 +73,6 @@ class Mean(WrongWidth):
 
     def device(self, me: Nodes, w: Tensor) -> Any:
         return None
-
-
-def mean_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, y)
 
 
 def three_numbers(outputs: Tensor, y: Tensor) -> Tensor:
@@ -154,7 +149,6 @@ CASES: dict[str, Case] = {
     "too few outputs": (lambda: start(model=linear(60, 7)), ModelError, ["7 outputs", "need 10"]),
     "a private pattern of nothing": (lambda: start(private=("head.*",)), ConfigError, ["'head.*'", "shares all layers"]),
     "a loss with two axes": (lambda: start(loss=three_numbers), ConfigError, ["loss"]),
-    "a loss that is already a mean": (lambda: start(loss=mean_loss), ConfigError, ["one number per example", "reduction='none'"]),
     # the algorithm
     "an algorithm's class": (lambda: start(algorithm=FedAvg), ConfigError, ["FedAvg", "instance", "FedAvg()"]),
     "no algorithm": (lambda: start(algorithm="fedavg"), ConfigError, ["'fedavg'", "instance"]),

@@ -24,7 +24,9 @@ from covey.engine.passing import Pass
 from covey.engine.task import Task
 from covey.errors import ModelError
 from covey.laws import differences, state
+from tests import peek
 from tests.laws.networks import CLASSES, NETWORKS, SIZES, examples
+from tests.laws.test_graphs import Rerun
 
 IDS = torch.arange(len(SIZES))
 
@@ -280,6 +282,7 @@ class _Spy:
     def __init__(self, call: Callable[[Pass, Tensor], Tensor], path: str) -> None:
         self.call = call
         self.path = path
+        self.single = None
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         return self.call(pass_, x)
@@ -304,6 +307,20 @@ def test_gradients_of_all_examples_drop_too() -> None:
     assert not torch.equal(drops.w, plain.w)
     again = ended(algorithm=algorithm)
     assert differences(state(drops), state(again)) == []
+
+
+@pytest.mark.parametrize("name", ["dropout layers", "augmented vectors"])
+def test_a_replayed_program_draws_by_the_address_of_its_round(name: str) -> None:
+    """With what stands in for a CUDA graph, on two seeds side by side."""
+    experiments = [NETWORKS[name].experiment(seed=seed, rounds=4) for seed in (0, 1)]
+    plain = covey.runs(experiments)
+    list(plain)
+    replayed = covey.runs(experiments)
+    peek.use_graphs(replayed.seeds[0], Rerun)
+    list(replayed)
+    assert peek.graphs(replayed.seeds[0]).replays > 0
+    for one, other in zip(plain.seeds, replayed.seeds, strict=True):
+        assert differences(state(one), state(other)) == []
 
 
 def test_a_module_of_a_run_is_in_eval_mode() -> None:

@@ -1,5 +1,7 @@
 """Many models at once give what each module gives alone, values and gradients."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -138,7 +140,7 @@ def test_one_module_may_stand_in_two_places(module: nn.Module, path: str) -> Non
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase]) -> None:
         super().__init__()
         self.memory = kind(3, 4, batch_first=True)
         self.out = nn.Linear(4, 2)
@@ -149,7 +151,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_what_vmap_cannot_run_runs_row_by_row(kind: type[nn.RNNBase]) -> None:
+def test_what_vmap_cannot_run_runs_row_by_row(kind: Callable[..., nn.RNNBase]) -> None:
     x = inputs(5, 3)
     module = Recurrent(kind)
     passes = forward(ParameterLayout(module.double()), x.shape[2:], sample=x[0])

@@ -71,7 +71,7 @@ FEATURES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "cat from the back": lambda m, x: torch.cat([x.unsqueeze(1), m.second(x)[:, None]], dim=-2),
     "stack": lambda m, x: torch.stack([x, m.second(x)], dim=1).mean(1),
     "a class token": lambda m, x: torch.cat([m.scale.expand(len(x), 1, -1), x.unsqueeze(1)], 1),
-    "chunk": lambda m, x: (lambda a, b: a * torch.sigmoid(b))(*x.chunk(2, dim=-1)),
+    "chunk": lambda m, x: x.chunk(2, dim=-1)[0] * torch.sigmoid(x.chunk(2, -1)[1]),
     "split": lambda m, x: torch.split(x, [2, 4], dim=1)[1].exp(),
     "unbind": lambda m, x: x.view(-1, 2, 3).unbind(1)[0],
     "glu": lambda m, x: F.glu(x),
@@ -95,6 +95,10 @@ FEATURES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "zeros of the batch": lambda m, x: torch.tanh(m.second(x.new_zeros(len(x), 6)) + x),
     "detach": lambda m, x: x.detach() * m.scale + x,
     "shape in Python": lambda m, x: x / math.sqrt(x.shape[-1]) if x.dim() == 2 else x,
+    "variance over an axis": lambda m, x: (x - 1) / x.std(1, keepdim=True) + x.var(dim=1, unbiased=False)[:, None],
+    "einsum": lambda m, x: torch.einsum("bi,ij->bj", x, m.square) + torch.einsum("bi, bi -> b", x, x)[:, None],
+    "prelu": lambda m, x: F.prelu(x, m.scale) + F.prelu(x, m.scale[:1]),
+    "roll": lambda m, x: x.roll(2, 1) + torch.roll(x, (1, 0), (1, 0)),
     "flip": lambda m, x: x.flip(1) + x.clone(),
     "repeat": lambda m, x: m.scale.repeat(len(x), 1) * x,
     "clamp, pow": lambda m, x: x.clamp(-1, 1) ** 2 + x.abs().sqrt() + x.square() ** 1.5,
@@ -119,6 +123,8 @@ IMAGES: dict[str, Callable[[Net, Tensor], Tensor]] = {
     "transposed": lambda m, x: m.up(m.images(x[:, None])),
     "gates": lambda m, x: (lambda y: y * torch.sigmoid(F.adaptive_avg_pool2d(y, 1)))(m.images(x[:, None])),
     "circular": lambda m, x: m.line(x),
+    "shuffled": lambda m, x: F.pixel_shuffle(m.images(x[:, None]), 2),
+    "slopes of channels": lambda m, x: F.prelu(m.images(x[:, None]), m.scale[:4]),
     "upsampled": lambda m, x: F.interpolate(m.groups(m.images(x[:, None])), scale_factor=2.0),
     "a weight of its own": lambda m, x: F.conv2d(x[:, None], m.square.view(4, 1, 3, 3), m.scale[:4]),
 }  # fmt: skip
@@ -259,7 +265,7 @@ class Twisted(torch.autograd.Function):
         return 2 * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return 3 * gradient
 
 
@@ -328,6 +334,35 @@ def test_hooks_and_compiled_modules_are_refused() -> None:
         passes = forward(ParameterLayout(module), torch.Size([6]))
         assert isinstance(passes.graph, str)
         assert words in passes.graph
+
+
+class Ids(nn.Module):
+    """Takes integers, as numbers of words and as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 4, padding_idx=1)
+        self.out = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.words(x).mean(1)
+        numbers = x.to(torch.float32)
+        return self.out(torch.cat([words, numbers.float()], dim=1))
+
+
+def test_integers_and_the_type_of_the_parameters() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randint(5, (N, B, 3), generator=draw)
+    module = Ids()
+    space = ParameterLayout(module)
+    passes = forward(space, x.shape[2:], sample=x[0])
+    assert passes.path == "batched", passes.graph
+    rows = space.row(module) + 0.3 * torch.randn(N, space.width, generator=draw)
+    out, gradients = outcome(passes, space, rows, x)
+    expected = alone(space, rows[3], x[3])
+    torch.testing.assert_close((out[3], gradients[3]), expected, rtol=1e-5, atol=1e-5)
+    some = outcome(passes, space, rows[3:4], x[3:4])
+    assert torch.equal(some[1], gradients[3:4])
 
 
 class Low(nn.Module):

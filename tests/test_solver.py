@@ -175,13 +175,13 @@ def test_fused_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each() -> None:
     facts = engine(cnn(), None, 1, 6, 6)
-    reason = f"conv2d is an operation other than Linear and {ACTIVATIONS}"
+    reason = f"conv2d is neither Linear nor {ACTIVATIONS}"
     assert facts["sentence"] == f"one device after the other in torch, because {reason}"
     assert facts["solver"] == "in place"
 
 
 def test_batched() -> None:
-    reason = f"mish is an operation other than Linear and {ACTIVATIONS}"
+    reason = f"mish is neither Linear nor {ACTIVATIONS}"
     assert engine(mish())["sentence"] == f"batched layers in torch, because {reason}"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _TRAINING = ("loss", "l2", "batches", "start", "norm", "compute", "device", "workers", "memory")
-_NUMBERS = ("squared_error", "mse")
+_NUMBERS = ("squared_error", "mse", "huber")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that
 fails, and working rows.
@@ -131,10 +131,28 @@ def _training(config: Config, seed: int) -> dict[str, Any]:
     out = {name: getattr(config, name) for name in _TRAINING}
     return out | {
         "seed": seed,
+        "loss": loss(config.loss),
         "private": private,
         "dtype": _DTYPES[config.dtype],
         "augment": augment(config.augment),
     }
+
+
+def loss_name(given: str | dict[str, Any]) -> Any:
+    """The name in a file's loss."""
+    if isinstance(given, str):
+        return given
+    return given.get("name")
+
+
+def loss(given: str | dict[str, Any]) -> Any:
+    """What a file asks for, with the function in the place of a name such as module:function."""
+    name = loss_name(given)
+    if not isinstance(name, str) or ":" not in name:
+        return given
+    if not isinstance(given, str) and len(given) > 1:
+        raise ConfigError(f"loss {name} takes no settings; put them into the function.")
+    return modules.find("loss", name, setting=f"loss = {name!r}")
 
 
 def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:
@@ -154,7 +172,7 @@ def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:
 def _shards(config: Config, seed: int) -> Shards:
     """The data; with a loss for numbers, labels that are whole numbers are numbers, not classes."""
     table = dict(config.data)
-    if config.loss not in _NUMBERS:
+    if loss_name(config.loss) not in _NUMBERS:
         shards: Shards = named.make("data", table, seed=seed)
         return shards
     parameters = inspect.signature(named.maker("data", str(table.get("name")))).parameters

@@ -29,6 +29,7 @@ from covey.cli.tree_config import TreeConfig
 from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.data import Shards
 from covey.engine.augment import augmentations
+from covey.engine.losses import check_loss_name
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -57,7 +58,7 @@ class Config(BaseModel):
     rounds: int = Field(60, ge=1)
     seed: int = 0
     seeds: int = Field(1, ge=1)
-    loss: Literal["auto", "cross_entropy", "squared_error", "mse"] = "auto"
+    loss: str | dict[str, Any] = "auto"
     l2: float = Field(0.0, ge=0, allow_inf_nan=False)
     private: str | list[str] = "auto"
     idle: Literal["skip", "train"] = "skip"
@@ -178,6 +179,7 @@ def read(table: dict[str, Any]) -> Config:
         named.checked(section, getattr(config, section))
     _check_compare(config)
     augmentations(assemble.augment(config.augment))
+    check_loss_name(assemble.loss(config.loss))
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config

@@ -39,6 +39,7 @@ _WANTED = {
     "model": "a class derived from torch.nn.Module, or a function that returns a module",
     "data": "a function that returns covey.data.Shards",
     "augment": "a function of the examples x and the random numbers u",
+    "loss": "a function of outputs and targets",
     "tracker": "a class with the methods of covey.Tracker: start, log and finish",
 }
 _RETURNS = {
@@ -114,7 +115,7 @@ def make(
 def makes(thing: object, section: str) -> bool:
     """Whether it can be called to make one; of a function, that shows in what it returns."""
     if not inspect.isclass(thing):
-        return section in ("model", "data", "augment") and inspect.isfunction(thing)
+        return section in ("model", "data", "augment", "loss") and inspect.isfunction(thing)
     if section == "algorithm":
         whole = is_dataclass(thing) and not inspect.isabstract(thing)
         return issubclass(thing, Algorithm) and whole

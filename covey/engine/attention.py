@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -29,6 +30,29 @@ def _matmul(c: Compiler, input: Any, other: Any) -> None:
     first, second = beside(c, input, other)
     reads = (first.register, second.register)
     c.emit(lambda pass_, v: _products(first(v), second(v)), *reads)
+
+
+def _einsum(c: Compiler, equation: str, *operands: Any) -> None:
+    """`torch.einsum` with one letter more, that of the rows."""
+    if len(operands) == 1 and isinstance(operands[0], tuple):
+        [operands] = operands
+    equation = equation.replace(" ", "")
+    unused = [letter for letter in ascii_letters if letter not in equation]
+    if "->" not in equation or "." in equation or not unused:
+        return
+    rows = unused[0]
+    terms, result = equation.split("->")
+    inside = ",".join(f"{rows}{term}" for term in terms.split(","))
+    sources = [c.rows(operand) for operand in operands]
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        values = [v[source] for source in sources]
+        if pass_.models > 1:
+            return torch.einsum(f"{inside}->{rows}{result}", values)
+        twice = [torch.cat([value, value]) for value in values]  # one row has other bits
+        return torch.einsum(f"{inside}->{rows}{result}", twice)[:1]
+
+    c.emit(run, *sources)
 
 
 def _on_the_last_axis(x: Tensor, w: Tensor) -> Tensor:
@@ -100,6 +124,7 @@ def _is_common(mask: Tensor | None) -> bool:
 
 RULES: dict[str, Rule] = {
     "bmm": _matmul,
+    "einsum": _einsum,
     "matmul": _matmul,
     ATTENTION: _attention,
 }

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from covey.engine import rowwise
 from covey.engine.batched import Compiler, Registers, Rule, at_size
-from covey.engine.graph import Multiple, Shared, Unknown, Value
+from covey.engine.graph import FLOAT, Multiple, Shared, Unknown, Value
 from covey.engine.passing import Pass
 from covey.engine.rules import widened
 
@@ -163,6 +163,15 @@ def _select(c: Compiler, input: Any, dim: int, index: int) -> None:
     _changed(c, input, lambda x: x.select(axis, index))
 
 
+def _roll(c: Compiler, input: Any, shifts: Any, dims: Any) -> None:
+    axes = _moved(dims)
+    _changed(c, input, lambda x: x.roll(shifts, axes))
+
+
+def _pixel_shuffle(c: Compiler, input: Any, upscale_factor: int) -> None:
+    _changed(c, input, lambda x: F.pixel_shuffle(x, upscale_factor))
+
+
 def _flip(c: Compiler, input: Any, *dims: Any) -> None:
     axes = _moved(_numbers(dims))
     _changed(c, input, lambda x: x.flip(axes))
@@ -212,6 +221,25 @@ def _reduced(reduce: Callable[..., Tensor]) -> Rule:
             raise Unknown("a reduction has settings that are not known")
         axes = _moved(dim)
         _changed(c, input, lambda x: reduce(x, axes, keepdim))
+
+    return rule
+
+
+def _spread(spread: Callable[..., Tensor]) -> Rule:
+    """The variance or standard deviation over some axes."""
+
+    def rule(
+        c: Compiler,
+        input: Any,
+        dim: Any,
+        unbiased: bool = True,
+        keepdim: bool = False,
+        correction: int | None = None,
+    ) -> None:
+        if correction is None:
+            correction = int(unbiased)
+        axes = _moved(dim)
+        _changed(c, input, lambda x: spread(x, axes, correction=correction, keepdim=keepdim))
 
     return rule
 
@@ -272,6 +300,11 @@ def _long(c: Compiler, input: Any) -> None:
     _changed(c, input, Tensor.long)
 
 
+def _float(c: Compiler, input: Any) -> None:
+    source = c.rows(input)
+    c.emit(lambda pass_, v: v[source].to(pass_.parameters[0].dtype), source)
+
+
 def _to(c: Compiler, input: Any, *settings: Any, **named: Any) -> None:
     """A move to a device; `x.to(...)` with a type is not known."""
     for setting in (*settings, *named.values()):
@@ -292,6 +325,7 @@ RULES: dict[str, Rule] = {
     "detach": _detach,
     "expand": _expand,
     "expand_as": _expand_as,
+    FLOAT: _float,
     "flatten": _flatten,
     "flip": _flip,
     "getitem": _getitem,
@@ -306,12 +340,15 @@ RULES: dict[str, Rule] = {
     "normalize": _normalize,
     "permute": _permute,
     "repeat": _repeat,
+    "pixel_shuffle": _pixel_shuffle,
     "reshape": _reshape,
+    "roll": _roll,
     "select": _select,
     "softmax": _softmax(torch.softmax),
     "split": _split,
     "squeeze": _squeeze,
     "stack": _joined(torch.stack),
+    "std": _spread(torch.std),
     "sum": _reduced(torch.sum),
     "swapaxes": _transpose,
     "t": _reversed,
@@ -320,6 +357,7 @@ RULES: dict[str, Rule] = {
     "unbind": _unbind,
     "unflatten": _unflatten,
     "unsqueeze": _unsqueeze,
+    "var": _spread(torch.var),
     "view": _reshape,
 }
 """The rules of this file, by the name of torch's function."""

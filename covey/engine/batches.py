@@ -42,10 +42,6 @@ class Draw:
         """Random bits, int64 [n, width]."""
         return draws.bits(self.address, self.ids, width)
 
-    def uniform(self, width: int) -> Tensor:
-        """Numbers in [0, 1), float64 [n, width]."""
-        return draws.uniform(self.address, self.ids, width)
-
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -98,6 +94,8 @@ class Batch:
 
     def row(self, i: int) -> Batch:
         """The batch of one device, with n = 1."""
+        if len(self.examples) == 1:
+            return self
         row = slice(i, i + 1)
         weight = self.weight
         if weight is not None:

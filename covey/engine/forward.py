@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from covey.engine import attention, axes, norm, rules
+from covey.engine import attention, axes, norm, rules, single
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
@@ -34,6 +34,8 @@ class Forward:
     path: str
     apply: Step
     graph: Graph | str = "the module was not recorded"  # or why the module has none of known layers
+    single: Step | None = None
+    """Where rows run one by one: the pass of one model (`single.py`)."""
 
     def __call__(self, pass_: Pass, x: Tensor) -> Tensor:
         """Outputs for inputs [n, B, ...]."""
@@ -83,19 +85,21 @@ def graph_pass(
         graph, step = traced(space, example, sample, partial(_compiled, on_cpu=on_cpu))
     except Unknown as error:
         return str(error)
-    path = "batched"
     if on_cpu and _convolves(graph):
-        path = "each"
-    return Forward(path, step, graph)
+        return _by_row(space, graph, single.of_graph(graph, space))
+    return Forward("batched", step, graph)
+
+
+def _by_row(space: ParameterLayout, graph: Graph | str, one: Step) -> Forward:
+    """The path "each": one model after the other."""
+    return Forward("each", single.each(space, one), graph, one)
 
 
 def _compiled(graph: Graph, space: ParameterLayout, *, on_cpu: bool) -> Step:
     """The pass of a graph; row by row where it convolves on a CPU."""
-    alone = on_cpu and _convolves(graph)
-    step = Compiler(pooled_first(graph), space, _RULES, alone=alone).step()
-    if alone:
-        return _each(step)
-    return step
+    if on_cpu and _convolves(graph):
+        return single.each(space, single.of_graph(graph, space))
+    return Compiler(pooled_first(graph), space, _RULES, alone=False).step()
 
 
 def _convolves(graph: Graph) -> bool:
@@ -108,7 +112,7 @@ def module_pass(space: ParameterLayout, device: str, sample: Tensor | None, reas
     On a CPU convolutions always run row by row, which is faster.
     """
     unknown = f"{type(space.module).__name__} is not a graph of known layers: {reason}"
-    by_row = Forward("each", _each(_alone(space)), unknown)
+    by_row = _by_row(space, unknown, single.of_module(space))
     convolution = nn.modules.conv._ConvNd
     if device == "cpu" and any(isinstance(layer, convolution) for layer in space.module.modules()):
         return by_row
@@ -149,43 +153,8 @@ def _told(error: BaseException) -> str:
     return f"vmap fails on it ({text})"
 
 
-def _each(step: Step) -> Step:
-    """Row by row, so that no row's bits can depend on its neighbours."""
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        if len(x) == 1:
-            # The layout of the output decides the kernels of the backward pass.
-            return step(pass_, x).contiguous()
-        inputs = torch.split(x, 1)
-        outputs = []
-        recorded: list[dict[int, Tensor]] = []
-        for pass_of_row, x_of_row in zip(pass_.split(), inputs, strict=True):
-            if pass_.recorded is not None:
-                recorded.append({})
-                pass_of_row = replace(pass_of_row, recorded=recorded[-1])
-            out = step(pass_of_row, x_of_row)
-            outputs.append(out.contiguous())
-        if pass_.recorded is not None:
-            for number in recorded[0]:
-                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
-        return torch.cat(outputs)
-
-    return apply
-
-
-def _alone(space: ParameterLayout) -> Step:
-    call = _call(space)
-
-    def apply(pass_: Pass, x: Tensor) -> Tensor:
-        whole = space.with_frozen(pass_)
-        alone = whole.map(lambda tensor: tensor.squeeze(0))
-        return call(alone, x.squeeze(0)).unsqueeze(0)
-
-    return apply
-
-
 def _vmapped(space: ParameterLayout) -> Step:
-    call = _call(space, batched=True)
+    call = _call(space)
 
     def apply(pass_: Pass, x: Tensor) -> Tensor:
         whole = space.with_frozen(pass_)
@@ -206,7 +175,7 @@ def _vmapped(space: ParameterLayout) -> Step:
     return apply
 
 
-def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
+def _call(space: ParameterLayout) -> Step:
     """The module itself on one model's pass, whose tensors have no axis of rows, and [B, ...].
 
     The pass has the frozen parameters too.
@@ -216,7 +185,7 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
 
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
-            thread.norms = norm.Current(alone=not batched)
+            thread.norms = norm.Current(alone=False)
             thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
         thread.norms.begin(pass_)
         module: nn.Module = thread.module
@@ -224,7 +193,7 @@ def _call(space: ParameterLayout, *, batched: bool = False) -> Step:
             module.train(pass_.training)
         if not always and not pass_.masks:
             return run_module(space, module, pass_, x)
-        mode = Interception(pass_, batched=batched)
+        mode = Interception(pass_, batched=True)
         with mode:
             out = run_module(space, module, pass_, x)
         mode.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,12 @@ class Gradients:
         return norm.joined(self.space.norms, recorded, x)
 
     def training_outputs(self, parameters: list[Tensor], batch: Batch) -> Tensor:
-        """The outputs of which a gradient is taken, [n, B, ...].
+        """The outputs of which a gradient is taken, [n, B, ...]."""
+        pass_ = self._training_pass(parameters, batch)
+        return self.forward(pass_, self.inputs(batch))
+
+    def _training_pass(self, parameters: list[Tensor], batch: Batch) -> Pass:
+        """The pass of which a gradient is taken.
 
         A batch without a draw is passed through the module in eval mode, if that would drop.
         """
@@ -70,8 +75,7 @@ class Gradients:
         if self.sites and batch.draw is not None:
             _, size = batch.examples.shape
             masks = dropout.masks(self.sites, batch.draw, size, parameters[0].dtype)
-        pass_ = Pass(parameters, masks, weight=batch.weight, training=training)
-        return self.forward(pass_, self.inputs(batch))
+        return Pass(parameters, masks, weight=batch.weight, training=training)
 
     def inputs(self, batch: Batch) -> Tensor:
         """The examples of a training batch, augmented if it has a draw, [n, B, ...]."""
@@ -106,32 +110,85 @@ class Gradients:
 
     def gradient(self, x: Rows, batch: Batch) -> Rows:
         """The gradient of each row's mean loss on its batch, [n, P]."""
-        out = torch.empty_like(x)
         if isinstance(self.stack, str):
-            self._fill(out, self.by_autograd(x, batch))
-            return out
+            return self.by_autograd(x, batch)
+        out = torch.empty_like(x)
         parameters = self.views(x)
         factors = self.stack.factors(parameters, self.inputs(batch), batch.y, batch.weight)
         self.stack.add(self.views(out), factors, scale=1.0, keep=0.0)
         return out
 
-    def by_autograd(self, x: Rows, batch: Batch) -> tuple[Tensor, ...]:
-        """The gradient of each row's mean loss, parameter by parameter."""
-        if self.forward.path == "each" and len(x) > 1:  # holds one row's activations at a time
-            by_row = []
-            for i in range(len(x)):
-                gradients = self.by_autograd(_row(x, i), batch.row(i))
-                by_row.append(gradients)
-            by_parameter = zip(*by_row, strict=True)
-            return tuple(torch.cat(parts) for parts in by_parameter)
-        leaves = self._leaves(x)
+    def by_autograd(self, x: Rows, batch: Batch) -> Rows:
+        """The gradient of each row's mean loss, by autograd, [n, P]."""
         if not len(x):
-            return tuple(torch.zeros_like(leaf) for leaf in leaves)
+            return torch.zeros_like(x)
+        by_leaves = self.of_leaves(self.leaves(x), batch)
+        rows = [self._joined(gradients) for gradients in by_leaves]
+        if len(rows) == 1:
+            return rows[0]
+        return torch.cat(rows)
+
+    def leaves(self, x: Rows) -> list[list[Tensor]]:
+        """The parameters in rows as leaves of autograd, which share the memory of the rows.
+
+        They are those of all rows together, [n, ...]. Where rows run one by one, they are those of
+        each row in the shapes of the module.
+        """
+        views = self.views(x)
+        if self.forward.single is None:
+            return [_leaves(views)]
+        out = []
+        for i in range(len(x)):
+            parameters = [view[i] for view in views]
+            out.append(_leaves(self.space.oriented(parameters)))
+        return out
+
+    def of_leaves(self, leaves: list[list[Tensor]], batch: Batch) -> Iterator[tuple[Tensor, ...]]:
+        """The gradients of mean losses by `leaves`, in the same form."""
+        if self.forward.single is None:
+            [parameters] = leaves
+            yield self._of_rows(parameters, batch)
+            return
+        for i, parameters in enumerate(leaves):  # holds one row's activations at a time
+            yield self._of_row(parameters, batch.row(i))
+
+    def _of_rows(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+        """The gradient of each row's mean loss, parameter by parameter, [n, ...]."""
         with torch.enable_grad():
             outputs = self._outputs_for_gradient(leaves, batch)
             losses = self.losses(outputs, batch.y)
-            total = _total(losses, batch.target_weight)
-            return torch.autograd.grad(total, leaves, materialize_grads=True)
+        shares = _shares(losses, batch.target_weight)
+        return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
+
+    def _of_row(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
+        """The gradient of one row's mean loss, parameter by parameter."""
+        assert self.forward.single is not None
+        pass_ = self._training_pass(leaves, batch)
+        if pass_.masks or pass_.weight is not None:
+            pass_ = pass_.of_first(leaves)
+        x = self.inputs(batch)[0]
+        weight = batch.target_weight
+        if weight is not None:
+            weight = weight[0]
+        with torch.enable_grad():
+            with self.precision.products():
+                outputs = self.forward.single(pass_, x)
+            losses = self._losses_of_row(outputs.to(leaves[0].dtype), batch)
+        shares = _shares(losses, weight)
+        return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
+
+    def _losses_of_row(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The losses of the only row of a batch, one per example or position."""
+        if batch.by_position:
+            return self.losses(outputs[None], batch.y)[0]
+        return self.loss(outputs, batch.y[0])
+
+    def _joined(self, gradients: tuple[Tensor, ...]) -> Rows:
+        """Gradients by all parameters as rows."""
+        if self.forward.single is None:
+            return torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1)
+        stored = self.space.oriented(gradients)
+        return torch.cat([gradient.flatten() for gradient in stored])[None]
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own.
@@ -175,7 +232,7 @@ class Gradients:
 
     def _products(self, x: Rows, batch: Batch, v: Rows) -> tuple[Tensor, ...]:
         """H v per row, parameter by parameter."""
-        leaves = self._leaves(x)
+        leaves = _leaves(self.views(x))
         directions = self.views(v)
         outputs = []
         weights = []
@@ -194,7 +251,7 @@ class Gradients:
 
         Some layers have a gradient but no derivative of it, such as fused attention.
         """
-        leaves = self._leaves(x)
+        leaves = _leaves(self.views(x))
         try:
             with torch.enable_grad():
                 gradients = self._differentiable(leaves, batch)
@@ -205,9 +262,6 @@ class Gradients:
         except RuntimeError as error:
             return str(error).splitlines()[0]
         return None
-
-    def _leaves(self, x: Rows) -> list[Tensor]:
-        return [view.detach().requires_grad_() for view in self.views(x)]
 
     def _differentiable(self, leaves: list[Tensor], batch: Batch) -> tuple[Tensor, ...]:
         """The gradient of each row's mean loss, itself a function of the leaves."""
@@ -221,6 +275,10 @@ class Gradients:
         losses = self.losses(outputs, batch.y)
         total = _total(losses, batch.target_weight)
         return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+
+
+def _leaves(views: list[Tensor]) -> list[Tensor]:
+    return [view.detach().requires_grad_() for view in views]
 
 
 def _row(x: Rows, i: int) -> Rows:
@@ -245,6 +303,14 @@ def _cross_entropy_errors(outputs: Tensor, batch: Batch) -> Tensor:
     errors = probabilities.scatter_add(2, label, minus_one)
     errors = errors * share.unsqueeze(2)
     return errors.view_as(outputs)
+
+
+def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
+    """The derivative of each row's mean loss by its losses, in their shape."""
+    if weight is None:
+        return torch.full_like(losses, 1 / losses.shape[-1])
+    shares = weight / weight.sum(-1, keepdim=True)
+    return shares.to(losses.dtype)
 
 
 def _total(losses: Tensor, weight: Tensor | None) -> Tensor:

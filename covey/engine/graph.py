@@ -20,6 +20,8 @@ PARAMETER = "parameter"
 FILLED = "filled"
 """The operation of a node whose tensor has one value everywhere; arguments: shape and value."""
 
+FLOAT = "float"
+"""The operation that turns a value to the type of the parameters."""
 SITE = "dropout"
 """The operation of a site of dropout; arguments: the value, the site's number, and p for alpha."""
 ATTENTION = "scaled_dot_product_attention"

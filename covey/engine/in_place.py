@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
 from torch import Tensor
 
 from covey.engine import smooth_l1
 from covey.engine.objective import DataLoss, Gradient, Objective
 from covey.types import Rows
+
+if TYPE_CHECKING:
+    from covey.engine.batches import Batch
+    from covey.engine.stack import LinearStack
 
 
 def refusal(gradient: Gradient, start: Rows, terms: Objective) -> str | None:
@@ -56,35 +64,50 @@ def on_batches(loss: DataLoss, start: Rows, terms: Objective) -> Rows:
     assert not isinstance(terms.lr, Tensor)
     gamma = terms.exact_l1
     x = start.clone()
-    views = loss.task.gradients.views(x)
+    stack = loss.task.stack
+    if isinstance(stack, str):
+        take_step = _autograd_steps(loss, x, terms, terms.lr)
+    else:
+        take_step = _stack_steps(stack, loss, x, terms, terms.lr)
     for step in range(terms.steps):
-        _step(loss, x, views, step, terms, terms.lr)
+        take_step(loss.batch_of(step))
         if gamma is not None:
             x.copy_(smooth_l1.soft(x, terms.lr * gamma))
     return x
 
 
-def _step(
-    loss: DataLoss,
-    x: Rows,
-    views: list[Tensor],
-    step: int,
-    terms: Objective,
-    lr: float,
-) -> None:
-    """One step in place: every term, the data's too, is evaluated at the x that comes in."""
-    task = loss.task
-    batch = loss.batch_of(step)
-    if isinstance(task.stack, str):
-        gradients = task.gradients.by_autograd(x, batch)
-        step_without_data(x, terms, lr, task.l2)
-        for view, part in zip(views, gradients, strict=True):
-            view.add_(part, alpha=-lr)
-        return
-    inputs = task.gradients.inputs(batch)
-    factors = task.stack.factors(views, inputs, batch.y, batch.weight)
-    step_without_data(x, terms, lr, task.l2)
-    task.stack.add(views, factors, scale=-lr)
+def _stack_steps(
+    stack: LinearStack, loss: DataLoss, x: Rows, terms: Objective, lr: float
+) -> Callable[[Batch], None]:
+    """Steps in place of a stack: every term is evaluated at the x that comes in."""
+    views = loss.task.gradients.views(x)
+
+    def step(batch: Batch) -> None:
+        inputs = loss.task.gradients.inputs(batch)
+        factors = stack.factors(views, inputs, batch.y, batch.weight)
+        step_without_data(x, terms, lr, loss.task.l2)
+        stack.add(views, factors, scale=-lr)
+
+    return step
+
+
+def _autograd_steps(
+    loss: DataLoss, x: Rows, terms: Objective, lr: float
+) -> Callable[[Batch], None]:
+    """As `_stack_steps`, by autograd. The leaves are made once, since they share x's memory."""
+    gradients = loss.task.gradients
+    leaves = gradients.leaves(x)
+
+    @torch.no_grad()
+    def step(batch: Batch) -> None:
+        if not len(x):
+            return
+        directions = list(gradients.of_leaves(leaves, batch))
+        step_without_data(x, terms, lr, loss.task.l2)
+        for parameters, direction in zip(leaves, directions, strict=True):
+            torch._foreach_add_(parameters, direction, alpha=-lr)
+
+    return step
 
 
 def step_without_data(x: Rows, terms: Objective, lr: float, l2: float = 0.0) -> None:

@@ -126,6 +126,11 @@ class ParameterLayout:
         """The number of every parameter's slot, by its name."""
         return {slot.name: number for number, slot in enumerate(self.slots)}
 
+    def oriented(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """One row's parameters turned from the shapes in the module to the stored ones, or back."""
+        pairs = zip(self.slots, values, strict=True)
+        return [slot.oriented(value) for slot, value in pairs]
+
     @property
     def frozen_size(self) -> int:
         """How many numbers the frozen parameters have."""

@@ -2,46 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from covey.data import NO_TARGET, Shards
-from covey.errors import ConfigError
+from covey.engine.named_losses import NAMED, named_loss
+from covey.errors import ConfigError, shown
+from covey.origin import FAULTS, told
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """From outputs [N, ...] and targets [N, ...] to one loss per example [N].
 
 Where labels are per position, every position counts as an example.
 """
-Loss = Literal["auto", "cross_entropy", "squared_error", "mse"] | LossFunction
-"""By name, or a function.
+LossName = Literal["auto", "cross_entropy", "squared_error", "mse", "focal", "bce", "huber"]
+Loss = LossName | LossFunction | Mapping[str, Any]
+"""By name, a table with a name and settings, or a function.
 
 "auto" is cross_entropy for classes and squared_error for numbers; "mse" is squared_error too.
 """
 
 
 def resolved_loss(loss: Loss, shards: Shards) -> Loss:
-    """The loss that "auto" and "mse" mean for this data; any other as it is."""
+    """The loss that a name or a table means for this data; a function as it is.
+
+    >>> resolved_loss({"name": "huber", "delta": 2}, None)
+    Huber(delta=2.0)
+    """
     if callable(loss):
         return loss
+    if isinstance(loss, Mapping):
+        if set(loss) == {"name"}:
+            return resolved_loss(loss["name"], shards)
+        return named_loss(loss, shards)
     if loss == "auto" and shards.classes is not None:
         return "cross_entropy"
     if loss in ("auto", "mse"):
         return "squared_error"
+    if loss in NAMED and loss not in _LOSSES:
+        return named_loss({"name": loss}, shards)
     return loss
 
 
 def loss_function(loss: Loss) -> LossFunction:
     """The function of a loss, one number per example."""
+    if isinstance(loss, Mapping):
+        raise ConfigError(f"loss = {dict(loss)}: resolve it for the data first.")
+    if isinstance(loss, nn.Module) or (callable(loss) and type(loss) not in NAMED.values()):
+        return PerExample(loss)
     if callable(loss):
         return loss
-    if loss not in _LOSSES:
-        names = f"{', '.join(_LOSSES)} (also called mse)"
-        raise ConfigError(f"loss = {loss!r}: choose one of {names}, or give a function.")
+    check_loss_name(loss)
     return _LOSSES[loss]
+
+
+def check_loss_name(loss: Loss) -> None:
+    """Refuse a name that no loss has."""
+    name = loss.get("name") if isinstance(loss, Mapping) else loss
+    known = {"auto", "mse", *_LOSSES, *NAMED}
+    if callable(name) or (isinstance(name, str) and name in known):
+        return
+    names = ", ".join({**_LOSSES, **NAMED})
+    raise ConfigError(
+        f"loss = {shown(name)}: choose one of {names} (mse is squared_error), or give a function."
+    )
+
+
+_TARGETS: dict[type, str] = {
+    nn.CrossEntropyLoss: "classes",
+    nn.NLLLoss: "classes",
+    nn.BCELoss: "yes or no",
+    nn.BCEWithLogitsLoss: "yes or no",
+}
+"""What the losses of torch compare outputs with, where it is not numbers."""
+
+
+class PerExample:
+    """A loss of the user's own as one number per example.
+
+    A torch loss with reduction "mean" or "sum" is taken without it. A function that gives one
+    number for all examples is applied to every example alone. A torch loss per output becomes the
+    mean over the outputs of an example.
+    """
+
+    def __init__(self, loss: LossFunction) -> None:
+        self.loss = loss
+        self.of_torch = isinstance(loss, nn.Module) and hasattr(loss, "reduction")
+        self.targets = _TARGETS.get(type(loss), "numbers")
+        if self.of_torch:
+            plain: Any = copy.deepcopy(loss)
+            plain.reduction = "none"
+            self.loss = plain
+        self.reduces = False
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.reduces:
+            return self._one_by_one(outputs, y)
+        if self.of_torch and y.is_floating_point() and y.numel() == outputs.numel():
+            y = y.view_as(outputs)  # torch would pair [N, 1] with [N] in all ways
+        losses = self.loss(outputs, y)
+        if losses.ndim == 0 and len(y) > 1:
+            self.reduces = True
+            return self._one_by_one(outputs, y)
+        if self.of_torch and losses.ndim > 1:
+            return losses.flatten(1).mean(1)
+        return losses
+
+    def _one_by_one(self, outputs: Tensor, y: Tensor) -> Tensor:
+        def of_one(output: Tensor, target: Tensor) -> Tensor:
+            return self.loss(output[None], target[None])
+
+        try:
+            return vmap(of_one)(outputs, y)
+        except FAULTS as error:
+            raise ConfigError(
+                "the loss gives one number for all examples and cannot be taken example by "
+                f"example ({told(error)}); return one number per example (reduction='none')."
+            ) from error
 
 
 def by_target(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -68,6 +150,13 @@ def losses_of(loss: LossFunction, outputs: Tensor, y: Tensor) -> Tensor:
     if there is None:
         return losses
     return torch.where(there, losses, 0.0)
+
+
+def predicts_numbers(loss: LossFunction) -> bool:
+    """Whether outputs may be compared with targets; those of a cross-entropy are logits."""
+    if loss is cross_entropy:
+        return False
+    return getattr(loss, "targets", "numbers") == "numbers"
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ Norm = Literal["device", "frozen", "group"]
 BatchNorm = nn.modules.batchnorm._BatchNorm
 _LAZY = nn.modules.batchnorm._LazyNormBase
 _GROUPS = 32
+"""GroupNorm has at most so many groups."""
 _CHANNELS = 4
-"""A group of GroupNorm has at least so many channels, and there are at most so many groups."""
+"""A group of GroupNorm has at least so many channels."""
 
 
 class BatchNormFrozen(BatchNorm):
@@ -298,6 +299,12 @@ def _torch_computes(pass_: Pass, x: Tensor, alone: bool) -> bool:
     return x.shape[0] * x.shape[2:].numel() > 1
 
 
+def beside_rows(pass_: Pass) -> Pass:
+    """What norm layers need of a pass of one model, as the pass of n = 1 models."""
+    without = replace(pass_, parameters=[], masks=())
+    return without.map(lambda tensor: tensor[None])
+
+
 # A module of the user's own
 
 
@@ -310,8 +317,7 @@ class Current:
 
     def begin(self, pass_: Pass) -> None:
         """Enter the pass of one model, whose tensors have no axis of rows."""
-        without = replace(pass_, parameters=[], masks=())
-        self.pass_ = without.map(lambda tensor: tensor[None])
+        self.pass_ = beside_rows(pass_)
 
 
 class SiteNorm(BatchNorm):

@@ -75,3 +75,15 @@ class Pass:
         by_tensor = [torch.split(tensor, 1) for tensor in self.tensors]
         by_model = zip(*by_tensor, strict=True)
         return [self.with_tensors(tensors) for tensors in by_model]
+
+    def of_first(self, parameters: list[Tensor]) -> Pass:
+        """The pass of the first model without the axis of rows, with these parameters."""
+        without = replace(self, parameters=[])
+        first = without.map(lambda tensor: tensor[0])
+        return replace(first, parameters=parameters)
+
+    def unbind(self) -> list[Pass]:
+        """The passes of the single models, whose tensors have no axis of rows."""
+        by_tensor = [tensor.unbind() for tensor in self.tensors]
+        by_model = zip(*by_tensor, strict=True)
+        return [self.with_tensors(tensors) for tensors in by_model]

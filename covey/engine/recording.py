@@ -7,7 +7,8 @@ Python (`if x.sum() > 0`), a tensor that torch did not make, gradients switched 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from covey.engine.graph import (
     ATTENTION,
     BATCH_NORM,
     FILLED,
+    FLOAT,
     INPUT,
     PARAMETER,
     SITE,
@@ -92,6 +94,7 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, module: nn.Module, size: int, sites: bool) -> None:
         super().__init__()
         self._size = size
+        self._dtype = next(module.parameters()).dtype
         self._notes_sites = sites
         self._sites = 0
         self.nodes: list[Node] = []
@@ -120,30 +123,43 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in _REFUSED:
             raise Unknown(_REFUSED[name])
-        if name in _DROPOUT:
-            return self._dropout(name, *args, **kwargs)
-        if func is F.batch_norm:
-            return self._batch_norm(*args, **kwargs)
-        if name == ATTENTION:
-            return self._attention(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            with self:  # its body calls functions of torch
-                return inside(func)(*args, **kwargs)
+        special = self._special(func, args, kwargs)
+        if special is not None:
+            return special(*args, **kwargs)
         operands = self._all(args)
         keywords = {key: self.operand(value) for key, value in kwargs.items()}
-        constant = not _has_values(operands) and not _has_values(tuple(keywords.values()))
         out = func(*args, **kwargs)
-        changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if name in _FILLS and self._size in out.shape:
             self.make(FILLED, (tuple(out.shape), out.flatten()[0].item()), out)
-        elif constant:
-            if changes:
-                self._change(args[0])
-            else:
-                self._keep(out)
-        else:
+        elif _has_values(operands) or _has_values(tuple(keywords.values())):
             self._note(name, operands, keywords, out)
+        elif name == "__setitem__" or _is_in_place(name):
+            self._change(args[0])
+        else:
+            self._keep(out)
         return out
+
+    def _special(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """What stands in for a function while it is recorded; None: the function itself."""
+        name = _name(func)
+        if name in _DROPOUT:
+            return partial(self._dropout, name)
+        if name == ATTENTION:
+            return self._attention
+        if func is F.batch_norm:
+            return self._batch_norm
+        if func is F.multi_head_attention_forward:
+            return self._multi_head_attention
+        if is_float(func, args, kwargs):
+            return self._float
+        return None
+
+    def _multi_head_attention(self, *args: Any, **kwargs: Any) -> Any:
+        """torch's own, whose body calls functions of torch."""
+        with self:
+            return inside(F.multi_head_attention_forward)(*args, **kwargs)
 
     def _dropout(
         self,
@@ -183,6 +199,16 @@ class _Recorder(TorchFunctionMode):
         operands = self._all((input, weight, bias))
         out = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         self.make(BATCH_NORM, (*operands, number, eps), out)
+        return out
+
+    def _float(self, x: Tensor, *settings: Any, **named: Any) -> Tensor:
+        """`x.float()`: x in the type of the parameters, which here may be float64."""
+        operand = self.operand(x)
+        out = x.to(self._dtype)
+        if isinstance(operand, Value):
+            self.make(FLOAT, (operand,), out)
+        else:
+            self._keep(out)
         return out
 
     def _site(self) -> int:
@@ -296,12 +322,25 @@ class _Recorder(TorchFunctionMode):
         return self.make(PARAMETER, (name,), tensor)
 
 
+def is_float(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call turns a tensor to float32: `x.float()` or `x.to(torch.float32)`."""
+    name = _name(func)
+    settings = (*args[1:], *kwargs.values())
+    if name in ("to", "type"):
+        return settings == (torch.float32,)
+    return name == "float" and not settings
+
+
 def _name(func: Any) -> str:
     """The name of a function, method or property of torch."""
     name: str = func.__name__
     if name == "__get__":
         name = func.__self__.__name__
     return name
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _has_values(operands: tuple[Any, ...]) -> bool:

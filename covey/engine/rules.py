@@ -213,6 +213,21 @@ def _masked_fill(c: Compiler, input: Any, mask: Any, value: Any) -> None:
         c.emit(lambda pass_, v: x(v).masked_fill(where(v), value), *reads)
 
 
+def _prelu(c: Compiler, input: Any, weight: Any) -> None:
+    """One slope for all numbers, or one for every channel, the second axis."""
+    x = c.rows(input)
+    w = c.rows(weight)
+    behind = max(c.axes(input) - 2, 0)
+
+    def run(pass_: Pass, v: Registers) -> Tensor:
+        before = [1] * min(c.axes(input) - 1, 1)
+        ones = [1] * behind
+        slope = v[w].view(len(v[w]), *before, -1, *ones)
+        return torch.where(v[x] > 0, v[x], slope * v[x])
+
+    c.emit(run, x, w)
+
+
 def _where(c: Compiler, condition: Any, input: Any, other: Any) -> None:
     operands = [condition, input, other]
     tensors = [operand for operand in operands if not _is_number(operand)]
@@ -545,6 +560,7 @@ RULES: dict[str, Rule] = {
     SITE: _dropout,
     BATCH_NORM: _batch_norm,
     "pow": _pow,
+    "prelu": _prelu,
     "reciprocal": _reciprocal,
     "masked_fill": _masked_fill,
     "where": _where,

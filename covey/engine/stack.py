@@ -17,6 +17,7 @@ from covey.engine import rowwise
 from covey.engine.activations import Activation, activation
 from covey.engine.graph import INPUT, PARAMETER, SITE, Graph, Multiple, Node, Unknown, Value
 from covey.engine.layout import ParameterLayout
+from covey.engine.named_losses import NAMED
 
 Derivative = Callable[[Tensor, Tensor], Tensor]
 """From outputs and targets to the derivative of every example's loss by its outputs."""
@@ -123,7 +124,7 @@ def stack(space: ParameterLayout, loss: object, graph: Graph | str) -> LinearSta
     if isinstance(graph, str):
         return graph
     if not isinstance(loss, str):
-        return "the loss is a function of your own"
+        return _other_loss(loss)
     try:
         chain = _chain(space, graph)
     except Unknown as error:
@@ -139,6 +140,13 @@ def stack(space: ParameterLayout, loss: object, graph: Graph | str) -> LinearSta
     if len(slots) < len(space.slots):
         return "the model has parameters outside its layers"
     return LinearStack(tuple(chain), _DERIVATIVES[loss])
+
+
+def _other_loss(loss: object) -> str:
+    """Why a loss has no derivative here."""
+    if type(loss) in NAMED.values():
+        return f"the loss is {type(loss).__name__}, not plain cross-entropy or squared error"
+    return "the loss is a function of your own"
 
 
 def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
@@ -165,7 +173,7 @@ def _chain(space: ParameterLayout, graph: Graph) -> list[Layer]:
             linear = chain.pop()
             chain.append(replace(linear, activation=function))
         elif chain or not _flattens(node):
-            raise Unknown(f"{node.operation} is an operation other than Linear and {ACTIVATIONS}")
+            raise Unknown(f"{node.operation} is neither Linear nor {ACTIVATIONS}")
         else:
             flat = True
         before = Value(number)

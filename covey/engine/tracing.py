@@ -8,7 +8,7 @@ different sizes. Plain `nn.Sequential`s of torch's layers need no such check.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from covey.engine.graph import Graph, Unknown, merged, site_count
 from covey.engine.intercept import Recorder
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
-from covey.engine.recording import record
+from covey.engine.recording import is_float, record
 from covey.origin import FAULTS
 
-SIZES = (5, 7)
-"""Of the two batches that are recorded: rare among the sizes of layers."""
+_PRIMES = (5, 7, 11, 13, 17, 19)
+"""Sizes of the batches that are recorded: two that are no lengths of an example."""
 _CHECKED = (2, 3)
 """How many examples of each are checked."""
 _CLOSE = 1e-9
@@ -51,15 +51,15 @@ def traced(
     """
     _check_calls(space.module)
     if _is_plain(space.module):
-        graph = _plain_graph(space.module, example, sample)
+        graph = _plain_graph(space, example, sample, compile)
         return graph, compile(graph, space)
     module = copy.deepcopy(space.module).cpu()
     if space.width <= _LARGE:
         module = module.double()
     module = norm.for_recording(module)
     draw = torch.Generator().manual_seed(0)
-    batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
-    graph = _recorded(module, batches)
+    batches = [_inputs(module, size, example, sample, draw) for size in _sizes(example)]
+    graph = _recorded(module, batches, lambda graph: compile(graph, space))
     step = compile(graph, space)
     _check_equal(graph, module, batches, compile, draw)
     return graph, step
@@ -89,8 +89,11 @@ def _is_plain(module: nn.Module) -> bool:
 _plain_graphs: dict[Any, Graph] = {}
 
 
-def _plain_graph(module: nn.Module, example: torch.Size, sample: Tensor | None) -> Graph:
+def _plain_graph(
+    space: ParameterLayout, example: torch.Size, sample: Tensor | None, compile: Compile
+) -> Graph:
     """The graph of torch's own layers, which is that of all modules with the same settings."""
+    module = space.module
     integers = sample is not None and not sample.is_floating_point()
     key = (_settings(module), example, integers)
     if key in _plain_graphs:
@@ -98,8 +101,8 @@ def _plain_graph(module: nn.Module, example: torch.Size, sample: Tensor | None) 
     if not all(layer.training for layer in module.modules()):
         module = copy.deepcopy(module).train()
     draw = torch.Generator().manual_seed(0)
-    batches = [_inputs(module, size, example, sample, draw) for size in SIZES]
-    graph = _recorded(module, batches)
+    batches = [_inputs(module, size, example, sample, draw) for size in _sizes(example)]
+    graph = _recorded(module, batches, lambda graph: compile(graph, space))
     if all(parameter.requires_grad for parameter in module.parameters()):
         if len(_plain_graphs) >= _CACHED:
             _plain_graphs.clear()
@@ -116,6 +119,14 @@ def _settings(module: nn.Module) -> tuple[object, ...]:
     for name, parameter in module.named_parameters():
         out.append((name, parameter.shape, parameter.requires_grad))
     return tuple(out)
+
+
+def _sizes(example: torch.Size) -> tuple[int, int]:
+    """The sizes of the two batches."""
+    rare = [size for size in _PRIMES if size not in example]
+    if len(rare) < 2:
+        raise Unknown("its examples have too many axes")
+    return rare[0], rare[1]
 
 
 def _inputs(
@@ -135,17 +146,23 @@ def _inputs(
     return values[chosen].to(parameter.device)
 
 
-def _recorded(module: nn.Module, batches: Sequence[Tensor]) -> Graph:
-    """The graph of both batches, which must be the same in training and in scoring."""
+def _recorded(
+    module: nn.Module, batches: Sequence[Tensor], check: Callable[[Graph], object]
+) -> Graph:
+    """The graph of both batches, which must be the same in training and in scoring.
+
+    `check` raises `Unknown` where a recording has operations that are not known.
+    """
     first, second = (batch.clone() for batch in batches)
     plain = _is_plain(module)
     try:
         small = record(module.train(), first)
+        check(small)
         random = site_count(small) > 0
         if not random and not plain:
             module.eval()
         large = record(module, second)
-        graph = merged(small, large, SIZES)
+        graph = merged(small, large, (len(first), len(second)))
         if random and not plain:
             _check_scoring(module, batches)
     except Unknown:
@@ -160,7 +177,7 @@ def _check_scoring(module: nn.Module, batches: Sequence[Tensor]) -> None:
     first, second = (batch.clone() for batch in batches)
     training = record(module.train(), first, sites=False)
     scoring = record(module.eval(), second, sites=False)
-    merged(training, scoring, SIZES)
+    merged(training, scoring, (len(first), len(second)))
 
 
 def _check_equal(
@@ -239,7 +256,7 @@ def _of_module(
     values = {}
     for slot, leaf in zip(space.slots, leaves, strict=True):
         values[slot.name] = slot.oriented(leaf)
-    mode = Recorder(Pass(leaves), module)  # nothing is dropped
+    mode = _Probe(Pass(leaves), module)  # nothing is dropped
     with torch.enable_grad(), mode:
         outputs: Tensor = functional_call(module, values, (x.clone(),))
         total = (outputs * _weights(outputs)).sum()
@@ -248,6 +265,25 @@ def _of_module(
     if module.training and len(mode.met) != sites:
         raise Unknown("which entries it drops depends on the size of the batch")
     return outputs.detach(), torch.cat(flat)
+
+
+class _Probe(Recorder):
+    """The mode in which a module in float64 stays there: `x.float()` means the module's type."""
+
+    def __init__(self, pass_: Pass, module: nn.Module) -> None:
+        super().__init__(pass_, module)
+        self.dtype = pass_.parameters[0].dtype
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if is_float(func, args, kwargs or {}):
+            return args[0].to(self.dtype)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _weights(outputs: Tensor) -> Tensor:

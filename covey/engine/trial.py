@@ -19,7 +19,7 @@ from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.intercept import Interception, Recorder
 from covey.engine.layout import ParameterLayout, sharing_copy
-from covey.engine.losses import cross_entropy
+from covey.engine.losses import predicts_numbers
 from covey.engine.passing import Pass
 from covey.errors import ConfigError, DataError, ModelError
 from covey.origin import FAULTS, told
@@ -106,11 +106,11 @@ def targets(task: Task) -> int:
     if task.shards.by_position:
         count = y.numel()
     if losses.shape != (1, count):
-        fault = "the loss must return one number per example, not their mean"
-        raise ConfigError(f"{fault}; use reduction='none'.")
+        have = f"a tensor of shape {tuple(losses.shape[1:])} for {count} examples"
+        raise ConfigError(f"the loss returns {have}; return one number per example.")
     # Outputs of a cross-entropy are logits, and a loss of one's own may take a mean and a variance.
     same_size = outputs[0].numel() == y.numel()
-    comparable = task.gradients.loss is not cross_entropy and same_size
+    comparable = predicts_numbers(task.gradients.loss) and same_size
     if task.classifies or not comparable:
         return 0
     return y[:1].numel()

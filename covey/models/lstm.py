@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from covey.models.pooling import Pool, check
-from covey.models.recurrent import Recurrent
+from covey.models.shared.pooling import Pool, check
+from covey.models.shared.recurrent import Recurrent
 
 
 def lstm(

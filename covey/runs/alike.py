@@ -68,7 +68,7 @@ def _setting_that_differs(first: Experiment, other: Experiment) -> str | None:
     same_ids = first.data.tokens == other.data.tokens
     if first.data.classes != other.data.classes or not same_shape or not same_ids:
         return "their data differ in shape or classes"
-    if callable(first.loss) and first.loss is not other.loss:
+    if callable(first.loss) and first.loss != other.loss:
         return "their losses are two functions, which may differ"
     if not _same_outputs(first, other):
         return "their models differ in what they compute"

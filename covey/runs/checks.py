@@ -16,6 +16,8 @@ from covey.data import Shards
 from covey.engine import norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
+from covey.engine.losses import check_loss_name
+from covey.engine.named_losses import Huber
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.kernel.algorithm import Algorithm
@@ -183,10 +185,9 @@ def _check_values(experiment: Experiment) -> None:
     number = isinstance(l2, int | float) and not isinstance(l2, bool)
     if not number or not 0 <= l2 <= LARGEST:
         raise ConfigError(f"l2 = {shown(l2)} must be a number of 0 or more, {LARGEST:g} at most.")
-    if not isinstance(experiment.loss, str) and not callable(experiment.loss):
-        raise ConfigError(
-            f"loss = {shown(experiment.loss)}: give the name of a loss or a function."
-        )
+    loss = experiment.loss
+    if not isinstance(loss, str | Mapping) and not callable(loss):
+        raise ConfigError(f"loss = {shown(loss)}: give the name of a loss, a table or a function.")
     if not isinstance(experiment.codec, str | Mapping):
         raise ConfigError(f"codec = {shown(experiment.codec)}: give a codec's name or a table.")
     if not isinstance(experiment.capture, bool):
@@ -204,9 +205,9 @@ def _check_values(experiment: Experiment) -> None:
 def _check_augment(experiment: Experiment) -> None:
     """Set what the names and functions of `augment` mean."""
     steps = augmentations(experiment.augment)
-    shape = experiment.data.x.shape[1:]
+    x = experiment.data.x
     for step in steps:
-        step.check(shape, experiment.dtype)
+        step.check(x.shape[1:], x.dtype)
     _set(experiment, "augment", steps)
 
 
@@ -227,9 +228,10 @@ def _check_loss(experiment: Experiment) -> None:
 
     Labels become numbers where numbers are predicted.
     """
+    check_loss_name(experiment.loss)
     loss = resolved_loss(experiment.loss, experiment.data)
     _set(experiment, "loss", loss)
-    if loss == "squared_error":
+    if loss == "squared_error" or isinstance(loss, Huber):
         _set(experiment, "data", experiment.data.numbers())
     data = experiment.data
     if loss == "cross_entropy" and data.classes is None and data.y.ndim == 1:

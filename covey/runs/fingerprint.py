@@ -121,8 +121,8 @@ def _model(model: nn.Module, private: str | tuple[str, ...]) -> str:
 
 def _loss(loss: Loss) -> str:
     """A loss by name and a hash of its code; an object also by how it shows itself."""
-    if isinstance(loss, str):
-        return loss
+    if not callable(loss):
+        return str(loss)
     return _function(loss)
 
 

@@ -31,6 +31,8 @@ from covey.runtimes.base import (
 from covey.runtimes.cuda_graphs import Graphs, Invocation
 from covey.types import Ids, Rows
 
+_CACHED = 2**18
+"""Values of rows that stay in the cache of a core."""
 _SCORES = 4
 """Chunks per worker when models are scored: a device takes as long as it has examples."""
 
@@ -279,8 +281,8 @@ class Simulator(BaseRuntime):
         device_bytes = self.task.row_bytes() + self.algorithm.memory()
         room = max(1, self.memory // self.workers // device_bytes)
         if self.task.path == "each":
-            # Rows run one by one, and a model stays in the cache for all its steps.
-            room = 1
+            # Rows run one by one, and the models of a chunk stay in the cache for all their steps.
+            room = min(room, max(1, _CACHED // self.task.space.width))
         smallest = math.ceil(self.grain / self.task.space.width)
         chunks = self.workers
         if not self._play.trains:

@@ -5,10 +5,10 @@
     python -m experiments.sequences.run table
 
 Every method takes 20 gradients per device and round, of 8 sequences each. Each gets four settings,
-which run on the first seed and are judged by the perplexity on validation data. The best one runs
-on three seeds; each seed draws other speakers, other texts and another start. The reported round
-is the one with the best perplexity on validation data. Finished runs are kept in `lstm.json` and
-`transformer.json`.
+which run on the first seed and are judged by the perplexity on validation data; one that diverges
+is not the best. The best setting runs on three seeds. Each seed draws other speakers, other texts
+and another start. The reported round is the one with the best perplexity on validation data.
+Finished runs are kept in `lstm.json` and `transformer.json`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import covey
 from covey import Algorithm, Experiment, Tree, models
 from covey.algorithms import FedAvg, FineTune, Local, PFedMe
 from covey.data import NO_TARGET, Shards, speakers
+from covey.errors import DivergedError
 
 DEVICES = 12
 CHARACTERS = 2000
@@ -102,8 +103,11 @@ def trained(kind: str, name: str, algorithm: Algorithm, seed: int) -> dict[str, 
         workers=1,
     )
     run = covey.run(experiment)
-    for _ in run:
-        pass
+    try:
+        for _ in run:
+            pass
+    except DivergedError:
+        return {"validation": 1e9}
     reported = REPORTED[name]
     scored = [record for record in run.history if record.models]
     best = max(scored, key=lambda record: record.models[reported].quality("validation"))

@@ -261,6 +261,18 @@ def brighter(x: Tensor, u: RandomNumbers) -> Tensor:
     return x * torch.exp(u(1) - 0.5)
 
 
+def everything() -> nn.Module:
+    """A convolution with normalization and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Dropout2d(0.2),
+        nn.Flatten(),
+        nn.Linear(48, CLASSES),
+    )
+
+
 AUGMENT = [{"name": "crop", "pad": 2}, "flip"]
 
 
@@ -300,7 +312,7 @@ NETWORKS: dict[str, Network] = {
     "private adapters": Network(adapted, (4, 6), FEDPER, {"private": "*lora*"}),
     "dropout layers": Network(dropping_layers, (6,), PFEDME),
     "dropout in a CNN": Network(DroppingCnn, (1, 6, 6), FEDAVG_FULL),
-    "augmented images": Network(Cnn, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
+    "augmented images": Network(everything, (1, 6, 6), PFEDME, {"augment": AUGMENT}),
     "augmented vectors": Network(stack, (6,), PFEDME, {"augment": [brighter, "noise"]}),
     "dropout in attention": Network(Attention, (4, 4), PERMFL),
     "LSTM on tokens": Network(lstm, (LENGTH,), FEDAVG, {"data": sentences()}),

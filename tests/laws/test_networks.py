@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import covey
 from covey.laws import differences, state
+from tests.laws.cases import CLASSES, INPUTS, Case, every_algorithm
+from tests.laws.cases import experiment as case_experiment
 from tests.laws.networks import NETWORKS, ROUNDS
 
 ALL = bool(os.environ.get("COVEY_TEST_ALL"))
@@ -78,3 +81,24 @@ def test_seeds_side_by_side_are_as_seeds_alone(name: str) -> None:
         pass
     assert differences(whole(name), state(together.seeds[0])) == []
     assert differences(finished(name, seed=4), state(together.seeds[1])) == []
+
+
+def dropping() -> nn.Module:
+    """What every algorithm can train, with dropout."""
+    return nn.Sequential(nn.Linear(INPUTS, 7), nn.ReLU(), nn.Dropout(0.3), nn.Linear(7, CLASSES))
+
+
+@pytest.mark.skipif(not ALL, reason="slow; for make test-all")
+@every_algorithm
+def test_no_algorithm_draws_by_where_it_runs(case: Case) -> None:
+    """Dropout and augmentation in every algorithm: in one piece, in chunks, by nodes alone."""
+    settings: dict[str, Any] = {"augment": {"name": "noise", "sd": 0.2}, "rounds": 2}
+    one = state(ended(covey.run(case_experiment(case, model=dropping(), **settings))))
+    chunks = {**settings, "workers": 3, "memory": 1}
+    parts = state(ended(covey.run(case_experiment(case, model=dropping(), **chunks))))
+    assert differences(one, parts) == []
+    nodes = covey.run(case_experiment(case, model=dropping(), **settings), runtime="loopback")
+    assert differences(one, state(ended(nodes))) == []
+    quiet = {**settings, "augment": ()}
+    other = state(ended(covey.run(case_experiment(case, model=dropping(), **quiet))))
+    assert differences(one, other) != []

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.engine.forward import Forward, _alone, _each, _vmapped, forward
+from covey.engine import single
+from covey.engine.forward import Forward, _vmapped, forward
 from covey.engine.layout import ParameterLayout
 from covey.engine.passing import Pass
 from covey.models import cnn
@@ -138,7 +139,11 @@ def alone(space: ParameterLayout, rows: Tensor, x: Tensor) -> tuple[Tensor, Tens
 def paths(space: ParameterLayout, shape: torch.Size) -> list[Forward]:
     """What would be chosen on either kind of device, and the ways that are always open."""
     chosen = [forward(space, shape, device) for device in ("cpu", "cuda")]
-    return [*chosen, Forward("each", _each(_alone(space))), Forward("vmap", _vmapped(space))]
+    return [
+        *chosen,
+        Forward("each", single.each(space, single.of_module(space))),
+        Forward("vmap", _vmapped(space)),
+    ]
 
 
 @each_module

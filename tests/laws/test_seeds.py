@@ -26,8 +26,11 @@ from tests.laws.cases import (
     whole,
 )
 
+SAMPLED = {name: CASES[name] for name in ("FedAvg-sample", "HierFAVG-sample-samples")}
+"""Every seed draws its own cohorts."""
 
-@every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN)
+
+@every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN | SAMPLED)
 def test_seeds_side_by_side_are_as_seeds_alone_and_each_is_another_run(case: Case) -> None:
     apart = [
         experiment(case, seed=3),

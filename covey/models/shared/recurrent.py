@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from covey.models.pooling import Pool, check, pooled
+from covey.models.shared.pooling import Pool, check, pooled
 
 
 class Recurrent(nn.Module):

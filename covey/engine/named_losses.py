@@ -1,0 +1,215 @@
+"""Losses with settings, by name: weighted or smoothed cross-entropy, focal, binary, Huber.
+
+Each takes outputs [N, ...] and targets [N, ...] and gives one number per example, [N]. A loss is a
+value: two of the same settings are equal, and a fingerprint shows its settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from covey.data import Shards
+from covey.errors import ConfigError, shown
+
+Weights = str | tuple[float, ...]
+"""One weight per class, or "balanced"."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy with a weight per class, or with smoothed labels.
+
+    Label smoothing s mixes the label with the uniform distribution: (1 - s) of the one, s of the
+    other. The loss of an example is multiplied by the weight of its class; the mean over examples
+    is not divided by their weights.
+    """
+
+    weights: Weights = ()
+    smoothing: float = 0.0
+    targets: ClassVar[str] = "classes"
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, y, reduction="none", label_smoothing=self.smoothing)
+        return _by_class(losses, y, self.weights)
+
+
+@dataclass(frozen=True)
+class Focal:
+    """Focal loss, -(1 - p)^gamma log p of the label's probability p (Lin et al., 2017)."""
+
+    gamma: float = 2.0
+    weights: Weights = ()
+    targets: ClassVar[str] = "classes"
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        surprise = F.cross_entropy(outputs, y, reduction="none")
+        certainty = torch.exp(-surprise)
+        losses = (1 - certainty) ** self.gamma * surprise
+        return _by_class(losses, y, self.weights)
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Cross-entropy of several yes-or-no labels per example, the mean over the labels.
+
+    An output is the logit of its label. `positive` is the weight of yes, one per label.
+    """
+
+    positive: tuple[float, ...] = ()
+    targets: ClassVar[str] = "yes or no"
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        weight = None
+        if self.positive:
+            weight = _table(self.positive, outputs.dtype, outputs.device)
+        targets = y.to(outputs).view_as(outputs)
+        losses = F.binary_cross_entropy_with_logits(
+            outputs, targets, reduction="none", pos_weight=weight
+        )
+        return losses.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Half the squared error up to `delta`, linear beyond, summed over outputs."""
+
+    delta: float = 1.0
+    targets: ClassVar[str] = "numbers"
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = F.huber_loss(outputs, y.view_as(outputs), reduction="none", delta=self.delta)
+        return losses.flatten(1).sum(1)
+
+
+NamedLoss = CrossEntropy | Focal | BinaryCrossEntropy | Huber
+NAMED: dict[str, type[NamedLoss]] = {
+    "cross_entropy": CrossEntropy,
+    "focal": Focal,
+    "bce": BinaryCrossEntropy,
+    "huber": Huber,
+}
+"""Losses that have settings."""
+
+
+def named_loss(settings: Mapping[str, Any], shards: Shards) -> NamedLoss:
+    """The loss of a table such as {"name": "focal", "gamma": 2}, for this data.
+
+    >>> named_loss({"name": "huber", "delta": 2}, None)
+    Huber(delta=2.0)
+    """
+    given = dict(settings)
+    name = given.pop("name", None)
+    if name not in NAMED:
+        have = ", ".join(NAMED)
+        raise ConfigError(f"loss = {shown(dict(settings))}: `name` must be one of {have}.")
+    kind = NAMED[name]
+    known = [field.name for field in fields(kind)]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"loss {name} has no setting {key!r}; it has {', '.join(known)}.")
+    values = {key: _value(name, key, value) for key, value in given.items()}
+    loss = kind(**values)
+    _check_range(name, loss)
+    return _fitted(name, loss, shards)
+
+
+def _value(name: str, key: str, value: Any) -> Any:
+    """A number as a float and a list as a tuple of them; an error for anything else."""
+    if key == "weights" and value == "balanced":
+        return value
+    listed = key in ("weights", "positive")
+    if listed and isinstance(value, list | tuple):
+        return tuple(_number(name, key, entry) for entry in value)
+    if listed:
+        rule = "a list with one number per class"
+        if key == "weights":
+            rule += ', or "balanced"'
+        raise ConfigError(f"loss {name}: {key} = {shown(value)}; give {rule}.")
+    return _number(name, key, value)
+
+
+def _number(name: str, key: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"loss {name}: {key} = {shown(value)}; give a number, at least 0.")
+    return float(value)
+
+
+def _check_range(name: str, loss: NamedLoss) -> None:
+    if isinstance(loss, CrossEntropy) and loss.smoothing >= 1:
+        raise ConfigError(f"loss {name}: smoothing = {loss.smoothing:g}; give less than 1.")
+    if isinstance(loss, Huber) and loss.delta == 0:
+        raise ConfigError(f"loss {name}: delta = 0 leaves no loss; give more than 0.")
+
+
+def _fitted(name: str, loss: NamedLoss, shards: Shards) -> NamedLoss:
+    """The loss with one weight per class of the data; an error where targets do not fit."""
+    if isinstance(loss, CrossEntropy | Focal):
+        if shards.classes is None:
+            fault = "needs labels, but the targets are numbers; give integer labels"
+            raise ConfigError(f"loss {name} {fault}.")
+        if loss.weights == "balanced":
+            return _with_weights(loss, balanced(shards))
+        if loss.weights and len(loss.weights) != shards.classes:
+            have = f"{len(loss.weights)} weights for {shards.classes} classes"
+            raise ConfigError(f"loss {name}: {have}; give one per class.")
+    if isinstance(loss, BinaryCrossEntropy):
+        _check_yes_or_no(loss, shards)
+    return loss
+
+
+def _check_yes_or_no(loss: BinaryCrossEntropy, shards: Shards) -> None:
+    if shards.classes is not None:
+        fix = "give targets of 0 and 1, one per label; for classes use cross_entropy"
+        raise ConfigError(f"loss bce needs several yes-or-no labels per example; {fix}.")
+    y = shards.y
+    outside = (y < 0) | (y > 1)
+    if bool(outside.any()):
+        value = float(y[outside].flatten()[0])
+        raise ConfigError(f"loss bce: a target is {value:g}; give numbers from 0 to 1.")
+    labels = y[:1].numel()
+    if loss.positive and len(loss.positive) != labels:
+        have = f"{len(loss.positive)} weights `positive` for {labels} labels"
+        raise ConfigError(f"loss bce: {have}; give one per label.")
+
+
+def _with_weights(loss: CrossEntropy | Focal, weights: tuple[float, ...]) -> NamedLoss:
+    if isinstance(loss, Focal):
+        return Focal(loss.gamma, weights)
+    return CrossEntropy(weights, loss.smoothing)
+
+
+def balanced(shards: Shards) -> tuple[float, ...]:
+    """Weights that give every class the same total, over the training examples of all devices.
+
+    The mean weight of an example is 1. A class that no device has counts as one of weight 1.
+    """
+    assert shards.classes is not None
+    counts = torch.as_tensor(shards.labels()).sum(0).double()
+    present = counts > 0
+    each = counts.sum() / int(present.sum())
+    weights = torch.where(present, each / counts.clamp(min=1), 1.0)
+    return tuple(weights.tolist())
+
+
+def _by_class(losses: Tensor, y: Tensor, weights: Weights) -> Tensor:
+    """Every loss times the weight of its example's class."""
+    if not weights:
+        return losses
+    assert not isinstance(weights, str)
+    table = _table(weights, losses.dtype, losses.device)
+    return losses * table[y]
+
+
+@lru_cache
+def _table(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on a device, moved there once: a CUDA graph may not copy them."""
+    return torch.tensor(numbers, dtype=dtype, device=device)

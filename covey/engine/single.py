@@ -1,0 +1,528 @@
+"""The pass of one model at a time, for rows that run one by one.
+
+The tensors of such a pass have no axis of rows, and its parameters have the shapes of the module.
+So it costs what the module itself costs. On a CPU convolutions run with channels last.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from types import GetSetDescriptorType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from covey.engine import norm, rowwise
+from covey.engine.batched import Step, pooled_first
+from covey.engine.dropout import drop
+from covey.engine.graph import (
+    ATTENTION,
+    BATCH_NORM,
+    FILLED,
+    INPUT,
+    PARAMETER,
+    SITE,
+    Graph,
+    Multiple,
+    Node,
+    Shared,
+    Unknown,
+    Value,
+)
+from covey.engine.intercept import Interception, attention_weights
+from covey.engine.layout import ParameterLayout, sharing_copy
+from covey.engine.passing import Pass
+
+Values = list[Any]
+"""What the nodes of a graph have made, by number; None where nobody needs it any more."""
+_SIZE = -1
+_MASKS = -2
+_PASS = -3
+"""Where the size of the batch, the masks and the pass for norms stand among the values."""
+Read = Callable[[Values], Any]
+"""An operand of a node."""
+
+
+def each(space: ParameterLayout, single: Step) -> Step:
+    """Row by row, so that no row's bits can depend on its neighbours."""
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        outputs = []
+        recorded: list[dict[int, Tensor]] = []
+        for pass_of_row, x_of_row in zip(pass_.unbind(), x.unbind(), strict=True):
+            parameters = space.oriented(pass_of_row.parameters)
+            one = replace(pass_of_row, parameters=parameters)
+            if pass_.recorded is not None:
+                recorded.append({})
+                one = replace(one, recorded=recorded[-1])
+            outputs.append(single(one, x_of_row))
+        if pass_.recorded is not None:
+            for number in recorded[0]:
+                pass_.recorded[number] = torch.cat([of_row[number] for of_row in recorded])
+        return torch.stack(outputs)
+
+    return apply
+
+
+# The module itself
+
+
+def of_module(space: ParameterLayout) -> Step:
+    """The module on one model's pass and inputs [B, ...].
+
+    Its parameters are replaced where they stand, which is faster than `functional_call`.
+    """
+    thread = threading.local()  # a module per worker
+
+    def call(pass_: Pass, x: Tensor) -> Tensor:
+        if not hasattr(thread, "module"):
+            thread.norms = norm.Current(alone=True)
+            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+            thread.places = _places(thread.module, space)
+        thread.norms.begin(pass_)
+        module: nn.Module = thread.module
+        if module.training != pass_.training:
+            module.train(pass_.training)
+        for parameter, places in zip(pass_.parameters, thread.places, strict=True):
+            for held, name in places:
+                held[name] = parameter
+        out = _run(module, pass_, x, always=space.needs_mode)
+        # The layout of the output decides the kernels of the backward pass.
+        return out.contiguous()
+
+    return call
+
+
+def _run(module: nn.Module, pass_: Pass, x: Tensor, *, always: bool) -> Tensor:
+    """The outputs of the module, in a mode that drops by masks where there are any.
+
+    In eval mode, layers of attention have a shortcut of other bits. It is not taken in a mode.
+    """
+    if not always and not pass_.masks:
+        out: Tensor = module(x)
+        return out
+    mode = Interception(pass_)
+    with mode:
+        out = module(x)
+    mode.finish()
+    return out
+
+
+def _places(module: nn.Module, space: ParameterLayout) -> list[list[tuple[dict[str, Any], str]]]:
+    """Where the module keeps the parameter of each slot, which may be in several layers."""
+    numbers = {}
+    for number, slot in enumerate(space.slots):
+        numbers[id(module.get_parameter(slot.name))] = number
+    places: list[list[tuple[dict[str, Any], str]]] = [[] for _ in space.slots]
+    for layer in module.modules():
+        for name, parameter in layer._parameters.items():
+            if id(parameter) in numbers:
+                number = numbers[id(parameter)]
+                places[number].append((layer._parameters, name))
+    return places
+
+
+# The graph of a module
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """The function of a node, its operands, and the values that nobody reads any more."""
+
+    number: int
+    function: Callable[..., Any]
+    operands: Operands
+    part: int | None
+    done: tuple[int, ...]
+
+
+def of_graph(graph: Graph, space: ParameterLayout) -> Step:
+    """The pass of one model through a graph; raises `Unknown` where torch has no such function."""
+    graph = pooled_first(graph)
+    readers = _readers(graph)
+    parameters = _parameters(graph, space)
+    [start] = _numbers(graph, INPUT)
+    made = {start, *dict(parameters)}
+    instructions = [
+        _instruction(number, graph, readers, space.module)
+        for number in graph.needed
+        if number not in made
+    ]
+    normed = bool(_numbers(graph, BATCH_NORM))
+    output = graph.output.number
+    count = len(graph.nodes) + 3
+
+    def apply(pass_: Pass, x: Tensor) -> Tensor:
+        values: Values = [None] * count
+        values[start] = x
+        values[_SIZE] = len(x)
+        values[_MASKS] = pass_.masks
+        if normed:
+            values[_PASS] = norm.beside_rows(pass_)
+        for number, slot in parameters:
+            values[number] = pass_.parameters[slot]
+        _execute(instructions, values)
+        result: Tensor = values[output]
+        # The layout of the output decides the kernels of the backward pass.
+        return result.contiguous()
+
+    return apply
+
+
+def _execute(instructions: list[Instruction], values: Values) -> None:
+    """Compute the values of all nodes."""
+    for step in instructions:
+        out = step.function(*step.operands(values))
+        if step.part is not None:
+            out = out[step.part]
+        values[step.number] = out
+        for number in step.done:
+            values[number] = None
+
+
+def _numbers(graph: Graph, operation: str) -> list[int]:
+    """The nodes of an operation that the output depends on."""
+    return [number for number in graph.needed if graph.nodes[number].operation == operation]
+
+
+def _parameters(graph: Graph, space: ParameterLayout) -> list[tuple[int, int]]:
+    """The nodes that read parameters, with the numbers of their slots."""
+    out = []
+    for number in _numbers(graph, PARAMETER):
+        [name] = graph.nodes[number].arguments
+        if name not in space.numbers:
+            raise Unknown(f"parameter {name} is not part of a row")
+        out.append((number, space.numbers[name]))
+    return out
+
+
+def _readers(graph: Graph) -> dict[int, list[int]]:
+    """The nodes that read each value, in order."""
+    readers: dict[int, list[int]] = {}
+    for number in graph.needed:
+        for value in graph.nodes[number].values:
+            readers.setdefault(value.number, []).append(number)
+    return readers
+
+
+def _instruction(
+    number: int, graph: Graph, readers: dict[int, list[int]], module: nn.Module
+) -> Instruction:
+    node = graph.nodes[number]
+    function = _function(node)
+    if node.operation == "relu":
+        node = Node("relu", tuple(node.values), {}, node.shape)  # it may also say `inplace`
+        if _may_overwrite(node, graph, readers):
+            function = torch.relu_
+    elif node.operation == FILLED:
+        parameter = next(module.parameters())
+        function = partial(torch.full, dtype=parameter.dtype)
+    if node.operation in (SITE, ATTENTION):
+        node = replace(node, arguments=(Value(_MASKS), *node.arguments))
+    if node.operation == BATCH_NORM:
+        node = replace(node, arguments=(Value(_PASS), *node.arguments))
+    if node.keywords:
+        function = _with_keywords(function, tuple(node.keywords))
+    arguments = (*node.arguments, *node.keywords.values())
+    read = {value.number for value in node.values if value.number >= 0}
+    done = tuple(n for n in sorted(read) if readers[n][-1] == number and n != graph.output.number)
+    return Instruction(number, function, Operands(arguments, module), node.part, done)
+
+
+def _may_overwrite(node: Node, graph: Graph, readers: dict[int, list[int]]) -> bool:
+    """Whether a ReLU may be taken in place: no one else reads its operand, not even autograd."""
+    [operand] = node.values
+    source = graph.nodes[operand.number].operation
+    return source in _UNSAVED and len(readers[operand.number]) == 1
+
+
+def _with_keywords(function: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """The function with its keywords as last arguments."""
+    count = len(names)
+
+    def call(*arguments: Any) -> Any:
+        named = dict(zip(names, arguments[-count:], strict=True))
+        return function(*arguments[:-count], **named)
+
+    return call
+
+
+class Operands:
+    """Reads the operands of a node: values, constants, and numbers that depend on the batch."""
+
+    def __init__(self, arguments: tuple[Any, ...], module: nn.Module) -> None:
+        self._template: list[Any] = []
+        self._values: list[tuple[int, int]] = []
+        self._others: list[tuple[int, Read]] = []
+        for position, argument in enumerate(arguments):
+            fixed = None
+            if isinstance(argument, Value):
+                self._values.append((position, argument.number))
+            elif _varies(argument):
+                self._others.append((position, _reader(argument, module)))
+            else:
+                fixed = _reader(argument, module)([])
+            self._template.append(fixed)
+
+    def __call__(self, values: Values) -> list[Any]:
+        out = self._template.copy()
+        for position, number in self._values:
+            out[position] = values[number]
+        for position, read in self._others:
+            out[position] = read(values)
+        return out
+
+
+def _varies(argument: Any) -> bool:
+    """Whether an operand depends on the model or on the batch."""
+    if isinstance(argument, tuple):
+        return any(_varies(part) for part in argument)
+    if isinstance(argument, slice):
+        return _varies((argument.start, argument.stop, argument.step))
+    return isinstance(argument, Value | Multiple)
+
+
+def _reader(argument: Any, module: nn.Module) -> Read:
+    """The function that reads an operand."""
+    if isinstance(argument, Value):
+        return operator.itemgetter(argument.number)
+    if isinstance(argument, Multiple):
+        return lambda values: argument.factor * values[_SIZE]
+    if isinstance(argument, tuple):
+        reads = [_reader(part, module) for part in argument]
+        return lambda values: tuple(read(values) for read in reads)
+    if isinstance(argument, slice):
+        ends = _reader((argument.start, argument.stop, argument.step), module)
+        return lambda values: slice(*ends(values))
+    if isinstance(argument, Shared):
+        tensor = _shared(argument, module)
+        return lambda values: tensor
+    return lambda values: argument
+
+
+def _shared(operand: Shared, module: nn.Module) -> Tensor:
+    """A tensor that is the same for all models, in the type of the parameters."""
+    tensor = operand.tensor
+    if operand.name is not None:
+        layer, _, key = operand.name.rpartition(".")
+        tensor = getattr(module.get_submodule(layer), key)
+    parameter = next(module.parameters())
+    if tensor.is_floating_point():
+        return tensor.detach().to(parameter)
+    return tensor.to(parameter.device)
+
+
+# Functions
+
+
+def _function(node: Node) -> Callable[..., Any]:
+    """The function of torch that a node names."""
+    name = node.operation
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
+    for place in (F, torch, Tensor):
+        function = getattr(place, name, None)
+        if callable(function):
+            called: Callable[..., Any] = function
+            return called
+    if isinstance(getattr(Tensor, name, None), property | GetSetDescriptorType):
+        return operator.attrgetter(name)
+    raise Unknown(f"{name} is not a known operation")
+
+
+def _dropped(masks: tuple[Tensor, ...], x: Tensor, site: int, alpha_p: float | None) -> Tensor:
+    if not masks:
+        return x
+    return drop(x, masks[site], alpha_p)
+
+
+def _batch_norm(
+    pass_: Pass, x: Tensor, weight: Tensor | None, bias: Tensor | None, number: int, eps: float
+) -> Tensor:
+    if weight is not None:
+        weight = weight[None]
+    if bias is not None:
+        bias = bias[None]
+    return norm.folded(pass_, number, x, weight=weight, bias=bias, eps=eps, alone=True)
+
+
+def _attention(
+    masks: tuple[Tensor, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    site: int | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Attention whose weights are dropped by a mask; torch's own where that will do."""
+    if site is None or not masks:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, is_causal=is_causal, scale=scale
+        )
+    weights = attention_weights(query, key, attn_mask, is_causal, scale)
+    return drop(weights, masks[site]) @ value
+
+
+def _conv2d(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+    return F.conv2d(channels_last(x), *arguments, **named)
+
+
+def _conv_transpose2d(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+    return F.conv_transpose2d(channels_last(x), *arguments, **named)
+
+
+def _conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """A convolution of images of height 1, since only these have channels last."""
+    if not isinstance(padding, str):
+        padding = (0, _one(padding))
+    image = channels_last(x.unsqueeze(2))
+    out = F.conv2d(
+        image,
+        weight.unsqueeze(2),
+        bias,
+        (1, _one(stride)),
+        padding,
+        (1, _one(dilation)),
+        groups,
+    )
+    return out.squeeze(2)
+
+
+def _one(number: Any) -> int:
+    """The number of one axis."""
+    if isinstance(number, tuple):
+        [number] = number
+    out: int = number
+    return out
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images with the channels of a point side by side.
+
+    A CPU convolves and pools them up to twice as fast.
+    """
+    if x.dim() != 4:
+        return x
+    if x.shape[1] == 1:
+        # One channel has both layouts; only these strides make torch go on with channels last.
+        height, width = x.shape[2:]
+        by_point = x.reshape(len(x), height, width, 1)
+        return by_point.movedim(-1, 1)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _keeps_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function that leaves channels last, with gradients that have the layout of its operand.
+
+    Its own gradients would not, and a ReLU is five times slower if its two operands differ.
+    """
+
+    def call(x: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        if x.requires_grad and _is_last(x):
+            x.register_hook(_GRADIENTS[x.dim()])  # type: ignore[no-untyped-call]
+        return function(x, *arguments, **named)
+
+    return call
+
+
+def _image_gradient(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)
+
+
+def _series_gradient(gradient: Tensor) -> Tensor:
+    return gradient.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+_GRADIENTS = {3: _series_gradient, 4: _image_gradient}
+
+
+def _is_last(x: Tensor) -> bool:
+    """Whether series or images have the channels of a point side by side."""
+    return x.dim() in (3, 4) and x.stride(1) == 1
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
+    """A mean over all points of an image runs, and has its gradients, with channels last."""
+    if dim is None:
+        return torch.mean(x, **named)
+    axes = dim if isinstance(dim, tuple) else (dim,)
+    points = list(range(2, x.dim()))
+    if not _is_last(x) or named or sorted(axis % x.dim() for axis in axes) != points:
+        return torch.mean(x, dim, keepdim, **named)
+    mean = x.movedim(1, -1).mean(tuple(range(1, x.dim() - 1)))
+    if not keepdim:
+        return mean
+    ones = [1] * len(points)
+    return mean.view(*mean.shape, *ones)
+
+
+def _adaptive_mean(x: Tensor, output_size: Any) -> Tensor:
+    """Adaptive mean pooling of series and images."""
+    points = tuple(range(2, x.dim()))
+    if output_size in (1, (1,), (1, 1)) and len(points) in (1, 2) and _is_last(x):
+        return _mean(x, points, keepdim=True)
+    return _POOLS[len(points)](x, output_size)
+
+
+_POOLS = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d}
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product of the kernel that many models would use, which tiny products decide."""
+    if x.dim() != 2 or x.numel() * len(weight) >= _TINY:
+        return F.linear(x, weight, bias)
+    matrix = weight.t()[None]
+    if bias is None:
+        return rowwise.bmm(x[None], matrix)[0]
+    return rowwise.baddbmm(bias[None, None], x[None], matrix)[0]
+
+
+_TINY = 400
+"""Products of fewer multiplications do not go to the library of matrix products."""
+_UNSAVED = (
+    "conv2d",
+    "conv3d",
+    "conv_transpose2d",
+    "linear",
+    "add",
+    "max_pool1d",
+    "max_pool2d",
+    "avg_pool2d",
+)
+"""Operations whose results autograd does not keep."""
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    FILLED: torch.full,
+    SITE: _dropped,
+    ATTENTION: _attention,
+    BATCH_NORM: _batch_norm,
+    "getitem": operator.getitem,
+    "view": _keeps_layout(Tensor.reshape),
+    "reshape": _keeps_layout(Tensor.reshape),
+    "flatten": _keeps_layout(torch.flatten),
+    "mean": _mean,
+    "adaptive_avg_pool1d": _adaptive_mean,
+    "adaptive_avg_pool2d": _adaptive_mean,
+    "view_as": Tensor.reshape_as,
+    "conv1d": _conv1d,
+    "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
+    "linear": _linear,
+    "relu": torch.relu,
+}
+"""Functions that replace those of torch, by name."""

@@ -1,0 +1,171 @@
+"""Losses by name, with settings, and losses of torch and of one's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import covey
+from covey import Experiment, Tree, data
+from covey.algorithms import FedAvg
+from covey.engine.losses import PerExample, loss_function, resolved_loss
+from covey.engine.named_losses import Focal, balanced, named_loss
+from covey.errors import ConfigError
+
+DEVICES = 3
+
+
+def classes() -> data.Shards:
+    """Three devices with labels 0 to 2, 0 being the most frequent."""
+    draw = torch.Generator().manual_seed(1)
+    pairs = []
+    for _ in range(DEVICES):
+        x = torch.randn(24, 4, generator=draw)
+        y = (x[:, 0] > 0.5).long() + (x[:, 1] > 1.0).long()
+        pairs.append((x, y))
+    return data.own(pairs, classes=3)
+
+
+def several_labels() -> data.Shards:
+    draw = torch.Generator().manual_seed(2)
+    inputs = [torch.randn(24, 4, generator=draw) for _ in range(DEVICES)]
+    return data.own([(x, (x[:, :3] > 0.3).float()) for x in inputs])
+
+
+def numbers() -> data.Shards:
+    draw = torch.Generator().manual_seed(3)
+    inputs = [torch.randn(24, 4, generator=draw) for _ in range(DEVICES)]
+    return data.own([(x, x[:, :2].sum(1)) for x in inputs])
+
+
+def trained(shards: data.Shards, loss: Any, outputs: int) -> Tensor:
+    """The global row after two rounds."""
+    model = nn.Linear(4, outputs)
+    algorithm = FedAvg(steps=3, lr=0.2, batch=6)
+    tree = Tree.flat(DEVICES)
+    run = covey.run(Experiment(algorithm, shards, model, tree, rounds=2, loss=loss))
+    list(run)
+    return run.w
+
+
+def test_a_weighted_and_smoothed_cross_entropy_is_torchs() -> None:
+    outputs = torch.randn(7, 3, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    settings = {"name": "cross_entropy", "weights": [1, 2, 3], "smoothing": 0.2}
+    losses = loss_function(resolved_loss(settings, classes()))(outputs, y)
+    plain = F.cross_entropy(outputs, y, reduction="none", label_smoothing=0.2)
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    torch.testing.assert_close(losses, plain * weights[y], rtol=0, atol=1e-14)
+
+
+def test_focal_loss_at_gamma_0_is_cross_entropy_and_by_hand_at_2() -> None:
+    outputs = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([0])
+    assert float(Focal(0.0)(outputs, y)) == pytest.approx(math.log(2), abs=1e-15)
+    assert float(Focal(2.0)(outputs, y)) == pytest.approx(0.25 * math.log(2), abs=1e-15)
+
+
+def test_balanced_weights_give_every_class_the_same_total() -> None:
+    shards = classes()
+    counts = shards.labels().sum(0)
+    weights = balanced(shards)
+    totals = [count * weight for count, weight in zip(counts, weights, strict=True)]
+    assert totals == pytest.approx([counts.sum() / 3] * 3)
+
+
+def test_binary_cross_entropy_is_the_mean_over_labels() -> None:
+    outputs = torch.randn(5, 3, dtype=torch.float64)
+    y = (torch.randn(5, 3) > 0).double()
+    loss = named_loss({"name": "bce", "positive": [1, 2, 3]}, several_labels())
+    positive = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    expected = F.binary_cross_entropy_with_logits(
+        outputs, y, reduction="none", pos_weight=positive
+    ).mean(1)
+    torch.testing.assert_close(loss(outputs, y), expected, rtol=0, atol=0)
+
+
+def test_huber_is_squared_error_near_and_linear_far() -> None:
+    loss = named_loss({"name": "huber", "delta": 1.0}, numbers())
+    outputs = torch.tensor([[0.5], [3.0]])
+    losses = loss(outputs, torch.zeros(2))
+    assert losses.tolist() == pytest.approx([0.125, 2.5])
+    near = trained(numbers(), {"name": "huber", "delta": 1e6}, 1)
+    squared = trained(numbers(), "squared_error", 1)
+    torch.testing.assert_close(near, squared, rtol=1e-5, atol=1e-6)
+
+
+def own_mean(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), own_mean, "cross_entropy"],
+    ids=["mean of torch", "sum of torch", "mean of one's own", "by name"],
+)
+def test_a_reduced_cross_entropy_trains_as_cross_entropy(loss: Any) -> None:
+    plain = trained(classes(), {"name": "cross_entropy", "smoothing": 0.0}, 3)
+    torch.testing.assert_close(trained(classes(), loss, 3), plain, rtol=1e-5, atol=1e-6)
+
+
+def test_mean_squared_error_of_torch_pairs_every_output_with_its_own_target() -> None:
+    outputs = torch.tensor([[1.0], [2.0], [4.0]])
+    losses = PerExample(nn.MSELoss())(outputs, torch.tensor([1.0, 0.0, 1.0]))
+    assert losses.tolist() == [0.0, 4.0, 9.0]
+
+
+def test_binary_cross_entropy_of_torch_trains_as_bce() -> None:
+    by_name = trained(several_labels(), "bce", 3)
+    of_torch = trained(several_labels(), nn.BCEWithLogitsLoss(), 3)
+    torch.testing.assert_close(of_torch, by_name, rtol=1e-6, atol=1e-7)
+
+
+def needs_values(outputs: Tensor, y: Tensor) -> Tensor:
+    if float(outputs.sum()) > 0:
+        return outputs.sum()
+    return outputs.square().sum()
+
+
+BAD: dict[str, tuple[data.Shards, Any, list[str]]] = {
+    "no such loss": (classes(), "hinge", ["'hinge'", "focal", "bce", "huber"]),
+    "no such loss in a table": (classes(), {"name": "hinge", "c": 1}, ["hinge", "focal"]),
+    "no name": (classes(), {"gamma": 2}, ["None", "focal"]),
+    "no such setting": (classes(), {"name": "focal", "alpha": 1}, ["'alpha'", "gamma, weights"]),
+    "a setting of a wrong type": (classes(), {"name": "focal", "gamma": "2"}, ["gamma", "number"]),
+    "a negative setting": (classes(), {"name": "huber", "delta": -1}, ["delta = -1", "least 0"]),
+    "a smoothing of 1": (
+        classes(),
+        {"name": "cross_entropy", "smoothing": 1},
+        ["smoothing = 1", "less than 1"],
+    ),
+    "too few weights": (
+        classes(),
+        {"name": "focal", "weights": [1, 2]},
+        ["2 weights for 3 classes"],
+    ),
+    "a weight alone": (classes(), {"name": "focal", "weights": 2}, ["weights = 2", "balanced"]),
+    "focal for numbers": (numbers(), "focal", ["needs labels", "numbers"]),
+    "bce for classes": (classes(), "bce", ["yes-or-no", "cross_entropy"]),
+    "bce for numbers": (numbers(), "bce", ["bce: a target is", "0 to 1"]),
+    "weights of other labels": (
+        several_labels(),
+        {"name": "bce", "positive": [1]},
+        ["1 weights `positive` for 3 labels"],
+    ),
+    "a number": (classes(), 3, ["loss = 3", "table"]),
+    "one number that cannot be split": (classes(), needs_values, ["example by example", "none"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_loss_is_refused_with_a_fix(case: str) -> None:
+    shards, loss, words = BAD[case]
+    with pytest.raises(ConfigError) as error:
+        trained(shards, loss, 3)
+    for word in words:
+        assert word in str(error.value)
