@@ -210,10 +210,11 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
             columns = replace(columns, **{role: data[role]})
     table = unlabelled(
         file,
-        columns,
+        replace(columns, decimal=str(data.get("decimal", "."))),
         features=run.names.features,
         shape=run.shape,
         faults=faults,
+        encoding=run.encoding,
     )
     faults.refuse("correct or remove them")
     return table
