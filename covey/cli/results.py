@@ -116,6 +116,8 @@ def predict(
     loaded = load(run, seed=seed)
     faults = Faults()
     table = _examples(loaded, file, faults)
+    for note in table.notes:
+        typer.echo(f"{file}, {note}", err=True)
     owners = _owners(loaded, table, file, device, model, faults)
     rows = _predictions(loaded, table, owners, model)
     if as_json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -117,14 +117,10 @@ class Encoding:
             [column.inputs(_cells(table, column)) for column in self.columns], axis=1
         )
 
-    def unknown_words(self, table: Table) -> dict[str, int]:
-        """How many cells of each column have a word that did not occur in training."""
-        counts = {
-            column.name: len(column.unknown(table.words[column.name]))
-            for column in self.columns
-            if column.words is not None
-        }
-        return {name: count for name, count in counts.items() if count}
+    def applied(self, table: Table) -> Table:
+        """The table with inputs as its columns, and notes that count gaps and unknown words."""
+        notes = tuple(note for column in self.columns for note in _notes(table, column))
+        return replace(table, x=self.inputs(table), features=self.names, words={}, notes=notes)
 
     def unscaled(self, scaling: Scaling) -> Scaling:
         """The scaling that leaves columns of zeros and ones as they are."""
@@ -274,6 +270,21 @@ def _one_hot(cells: Floats | Sequence[str], words: Sequence[str]) -> Floats:
     known = np.flatnonzero(codes >= 0)
     values[known, codes[known]] = 1
     return values
+
+
+def _notes(table: Table, column: ColumnEncoding) -> list[str]:
+    cells = _cells(table, column)
+    gaps = int(np.isnan(table.x[:, table.features.index(column.name)]).sum())
+    unknown = 0
+    if column.words is not None:
+        gaps = sum(is_missing(str(cell)) for cell in cells)
+        unknown = len(column.unknown(table.words[column.name]))
+    notes = []
+    if gaps:
+        notes.append(f"column {column.name!r}: {gaps} missing, replaced by the mean of training.")
+    if unknown:
+        notes.append(f"column {column.name!r}: {unknown} with a word that no training row has.")
+    return notes
 
 
 def _cells(table: Table, column: ColumnEncoding) -> Floats | Sequence[str]:

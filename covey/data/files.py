@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey.data import partition
+from covey.data import named_partitions, partition
 from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, targets
@@ -49,6 +49,10 @@ def files(
     decimal: str = ".",
     categorical: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    partition: str | None = None,
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
@@ -77,6 +81,10 @@ def files(
     (`.csv.gz`, `.csv.xz`, `.csv.bz2` or `.csv.zip`). With `decimal = ","`, numbers have a decimal
     comma.
 
+    A table without a device column is dealt to `devices` by a `partition`, as the named data sets
+    are: "iid", "labels" (`labels` of them per device), "dirichlet" (`alpha`) or another of
+    `covey list partitions`. The devices then have numbers instead of names.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = Path(folder, "pumps.csv")
@@ -103,15 +111,22 @@ def files(
     where = Path(path).expanduser()
     faults = Faults()
     _check_options(columns, classes, regression=regression)
+    deal = _deal(partition, devices=devices, labels=labels, alpha=alpha)
+    if _is_folder(where) and deal:
+        raise DataError(
+            f"partition = {partition!r}, but {where} is a folder with a file per device; "
+            "leave out partition, or give one table."
+        )
     if _is_folder(where):
         table = folder_table(where, columns, faults)
     else:
-        table = _table(where, columns, faults)
+        table = _table(where, columns, faults, dealt=bool(deal))
     faults.refuse(_ADVICE)
     table, notes = with_values(table, columns)
     goal = _goal(table, classes, faults, regression=regression)
-    homes = _homes(table)
-    parts = _parts(table, homes, split=split, seed=seed)
+    homes, parts = _dealt(table, goal, deal, split=split, seed=seed)
+    parts, more = _kept_in_training(table, goal, parts)
+    notes += more
     _check_seen(table, goal, parts)
     scale = None
     count = None
@@ -123,8 +138,9 @@ def files(
         count = max(int(x.max()) + 1, 1)
     else:
         how = encoding(table, parts[0].index, missing=missing, categorical=categorical)
-        table, more = _encoded(table, how)
-        notes += more
+        if how is not None:
+            table = how.applied(table)
+        notes += table.notes
         scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
         if how is not None:
             scale = how.unscaled(scale)
@@ -179,7 +195,8 @@ def device_file(
     check_alone(table, columns, path)
     faults.refuse(_ADVICE)
     table, notes = with_values(table, columns)
-    table, more = _encoded(table, encoding)
+    if encoding is not None:
+        table = encoding.applied(table)
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
@@ -206,7 +223,7 @@ def device_file(
         scaling=scaling,
         tokens=tokens,
         encoding=encoding,
-        notes=notes + more,
+        notes=notes + table.notes,
     )
 
 
@@ -246,17 +263,6 @@ def _lacking(table: Table, columns: Columns) -> dict[str, npt.NDArray[np.bool_]]
         else:
             lacking[name] = np.isnan(table.x[:, at])
     return lacking
-
-
-def _encoded(table: Table, how: Encoding | None) -> tuple[Table, tuple[str, ...]]:
-    """The table with inputs as its columns, and notes."""
-    if how is None:
-        return table, ()
-    notes = tuple(
-        f"{count} rows have a word in column {name!r} that no training row has."
-        for name, count in how.unknown_words(table).items()
-    )
-    return replace(table, x=how.inputs(table), features=how.names, words={}), notes
 
 
 def _check_whole(table: Table) -> None:
@@ -326,7 +332,7 @@ def _is_folder(path: Path) -> bool:
         ) from error
 
 
-def _table(path: Path, columns: Columns, faults: Faults) -> Table:
+def _table(path: Path, columns: Columns, faults: Faults, *, dealt: bool) -> Table:
     """The table of several devices that is one file."""
     if not path.exists():
         start = "the file's own folder if an experiment file names them, else at the current folder"
@@ -340,12 +346,65 @@ def _table(path: Path, columns: Columns, faults: Faults) -> Table:
         )
         if name != usual
     ]
-    table = read(path, replace(columns, needed=(columns.device, *named)), faults)
+    if not dealt:
+        named.insert(0, columns.device)
+    table = read(path, replace(columns, needed=tuple(named)), faults)
+    if dealt:
+        _check_nobody(table, columns, path)
     check_named(table, columns, path)
     return table
 
 
 _ADVICE = "correct or remove them, or list the columns that are features"
+
+
+def _check_nobody(table: Table, columns: Columns, path: Path) -> None:
+    """That a table to be dealt does not say itself who has which row."""
+    for name, cells in ((columns.device, table.device), (columns.edge, table.edge)):
+        if cells is not None:
+            raise DataError(
+                f"{path} has a column {name!r}, so partition would decide against it; "
+                f"leave out partition, or the column, as in exclude = [{name!r}]."
+            )
+
+
+def _deal(partition: str | None, **options: Any) -> dict[str, Any]:
+    """The partition and what was chosen of it; empty without one."""
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if partition is None and chosen:
+        name = next(iter(chosen))
+        raise DataError(
+            f"{name} = {shown(chosen[name])} is an option of a partition; "
+            'give one, as in partition = "iid", or leave it out.'
+        )
+    if partition is None:
+        return {}
+    return {"partition": partition, **chosen}
+
+
+def _dealt(
+    table: Table, goal: Targets, deal: dict[str, Any], *, split: Split, seed: int
+) -> tuple[_Homes, tuple[Part, Part, Part]]:
+    """Who has which rows, and for what.
+
+    A table that names its parts keeps them when it is dealt.
+    """
+    if not deal:
+        homes = _homes(table)
+        return homes, _parts(table, homes, split=split, seed=seed)
+    named = table.part is not None
+    cut: Split = (1.0, 0.0, 0.0) if named else split
+    parts = named_partitions.deal(goal.y.numpy(), split=cut, seed=seed, **deal)
+    if not named:
+        return _Homes([], ()), parts
+    if len(parts[2].index):
+        raise DataError(
+            f"partition = {deal['partition']!r} has test examples of its own, but the table names "
+            "its parts in a column; exclude that column, or choose another partition."
+        )
+    piles = [parts[0].held(device).numpy() for device in range(parts[0].devices)]
+    names = tuple(str(device) for device in range(len(piles)))
+    return _Homes([], ()), _parts(table, _Homes(piles, names), split=split, seed=seed)
 
 
 def _goal(
@@ -436,6 +495,45 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
             "add some or remove them."
         )
     return Part.of(train), Part.of(validation), Part.of(test)
+
+
+def _kept_in_training(
+    table: Table, goal: Targets, parts: tuple[Part, Part, Part]
+) -> tuple[tuple[Part, Part, Part], tuple[str, ...]]:
+    """The parts with every class in training, and a note of what was moved there.
+
+    Of a class that no training row has, all rows move if there are fewer than parts, else the
+    first. Parts that the table itself names stay.
+    """
+    if goal.classes is None or table.part is not None:
+        return parts, ()
+    moved = _rare_rows(goal.y, goal.classes, parts)
+    if not len(moved):
+        return parts, ()
+    train = []
+    validation = []
+    test = []
+    for device in range(parts[0].devices):
+        own, later, last = (part.held(device).numpy() for part in parts)
+        train.append(
+            np.concatenate([own, later[np.isin(later, moved)], last[np.isin(last, moved)]])
+        )
+        validation.append(later[~np.isin(later, moved)])
+        test.append(last[~np.isin(last, moved)])
+    labels = sorted({table.label[row] for row in moved.tolist()})
+    note = f"classes with few rows are kept in training: {some(labels)} ({len(moved)} rows)."
+    return (Part.of(train), Part.of(validation), Part.of(test)), (note,)
+
+
+def _rare_rows(y: Tensor, classes: int, parts: tuple[Part, Part, Part]) -> Numbers:
+    """The rows that must train so that every class does."""
+    later = torch.cat([part.index for part in parts[1:]])
+    seen = y[parts[0].index].bincount(minlength=classes) > 0
+    unseen = later[~seen[y[later]]].numpy()
+    labels = y.numpy()[unseen]
+    chosen = [unseen[labels == label] for label in np.unique(labels)]
+    rows = [own if len(own) < len(SPLITS) else own[:1] for own in chosen]
+    return np.concatenate([np.empty(0, dtype=np.int64), *rows])
 
 
 def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> None:

@@ -267,7 +267,9 @@ def _piece(
     positions = [header.index(name) for name in features]
     words = {name: _cells(rows, header.index(name)) for name in columns.text or ()}
     x = _values(rows, features, header, columns)
-    texts = {role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()}
+    texts: dict[str, Any] = {
+        role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()
+    }
     if columns.decimal != "." and "label" in texts:
         texts["label"] = [_number_with_point(label, columns.decimal) for label in texts["label"]]
     table = Table(
@@ -364,7 +366,7 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
     for at, name in enumerate(features):
         if name not in words:
             x[:, at] = _column(data.column(name))
-    texts = {
+    texts: dict[str, Any] = {
         role: _texts(data.column(name).to_pylist()) for role, name in columns.roles(header).items()
     }
     table = Table(
@@ -450,7 +452,7 @@ def _examples(
         x = arrays["x"]
     else:
         x = arrays["x"].astype(np.float64)
-    texts = {
+    texts: dict[str, Any] = {
         role: _texts(_decoded(arrays[name]).tolist())
         for role, name in columns.roles(list(arrays)).items()
     }
@@ -459,7 +461,6 @@ def _examples(
         list(range(len(x))),
         x,
         features=(),
-        words={},
         **{"label": [], **texts},
     )
     look(table, columns, lambda row, position: str(x[row].flat[position]), faults)

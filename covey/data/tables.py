@@ -89,6 +89,7 @@ class Table:
     part: list[str] | None = None
     features: tuple[str, ...] = ()  # empty where columns have no names
     words: Mapping[str, list[str]] = field(default_factory=dict)  # of columns of text, NaN in x
+    notes: tuple[str, ...] = ()  # what the user should know of the rows
 
     def __len__(self) -> int:
         return len(self.position)
@@ -316,9 +317,12 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     listed = (*(columns.features or ()), *columns.exclude, *columns.categorical)
     for name in (*label, *listed, *columns.needed):
         if name not in header:
+            advice = ""
+            if name == columns.device:
+                advice = ' To deal its rows to devices, set partition = "iid" and devices = 10.'
             raise DataError(
                 f"{path} has no column {name!r}{_hint(name, header)}; "
-                f"its columns are {_some(header)}."
+                f"its columns are {_some(header)}.{advice}"
             )
     features = columns.chosen(header)
     if not features:

@@ -45,7 +45,7 @@ def unlabelled(
     table = read(path, wanted, faults)
     if encoding is not None:
         faults.refuse("correct or remove them")
-        table = replace(table, x=encoding.inputs(table), features=encoding.names, words={})
+        table = encoding.applied(table)
     have = table.x.shape[1:]
     if math.prod(have) != math.prod(shape):
         raise DataError(f"{path} has examples of shape {have}, but the run was trained on {shape}.")

@@ -8,6 +8,7 @@ import gzip
 import lzma
 import re
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_drop_leaves_out_rows_and_counts_them(tmp_path: Path) -> None:
     assert note == (
         "5 of 8 rows are left out: label in 1, device in 1, heat in 2, kind in 1 missing."
     )
-    assert unknown == "1 rows have a word in column 'kind' that no training row has."
+    assert unknown == "column 'kind': 1 with a word that no training row has."
 
 
 def test_means_are_those_of_the_training_rows_of_all_devices(tmp_path: Path) -> None:
@@ -81,6 +82,11 @@ def test_means_are_those_of_the_training_rows_of_all_devices(tmp_path: Path) -> 
         [5, 0, 1],
     ]
     assert rows_of(shards, "test") == [[3, 0, 1], [100, 0, 0]]  # green is unknown
+    assert shards.notes == (
+        "column 'heat': 2 missing, replaced by the mean of training.",
+        "column 'kind': 1 missing, replaced by the mean of training.",
+        "column 'kind': 1 with a word that no training row has.",
+    )
 
 
 def test_indicators_are_added_for_columns_with_gaps_in_training(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_a_later_file_is_encoded_as_the_training_rows_were(tmp_path: Path) -> No
         split=ALL,
     )
     assert sorted(device.x[device.train.index].tolist()) == [[2, 0, 1], [3, 1, 0]]
-    assert device.notes == ("1 of 3 rows are left out: label in 1 missing.",)
+    assert device.notes[0] == "1 of 3 rows are left out: label in 1 missing."
 
 
 def test_gaps_in_arrays_can_be_dropped_alone(tmp_path: Path) -> None:
@@ -219,3 +225,80 @@ def test_packed_files_of_a_folder_name_their_devices(tmp_path: Path) -> None:
     (tmp_path / "one.csv.gz").write_bytes(gzip.compress(b"heat,label\n1,x\n"))
     written(tmp_path, "2,y", header="heat,label", name="two.csv")
     assert files(str(tmp_path), split=ALL).names.devices == ("one", "two")
+
+
+def test_rare_classes_train(tmp_path: Path) -> None:
+    rows = [f"a,{row},{row % 2}" for row in range(60)]
+    rows += [f"a,{row},{label}" for row, label in ((60, 7), (61, 7), (62, 8))]
+    path = written(tmp_path, *rows, header="device,heat,label")
+    moved = 0
+    for seed in range(6):
+        shards = files(path, seed=seed, normalise="none")
+        parts = [shards.part(split).index.tolist() for split in ("train", "validation", "test")]
+        assert sorted(chain.from_iterable(parts)) == list(range(63))
+        assert {*shards.y[parts[0]].tolist()} == {0, 1, 2, 3}
+        moved += len(shards.notes)
+    assert moved  # some draw puts no row of a class into training
+
+
+def test_parts_that_the_table_names_stay(tmp_path: Path) -> None:
+    rows = ["a,1,red,ok,train", "a,2,red,odd,test"]
+    with refused("class 'odd' is unseen in training"):
+        files(written(tmp_path, *rows))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partition": "iid", "devices": 4},
+        {"partition": "labels", "devices": 4, "labels": 1},
+        {"partition": "dirichlet", "devices": 4, "alpha": 0.5},
+    ],
+)
+def test_a_table_without_devices_is_dealt(tmp_path: Path, options: dict[str, Any]) -> None:
+    rows = [f"{row},{row % 4}" for row in range(80)]
+    path = written(tmp_path, *rows, header="heat,label")
+    shards = files(path, normalise="none", **options)
+    assert shards.devices == 4
+    assert shards.names.devices == ()
+    held = [shards.part(split).index.tolist() for split in ("train", "validation", "test")]
+    assert sorted(chain.from_iterable(held)) == list(range(80))
+    again = files(path, normalise="none", **options)
+    assert shards.fingerprint() == again.fingerprint()
+    if options["partition"] == "labels":
+        assert ((shards.labels() > 0).sum(1) == 1).all()
+
+
+def test_a_dealt_table_keeps_its_parts(tmp_path: Path) -> None:
+    rows = [f"{row},{row % 2},{'test' if row < 10 else 'train'}" for row in range(40)]
+    path = written(tmp_path, *rows, header="heat,label,split")
+    shards = files(path, partition="iid", devices=2, normalise="none")
+    assert sorted(shards.x[shards.test.index].flatten().tolist()) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ["no column 'device'", 'partition = "iid"']),
+        ({"devices": 3}, ["devices = 3 is an option of a partition", 'partition = "iid"']),
+        ({"partition": "even"}, ["partition='even'; choose one of iid"]),
+        ({"partition": "iid", "alpha": 1.0}, ["alpha=1.0 is not an option of partition 'iid'"]),
+        ({"partition": "iid", "devices": 9}, ["only 4 examples"]),
+        ({"partition": "iid", "edge": "place"}, ["has a column 'place'", "exclude = ['place']"]),
+    ],
+)
+def test_refuses_partitions(tmp_path: Path, options: dict[str, Any], words: list[str]) -> None:
+    rows = ["1,x,0", "2,x,1", "3,y,0", "4,y,1"]
+    with refused(*words):
+        files(written(tmp_path, *rows, header="heat,place,label"), **options)
+
+
+def test_a_folder_is_not_dealt(tmp_path: Path) -> None:
+    written(tmp_path, "1,0", header="heat,label")
+    with refused("a file per device", "leave out partition"):
+        files(str(tmp_path), partition="iid")
+
+
+def test_missing_is_one_of_four(tmp_path: Path) -> None:
+    with refused("missing = 'median': choose one of 'error', 'drop', 'mean', 'indicator'"):
+        files(written(tmp_path, *ROWS), missing="median")  # type: ignore[arg-type]
