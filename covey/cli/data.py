@@ -154,7 +154,8 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         counts = f"{smallest:,} to {largest:,} examples per device, median {median:,}"
         console.print(f"{name:12} {counts}; {total:,} in all")
     if facts["labels"]:
-        console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]))
+        fewest, median, most = facts["labels"]
+        console.print(f"{'labels':12} {fewest} to {most} per device, median {median}")
     if facts["targets"]:
         console.print(f"{'targets':12} {_spelled(facts['targets'])}")
     if facts["scaling"]:
