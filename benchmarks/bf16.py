@@ -18,11 +18,12 @@ from torch import Tensor, nn
 import covey
 from covey.algorithms import FedAvg, FineTune
 from covey.data import Shards, own
+from covey.engine.precision import Compute
 from covey.models import cnn, lenet, mlp, vgg
 
 DEVICES = 5
 STEPS = 4
-COMPUTE = ("fp32", "bf16")
+COMPUTE: tuple[Compute, ...] = ("fp32", "bf16")
 
 
 class Block(nn.Module):
@@ -97,7 +98,11 @@ def speed(rounds: int) -> None:
 def accuracy(folder: str, seeds: int) -> None:
     """Print the accuracy of a CNN in both types, the same seeds for both."""
     print("| algorithm | compute | test accuracy by seed | mean |\n|---|---|---|---|")
-    for algorithm, model in ((FedAvg, "global"), (FineTune, "personal")):
+    methods: tuple[tuple[type[FedAvg | FineTune], str], ...] = (
+        (FedAvg, "global"),
+        (FineTune, "personal"),
+    )
+    for algorithm, model in methods:
         for compute in COMPUTE:
             figures = [_accuracy(folder, algorithm, model, compute, seed) for seed in range(seeds)]
             listed = ", ".join(f"{100 * figure:.2f}" for figure in figures)
@@ -106,7 +111,7 @@ def accuracy(folder: str, seeds: int) -> None:
 
 
 def _accuracy(
-    folder: str, algorithm: type[covey.Algorithm], model: str, compute: str, seed: int
+    folder: str, algorithm: type[FedAvg | FineTune], model: str, compute: Compute, seed: int
 ) -> float:
     """The test accuracy after 20 rounds: 10 of 100 devices, with three labels each."""
     everybody = covey.data.fashion_mnist(devices=100, labels=3, seed=seed, data_dir=folder)
@@ -125,7 +130,9 @@ def _accuracy(
     run = covey.run(experiment)
     for record in run:
         last = record
-    return last.models[model].scores["test"].accuracy
+    figure = last.models[model].scores["test"].accuracy
+    assert figure is not None
+    return figure
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 for the same reason.
 
 CI draws the same examples every time, so that a red run is a change's own; anywhere else, new ones
-are tried.
+are tried, and more of them.
 """
 
 import gc
@@ -18,7 +18,11 @@ from covey.cli import config
 from tests.pictures import draw_each_kind_once
 
 torch.set_num_threads(1)
-settings.register_profile("covey", deadline=None, database=None, derandomize="CI" in os.environ)
+CI = "CI" in os.environ
+EXAMPLES = 60 if CI and "COVEY_TEST_ALL" not in os.environ else 100
+settings.register_profile(
+    "covey", deadline=None, database=None, derandomize=CI, max_examples=EXAMPLES
+)
 settings.load_profile("covey")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import covey
 from covey.algorithms import FedAvg
+from covey.cli import modules
 from covey.cli.config import load
 from covey.engine.augment import Crop, Flip, Noise, Own, RandomNumbers, augmented
 from covey.engine.batches import Draw
@@ -202,12 +204,16 @@ def test_a_file_names_augmentations_and_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(modules, "_FILES", [])
+    monkeypatch.setitem(sys.modules, "darkening", None)  # so that it is forgotten after
+    monkeypatch.delitem(sys.modules, "darkening")
+    Path("darkening.py").write_text(
         "def darker(x, u, by=2.0):\n    return x / (1 + by * u(1)).view(-1, 1)\n", encoding="utf-8"
     )
     file = Path("file.toml")
     file.write_text(
-        'rounds = 1\naugment = [{name = "mine:darker", by = 3.0}, {name = "noise", sd = 0.2}]\n'
+        'rounds = 1\naugment = [{name = "darkening:darker", by = 3.0}, {name = "noise", sd = 0.2}]\n'
         '[algorithm]\nname = "fedavg"\n[data]\nname = "digits"\ndevices = 4\n'
         '[model]\nname = "linear"\n[tree]\n',
         encoding="utf-8",
@@ -221,7 +227,7 @@ def test_a_file_names_augmentations_and_functions(
     assert load(file, ["augment=noise"]).experiment(0).augmentations() == (Noise(),)
     with pytest.raises(ConfigError, match=r"'nois'.*choose from crop"):
         load(file, ["augment=nois"])
-    with pytest.raises(ConfigError, match="mine has no lighter; it has darker"):
-        load(file, ["augment=mine:lighter"])
+    with pytest.raises(ConfigError, match="darkening has no lighter; it has darker"):
+        load(file, ["augment=darkening:lighter"])
     with pytest.raises(ConfigError, match='augment: "crop" needs images'):
         load(file, ["augment=crop"]).experiment(0)

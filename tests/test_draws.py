@@ -171,6 +171,14 @@ def test_the_kernel_draws_the_bits_of_torch(
         assert torch.equal(here, there), (address, width)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_the_bits_of_the_cpu() -> None:
+    ids = torch.arange(50)
+    here = draws.normal(draws.key("gpu"), ids, 5000)
+    there = draws.normal(draws.key("gpu"), ids.cuda(), 5000)
+    assert torch.equal(here, there.cpu())
+
+
 @quick
 @given(address=addresses, below=st.lists(st.integers(1, 2**40), min_size=1, max_size=10))
 def test_integers_are_in_range(address: int, below: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +30,14 @@ def data() -> covey.data.Shards:
     return covey.data.own(pairs, classes=2)
 
 
-def experiment(model: nn.Module, **changes: object) -> covey.Experiment:
-    plain: dict[str, object] = {"rounds": 2, "start": "module", "frozen": "1"}
+def experiment(model: nn.Module, **changes: Any) -> covey.Experiment:
+    plain: dict[str, Any] = {"rounds": 2, "start": "module", "frozen": "1"}
     algorithm = FedAvg(steps=2, lr=0.2, batch=4)
     return covey.Experiment(algorithm, data(), model, TREE, **{**plain, **changes})
+
+
+def _whole(run: covey.Run) -> Any:
+    return run.module()
 
 
 def ended(run: covey.Run) -> covey.Run:
@@ -42,7 +47,7 @@ def ended(run: covey.Run) -> covey.Run:
 
 
 def test_rows_and_messages_hold_what_trains_alone() -> None:
-    model = mlp(6, 5, 2)
+    model: Any = mlp(6, 5, 2)
     run = ended(covey.run(experiment(model)))
     head = 5 * 2 + 2
     assert run.w.shape == (1, head)
@@ -57,21 +62,21 @@ def test_rows_and_messages_hold_what_trains_alone() -> None:
 
 
 def test_the_run_module_is_whole() -> None:
-    model = mlp(6, 5, 2)
+    model: Any = mlp(6, 5, 2)
     run = ended(covey.run(experiment(model)))
-    module = run.module()
+    module: Any = run.module()
     assert torch.equal(module[1].weight, model[1].weight)
     assert not torch.equal(module[3].weight, model[3].weight)
     fingerprint = run.experiment.fingerprint()
     with torch.no_grad():
         model[1].weight.add_(1.0)  # the run has its own copy
-    assert torch.equal(run.module()[1].weight, module[1].weight)
+    assert torch.equal(_whole(run)[1].weight, module[1].weight)
     assert run.experiment.fingerprint() == fingerprint
 
 
 def test_frozen_layers_train_as_they_do_when_their_gradient_is_dropped() -> None:
     """The head of a frozen network is a linear model on the body's outputs."""
-    model = mlp(6, 5, 2)
+    model: Any = mlp(6, 5, 2)
     run = ended(covey.run(experiment(model)))
     shards = data()
     features = torch.relu(model[1](shards.x)).detach()
@@ -85,16 +90,16 @@ def test_frozen_layers_train_as_they_do_when_their_gradient_is_dropped() -> None
 
 @pytest.mark.parametrize("start", ["seed", "module"])
 def test_frozen_layers_keep_the_modules_values(start: str) -> None:
-    model = mlp(6, 5, 2)
+    model: Any = mlp(6, 5, 2)
     run = covey.run(experiment(model, start=start))
-    module = run.module()
+    module: Any = run.module()
     assert torch.equal(module[1].weight, model[1].weight)
     assert torch.equal(module[3].weight, model[3].weight) == (start == "module")
 
 
 def test_all_nodes_share_one_copy() -> None:
     run = covey.run(experiment(mlp(6, 5, 2)), runtime="loopback")
-    nodes = [run.runtime.task, *(station.task for station in _stations(run))]
+    nodes: list[Any] = [run.runtime.task, *(station.task for station in _stations(run))]
     assert len(nodes) >= 4
     weights = {task.space.module[1].weight.data_ptr() for task in nodes}
     heads = {task.space.module[3].weight.data_ptr() for task in nodes}
@@ -102,8 +107,9 @@ def test_all_nodes_share_one_copy() -> None:
     assert len(heads) > 1
 
 
-def _stations(run: covey.Run) -> list[object]:
-    tiers = run.runtime.stations
+def _stations(run: covey.Run) -> list[Any]:
+    runtime: Any = run.runtime
+    tiers = runtime.stations
     return [station for stations in tiers.values() for station in stations]
 
 
@@ -122,7 +128,7 @@ def test_a_tied_parameter_is_frozen_under_either_name() -> None:
 
     run = ended(covey.run(experiment(Tied(), frozen=["second.weight"])))
     assert run.engine["frozen"] == 36
-    module = run.module()
+    module: Any = run.module()
     assert module.first.weight is module.second.weight
 
 
@@ -156,7 +162,7 @@ def test_all_rows_read_one_frozen_table() -> None:
 
 
 def test_a_checkpoint_is_for_one_set_of_frozen_values(tmp_path: Path) -> None:
-    model = mlp(6, 5, 2)
+    model: Any = mlp(6, 5, 2)
     run = covey.run(experiment(model))
     next(run)
     run.save(tmp_path / "checkpoint")

@@ -293,10 +293,12 @@ def hidden(module: Trap, x: Tensor) -> Tensor:
         return x
 
 
-DIFFERS = "depends on the size of the batch, or differs between training and scoring"
 TRAPS: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
-    "training": (lambda m, x: 2 * x if m.training else x, DIFFERS),
-    "the size of the batch": (lambda m, x: x * 2 if len(x) > 6 else x + 1, DIFFERS),
+    "training": (lambda m, x: 2 * x if m.training else x, "differs between training and scoring"),
+    "the size of the batch": (
+        lambda m, x: x * 2 if len(x) > 6 else x + 1,
+        "depends on the size of the batch",
+    ),
     "a number of the batch": (lambda m, x: x / len(x), "div is used in a way that is not known"),
     "values": (lambda m, x: x if x.sum() > 0 else -x, "reads values into Python"),
     "values, caught": (hidden, "reads values into Python"),
@@ -363,6 +365,28 @@ def test_integers_and_the_type_of_the_parameters() -> None:
     torch.testing.assert_close((out[3], gradients[3]), expected, rtol=1e-5, atol=1e-5)
     some = outcome(passes, space, rows[3:4], x[3:4])
     assert torch.equal(some[1], gradients[3:4])
+
+
+class Cached(nn.Module):
+    """Makes its positions in the first pass and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+        self.positions: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.positions is None:
+            self.positions = torch.arange(x.shape[1], dtype=x.dtype).sin()
+        return self.out(x + self.positions)
+
+
+def test_constants_that_are_kept_from_the_first_pass_on_are_constants() -> None:
+    space, rows, x = world(Cached(), (6,))
+    passes = forward(space, x.shape[2:])
+    assert passes.path == "batched", passes.graph
+    out, _ = outcome(passes, space, rows, x)
+    torch.testing.assert_close(out[1], alone(space, rows[1], x[1])[0], rtol=1e-12, atol=1e-12)
 
 
 class Low(nn.Module):

@@ -2,6 +2,7 @@
 at their test labels.
 """
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from covey.errors import ConfigError, DivergedError, ProgramError
 from covey.runs.experiment import difference
 from covey.runs.newcomers import Newcomers, held_out
 from tests import peek
-from tests.laws.cases import Case, every_case, experiment
+from tests.laws.cases import CASES, PLAIN, Case, every, every_case, experiment
 
 TREE = covey.Tree.grouped([5, 5, 5, 5])
 
@@ -87,7 +88,7 @@ def test_every_algorithm_adapts(case: Case) -> None:
     assert losses[0] != losses[1]  # something was learned
 
 
-@every_case
+@every(CASES if os.environ.get("COVEY_TEST_ALL") else PLAIN)
 def test_test_labels_are_never_seen(case: Case) -> None:
     here = experiment(case, rounds=1)
     if "lists" in case.name:

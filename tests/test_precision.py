@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -30,8 +32,8 @@ def net() -> nn.Sequential:
     return lenet((1, 16, 16), classes=2)
 
 
-def experiment(model: nn.Module, **changes: object) -> covey.Experiment:
-    plain: dict[str, object] = {"rounds": 1, "compute": "bf16"}
+def experiment(model: nn.Module, **changes: Any) -> covey.Experiment:
+    plain: dict[str, Any] = {"rounds": 1, "compute": "bf16"}
     algorithm = FedAvg(steps=2, lr=0.1, batch=4)
     tree = covey.Tree.flat(3)
     return covey.Experiment(algorithm, shards(), model, tree, **{**plain, **changes})

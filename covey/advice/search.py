@@ -249,6 +249,9 @@ class _Search:
 
     @property
     def _classifies(self) -> bool:
+        """Whether quality is an accuracy; language models are judged by their loss."""
+        if self.experiment.data.by_position and not callable(self.experiment.loss):
+            return False
         return self.experiment.data.classes is not None
 
     def _score(self, figures: dict[str, float]) -> float:

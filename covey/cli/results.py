@@ -157,7 +157,8 @@ def _show_devices(
     kind = _kind(seeds[0], [line for _, line in tested])
     with_seeds = len(seeds) > 1
     with_edges = any(line.edge is not None for _, line in tested)
-    unit = {"accuracy": "%", "rmse": "RMSE", "loss": "loss"}[kind]
+    units = {"accuracy": "%", "rmse": "RMSE", "loss": "loss", "perplexity": "perplexity"}
+    unit = units[kind]
     table = _device_table(with_seeds, with_edges, [f"{name} {unit}" for name in models])
     for seed, device in sorted(by_device, key=lambda key: _badness(by_device[key].get(own), kind)):
         scored = by_device[seed, device]
@@ -173,6 +174,8 @@ def _kind(run: Loaded, lines: Sequence[DeviceScore]) -> str:
     """The figure by which devices are compared."""
     if any(line.rmse is not None for line in lines):
         return "rmse"
+    if any(line.perplexity is not None for line in lines):
+        return "perplexity"
     if run.classes is not None:
         return "accuracy"
     return "loss"

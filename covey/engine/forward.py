@@ -19,7 +19,7 @@ from covey.engine import attention, axes, norm, rules, single
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
-from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, sharing_copy
+from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, copy_to_run
 from covey.engine.passing import Pass
 from covey.engine.tracing import traced
 from covey.origin import FAULTS
@@ -134,7 +134,8 @@ def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | Non
     leaves = [slot.view(rows).requires_grad_() for slot in space.slots]
     inputs = torch.stack([sample, sample])
     try:
-        with torch.enable_grad():
+        # cuDNN has no backward pass of an LSTM in eval mode.
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             outputs: object = passes(Pass(leaves), inputs)
             if isinstance(outputs, Tensor) and outputs.requires_grad:
                 torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
@@ -186,7 +187,7 @@ def _call(space: ParameterLayout) -> Step:
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
             thread.norms = norm.Current(alone=False)
-            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+            thread.module = norm.with_sites(copy_to_run(space.module), space.norms, thread.norms)
         thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:

@@ -143,7 +143,7 @@ def merged(small: Graph, large: Graph, sizes: tuple[int, int]) -> Graph:
     return Graph(tuple(nodes), small.output)
 
 
-_DIFFERS = "its pass depends on the size of the batch, or differs between training and scoring"
+_DIFFERS = "its pass depends on the size of the batch"
 
 
 def _common(one: Any, other: Any, sizes: tuple[int, int]) -> Any:
@@ -174,9 +174,12 @@ def _pairs(one: tuple[Any, ...], other: tuple[Any, ...]) -> Iterator[tuple[Any, 
 
 
 def _common_tensor(one: Shared, other: Shared) -> Shared:
-    alike = one.name == other.name and one.tensor.shape == other.tensor.shape
-    if alike and (one.name is not None or bool((one.tensor == other.tensor).all())):
+    """A tensor of both recordings; where only the second finds it in the module, its values."""
+    if one.name is not None and one.name == other.name:
         return one
+    same_shape = one.tensor.shape == other.tensor.shape
+    if same_shape and bool((one.tensor == other.tensor).all()):
+        return Shared(one.tensor)
     raise Unknown("a tensor that it makes itself depends on the size of the batch")
 
 

@@ -261,6 +261,23 @@ def sharing_copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+def copy_to_run(module: nn.Module) -> nn.Module:
+    """A copy of a module whose parameters are replaced for every pass.
+
+    On a GPU a recurrent layer would move its parameters into one piece of memory, away from the
+    rows. It leaves them where they are here.
+    """
+    copied = sharing_copy(module)
+    for layer in copied.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.flatten_parameters = _leave_parameters  # type: ignore[method-assign]
+    return copied
+
+
+def _leave_parameters() -> None:
+    """Nothing: the parameters stay where they are."""
+
+
 def placed_copy(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """A copy of a module on a device, in a type.
 

@@ -36,7 +36,7 @@ from covey.engine.graph import (
     Value,
 )
 from covey.engine.intercept import Interception, attention_weights
-from covey.engine.layout import ParameterLayout, sharing_copy
+from covey.engine.layout import ParameterLayout, copy_to_run
 from covey.engine.passing import Pass
 
 Values = list[Any]
@@ -83,7 +83,7 @@ def of_module(space: ParameterLayout) -> Step:
     def call(pass_: Pass, x: Tensor) -> Tensor:
         if not hasattr(thread, "module"):
             thread.norms = norm.Current(alone=True)
-            thread.module = norm.with_sites(sharing_copy(space.module), space.norms, thread.norms)
+            thread.module = norm.with_sites(copy_to_run(space.module), space.norms, thread.norms)
             thread.places = _places(thread.module, space)
         thread.norms.begin(pass_)
         module: nn.Module = thread.module

@@ -158,13 +158,10 @@ def _recorded(
     try:
         small = record(module.train(), first)
         check(small)
-        random = site_count(small) > 0
-        if not random and not plain:
-            module.eval()
         large = record(module, second)
         graph = merged(small, large, (len(first), len(second)))
-        if random and not plain:
-            _check_scoring(module, batches)
+        if not plain:
+            _check_scoring(module, batches[1])
     except Unknown:
         raise
     except FAULTS as error:
@@ -172,12 +169,14 @@ def _recorded(
     return graph
 
 
-def _check_scoring(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Refuse a module that does more in training than to drop entries."""
-    first, second = (batch.clone() for batch in batches)
-    training = record(module.train(), first, sites=False)
-    scoring = record(module.eval(), second, sites=False)
-    merged(training, scoring, (len(first), len(second)))
+def _check_scoring(module: nn.Module, batch: Tensor) -> None:
+    """Refuse a module that does more in training than to drop entries and to normalize."""
+    training = record(module.train(), batch.clone(), sites=False)
+    scoring = record(module.eval(), batch.clone(), sites=False)
+    try:
+        merged(training, scoring, (len(batch), len(batch)))
+    except Unknown as error:
+        raise Unknown("its pass differs between training and scoring") from error
 
 
 def _check_equal(

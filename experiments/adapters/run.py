@@ -6,8 +6,8 @@
 It needs `transformers`. A small GPT-2 with random weights is pretrained with Adam on the pooled text
 of 18 generated speakers of two dialects. Then six speakers of two other dialects learn, by Local,
 FineTune, FedAvg and pFedMe. Every method takes 8 gradients per device and round, of 8 sequences
-each. Each cell tries four step sizes on the first seed, judged by the perplexity on validation
-data. The best one runs on three seeds, each with other speakers and another pretrained model.
+each. Each cell tries four or six step sizes on the first seed, judged by the perplexity on
+validation data. The best one runs on three seeds, each with other speakers and another pretrained model.
 Finished runs are kept in `results.json`.
 """
 
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ import covey
 from covey import Algorithm, Experiment, Tree
 from covey.algorithms import FedAvg, FedPer, FineTune, Local, PFedMe
 from covey.data import NO_TARGET, Shards, speakers
+from covey.errors import DivergedError
 
 SPEAKERS = 36
 LENGTH = 24
@@ -37,7 +39,7 @@ ROUNDS = 8
 SEEDS = 3
 RANKS = (1, 4, 16, None)
 """None: the full model trains."""
-STEPS = {False: (0.05, 0.1, 0.2, 0.4), True: (0.25, 0.5, 1.0, 2.0)}
+STEPS = {False: (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), True: (0.25, 0.5, 1.0, 2.0)}
 """The step sizes that are tried, without and with adapters."""
 KEPT = Path(__file__).with_name("results.json")
 Make = Callable[[float], Algorithm]
@@ -117,11 +119,13 @@ def pretrained(seed: int) -> nn.Module:
     return model
 
 
-def trained(method: str, rank: int | None, lr: float, seed: int, rounds: int) -> dict[str, object]:
+def trained(method: str, rank: int | None, lr: float, seed: int, rounds: int) -> dict[str, Any]:
     """Perplexities, bytes of a round and the engine's path of one run."""
     make, reported = {**METHODS, **SPLIT}[method]
     model = pretrained(seed)
+    start: Literal["seed", "module"] = "module"
     if rank is not None:
+        start = "seed"  # draws the adapters; what is frozen keeps its values
         model = covey.models.lora(model, rank=rank, layers=["*attn*", "*mlp*"])
     experiment = Experiment(
         make(lr),
@@ -129,15 +133,18 @@ def trained(method: str, rank: int | None, lr: float, seed: int, rounds: int) ->
         model,
         Tree.flat(len(NEW)),
         rounds=rounds,
-        start="module",
+        start=start,
         score_every=2,
         private=PRIVATE if method in SPLIT else "auto",
         seed=seed,
         workers=1,
     )
     run = covey.run(experiment)
-    for _ in run:
-        pass
+    try:
+        for _ in run:
+            pass
+    except DivergedError:
+        return {"validation": float("inf"), "test": float("inf")}
     scored = [record for record in run.history if record.models]
     best = max(scored, key=lambda record: record.models[reported].quality("validation"))
     scores = best.models[reported].scores
@@ -180,17 +187,16 @@ def measure() -> None:
 
 def _kept(
     method: str, rank: int | None, lr: float, seed: int, rounds: int = ROUNDS
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """A run's figures, from the file where they are there."""
-    results: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, Any]] = {}
     if KEPT.exists():
         results = json.loads(KEPT.read_text(encoding="utf-8"))
     key = f"{method} rank={rank} lr={lr:g} seed={seed} rounds={rounds}"
     if key not in results:
-        figures: dict[str, object] = trained(method, rank, lr, seed, rounds)
-        results[key] = figures  # type: ignore[assignment]
+        results[key] = trained(method, rank, lr, seed, rounds)
         KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(key, figures, flush=True)
+        print(key, results[key], flush=True)
     return results[key]
 
 

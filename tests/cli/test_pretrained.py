@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def file(folder: Path, text: str = FILE, **more: Tensor) -> Path:
     return path
 
 
-def model(path: Path, *changes: str) -> torch.nn.Module:
+def model(path: Path, *changes: str) -> Any:
     return load(path, changes).experiment(0).model
 
 

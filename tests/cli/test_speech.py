@@ -55,6 +55,13 @@ def test_a_finished_run_takes_texts(folder: Path) -> None:
         run.predict(np.array([[99, 0, 0, 0, 0, 0, 0, 0]]), device="bob")
 
 
+def test_devices_are_listed_by_perplexity(folder: Path) -> None:
+    ended = command("show", folder, "--devices")
+    head, worst, best = [line.split() for line in ended.out.splitlines()[-3:]]
+    assert head[-2:] == ["personal", "perplexity"]
+    assert float(worst[-1]) >= float(best[-1])
+
+
 def test_a_new_speaker_gets_a_model_of_its_own(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "eve.txt"
     text.write_text("eve says not to be " * 6, encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ def trainable(module: nn.Module) -> list[str]:
     return [name for name, value in module.named_parameters() if value.requires_grad]
 
 
-def changed(module: nn.Module) -> nn.Module:
+def changed(module: nn.Module) -> Any:
     """The module after some training of what trains."""
     with torch.no_grad():
         for value in module.parameters():
@@ -67,7 +69,7 @@ def test_adapters_and_chosen_layers_train_and_nothing_else() -> None:
 def test_merged_modules_are_plain_and_compute_the_same(training: bool) -> None:
     module = Net()
     adapted = changed(lora(module, rank=2, layers=["body.linear*", "head"])).train(training)
-    plain = merge(adapted).train(training)
+    plain: Any = merge(adapted).train(training)
     x = torch.randn(6, 4, 8)
     with torch.no_grad():  # torch's own encoder reads the weights of its layers in this mode
         torch.testing.assert_close(plain(x), adapted(x), rtol=1e-5, atol=1e-5)
@@ -79,8 +81,8 @@ def test_merged_modules_are_plain_and_compute_the_same(training: bool) -> None:
 def test_a_seed_draws_a_and_leaves_b_zero() -> None:
     adapted = changed(lora(mlp(6, 5, 4), rank=2, train="3"))
     space = ParameterLayout(adapted)
-    first = space.fill(space.initial(0))
-    other = space.fill(space.initial(1))
+    first: Any = space.fill(space.initial(0))
+    other: Any = space.fill(space.initial(1))
     assert not torch.equal(first[1].lora_a.weight, other[1].lora_a.weight)
     assert not first[1].lora_b.weight.any()
     assert torch.equal(first[1].base.weight, adapted[1].base.weight)
@@ -132,7 +134,7 @@ def test_a_gpt2_of_transformers() -> None:
         ({"rank": 1, "train": ["1", "3"]}, ["no nn.Linear layer to adapt", "requires_grad_"]),
     ],
 )
-def test_mistakes_are_named(settings: dict[str, object], words: list[str]) -> None:
+def test_mistakes_are_named(settings: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ModelError) as caught:
         lora(mlp(6, 5, 4), **settings)
     for word in words:
