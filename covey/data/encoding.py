@@ -184,11 +184,14 @@ def named_columns(examples: Any, how: Encoding) -> Table:
     absent = [name for name in how.features if name not in examples]
     if absent:
         raise DataError(f"the examples have no column {some(absent)}; give all features.")
-    texts = {
-        name: ["" if _is_nothing(cell) else str(cell).strip() for cell in examples[name]]
-        for name in how.features
-    }
+    texts = {name: _texts(examples[name]) for name in how.features}
     count = len(texts[how.features[0]])
+    uneven = [name for name in how.features if len(texts[name]) != count]
+    if uneven:
+        raise DataError(
+            f"column {uneven[0]!r} has {len(texts[uneven[0]])} examples, but column "
+            f"{how.features[0]!r} {count}; give one value for each example."
+        )
     x = np.full((count, len(how.features)), np.nan)
     for at, name in enumerate(how.features):
         if name not in how.text:
@@ -201,8 +204,11 @@ def named_columns(examples: Any, how: Encoding) -> Table:
     return Table(source, list(range(count)), x, [], features=how.features, words=words)
 
 
-def _is_nothing(cell: Any) -> bool:
-    return cell is None or cell != cell  # which NaN alone is
+def _texts(cells: Any) -> list[str]:
+    """The text of each cell, or of a single one."""
+    if isinstance(cells, str) or not hasattr(cells, "__len__"):
+        cells = [cells]
+    return ["" if cell is None else str(cell).strip() for cell in cells]
 
 
 def _number(name: str, row: int, cell: str) -> float:

@@ -22,6 +22,7 @@ from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
 from covey.data.table_readers import read, stem
 from covey.data.tables import (
+    GAPS_HINT,
     Columns,
     Faults,
     Missing,
@@ -422,6 +423,8 @@ def _goal(
     if classes is None and not regression:
         classes = classes_of(table.label, complain)
     goal = targets(table.label, classes, complain)
+    if faults.reasons and any(map(lacks_name, table.label)):
+        faults.hints[GAPS_HINT] = None
     faults.refuse("correct or remove them")
     return goal
 
@@ -569,6 +572,7 @@ def _check_options(columns: Columns, classes: Sequence[str] | None, *, regressio
     if columns.missing not in get_args(Missing):
         choices = ", ".join(map(repr, get_args(Missing)))
         raise DataError(f"missing = {columns.missing!r}: choose one of {choices}.")
+    _check_lists(columns)
     if columns.features is not None and (not columns.features or columns.label in columns.features):
         raise DataError(
             f"features = {list(columns.features)}; "
@@ -578,6 +582,24 @@ def _check_options(columns: Columns, classes: Sequence[str] | None, *, regressio
         raise DataError(
             f"classes = {list(classes)} and regression = {regression}; "
             "list each class once, or leave classes out."
+        )
+
+
+def _check_lists(columns: Columns) -> None:
+    """That the lists of columns agree with each other."""
+    if columns.label in columns.exclude:
+        raise DataError(
+            f"exclude = {list(columns.exclude)} has the label {columns.label!r}; take it out."
+        )
+    both = sorted({*columns.exclude} & {*(columns.features or ()), *columns.categorical})
+    if both:
+        raise DataError(
+            f"{some(both)} is in exclude and in features or categorical; leave it in one of them."
+        )
+    others = [name for name in columns.categorical if name not in (columns.features or (name,))]
+    if others:
+        raise DataError(
+            f"categorical has {some(others)}, which features does not list; add it there."
         )
 
 

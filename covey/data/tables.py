@@ -24,7 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _ROLES = ("label", "device", "edge", "part")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _NEARLY_NUMBER = re.compile(r"[+-]?[\d_]+([.,][\d_]+)?")
-_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "null", "?", "-"))
+_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "?", "-"))
 
 Missing = Literal["error", "drop", "mean", "indicator"]
 """What becomes of a cell without a value. error: the row is refused. drop: the row is left out.
@@ -273,6 +273,8 @@ def look(
         if "" in texts:
             empty = [row for row, text in enumerate(texts) if not text]
             faults.add_rows(table, empty, f"column {getattr(columns, role)!r} is empty")
+            if role in ("label", "device") and columns.labelled:
+                faults.hints[GAPS_HINT] = None
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
             why = f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}"
@@ -330,7 +332,7 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     if "" in features:
         raise DataError(
             f"column {header.index('') + 1} of {path} has no name; "
-            "name it, or list the columns to use as features."
+            "name it, leave it out by exclude = [''], or list the columns to use as features."
         )
     for name in (*features, *columns.roles(header).values()):
         if header.count(name) > 1:

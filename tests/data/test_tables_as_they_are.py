@@ -4,8 +4,10 @@ What cannot be used is refused by name.
 """
 
 import bz2
+import datetime
 import gzip
 import lzma
+import math
 import re
 import zipfile
 from itertools import chain
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.data.encoding import Encoding
+from covey.data.encoding import Encoding, named_columns
 from covey.data.files import device_file, files
 from covey.data.shards import Shards
 from covey.data.tables import Columns, Faults
@@ -302,3 +304,72 @@ def test_a_folder_is_not_dealt(tmp_path: Path) -> None:
 def test_missing_is_one_of_four(tmp_path: Path) -> None:
     with refused("missing = 'median': choose one of 'error', 'drop', 'mean', 'indicator'"):
         files(written(tmp_path, *ROWS), missing="median")  # type: ignore[arg-type]
+
+
+def test_parquet_has_words_gaps_and_dates(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    cells = {
+        "device": ["a", "a", "b", None],
+        "heat": [1.0, None, 3.0, 4.0],
+        "kind": ["red", "blue", None, "red"],
+        "on": [True, False, True, None],
+        "day": [datetime.date(2026, 1, 31)] * 4,
+        "label": [1, 0, 1, 0],
+    }
+    path = tmp_path / "table.parquet"
+    parquet.write_table(arrow.table(cells), path)
+    with refused("column 'day' has dates or times, such as 2026-01-31"):
+        files(str(path), missing="mean", split=ALL)
+    shards = files(str(path), missing="mean", exclude=["day"], split=ALL, normalise="none")
+    assert shards.names.features == ("heat", "kind=blue", "kind=red", "on=False", "on=True")
+    assert rows_of(shards, "train")[1][:3] == [2, 1, 0]
+    assert shards.notes[0] == "1 of 4 rows are left out: device in 1 missing."
+    with refused("row 1: column 'heat' is empty", "row 2: column 'kind' is empty"):
+        files(str(path), exclude=["day", "on", "device"], partition="iid", devices=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"exclude": ["label"]}, ["exclude = ['label'] has the label 'label'"]),
+        ({"exclude": ["kind"], "categorical": ["kind"]}, ["kind is in exclude and in"]),
+        ({"features": ["heat"], "categorical": ["kind"]}, ["which features does not list"]),
+        ({"exclude": ["kinds"]}, ["no column 'kinds' (did you mean 'kind'?)"]),
+    ],
+)
+def test_lists_of_columns_agree(tmp_path: Path, options: Any, words: list[str]) -> None:
+    with refused(*words):
+        files(written(tmp_path, *ROWS), missing="drop", **options)
+
+
+def test_a_missing_target_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,1,1.5", "a,2,NA", "a,3,2.5", header="device,heat,label")
+    with refused('set missing to "drop"', "line 3: label is 'NA', a missing value"):
+        files(path, regression=True)
+    assert files(path, missing="drop", split=ALL).y.tolist() == [1.5, 2.5]
+
+
+def test_an_index_without_a_name_can_be_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, "0,a,1,x", "1,a,2,y", header=",device,heat,label")
+    with refused("column 1", "has no name", "exclude = ['']"):
+        files(path)
+    assert files(path, exclude=[""], split=ALL).names.features == ("heat",)
+
+
+def test_columns_of_python_are_encoded_as_files_are(tmp_path: Path) -> None:
+    shards = files(written(tmp_path, *ROWS), missing="mean", normalise="none")
+    assert shards.encoding is not None
+    table = named_columns({"heat": [None, 7.0], "kind": ["red", math.nan]}, shards.encoding)
+    assert shards.encoding.inputs(table)[0].tolist() == [3, 0, 1]
+    assert shards.encoding.inputs(table)[1].tolist() == pytest.approx([7, 1 / 3, 2 / 3])
+    for columns, words in (
+        ({"heat": [1]}, "no column kind"),
+        ({"heat": ["warm"], "kind": ["red"]}, "column 'heat' of example 0 is 'warm'"),
+        ({"heat": [1, 2], "kind": ["red"]}, "column 'kind' has 1 examples"),
+    ):
+        with refused(words):
+            named_columns(columns, shards.encoding)
+    strict = files(written(tmp_path, *ROWS), missing="drop").encoding
+    assert strict is not None
+    with refused("the examples have missing values"):
+        named_columns({"heat": [None], "kind": ["red"]}, strict)
