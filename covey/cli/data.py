@@ -159,6 +159,8 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         console.print(f"{'targets':12} {_spelled(facts['targets'])}")
     if facts["scaling"]:
         console.print(f"{'scaling':12} {escape(facts['scaling'])}")
+    for note in facts["notes"]:
+        console.print(f"{'rows':12} {escape(note)}")
     shared = facts["overlaps"]["shared"]
     overlap = "none: no example is held by two devices"
     if shared:
@@ -244,6 +246,7 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "labels": labels,
         "targets": _targets(shards),
         "scaling": kind,
+        "notes": list(shards.notes),
         "overlaps": asdict(overlaps(shards)),
     }
 
