@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey import draws
 from covey.engine.batches import Draw
+from covey.engine.metrics import Metric
 from covey.engine.objective import DataLoss, Objective
 from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
@@ -234,10 +235,24 @@ class Nodes:
         *,
         predict: Predict | None = None,
         bins: int = 0,
+        metrics: bool = True,
     ) -> PartScore:
         """The score of these models on a part of the nodes' own data; for scoring."""
         task = self._runtime.task
-        return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
+        return task.evaluate(
+            rows,
+            part,
+            self.ids,
+            predict=predict,
+            bins=bins,
+            errors=True,
+            metrics=metrics,
+        )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics that the experiment asks for."""
+        return self._runtime.task.metrics
 
     def predictor(self, rows: Rows) -> Predict | None:
         """How the module predicts with these rows, made ready once for several parts of the data.

@@ -11,6 +11,7 @@ from torch import nn
 from covey.data import Shards
 from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
+from covey.engine.metrics import MetricSpec
 from covey.engine.norm import Norm
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
@@ -51,10 +52,12 @@ class Experiment:
     Scores. Every `score_every` rounds, and in the last, every kept model is scored on `parts` of
     the data, and every `score_train_every` rounds on the training part too, which takes longer.
     With `score_sample` only so many devices are scored, drawn anew in each of these rounds, and
-    every score has a standard error (covey/runs/sampling.py). `protocol="paper"` trains on the
-    validation part too and reports the round that was best on test. `holdout_devices`, a number or
-    a list of devices, take no part in training: when models are scored, so is what each of them
-    makes of the models it finds (covey/runs/newcomers.py).
+    every score has a standard error (covey/runs/sampling.py). `metrics` are computed beside
+    accuracy and loss, by name or by a function (covey/engine/metrics.py). `select` names the metric
+    whose best round on validation is reported; "" is accuracy or else the loss. `protocol="paper"`
+    trains on the validation part too and reports the round that was best on test.
+    `holdout_devices`, a number or a list of devices, take no part in training: when models are
+    scored, so is what each of them makes of the models it finds (covey/runs/newcomers.py).
 
     Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
     (bytes for rows in training) never change a result; nor does `capture`, which on a GPU turns the
@@ -90,6 +93,8 @@ class Experiment:
     frozen: str | tuple[str, ...] = ()
     compute: Literal["fp32", "bf16"] = "fp32"
     augment: Augment | list[Augment] | tuple[Augment, ...] = ()
+    metrics: tuple[MetricSpec, ...] = ()
+    select: str = ""
 
     def __post_init__(self) -> None:
         checks.check(self)
