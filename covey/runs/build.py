@@ -203,6 +203,7 @@ def task_of(
         compute=experiment.compute,
         population=population,
         augment=experiment.augmentations(),
+        optimiser=experiment.optimiser(),
     )
 
 

@@ -21,6 +21,7 @@ from covey.data import Shards
 from covey.engine.augment import Augmentation, Own
 from covey.engine.layout import ParameterLayout
 from covey.engine.norm import has_batch_norm
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -83,6 +84,8 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
+    if experiment.optimiser() != PLAIN:
+        out["solver"] = describe(experiment.optimiser())
     if experiment.augment:
         out["augment"] = _augment(experiment.augmentations())
     if experiment.radio is not None:

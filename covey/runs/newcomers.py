@@ -69,6 +69,7 @@ class Newcomers:
             device=first.device,
             compute=first.compute,
             augment=first.augmentations(),
+            optimiser=first.optimiser(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []
