@@ -721,4 +721,4 @@ class DataGradient(DataLoss):
             address = me.address(self._stream, self._call)
             batches = self.task.draw(address, me.device_ids, self._batch, steps, local=me.local)
             self._ahead = dict(zip(steps, batches, strict=True))
-        return self._ahead[step]
+        return self._ahead.pop(step)  # so that its examples are freed
