@@ -204,6 +204,7 @@ def task_of(
         population=population,
         augment=experiment.augmentations(),
         metrics=experiment.metrics,
+        optimiser=experiment.optimiser(),
     )
 
 
