@@ -7,6 +7,7 @@ from covey.data import edges, partition, recipes
 from covey.data.digits import digits
 from covey.data.files import device_file, files
 from covey.data.frames import frame
+from covey.data.images import images
 from covey.data.leaks import Overlaps, overlaps
 from covey.data.named_partitions import PARTITIONS, deal
 from covey.data.own import own, own_parts
@@ -48,6 +49,7 @@ __all__ = [
     "femnist",
     "files",
     "frame",
+    "images",
     "load",
     "mnist",
     "overlaps",

@@ -18,6 +18,7 @@ from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, targets
 from covey.data.partition import SPLIT, Numbers, Split
+from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
 from covey.data.table_readers import read, stem
@@ -329,7 +330,11 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     A time in seconds since 1970 does not fit into a float32 before it is scaled.
     """
     values = torch.from_numpy(table.x)
-    return (values if scale is None else scale(values)).to(torch.float32)
+    if scale is None:
+        return values.to(torch.float32)
+    if values.dtype == torch.uint8:
+        return scaled(values, scale)
+    return scale(values).to(torch.float32)
 
 
 def token_ids(values: Tensor) -> Tensor:
