@@ -169,3 +169,17 @@ def test_a_bad_loss_is_refused_with_a_fix(case: str) -> None:
         trained(shards, loss, 3)
     for word in words:
         assert word in str(error.value)
+
+
+def test_cross_entropy_refuses_several_labels_per_example_and_names_bce() -> None:
+    rows = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 1, 1], [0, 0, 1]])
+    parts: dict[str, Any] = {
+        "algorithm": FedAvg(),
+        "data": data.own([(torch.zeros(4, 2), rows)] * 2, split=(1, 0, 0)),
+        "model": covey.models.linear(2, 3),
+        "tree": Tree.flat(2),
+        "rounds": 1,
+    }
+    with pytest.raises(ConfigError, match=r"3 targets of example 1 are no prob.*sum is 2.*'bce'"):
+        Experiment(**parts, loss="cross_entropy")
+    Experiment(**parts, loss="bce")

@@ -400,6 +400,7 @@ def table_columns(columns: Columns, *, dealt: bool) -> Columns:
     return replace(columns, needed=tuple(named))
 
 
+_CLASSES_HINT = "if the label column holds classes, leave out the loss or regression"
 _ADVICE = "correct or remove them, or list the columns that are features"
 
 
@@ -469,6 +470,8 @@ def _goal(
     goal = targets(table.label, classes, complain)
     if faults.reasons and any(map(lacks_name, table.label)):
         faults.hints[GAPS_HINT] = None
+    if regression and len(faults.reasons) == len(table.label):
+        faults.hints[_CLASSES_HINT] = None
     faults.refuse("correct or remove them")
     return goal
 

@@ -37,7 +37,7 @@ _LAYOUT = "put each image at DEVICE/LABEL/name.png (EDGE/DEVICE/LABEL/name.png w
 def images(
     path: str,
     *,
-    size: int | tuple[int, int] | None = None,
+    size: int | Sequence[int] | None = None,
     grey: bool = False,
     partition: str | None = None,
     devices: int | None = None,
@@ -95,7 +95,7 @@ class _Header:
     grey: bool
 
 
-def _side(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def _side(size: int | Sequence[int] | None) -> tuple[int, int] | None:
     """The height and width to bring images to; None: as they are."""
     if size is None:
         return None
@@ -269,7 +269,11 @@ def _decoded(library: Any, path: Path, mode: str, size: tuple[int, int]) -> npt.
     operations = needed("PIL.ImageOps", extra="images", to=f"read {path}")
     height, width = size
     with library.open(path) as image:
-        upright = operations.exif_transpose(image).convert(mode)
+        upright = operations.exif_transpose(image)
+        if upright.mode == "P" and "transparency" in upright.info:
+            # Pillow warns of a palette with transparency if the step over RGBA is left out.
+            upright = upright.convert("RGBA")
+        upright = upright.convert(mode)
     if upright.size != (width, height):
         upright = upright.resize((width, height), library.Resampling.BILINEAR)
     pixels: npt.NDArray[np.uint8] = np.asarray(upright, dtype=np.uint8)

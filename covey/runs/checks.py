@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.engine import norm
@@ -51,6 +51,7 @@ _KINDS: tuple[tuple[str, type, str], ...] = (
     ("tree", Tree, "a tree, for instance Tree.flat(20)"),
     ("seed", int, "a whole number"),
 )
+_SUM_TOLERANCE = 1e-3  # of the probabilities of an example, which sum to 1
 _LISTS = {
     "private": "a pattern or a list of patterns",
     "parts": "a list of parts",
@@ -242,6 +243,21 @@ def _check_loss(experiment: Experiment) -> None:
         raise ConfigError(
             "loss = 'cross_entropy', but the targets are numbers, not classes; leave loss out for "
             "squared_error, or give integer labels."
+        )
+    if loss == "cross_entropy" and data.classes is None and data.y.ndim == 2:
+        _check_probabilities(data.y)
+
+
+def _check_probabilities(y: Tensor) -> None:
+    """That the targets of every example are probabilities of classes."""
+    sums = y.sum(1)
+    wrong = ((sums - 1).abs() > _SUM_TOLERANCE) | (y < 0).any(1)
+    if wrong.any():
+        example = int(wrong.nonzero()[0])
+        raise ConfigError(
+            f"loss = 'cross_entropy', but the {y.shape[1]} targets of example {example} are no "
+            f"probabilities: their sum is {sums[example]:g}, or one is negative; "
+            "for several yes-or-no labels per example, set loss = 'bce'."
         )
 
 

@@ -188,3 +188,27 @@ def test_an_experiment_file_names_the_folder_and_the_model_follows(photos: Path)
     assert experiment.model(experiment.data.x[:2]).shape == (2, 2)
     with pytest.raises(ConfigError, match=re.escape('data.size = "big"')):
         load(file, ["data.size=big"]).experiment(0)
+
+
+def test_a_palette_with_transparency_gives_its_colours_and_no_warning(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for label in ("dog", "cat"):
+        for number in range(3):
+            path = tmp_path / "a" / label / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            icon = image.new("P", (2, 1))
+            icon.putpalette([10, 20, 30, 40, 50, 60])
+            icon.putdata([0, 1])
+            icon.save(path, transparency=bytes([0, 128]))
+    shards = images(str(tmp_path), split=WHOLE, normalise="none")
+    assert not recwarn.list
+    assert shards.x[0, :, 0].T.tolist() == [[10, 20, 30], [40, 50, 60]]
+
+
+def test_an_experiment_file_with_one_side_of_two_is_told_what_a_size_is(photos: Path) -> None:
+    file = photos / "own.toml"
+    text = '[data]\nname = "images"\npath = "."\nsize = [16]\n'
+    file.write_text(text + '[algorithm]\nname = "local"\n[model]\nname = "linear"\n', "utf-8")
+    with pytest.raises(ConfigError, match=r"size = \[16\]; give a side in pixels .* or a height"):
+        load(file).experiment(0)

@@ -373,3 +373,11 @@ def test_columns_of_python_are_encoded_as_files_are(tmp_path: Path) -> None:
     assert strict is not None
     with refused("the examples have missing values"):
         named_columns({"heat": [None], "kind": ["red"]}, strict)
+
+
+def test_words_for_a_regression_are_told_to_be_classes(tmp_path: Path) -> None:
+    table = tmp_path / "cars.csv"
+    rows = [f"{device},{weight},USA" for device in "ab" for weight in (1, 2, 3)]
+    table.write_text("\n".join(["device,weight,label", *rows]), "utf-8")
+    with pytest.raises(DataError, match="leave out the loss or regression"):
+        files(str(table), regression=True)
