@@ -54,9 +54,9 @@ def images(
 
     `size` is a side in pixels, or (height, width): images are stretched or shrunk to it. Without
     `size`, all images must have the same. There is one channel where `grey` is set or every image
-    is grey, and three otherwise. Transparency is dropped, and photographs are turned upright.
-    Classes are ordered as text, or as numbers if all of them are. Reading needs Pillow, as in pip
-    install 'covey[images]'.
+    is grey, and three otherwise. Transparent pixels become white, and photographs are
+    turned upright. Classes are ordered as text, or as numbers if all of them are. Reading needs
+    Pillow, as in pip install 'covey[images]'.
     """
     folder = Path(path).expanduser()
     side = _side(size)
@@ -269,17 +269,25 @@ def _decoded(library: Any, path: Path, mode: str, size: tuple[int, int]) -> npt.
     operations = needed("PIL.ImageOps", extra="images", to=f"read {path}")
     height, width = size
     with library.open(path) as image:
-        upright = operations.exif_transpose(image)
-        if upright.mode == "P" and "transparency" in upright.info:
-            # Pillow warns of a palette with transparency if the step over RGBA is left out.
-            upright = upright.convert("RGBA")
-        upright = upright.convert(mode)
+        upright = _opaque(library, operations.exif_transpose(image)).convert(mode)
     if upright.size != (width, height):
         upright = upright.resize((width, height), library.Resampling.BILINEAR)
     pixels: npt.NDArray[np.uint8] = np.asarray(upright, dtype=np.uint8)
     if mode == "L":
         return pixels[None]
     return pixels.transpose(2, 0, 1)
+
+
+def _opaque(library: Any, image: Any) -> Any:
+    """The image on white where it is transparent.
+
+    Under transparent pixels files hold any colour, often black for a whole icon.
+    """
+    if not image.has_transparency_data:
+        return image
+    colours = image.convert("RGBA")
+    white = library.new("RGBA", colours.size, "white")
+    return library.alpha_composite(white, colours)
 
 
 def _common_size(paths: Sequence[Path], headers: Sequence[_Header]) -> tuple[int, int]:

@@ -190,7 +190,7 @@ def test_an_experiment_file_names_the_folder_and_the_model_follows(photos: Path)
         load(file, ["data.size=big"]).experiment(0)
 
 
-def test_a_palette_with_transparency_gives_its_colours_and_no_warning(
+def test_a_palette_with_transparency_lies_on_white_without_a_warning(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     for label in ("dog", "cat"):
@@ -200,10 +200,10 @@ def test_a_palette_with_transparency_gives_its_colours_and_no_warning(
             icon = image.new("P", (2, 1))
             icon.putpalette([10, 20, 30, 40, 50, 60])
             icon.putdata([0, 1])
-            icon.save(path, transparency=bytes([0, 128]))
+            icon.save(path, transparency=bytes([0, 255]))
     shards = images(str(tmp_path), split=WHOLE, normalise="none")
     assert not recwarn.list
-    assert shards.x[0, :, 0].T.tolist() == [[10, 20, 30], [40, 50, 60]]
+    assert shards.x[0, :, 0].T.tolist() == [[255, 255, 255], [40, 50, 60]]
 
 
 def test_an_experiment_file_with_one_side_of_two_is_told_what_a_size_is(photos: Path) -> None:
