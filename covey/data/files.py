@@ -184,6 +184,8 @@ def device_file(
     taken as it is, or brought into the `shape` of one example.
     """
     columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal)
+    if path.suffix.lower() == ".npz":
+        encoding = None  # an array x has the columns of inputs
     if encoding is not None:
         columns = replace(
             columns,

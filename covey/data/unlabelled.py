@@ -34,6 +34,8 @@ def unlabelled(
     if not path.exists():
         raise DataError(f"there is no file {path}; paths start at the current folder.")
     named = path.suffix.lower() != ".npz" and bool(features)
+    if not named:
+        encoding = None  # an array x has the columns of inputs
     wanted = replace(columns, features=tuple(features) if named else None, labelled=False)
     if encoding is not None:
         wanted = replace(
