@@ -30,6 +30,7 @@ from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.data import Shards
 from covey.engine.augment import augmentations
 from covey.engine.losses import check_loss_name
+from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -68,6 +69,7 @@ class Config(BaseModel):
     start: Literal["seed", "module"] = "seed"
     augment: str | list[str | dict[str, Any]] = []
     norm: Literal["device", "frozen", "group"] = "device"
+    solver: str | dict[str, Any] = "sgd"
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
@@ -180,6 +182,7 @@ def read(table: dict[str, Any]) -> Config:
     _check_compare(config)
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))
+    optimiser(config.solver)
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config

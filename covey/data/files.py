@@ -18,6 +18,7 @@ from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, targets
 from covey.data.partition import SPLIT, Numbers, Split
+from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
 from covey.data.table_readers import read, stem
@@ -111,8 +112,8 @@ def files(
     )
     where = Path(path).expanduser()
     faults = Faults()
-    _check_options(columns, classes, regression=regression)
-    deal = _deal(partition, devices=devices, labels=labels, alpha=alpha)
+    check_options(columns, classes, regression=regression)
+    deal = dealing(partition, devices=devices, labels=labels, alpha=alpha)
     if _is_folder(where) and deal:
         raise DataError(
             f"partition = {partition!r}, but {where} is a folder with a file per device; "
@@ -122,6 +123,39 @@ def files(
         table = folder_table(where, columns, faults)
     else:
         table = _table(where, columns, faults, dealt=bool(deal))
+    return table_shards(
+        table,
+        columns,
+        faults,
+        name=where.resolve().name,
+        deal=deal,
+        classes=classes,
+        regression=regression,
+        normalise=normalise,
+        tokens=tokens,
+        split=split,
+        seed=seed,
+    )
+
+
+def table_shards(
+    table: Table,
+    columns: Columns,
+    faults: Faults,
+    *,
+    name: str,
+    deal: dict[str, Any],
+    classes: Sequence[str] | None = None,
+    regression: bool = False,
+    normalise: Normalise = "standard",
+    tokens: bool = False,
+    split: Split = SPLIT,
+    seed: int = 0,
+) -> Shards:
+    """The shards of a table that has been read; options are those of `files`.
+
+    `deal` is what `dealing` gives.
+    """
     faults.refuse(_ADVICE)
     table, notes = with_values(table, columns)
     goal = _goal(table, classes, faults, regression=regression)
@@ -138,7 +172,9 @@ def files(
         x = token_ids(torch.from_numpy(table.x))
         count = max(int(x.max()) + 1, 1)
     else:
-        how = encoding(table, parts[0].index, missing=missing, categorical=categorical)
+        how = encoding(
+            table, parts[0].index, missing=columns.missing, categorical=columns.categorical
+        )
         if how is not None:
             table = how.applied(table)
         notes += table.notes
@@ -147,7 +183,6 @@ def files(
             scale = how.unscaled(scale)
         x = _inputs(table, scale)
     names = Names(homes.devices, homes.edges, goal.names, table.features)
-    name = where.resolve().name
     return Shards(
         x,
         goal.y,
@@ -297,7 +332,11 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     A time in seconds since 1970 does not fit into a float32 before it is scaled.
     """
     values = torch.from_numpy(table.x)
-    return (values if scale is None else scale(values)).to(torch.float32)
+    if scale is None:
+        return values.to(torch.float32)
+    if values.dtype == torch.uint8:
+        return scaled(values, scale)
+    return scale(values).to(torch.float32)
 
 
 def token_ids(values: Tensor) -> Tensor:
@@ -340,6 +379,15 @@ def _table(path: Path, columns: Columns, faults: Faults, *, dealt: bool) -> Tabl
     if not path.exists():
         start = "the file's own folder if an experiment file names them, else at the current folder"
         raise DataError(f"there is no file or folder {path}; relative paths start at {start}.")
+    table = read(path, table_columns(columns, dealt=dealt), faults)
+    if dealt:
+        check_nobody(table, columns, path)
+    check_named(table, columns, path)
+    return table
+
+
+def table_columns(columns: Columns, *, dealt: bool) -> Columns:
+    """The columns of a table of several devices, with those that it needs."""
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [
         name
@@ -351,17 +399,13 @@ def _table(path: Path, columns: Columns, faults: Faults, *, dealt: bool) -> Tabl
     ]
     if not dealt:
         named.insert(0, columns.device)
-    table = read(path, replace(columns, needed=tuple(named)), faults)
-    if dealt:
-        _check_nobody(table, columns, path)
-    check_named(table, columns, path)
-    return table
+    return replace(columns, needed=tuple(named))
 
 
 _ADVICE = "correct or remove them, or list the columns that are features"
 
 
-def _check_nobody(table: Table, columns: Columns, path: Path) -> None:
+def check_nobody(table: Table, columns: Columns, path: Path) -> None:
     """That a table to be dealt does not say itself who has which row."""
     for name, cells in ((columns.device, table.device), (columns.edge, table.edge)):
         if cells is not None:
@@ -371,7 +415,7 @@ def _check_nobody(table: Table, columns: Columns, path: Path) -> None:
             )
 
 
-def _deal(partition: str | None, **options: Any) -> dict[str, Any]:
+def dealing(partition: str | None, **options: Any) -> dict[str, Any]:
     """The partition and what was chosen of it; empty without one."""
     chosen = {name: value for name, value in options.items() if value is not None}
     if partition is None and chosen:
@@ -559,7 +603,7 @@ def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> 
     )
 
 
-def _check_options(columns: Columns, classes: Sequence[str] | None, *, regression: bool) -> None:
+def check_options(columns: Columns, classes: Sequence[str] | None, *, regression: bool) -> None:
     names = {
         "label": columns.label,
         "device": columns.device,

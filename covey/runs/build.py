@@ -203,6 +203,8 @@ def task_of(
         compute=experiment.compute,
         population=population,
         augment=experiment.augmentations(),
+        metrics=experiment.metrics,
+        optimiser=experiment.optimiser(),
     )
 
 

@@ -16,7 +16,9 @@ PARTS = ("train", "validation", "test")
 RIGHT, LOSS, COUNT, HOLDS, ABSOLUTE, SQUARED = range(6)
 Sums = dict[str, Tensor]
 """By part of the data: right answers, summed loss, examples, whether the device holds the model,
-[devices, 4]; where numbers are predicted, [devices, 6] with the sums of |error| and error^2."""
+[devices, 4]; where numbers are predicted, [devices, 6] with the sums of |error| and error^2. Values
+of metrics follow as columns 6 and up; where there are no errors, columns 4 and 5 are then NaN."""
+METRICS = 6
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,10 @@ def perplexity(loss: float | None) -> float | None:
 
 def fits(sums: Tensor, devices: int) -> bool:
     """Whether sums from a file have the form of a run's."""
-    return sums.dtype == torch.float64 and sums.shape in (
-        (devices, 4),
-        (devices, 6),
-    )
+    if sums.dtype != torch.float64 or sums.ndim != 2:
+        return False
+    rows, columns = sums.shape
+    return rows == devices and (columns == 4 or columns >= METRICS)
 
 
 def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, float | None]:
@@ -166,7 +168,7 @@ def _figures(row: Sequence[float], classifies: bool) -> tuple[float | None, floa
 def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
     """RMSE and MAE; None for classes."""
     count = row[COUNT]
-    if not count or len(row) <= SQUARED:
+    if not count or len(row) <= SQUARED or math.isnan(row[SQUARED]):
         return None, None
     rmse = math.sqrt(row[SQUARED] / count)
     mae = row[ABSOLUTE] / count
