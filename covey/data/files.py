@@ -218,7 +218,7 @@ def device_file(
     `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
     taken as it is, or brought into the `shape` of one example.
     """
-    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal)
+    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal, text=())
     if path.suffix.lower() == ".npz":
         encoding = None  # an array x has the columns of inputs
     if encoding is not None:
@@ -231,7 +231,8 @@ def device_file(
     faults = Faults()
     table = read(path, columns, faults)
     check_alone(table, columns, path)
-    faults.refuse(_ADVICE)
+    faults.hints.clear()  # the run has decided what becomes of words and gaps
+    faults.refuse("correct or remove them")
     table, notes = with_values(table, columns)
     if encoding is not None:
         table = encoding.applied(table)

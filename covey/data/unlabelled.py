@@ -37,6 +37,7 @@ def unlabelled(
     if not named:
         encoding = None  # an array x has the columns of inputs
     wanted = replace(columns, features=tuple(features) if named else None, labelled=False)
+    wanted = replace(wanted, text=())  # without an encoding, every feature was a number
     if encoding is not None:
         wanted = replace(
             wanted,

@@ -386,3 +386,13 @@ def test_columns_of_python_are_encoded_as_files_are(tmp_path: Path) -> None:
     assert strict is not None
     with refused("the examples have missing values"):
         named_columns({"heat": [None], "kind": ["red"]}, strict)
+
+
+def test_words_in_a_later_file_are_refused_where_training_had_numbers(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "warm,x", header="heat,label"))
+    with refused("correct or remove them:", "line 2: column 'heat' is 'warm'"):
+        device_file(path, features=["heat"], classes=["x", "y"], scaling=None)
+    faults = Faults()
+    unlabelled(path, Columns(), features=["heat"], shape=(1,), faults=faults)
+    with refused("column 'heat' is 'warm', which is not a number"):
+        faults.refuse("correct it")
