@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from covey.cli.config import Config
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_TRAINING = ("loss", "l2", "batches", "start", "norm", "compute", "device", "workers", "memory")
+_TRAINING = (
+    "loss",
+    "l2",
+    "batches",
+    "start",
+    "norm",
+    "solver",
+    "compute",
+    "device",
+    "workers",
+    "memory",
+)
 _NUMBERS = ("squared_error", "mse", "huber")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that

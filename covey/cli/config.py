@@ -31,6 +31,7 @@ from covey.data import Shards
 from covey.engine.augment import augmentations
 from covey.engine.losses import check_loss_name
 from covey.engine.metrics import check_metric_names
+from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.runs.experiment import Experiment
@@ -69,6 +70,7 @@ class Config(BaseModel):
     start: Literal["seed", "module"] = "seed"
     augment: str | list[str | dict[str, Any]] = []
     norm: Literal["device", "frozen", "group"] = "device"
+    solver: str | dict[str, Any] = "sgd"
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
@@ -184,6 +186,7 @@ def read(table: dict[str, Any]) -> Config:
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))
     check_metric_names(assemble.metrics(config.metrics), config.select)
+    optimiser(config.solver)
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config

@@ -116,6 +116,8 @@ def predict(
     loaded = load(run, seed=seed)
     faults = Faults()
     table = _examples(loaded, file, faults)
+    for note in table.notes:
+        typer.echo(f"{file}, {note}", err=True)
     owners = _owners(loaded, table, file, device, model, faults)
     rows = _predictions(loaded, table, owners, model)
     if as_json:
@@ -213,10 +215,11 @@ def _examples(run: Loaded, file: Path, faults: Faults) -> Table:
             columns = replace(columns, **{role: data[role]})
     table = unlabelled(
         file,
-        columns,
+        replace(columns, decimal=str(data.get("decimal", "."))),
         features=run.names.features,
         shape=run.shape,
         faults=faults,
+        encoding=run.encoding,
     )
     faults.refuse("correct or remove them")
     return table

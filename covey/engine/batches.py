@@ -96,7 +96,14 @@ class Batch:
         """The batch of one device, with n = 1."""
         if len(self.examples) == 1:
             return self
-        row = slice(i, i + 1)
+        return self._rows[i]
+
+    @cached_property
+    def _rows(self) -> list[Batch]:
+        """The batches of the devices, which gather their examples once."""
+        return [self._row(slice(i, i + 1)) for i in range(len(self.examples))]
+
+    def _row(self, row: slice) -> Batch:
         weight = self.weight
         if weight is not None:
             weight = weight[row]

@@ -25,6 +25,7 @@ from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
 from covey.engine.metrics import MetricSpec, Targets, metrics_of
 from covey.engine.native_call import NativeKernel, kernel
+from covey.engine.optimiser import PLAIN, Optimiser
 from covey.engine.population import BLOCK, Population, block_size
 from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
@@ -67,6 +68,7 @@ class Task:
         population: Population | None = None,
         augment: Sequence[Augmentation] = (),
         metrics: Sequence[MetricSpec] = (),
+        optimiser: Optimiser = PLAIN,
     ) -> None:
         loss = resolved_loss(loss, shards)
         example = shards.x.shape[1:]
@@ -74,6 +76,7 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.augment = tuple(augment)
+        self.optimiser = optimiser
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
         trial.check_largest_id(own, shards)

@@ -13,6 +13,7 @@ from covey import draws
 from covey.engine.batches import Draw
 from covey.engine.metrics import Metric
 from covey.engine.objective import DataLoss, Objective
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
@@ -586,6 +587,10 @@ Their examples are gathered one step at a time.
 """
 _DRAW = "(training)"
 """The stream of what the engine draws in training; no author's stream has this name."""
+_NOT_BY_SOLVER = (
+    "the algorithm steps along gradients of its own making, so the experiment's solver cannot take "
+    "its steps; leave out solver."
+)
 _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
@@ -623,9 +628,20 @@ class DataGradient(DataLoss):
         if self._counted:
             self._counted -= 1
         else:
+            self._check_plain()
             self._me.worked(1, x.shape[1])
             self.task.solvers.setdefault("step by step", _OWN_STEPS)
         return self._with_l2(data, x)
+
+    @property
+    def round(self) -> int:
+        """The round of the descent."""
+        return self._me.round
+
+    def _check_plain(self) -> None:
+        """Refuse steps that the algorithm takes itself where the experiment has a solver."""
+        if self.task.optimiser != PLAIN:
+            raise ConfigError(_NOT_BY_SOLVER)
 
     def _with_l2(self, data: Rows, x: Rows) -> Rows:
         """A gradient at x, or a Hessian product with x, of the loss with l2."""
@@ -720,4 +736,4 @@ class DataGradient(DataLoss):
             address = me.address(self._stream, self._call)
             batches = self.task.draw(address, me.device_ids, self._batch, steps, local=me.local)
             self._ahead = dict(zip(steps, batches, strict=True))
-        return self._ahead[step]
+        return self._ahead.pop(step)  # so that its examples are freed

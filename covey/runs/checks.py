@@ -19,6 +19,7 @@ from covey.engine.layout import freeze, private_default
 from covey.engine.losses import check_loss_name
 from covey.engine.metrics import MetricSpec, Own, Targets, metrics_of
 from covey.engine.named_losses import Huber
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.kernel.algorithm import Algorithm
@@ -89,6 +90,7 @@ def check(experiment: Experiment) -> None:
     _check_values(experiment)
     _check_augment(experiment)
     _check_algorithm(experiment)
+    _check_solver(experiment)
     _check_loss(experiment)
     _check_metrics(experiment)
     _check_tree(experiment)
@@ -312,6 +314,15 @@ def _check_holdout(experiment: Experiment) -> None:
 def _is_number(value: Any, below: int) -> bool:
     """Whether a value is a whole number from 0 on, below a limit."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+
+
+def _check_solver(experiment: Experiment) -> None:
+    """An error for settings that mean nothing, or an algorithm whose steps must be plain."""
+    reason = experiment.algorithm.plain_steps
+    if experiment.optimiser() == PLAIN or reason is None:
+        return
+    name = type(experiment.algorithm).__name__
+    raise ConfigError(f"solver: {name} takes plain steps, because {reason}; leave out solver.")
 
 
 def _check_radio(experiment: Experiment) -> None:

@@ -13,6 +13,7 @@ from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
 from covey.engine.metrics import MetricSpec
 from covey.engine.norm import Norm
+from covey.engine.optimiser import Optimiser, Solver, optimiser
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
@@ -42,7 +43,9 @@ class Experiment:
     start; no row and no message holds them. `augment` changes training batches at random: "crop",
     "flip" and "noise", a table with options, or a function (covey/engine/augment.py). `norm` says
     how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
-    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py).
+    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py). `solver` is the
+    optimiser of the devices' steps on data: "sgd", "adam", "adamw", or a table with momentum,
+    decay, clip or schedule (covey/engine/optimiser.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -95,6 +98,7 @@ class Experiment:
     augment: Augment | list[Augment] | tuple[Augment, ...] = ()
     metrics: tuple[MetricSpec, ...] = ()
     select: str = ""
+    solver: Solver = "sgd"
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -116,6 +120,10 @@ class Experiment:
     def augmentations(self) -> tuple[Augmentation, ...]:
         """What is done to training batches, in order."""
         return augmentations(self.augment)
+
+    def optimiser(self) -> Optimiser:
+        """The optimiser of steps on data."""
+        return optimiser(self.solver, self.rounds)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

@@ -22,6 +22,7 @@ from covey.engine.augment import Augmentation, Own
 from covey.engine.layout import ParameterLayout
 from covey.engine.metrics import MetricSpec
 from covey.engine.norm import has_batch_norm
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -84,6 +85,8 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
+    if experiment.optimiser() != PLAIN:
+        out["solver"] = describe(experiment.optimiser())
     if experiment.augment:
         out["augment"] = _augment(experiment.augmentations())
     if experiment.metrics:

@@ -71,6 +71,7 @@ class Newcomers:
             compute=first.compute,
             augment=first.augmentations(),
             metrics=first.metrics,
+            optimiser=first.optimiser(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []

@@ -286,9 +286,9 @@ class BaseRuntime(Runtime):
         return not self.environment.ideal
 
     def initial(self, tier: str, ids: Ids) -> Rows:
-        """The common initial row of each node's tree, [n, P]; one row may stand for all."""
+        """The common initial row of each node's tree, [n, P], which the caller may change."""
         if len(self.start) == 1:
-            return self.start.expand(len(ids), -1)
+            return self.start.repeat(len(ids), 1)
         ids = ids.to(self.start.device)
         copy = self.tree.copy(tier, ids)
         return self.start[copy]
