@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from covey.data import npz
 from covey.data.extras import needed
-from covey.data.files import check_nobody, check_options, dealing, table_columns, table_shards
+from covey.data.files import (
+    check_nobody,
+    check_options,
+    dealing,
+    is_folder,
+    table_columns,
+    table_shards,
+)
 from covey.data.formats import named
 from covey.data.frames import frame_table, texts_of
 from covey.data.images import pixels_of, side_of
@@ -179,6 +186,9 @@ def _class_names(codes: npt.NDArray[Any], names: Sequence[str]) -> npt.NDArray[A
 
 
 def _read(folder: Path, part: str) -> _Data:
+    if not is_folder(folder):
+        start = "the file's own folder if an experiment file names them, else at the current folder"
+        raise DataError(f"there is no folder {folder}; relative paths start at {start}.")
     if (folder / "dataset_dict.json").is_file():
         found = _json(folder / "dataset_dict.json").get("splits", [])
         odd = [name for name in found if name not in _PARTS]

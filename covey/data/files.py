@@ -114,12 +114,12 @@ def files(
     faults = Faults()
     check_options(columns, classes, regression=regression)
     deal = dealing(partition, devices=devices, labels=labels, alpha=alpha)
-    if _is_folder(where) and deal:
+    if is_folder(where) and deal:
         raise DataError(
             f"partition = {partition!r}, but {where} is a folder with a file per device; "
             "leave out partition, or give one table."
         )
-    if _is_folder(where):
+    if is_folder(where):
         table = folder_table(where, columns, faults)
     else:
         table = _table(where, columns, faults, dealt=bool(deal))
@@ -363,7 +363,8 @@ def _check_unscaled(normalise: Normalise) -> None:
         )
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a DataError for a path that no system would take."""
     try:
         return path.is_dir()
     except (

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from covey.data import npz
 from covey.data.extras import needed
-from covey.data.files import dealing, table_shards
+from covey.data.files import dealing, is_folder, table_shards
 from covey.data.partition import SPLIT, Split, whole_within
 from covey.data.scaling import Normalise
 from covey.data.shards import Shards
@@ -118,7 +118,7 @@ def _is_side(side: object) -> bool:
 
 def _listed(folder: Path, *, dealt: bool) -> list[_Image]:
     """The images under a folder, in the order of their paths, grouped by edge."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         start = "the file's own folder if an experiment file names them, else at the current folder"
         raise DataError(f"there is no folder {folder}; relative paths start at {start}.")
     paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if _is_image(path)]

@@ -115,6 +115,8 @@ def test_columns_of_lists_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_not_such_are_refused(tmp_path: Path) -> None:
+    with refused("no folder"):
+        arrow(str(tmp_path / "nowhere"))
     with refused("neither state.json nor dataset_dict.json", "save_to_disk"):
         arrow(str(tmp_path))
     with refused("no column 'device'", "partition"):
