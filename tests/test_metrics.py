@@ -1,5 +1,7 @@
 """Metrics from sums: against hand computation, over devices, in records, and in the choice."""
 
+import csv
+import io
 import json
 import math
 import re
@@ -232,8 +234,23 @@ def test_metrics_change_nothing_else() -> None:
     assert with_metrics == without
 
 
+def test_the_confusion_matrix_is_that_of_all_devices() -> None:
+    run = finished(experiment(metrics=["f1", "confusion"], rounds=1))
+    data = run.experiment.data
+    part = data.part("test")
+    with torch.no_grad():
+        predicted = run.module("global")(data.x[part.index]).argmax(1)
+    expected = np.zeros((3, 3), dtype=int)
+    np.add.at(expected, (data.y[part.index].numpy(), predicted.numpy()), 1)
+    score = run.history[0].models["global"].scores["test"]
+    assert score.confusion == expected.tolist()
+    assert score.metrics.keys() == {"f1"}
+    assert run.devices()[0].metrics.keys() == {"f1"}
+
+
 def test_a_record_goes_to_json_and_back() -> None:
-    last = finished(experiment(rounds=1, select="ece")).history[-1]
+    asked = experiment(metrics=["confusion"], rounds=1, select="ece")
+    last = finished(asked).history[-1]
     assert record.read(json.loads(json.dumps(last.as_dict()))) == last
 
 
@@ -302,6 +319,7 @@ def sum_of_all(outputs: Tensor, y: Tensor) -> Tensor:
         ("classes", {"metrics": 3}, r"metrics = 3: give a list of names or functions"),
         ("classes", {"metrics": [3]}, r"metrics: 3 is no metric; give a name or a function"),
         ("classes", {"select": "rmse"}, r"rmse is not for this data, these targets are classes"),
+        ("classes", {"select": "confusion"}, r"select = 'confusion' is a table; select a figure"),
         ("classes", {"select": 3}, r"select = 3: give the name of a metric"),
     ],
 )
@@ -328,7 +346,7 @@ def test_the_command_shows_them_and_writes_them_down(
     (tmp_path / "own_metrics.py").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run"
-    asked = 'metrics=["f1", "auc", "own_metrics:doubt"]'
+    asked = 'metrics=["f1", "confusion", "auc", "own_metrics:doubt"]'
     ended = command("run", *SMALL, asked, "select=-doubt", "--out", folder)
     assert ended.code == 0, ended.err
     assert "in the round chosen by doubt on validation data" in ended.out
@@ -342,6 +360,12 @@ def test_the_command_shows_them_and_writes_them_down(
     assert {"f1", "auc", "doubt"} == lines[0].metrics.keys() == lines[0].last_metrics.keys()
     for line in lines:
         assert line.metrics["doubt"] == pytest.approx(line.loss, abs=1e-5)
+    matrix = list(csv.reader(io.StringIO((folder / "confusion.csv").read_text(encoding="utf-8"))))
+    assert matrix[0] == ["model", "round", "class", *(f"predicted {k}" for k in range(10))]
+    own = [row[3:] for row in matrix if row[0] == model["model"]]
+    right = sum(int(row[k]) for k, row in enumerate(own))
+    counted = sum(int(cell) for row in own for cell in row)
+    assert right / counted == pytest.approx(model["accuracy"]["mean"])
     heads = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
     assert {"personal/test/f1", "personal/test/f1_fallback"} <= set(heads)
 

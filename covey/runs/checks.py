@@ -17,7 +17,7 @@ from covey.engine import norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.losses import check_loss_name
-from covey.engine.metrics import MetricSpec, Own, Targets, metrics_of
+from covey.engine.metrics import Confusion, MetricSpec, Own, Targets, metrics_of
 from covey.engine.named_losses import Huber
 from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
@@ -277,6 +277,8 @@ def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[
         name = chosen[0].name
         if all(metric.name != name for metric in metrics):
             specs = (*specs, name)
+    if isinstance(chosen[0], Confusion):
+        raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
     lower = not chosen[0].higher
     if isinstance(chosen[0], Own):
         lower = lower or experiment.select.startswith("-")
