@@ -18,6 +18,7 @@ from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, targets
 from covey.data.partition import SPLIT, Numbers, Split
+from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
 from covey.data.table_readers import read, stem
@@ -217,7 +218,9 @@ def device_file(
     `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
     taken as it is, or brought into the `shape` of one example.
     """
-    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal)
+    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal, text=())
+    if path.suffix.lower() == ".npz":
+        encoding = None  # an array x has the columns of inputs
     if encoding is not None:
         columns = replace(
             columns,
@@ -228,7 +231,8 @@ def device_file(
     faults = Faults()
     table = read(path, columns, faults)
     check_alone(table, columns, path)
-    faults.refuse(_ADVICE)
+    faults.hints.clear()  # the run has decided what becomes of words and gaps
+    faults.refuse("correct or remove them")
     table, notes = with_values(table, columns)
     if encoding is not None:
         table = encoding.applied(table)
@@ -329,7 +333,11 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     A time in seconds since 1970 does not fit into a float32 before it is scaled.
     """
     values = torch.from_numpy(table.x)
-    return (values if scale is None else scale(values)).to(torch.float32)
+    if scale is None:
+        return values.to(torch.float32)
+    if values.dtype == torch.uint8:
+        return scaled(values, scale)
+    return scale(values).to(torch.float32)
 
 
 def token_ids(values: Tensor) -> Tensor:

@@ -414,10 +414,15 @@ def _top(k: int, targets: Targets) -> TopK:
 
 
 def _is_known(name: str) -> bool:
-    names = {"perplexity"}
+    return name in _known() or _TOP.fullmatch(name) is not None
+
+
+def _known() -> list[str]:
+    """The names of all metrics but those of top k."""
+    names = []
     for kind in RECORDED:
-        names |= {*RECORDED[kind], *_MADE[kind]}
-    return name in names or _TOP.fullmatch(name) is not None
+        names += [*_MADE[kind], *RECORDED[kind]]
+    return [*dict.fromkeys(names), "perplexity"]
 
 
 def _misfit(name: str, targets: Targets) -> str:
@@ -430,6 +435,20 @@ def _misfit(name: str, targets: Targets) -> str:
     if _is_known(name):
         return f"metrics: {name} is not for this data, {_KINDS[targets.kind]}; {fix}."
     return f"metrics: there is no metric {shown(name)}; {fix}."
+
+
+def check_metric_names(specs: Sequence[MetricSpec], select: str) -> None:
+    """Refuse names that no metric has; whether they fit the data is seen with the data."""
+    own = [function_name(spec) for spec in specs if callable(spec)]
+    names = [spec for spec in specs if isinstance(spec, str)]
+    chosen = select.removeprefix("-")
+    if chosen and chosen not in own:
+        names.append(chosen)
+    for name in names:
+        if not _is_known(name):
+            known = ", ".join(["top3", *_known()])
+            fix = f"choose from {known}, or name a function as module:function"
+            raise ConfigError(f"metrics: there is no metric {shown(name)}; {fix}.")
 
 
 def check_own(metrics: Sequence[Metric], outputs: Tensor, y: Tensor) -> None:
