@@ -57,6 +57,10 @@ class DataLoss(ABC):
         """The gradient at x; the next call is of the next step."""
 
     @abstractmethod
+    def expect(self, steps: int) -> None:
+        """Called where so many steps will be taken from now on, so that they can be prepared."""
+
+    @abstractmethod
     def begin(self, start: Rows, terms: Objective) -> None:
         """Called before a descent from `start`."""
 

@@ -635,6 +635,10 @@ class DataGradient(DataLoss):
         self._me.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)
 
+    def expect(self, steps: int) -> None:
+        """Let the batches of so many steps be drawn together."""
+        self._until = max(self._until, self._step + steps)
+
     def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
         runtime = self._me._runtime
@@ -655,7 +659,7 @@ class DataGradient(DataLoss):
             raise ConfigError(f'{reason}, so {rule}; use "uniform".')
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
-        self._until = self._step + terms.longest
+        self.expect(terms.longest)
 
     def batch_of(self, step: int) -> Batch:
         """The batch of a step of the descent that has begun."""
