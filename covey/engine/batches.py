@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -19,6 +19,9 @@ from covey.errors import ConfigError, DataError
 from covey.types import Ids
 
 Batches = Literal["uniform", "cyclic"]
+_SMALL = 1 << 18
+"""Bytes of examples that are gathered for many devices at once."""
+_CACHE_LINE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ class Batch:
         y = self.data[1]
         return y.ndim == 2 and not y.is_floating_point()
 
-    @cached_property
+    @property
     def target_weight(self) -> Tensor | None:
         """The weight of every target, [n, B], or of every position, [n, B * T].
 
@@ -82,6 +85,10 @@ class Batch:
         """
         if not self.by_position:
             return self.weight
+        return self._position_weight
+
+    @cached_property
+    def _position_weight(self) -> Tensor:
         there = self.y != NO_TARGET
         if self.weight is None:
             return there.flatten(1)
@@ -101,20 +108,42 @@ class Batch:
 
     @cached_property
     def _rows(self) -> list[Batch]:
-        """The batches of the devices, which gather their examples once."""
-        return [self._row(slice(i, i + 1)) for i in range(len(self.examples))]
+        """The batches of the devices, which gather their examples once.
 
-    def _row(self, row: slice) -> Batch:
-        weight = self.weight
-        if weight is not None:
-            weight = weight[row]
-        draw = self.draw
-        if draw is not None:
-            draw = draw.take(row)
-        ids = self.ids
-        if ids is not None:
-            ids = ids[row]
-        return Batch(self.data, self.examples[row], weight, draw, ids)
+        Small examples are gathered for all devices together.
+        """
+        rows = self._split()
+        if all(self._gathers_together(values) for values in self.data):
+            for row, x, y in zip(rows, torch.split(self.x, 1), torch.split(self.y, 1), strict=True):
+                vars(row).update(x=x, y=y)
+        return rows
+
+    def _gathers_together(self, values: Tensor) -> bool:
+        """Whether the examples of all devices fit in a cache.
+
+        Numbers of each device must begin at a cache line: else sums of them may have other bits.
+        """
+        count, size = self.examples.shape
+        width = size * values[:1].nbytes
+        if values.is_floating_point() and width % _CACHE_LINE:
+            return False
+        return count * width <= _SMALL
+
+    def _split(self) -> list[Batch]:
+        """The batches of the devices; all rows of a tensor are split in one call."""
+        examples = torch.split(self.examples, 1)
+        count = len(examples)
+        weights: Sequence[Tensor | None] = [None] * count
+        if self.weight is not None:
+            weights = torch.split(self.weight, 1)
+        draws_of_rows: Sequence[Draw | None] = [None] * count
+        if self.draw is not None:
+            draws_of_rows = [self.draw.take(slice(i, i + 1)) for i in range(count)]
+        ids: Sequence[Ids | None] = [None] * count
+        if self.ids is not None:
+            ids = torch.split(self.ids, 1)
+        columns = zip(examples, weights, draws_of_rows, ids, strict=True)
+        return [Batch(self.data, *values) for values in columns]
 
 
 class Examples:

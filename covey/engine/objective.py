@@ -67,6 +67,10 @@ class DataLoss(ABC):
         raise ConfigError("solver: epochs are passes over examples, but these steps have none.")
 
     @abstractmethod
+    def expect(self, steps: int) -> None:
+        """Called where so many steps will be taken from now on, so that they can be prepared."""
+
+    @abstractmethod
     def begin(self, start: Rows, terms: Objective) -> None:
         """Called before a descent from `start`."""
 

@@ -668,6 +668,10 @@ class DataGradient(DataLoss):
         self._me.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)
 
+    def expect(self, steps: int) -> None:
+        """Let the batches of so many steps be drawn together."""
+        self._until = max(self._until, self._step + steps)
+
     def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
         runtime = self._me._runtime
@@ -689,7 +693,7 @@ class DataGradient(DataLoss):
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
         self._first = self._step
-        self._until = self._step + terms.longest
+        self.expect(terms.longest)
 
     def epoch_steps(self, epochs: float) -> int | Tensor:
         """ceil(epochs n / batch) for a device of n examples; with all examples, ceil(epochs)."""
