@@ -11,7 +11,9 @@ from torch import Tensor
 
 from covey import draws
 from covey.engine.batches import Draw
+from covey.engine.metrics import Metric
 from covey.engine.objective import DataLoss, Objective
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
@@ -234,10 +236,24 @@ class Nodes:
         *,
         predict: Predict | None = None,
         bins: int = 0,
+        metrics: bool = True,
     ) -> PartScore:
         """The score of these models on a part of the nodes' own data; for scoring."""
         task = self._runtime.task
-        return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
+        return task.evaluate(
+            rows,
+            part,
+            self.ids,
+            predict=predict,
+            bins=bins,
+            errors=True,
+            metrics=metrics,
+        )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics that the experiment asks for."""
+        return self._runtime.task.metrics
 
     def predictor(self, rows: Rows) -> Predict | None:
         """How the module predicts with these rows, made ready once for several parts of the data.
@@ -571,6 +587,10 @@ Their examples are gathered one step at a time.
 """
 _DRAW = "(training)"
 """The stream of what the engine draws in training; no author's stream has this name."""
+_NOT_BY_SOLVER = (
+    "the algorithm steps along gradients of its own making, so the experiment's solver cannot take "
+    "its steps; leave out solver."
+)
 _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
@@ -608,9 +628,20 @@ class DataGradient(DataLoss):
         if self._counted:
             self._counted -= 1
         else:
+            self._check_plain()
             self._me.worked(1, x.shape[1])
             self.task.solvers.setdefault("step by step", _OWN_STEPS)
         return self._with_l2(data, x)
+
+    @property
+    def round(self) -> int:
+        """The round of the descent."""
+        return self._me.round
+
+    def _check_plain(self) -> None:
+        """Refuse steps that the algorithm takes itself where the experiment has a solver."""
+        if self.task.optimiser != PLAIN:
+            raise ConfigError(_NOT_BY_SOLVER)
 
     def _with_l2(self, data: Rows, x: Rows) -> Rows:
         """A gradient at x, or a Hessian product with x, of the loss with l2."""

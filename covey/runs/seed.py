@@ -258,6 +258,7 @@ class Seed:
             classifies=self.runtime.task.classifies,
             examples=self._examples_by_part(),
             has_perplexity=self.runtime.task.has_perplexity,
+            metrics=[metric.name for metric in self.runtime.task.metrics if metric.columns],
         )
 
     def _examples_by_part(self) -> dict[str, list[int]] | None:
