@@ -36,7 +36,7 @@ from covey.engine.graph import (
     Value,
 )
 from covey.engine.intercept import Interception, attention_weights
-from covey.engine.layout import ParameterLayout, copy_to_run
+from covey.engine.layout import ParameterLayout, aligned, copy_to_run
 from covey.engine.passing import Pass
 
 Values = list[Any]
@@ -93,8 +93,11 @@ def of_module(space: ParameterLayout) -> Step:
         if module.training != pass_.training:
             module.train(pass_.training)
         for parameter, places in zip(pass_.parameters, thread.places, strict=True):
+            value = aligned(parameter)
             for container, key in places:
-                container[key] = parameter
+                container[key] = value
+        if space.changes_inputs:
+            x = x.clone()
         out = _run(module, pass_, x, always=space.needs_mode)
         # The layout of the output decides the kernels of the backward pass.
         return out.contiguous()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
-from covey.engine import norm
+from covey.engine import held, norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.losses import check_loss_name
@@ -82,6 +82,7 @@ def check(experiment: Experiment) -> None:
     Lists become tuples, and "auto" becomes what it stands for.
     """
     _check_kinds(experiment)
+    held.check(experiment.model)
     _check_frozen(experiment)
     _check_lists(experiment)
     _check_counts(experiment)
