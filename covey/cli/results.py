@@ -117,7 +117,7 @@ def predict(
     faults = Faults()
     table = _examples(loaded, file, faults)
     for note in table.notes:
-        typer.echo(f"{file}, {note}", err=True)
+        typer.echo(f"{file}: {note}", err=True)
     owners = _owners(loaded, table, file, device, model, faults)
     rows = _predictions(loaded, table, owners, model)
     if as_json:

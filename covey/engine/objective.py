@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.engine import smooth_l1
+from covey.errors import ConfigError
 from covey.types import Rows
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class DataLoss(ABC):
     def round(self) -> int:
         """The round of the descent, on which a step size may depend."""
         return 0
+
+    def epoch_steps(self, epochs: float) -> int | Tensor:
+        """The steps of so many passes over a row's examples."""
+        raise ConfigError("solver: epochs are passes over examples, but these steps have none.")
 
     @abstractmethod
     def begin(self, start: Rows, terms: Objective) -> None:

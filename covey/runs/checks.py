@@ -320,6 +320,9 @@ def _is_number(value: Any, below: int) -> bool:
 
 def _check_solver(experiment: Experiment) -> None:
     """An error for settings that mean nothing, or an algorithm whose steps must be plain."""
+    if experiment.radio is not None and experiment.optimiser().epochs is not None:
+        fault = "epochs, but the plan of a radio counts the algorithm's steps"
+        raise ConfigError(f"solver: {fault}; leave out epochs.")
     reason = experiment.algorithm.plain_steps
     if experiment.optimiser() == PLAIN or reason is None:
         return
