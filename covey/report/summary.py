@@ -183,13 +183,18 @@ class Summary:
         out = asdict(self)
         others = [other["models"] for other in out["yardsticks"]]
         for model in chain(out["models"], *others):
-            if not model["metrics"]:
-                del model["metrics"]
+            drop_no_metrics(model)
         if not self.select:
             del out["select"]
         if self.sample is None:
             del out["sample"]
         return out
+
+
+def drop_no_metrics(model: dict[str, Any]) -> None:
+    """Take the metrics out of a model's figures where there are none."""
+    if not model["metrics"]:
+        del model["metrics"]
 
 
 def summarise(
