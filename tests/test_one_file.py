@@ -1,4 +1,4 @@
-"""An algorithm is one file: docs/write-an-algorithm.md's FedAvgM, in a copy of the package.
+"""An algorithm is one file: docs/write-an-algorithm.md's FedBall, in a copy of the package.
 
 Nothing else is edited there. The copy lists, explains, advises and runs it, holds it to the laws,
 and every program of the page runs. `COVEY_TEST_ALL` runs all laws, not a choice.
@@ -23,9 +23,9 @@ FILES = {
 }
 SCRIPTS = [block for block in BLOCKS if not block.startswith("# ")]
 COPIED = ("covey", "tests", "experiments", "examples", "docs", "pyproject.toml", "README.md")
-NAMED = "FedAvgM or fedavgm"
+NAMED = "FedBall or fedball"
 SOME = (
-    "tests/algorithms/test_fedavgm.py", "tests/cli/test_config.py", "tests/laws/test_chunks.py",
+    "tests/algorithms/test_fedball.py", "tests/cli/test_config.py", "tests/laws/test_chunks.py",
     "tests/laws/test_fixed_points.py", "tests/laws/test_no_rows.py", "tests/test_advice.py",
     "tests/test_bad_input.py", "tests/test_exports.py", "tests/test_layers.py",
 )  # fmt: skip
@@ -78,31 +78,31 @@ for program in json.loads(sys.argv[1]):
 
 
 def test_the_page_has_the_file_its_test_and_programs() -> None:
-    assert list(FILES) == ["covey/algorithms/fedavgm.py", "tests/algorithms/test_fedavgm.py"]
+    assert list(FILES) == ["covey/algorithms/fedball.py", "tests/algorithms/test_fedball.py"]
     assert len(SCRIPTS) == 2
-    assert "def advice(" not in FILES["covey/algorithms/fedavgm.py"]  # so that defaults are tested
+    assert "def advice(" not in FILES["covey/algorithms/fedball.py"]  # so that defaults are tested
     assert "def advice(" in SCRIPTS[1]
 
 
 def test_it_is_listed_explained_advised_and_run(copy: Path) -> None:
-    small = ("tests/base.toml", "algorithm.name=fedavgm", "data.devices=6", "rounds=2")
+    small = ("tests/base.toml", "algorithm.name=fedball", "data.devices=6", "rounds=2")
     commands: dict[str, Sequence[str]] = {
         "list": ("list", "algorithms"),
-        "table": ("list", "algorithms", "fedavgm"),
+        "table": ("list", "algorithms", "fedball"),
         "advise": ("advise", *small, "--json"),
         "run": ("run", *small, "--out", "out"),
     }
     words = json.dumps(list(commands.values()))
     answers = json.loads(output(python(copy, "-c", COMMANDS, words)).splitlines()[-1])
     said: dict[str, str] = dict(zip(commands, answers, strict=True))
-    assert "fedavgm     FedAvgM: FedAvg with momentum at the server" in said["list"]
+    assert "fedball     FedBall: FedAvg with momentum at the server" in said["list"]
     assert "leaves the device: its model after the local steps" in said["list"]
     assert "momentum = 0.5" in said["table"]
     assert "number: share of the last velocity that the server keeps" in said["table"]
     advised = json.loads(said["advise"].splitlines()[-1])
     assert len(advised["trials"]) > 1
     assert [item["about"] for item in advised["advice"]] == ["unknown algorithm"]
-    assert "FedAvgM" in said["run"]
+    assert "FedBall" in said["run"]
 
 
 def test_it_is_held_to_the_laws_and_its_own_test(copy: Path) -> None:

@@ -19,15 +19,18 @@ if TYPE_CHECKING:  # for tools that run no code; to them, a class that is not na
     from covey.algorithms.clustered import Clustered as Clustered
     from covey.algorithms.demlearn import DemLearn as DemLearn
     from covey.algorithms.ditto import Ditto as Ditto
+    from covey.algorithms.fedadam import FedAdam as FedAdam
     from covey.algorithms.fedalt import FedAlt as FedAlt
     from covey.algorithms.fedamp import FedAMP as FedAMP
     from covey.algorithms.fedavg import FedAvg as FedAvg
+    from covey.algorithms.fedavgm import FedAvgM as FedAvgM
     from covey.algorithms.fedbn import FedBN as FedBN
     from covey.algorithms.fedmac import FedMac as FedMac
     from covey.algorithms.fedper import FedPer as FedPer
     from covey.algorithms.fedprox import FedProx as FedProx
     from covey.algorithms.fedrep import FedRep as FedRep
     from covey.algorithms.fedsim import FedSim as FedSim
+    from covey.algorithms.fedyogi import FedYogi as FedYogi
     from covey.algorithms.finetune import FineTune as FineTune
     from covey.algorithms.heurfedamp import HeurFedAMP as HeurFedAMP
     from covey.algorithms.hierfavg import HierFAVG as HierFAVG

@@ -55,6 +55,9 @@ class AL2GD(Algorithm):
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model, to its edge only"
+    plain_steps: ClassVar[str | None] = (
+        "its step size and probabilities weigh the loss against the means"
+    )
 
     def above(self) -> str:
         return "edge"

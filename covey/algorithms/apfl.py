@@ -48,6 +48,7 @@ class APFL(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never its own part of the mixture"
+    plain_steps: ClassVar[str | None] = "it steps along gradients at a mixture of two models"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         devices, samples = me.ask(self.device, w, sample=self.sample)

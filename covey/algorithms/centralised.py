@@ -34,6 +34,7 @@ class Centralised(Algorithm):
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its gradient, at every single step"
+    plain_steps: ClassVar[str | None] = "its steps are the server's, along a mean of gradients"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         for _ in range(self.steps):

@@ -38,6 +38,7 @@ class L2GD(Algorithm):
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its personal model"
+    plain_steps: ClassVar[str | None] = "its step size and p weigh the loss against the mean"
 
     def server(self, me: Nodes, w: Rows) -> Rows:
         steps = draws.failures(me.uniform("coin"), self.p)

@@ -54,6 +54,7 @@ class PerFedAvg(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its model after the local steps, never the personal one"
+    plain_steps: ClassVar[str | None] = "its gradient is taken after a plain step of size alpha"
 
     @property
     def hessians(self) -> bool:

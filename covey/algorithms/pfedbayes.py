@@ -56,6 +56,7 @@ class PFedBayes(Algorithm):
     draws: Whole = 0  # draws of a model that a prediction averages; 0 predicts by the mean
 
     sends: ClassVar[str] = "mean and rho of its local distribution, never the personal one"
+    plain_steps: ClassVar[str | None] = "it takes the steps of its own `method`"
 
     def server(self, me: Nodes, mu: Rows) -> Rows:
         initial = torch.full_like(mu, self.rho)

@@ -68,6 +68,7 @@ class PFedGP(Algorithm):
     weight: Weight = "uniform"
 
     sends: ClassVar[str] = "its network of features; the classifier never leaves it"
+    plain_steps: ClassVar[str | None] = "it steps along the gradient of a loss of its own"
     eager: ClassVar[str | None] = "CUDA cannot capture Cholesky factors and triangular solves"
 
     def server(self, me: Nodes, w: Rows) -> Rows:

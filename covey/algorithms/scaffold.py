@@ -35,6 +35,9 @@ class Scaffold(Algorithm):
     batch: Count | None = 20
 
     sends: ClassVar[str] = "its model after the local steps, and by how much its control changed"
+    plain_steps: ClassVar[str | None] = (
+        "its control variates are computed from the sum of plain steps"
+    )
     idle_trains: ClassVar[bool] = False  # c would no longer be the mean of all c_i
 
     def server(self, me: Nodes, x: Rows) -> Rows:

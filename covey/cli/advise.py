@@ -98,6 +98,13 @@ def advise(
 
 def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Advice]:
     """The theorems' advice for an experiment, which knows how many examples its devices have."""
+    optimiser = experiment.optimiser()
+    solver = optimiser.refusal
+    if optimiser.epochs is not None:
+        solver = "the number of steps follows from epochs"
+    if solver is not None:
+        text = f"{solver}, and the theorems are about plain steps; nothing was checked."
+        return [Advice("note", "solver", text, {})]
     sizes = [size for size in experiment.data.part("train").counts().tolist() if size]
     fewest = min(sizes, default=None)
     return advice.advise(experiment.algorithm, smoothness=smoothness, examples=fewest)

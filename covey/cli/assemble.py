@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     from covey.cli.config import Config
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_TRAINING = ("loss", "l2", "batches", "start", "norm", "compute", "device", "workers", "memory")
+_TRAINING = (
+    "loss",
+    "l2",
+    "batches",
+    "start",
+    "norm",
+    "solver",
+    "compute",
+    "device",
+    "workers",
+    "memory",
+)
 _NUMBERS = ("squared_error", "mse", "huber")
 _ROWS = 8
 """The max number of rows that a device holds: kept rows, a second copy of them for a round that
@@ -103,6 +114,8 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         score_every=config.score_every,
         score_train_every=config.score_train_every,
         score_sample=config.score_sample,
+        metrics=metrics(config.metrics),
+        select=config.select,
         parts=tuple(config.parts),
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
@@ -167,6 +180,17 @@ def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:
             table["name"] = modules.find("augment", name, setting=f"augment = {name!r}")
         out.append(table)
     return out
+
+
+def metrics(names: Sequence[str]) -> tuple[Any, ...]:
+    """What a file asks for, with functions in the place of names such as module:function."""
+    out: list[Any] = []
+    for name in names:
+        if ":" in name:
+            out.append(modules.find("metric", name, setting=f"metrics = [{name!r}]"))
+        else:
+            out.append(name)
+    return tuple(out)
 
 
 def _shards(config: Config, seed: int) -> Shards:

@@ -154,11 +154,14 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         counts = f"{smallest:,} to {largest:,} examples per device, median {median:,}"
         console.print(f"{name:12} {counts}; {total:,} in all")
     if facts["labels"]:
-        console.print("{:12} {} to {} per device, median {}".format("labels", *facts["labels"]))
+        fewest, median, most = facts["labels"]
+        console.print(f"{'labels':12} {fewest} to {most} per device, median {median}")
     if facts["targets"]:
         console.print(f"{'targets':12} {_spelled(facts['targets'])}")
     if facts["scaling"]:
         console.print(f"{'scaling':12} {escape(facts['scaling'])}")
+    for note in facts["notes"]:
+        console.print(f"{'rows':12} {escape(note)}")
     shared = facts["overlaps"]["shared"]
     overlap = "none: no example is held by two devices"
     if shared:
@@ -244,6 +247,7 @@ def _facts(shards: Shards, tree: Tree) -> dict[str, Any]:
         "labels": labels,
         "targets": _targets(shards),
         "scaling": kind,
+        "notes": list(shards.notes),
         "overlaps": asdict(overlaps(shards)),
     }
 

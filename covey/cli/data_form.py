@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from covey.data import Names, Scaling, Shards
+from covey.data.encoding import Encoding
 from covey.errors import ConfigError
 
 
@@ -20,7 +21,8 @@ from covey.errors import ConfigError
 class DataForm:
     """The form of the data: shape of an example, classes (None for regression), names, scaling.
 
-    `tokens` is the number of token ids, None where examples are numbers.
+    `tokens` is the number of token ids, None where examples are numbers. `encoding` says how the
+    columns of a table with words or gaps become inputs.
     """
 
     name: str
@@ -29,6 +31,7 @@ class DataForm:
     names: Names
     scaling: Scaling | None
     tokens: int | None = None
+    encoding: Encoding | None = None
 
     @staticmethod
     def of(shards: Shards) -> DataForm:
@@ -40,6 +43,7 @@ class DataForm:
             shards.names,
             shards.scaling,
             shards.tokens,
+            shards.encoding,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,6 +63,7 @@ class DataForm:
             "names": asdict(self.names),
             "scaling": scaling,
             "tokens": self.tokens,
+            "encoding": None if self.encoding is None else self.encoding.as_dict(),
         }
 
     @staticmethod
@@ -73,6 +78,9 @@ class DataForm:
                 shift = torch.tensor(how["shift"], dtype=torch.float64)
                 factor = torch.tensor(how["factor"], dtype=torch.float64)
                 scaling = Scaling(how["kind"], shift, factor)
+            encoding = None
+            if facts.get("encoding"):
+                encoding = Encoding.read(facts["encoding"])
             return DataForm(
                 facts["name"],
                 tuple(facts["shape"]),
@@ -80,6 +88,7 @@ class DataForm:
                 names,
                 scaling,
                 facts.get("tokens"),
+                encoding,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from covey.data.encoding import Encoding, named_columns
 from covey.data.files import token_ids
 from covey.data.scaling import Scaling
 from covey.data.shards import Names, some
@@ -218,6 +219,11 @@ class Loaded:
     def scaling(self) -> Scaling | None:
         """How measured values become a model's inputs; None where they are the inputs."""
         return self._form.scaling
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """How the columns of a table with words or gaps become inputs; None for numbers alone."""
+        return self._form.encoding
 
     @property
     def tree(self) -> Topology:
@@ -507,6 +513,8 @@ class Loaded:
             examples = [examples]
         if self._form.tokens is not None and _are_texts(examples):
             examples = self._encoded(examples)
+        if self.encoding is not None and _has_columns(examples):
+            examples = self.encoding.inputs(named_columns(examples, self.encoding))
         values = _array(examples, self.names.features)
         shape = self.shape
         if values.shape == shape:
@@ -571,6 +579,11 @@ def _are_texts(examples: Any) -> bool:
     if not isinstance(examples, list | tuple) or not examples:
         return False
     return all(isinstance(example, str) for example in examples)
+
+
+def _has_columns(examples: Any) -> bool:
+    """Whether examples are a DataFrame or a dict of columns."""
+    return isinstance(examples, Mapping) or hasattr(examples, "columns")
 
 
 def _token_ids(values: Array, tokens: int) -> Tensor:

@@ -458,6 +458,7 @@ def _memory_free() -> str:
 _EXTRAS = {
     "hub": ("datasets", "PIL"),
     "parquet": ("pyarrow",),
+    "images": ("PIL",),
     "matlab": ("scipy",),
     "demlearn": ("scipy",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),

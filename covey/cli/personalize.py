@@ -144,6 +144,8 @@ def _shards(path: Path, form: DataForm, config: Config, seed: int) -> Shards:
         shape=form.shape,
         label=label,
         tokens=form.tokens,
+        encoding=form.encoding,
+        decimal=str(config.data.get("decimal", ".")),
         seed=seed,
     )
 

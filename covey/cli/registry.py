@@ -116,6 +116,8 @@ REGISTRY: dict[str, dict[str, Listed]] = {
             "speakers": data.speakers,
             "text": data.text,
             "files": data.files,
+            "images": data.images,
+            "arrow": data.arrow,
             "mnist": data.mnist,
             "fashion_mnist": data.fashion_mnist,
             "emnist": data.emnist,

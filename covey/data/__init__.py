@@ -4,8 +4,11 @@ They are the user's arrays or files, the papers' data sets, or synthetic data.
 """
 
 from covey.data import edges, partition, recipes
+from covey.data.arrow import arrow
 from covey.data.digits import digits
 from covey.data.files import device_file, files
+from covey.data.frames import frame
+from covey.data.images import images
 from covey.data.leaks import Overlaps, overlaps
 from covey.data.named_partitions import PARTITIONS, deal
 from covey.data.own import own, own_parts
@@ -35,6 +38,7 @@ __all__ = [
     "Raw",
     "Scaling",
     "Shards",
+    "arrow",
     "cifar10",
     "cifar100",
     "deal",
@@ -46,6 +50,8 @@ __all__ = [
     "fashion_mnist",
     "femnist",
     "files",
+    "frame",
+    "images",
     "load",
     "mnist",
     "overlaps",

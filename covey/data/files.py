@@ -6,19 +6,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey.data import partition
+from covey.data import named_partitions, partition
+from covey.data.encoding import Encoding, encoding
 from covey.data.folder import check_alone, folder_table
 from covey.data.labels import Targets, classes_of, targets
 from covey.data.partition import SPLIT, Numbers, Split
+from covey.data.pixels import scaled
 from covey.data.scaling import Normalise, Scaling, scaling
 from covey.data.shards import SPLITS, Names, Part, Shards, some
-from covey.data.table_readers import read
-from covey.data.tables import Columns, Faults, Table, check_named
+from covey.data.table_readers import read, stem
+from covey.data.tables import (
+    GAPS_HINT,
+    Columns,
+    Faults,
+    Missing,
+    Table,
+    check_named,
+    is_missing,
+    lacks_name,
+)
 from covey.errors import DataError, shown
 
 
@@ -34,10 +47,18 @@ def files(
     regression: bool = False,
     normalise: Normalise = "standard",
     tokens: bool = False,
+    missing: Missing = "error",
+    decimal: str = ".",
+    categorical: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    partition: str | None = None,
+    devices: int | None = None,
+    labels: int | None = None,
+    alpha: float | None = None,
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
-    """Shards from the user's `.csv`, `.parquet` or `.npz` files.
+    """Shards from the user's `.csv`, `.tsv`, `.parquet` or `.npz` files.
 
     The path is a table with a device column, or a folder with one file per device. In a table,
     `device`, `edge`, `part` and `label` name columns; edge and part (train, validation or test) may
@@ -51,6 +72,21 @@ def files(
     = "squared_error"` asks for `regression` by itself. With `tokens`, features are token ids, whole
     numbers from 0 on that are not scaled.
 
+    Columns of words become one column of zeros and ones per word of the training rows; so do those
+    that `categorical` names. Columns of `exclude` are not read. `missing` says what becomes of an
+    empty cell, and of one that is NA, NaN, null, ? or -: "error" refuses the row, "drop" leaves it
+    out, "mean" takes the mean of the column over all devices' training rows, and "indicator" also
+    adds a column that is 1 where a value is missing. Unless it is "error", rows without a label or
+    a device are left out.
+
+    Commas, semicolons, tabs or bars separate the cells of a `.csv` file, which may be packed
+    (`.csv.gz`, `.csv.xz`, `.csv.bz2` or `.csv.zip`). With `decimal = ","`, numbers have a decimal
+    comma.
+
+    A table without a device column is dealt to `devices` by a `partition`, as the named data sets
+    are: "iid", "labels" (`labels` of them per device), "dirichlet" (`alpha`) or another of
+    `covey list partitions`. The devices then have numbers instead of names.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     table = Path(folder, "pumps.csv")
@@ -63,29 +99,90 @@ def files(
     >>> shards.names.classes, shards.y.tolist(), shards.x.flatten().tolist()
     (('hot', 'ok'), [1, 0, 1, 0, 1, 0], [-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     """
-    columns = Columns(label, device, edge, part, _tuple(features))
+    columns = Columns(
+        label,
+        device,
+        edge,
+        part,
+        _tuple(features),
+        exclude=tuple(exclude),
+        categorical=tuple(categorical),
+        missing=missing,
+        decimal=decimal,
+    )
     where = Path(path).expanduser()
     faults = Faults()
-    _check_options(columns, classes, regression=regression)
-    if _is_folder(where):
+    check_options(columns, classes, regression=regression)
+    deal = dealing(partition, devices=devices, labels=labels, alpha=alpha)
+    if is_folder(where) and deal:
+        raise DataError(
+            f"partition = {partition!r}, but {where} is a folder with a file per device; "
+            "leave out partition, or give one table."
+        )
+    if is_folder(where):
         table = folder_table(where, columns, faults)
     else:
-        table = _table(where, columns, faults)
+        table = _table(where, columns, faults, dealt=bool(deal))
+    return table_shards(
+        table,
+        columns,
+        faults,
+        name=where.resolve().name,
+        deal=deal,
+        classes=classes,
+        regression=regression,
+        normalise=normalise,
+        tokens=tokens,
+        split=split,
+        seed=seed,
+    )
+
+
+def table_shards(
+    table: Table,
+    columns: Columns,
+    faults: Faults,
+    *,
+    name: str,
+    deal: dict[str, Any],
+    classes: Sequence[str] | None = None,
+    regression: bool = False,
+    normalise: Normalise = "standard",
+    tokens: bool = False,
+    split: Split = SPLIT,
+    seed: int = 0,
+) -> Shards:
+    """The shards of a table that has been read; options are those of `files`.
+
+    `deal` is what `dealing` gives.
+    """
+    faults.refuse(_ADVICE)
+    table, notes = with_values(table, columns)
     goal = _goal(table, classes, faults, regression=regression)
-    homes = _homes(table)
-    parts = _parts(table, homes, split=split, seed=seed)
+    homes, parts = _dealt(table, goal, deal, split=split, seed=seed)
+    parts, more = _kept_in_training(table, goal, parts)
+    notes += more
     _check_seen(table, goal, parts)
-    names = Names(homes.devices, homes.edges, goal.names, table.features)
     scale = None
     count = None
+    how = None
     if tokens:
         _check_unscaled(normalise)
+        _check_whole(table)
         x = token_ids(torch.from_numpy(table.x))
         count = max(int(x.max()) + 1, 1)
     else:
+        how = encoding(
+            table, parts[0].index, missing=columns.missing, categorical=columns.categorical
+        )
+        if how is not None:
+            table = how.applied(table)
+        notes += table.notes
         scale = scaling(normalise, torch.from_numpy(table.x), parts[0].index)
+        if how is not None:
+            scale = how.unscaled(scale)
         x = _inputs(table, scale)
-    name = where.resolve().name
+    names = Names(homes.devices, homes.edges, goal.names, table.features)
     return Shards(
         x,
         goal.y,
@@ -96,6 +193,8 @@ def files(
         names=names,
         scaling=scale,
         tokens=count,
+        encoding=how,
+        notes=notes,
     )
 
 
@@ -108,19 +207,35 @@ def device_file(
     shape: Sequence[int] | None = None,
     label: str = "label",
     tokens: int | None = None,
+    encoding: Encoding | None = None,
+    decimal: str = ".",
     split: Split = SPLIT,
     seed: int = 0,
 ) -> Shards:
     """The shards of one new device, from its file.
 
-    Features, classes and scaling are those of the data that the run was trained on. `classes` are
-    the names or the number of classes, None for regression. An `.npz` file's x is taken as it is,
-    or brought into the `shape` of one example.
+    Features, classes, scaling and encoding are those of the data that the run was trained on.
+    `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
+    taken as it is, or brought into the `shape` of one example.
     """
-    columns = Columns(label=label, features=_tuple(features) or None)
+    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal, text=())
+    if path.suffix.lower() == ".npz":
+        encoding = None  # an array x has the columns of inputs
+    if encoding is not None:
+        columns = replace(
+            columns,
+            features=encoding.features,
+            text=encoding.text,
+            missing=encoding.missing,
+        )
     faults = Faults()
     table = read(path, columns, faults)
     check_alone(table, columns, path)
+    faults.hints.clear()  # the run has decided what becomes of words and gaps
+    faults.refuse("correct or remove them")
+    table, notes = with_values(table, columns)
+    if encoding is not None:
+        table = encoding.applied(table)
     if shape is not None:
         table = _shaped(table, tuple(shape), path)
     _check_form(table, features, scaling, path)
@@ -128,7 +243,7 @@ def device_file(
     if isinstance(classes, int):
         classes = [str(number) for number in range(classes)]
     goal = _goal(table, classes, faults, regression=classes is None)
-    homes = _Homes([np.arange(len(table))], (path.stem,))
+    homes = _Homes([np.arange(len(table))], (stem(path),))
     parts = _parts(table, homes, split=split, seed=seed)
     names = Names(homes.devices, classes=goal.names, features=tuple(features))
     if numbered:
@@ -142,11 +257,60 @@ def device_file(
         goal.y,
         *parts,
         classes=goal.classes,
-        name=path.stem,
+        name=stem(path),
         names=names,
         scaling=scaling,
         tokens=tokens,
+        encoding=encoding,
+        notes=notes + table.notes,
     )
+
+
+def with_values(table: Table, columns: Columns) -> tuple[Table, tuple[str, ...]]:
+    """The rows that have what they need, and a note that counts the others.
+
+    That is a label and a device and, where gaps are dropped, every feature.
+    """
+    if columns.missing == "error":
+        return table, ()
+    lacking = _lacking(table, columns)
+    lost = np.zeros(len(table), dtype=bool)
+    for rows in lacking.values():
+        lost |= rows
+    if not lost.any():
+        return table, ()
+    counts = [f"{name} in {int(rows.sum())}" for name, rows in lacking.items() if rows.any()]
+    told = f"{int(lost.sum())} of {len(table)} rows are left out: {some(counts)} missing."
+    if lost.all():
+        raise DataError(f"{told} No row remains; leave out the columns that are empty.")
+    return table.taken(np.flatnonzero(~lost)), (told,)
+
+
+def _lacking(table: Table, columns: Columns) -> dict[str, npt.NDArray[np.bool_]]:
+    """The rows that lack a value they need, by column."""
+    lacking = {}
+    for name, cells in ((columns.label, table.label), (columns.device, table.device)):
+        if cells:
+            lacking[name] = np.array([lacks_name(cell) for cell in cells])
+    if columns.missing != "drop" or table.x.dtype.kind != "f":
+        return lacking
+    if not table.features:
+        lacking["x"] = np.isnan(table.x.reshape(len(table), -1)).any(axis=1)
+    for at, name in enumerate(table.features):
+        if name in table.words:
+            lacking[name] = np.array([is_missing(word) for word in table.words[name]])
+        else:
+            lacking[name] = np.isnan(table.x[:, at])
+    return lacking
+
+
+def _check_whole(table: Table) -> None:
+    if table.words or np.isnan(table.x).any():
+        name = next(iter(table.words), "x")
+        raise DataError(
+            f"tokens = true, but {name!r} has words or missing values; "
+            "give token ids, whole numbers from 0 on."
+        )
 
 
 def _shaped(table: Table, shape: tuple[int, ...], path: Path) -> Table:
@@ -169,7 +333,11 @@ def _inputs(table: Table, scale: Scaling | None) -> Tensor:
     A time in seconds since 1970 does not fit into a float32 before it is scaled.
     """
     values = torch.from_numpy(table.x)
-    return (values if scale is None else scale(values)).to(torch.float32)
+    if scale is None:
+        return values.to(torch.float32)
+    if values.dtype == torch.uint8:
+        return scaled(values, scale)
+    return scale(values).to(torch.float32)
 
 
 def token_ids(values: Tensor) -> Tensor:
@@ -195,7 +363,8 @@ def _check_unscaled(normalise: Normalise) -> None:
         )
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a DataError for a path that no system would take."""
     try:
         return path.is_dir()
     except (
@@ -207,11 +376,20 @@ def _is_folder(path: Path) -> bool:
         ) from error
 
 
-def _table(path: Path, columns: Columns, faults: Faults) -> Table:
+def _table(path: Path, columns: Columns, faults: Faults, *, dealt: bool) -> Table:
     """The table of several devices that is one file."""
     if not path.exists():
         start = "the file's own folder if an experiment file names them, else at the current folder"
         raise DataError(f"there is no file or folder {path}; relative paths start at {start}.")
+    table = read(path, table_columns(columns, dealt=dealt), faults)
+    if dealt:
+        check_nobody(table, columns, path)
+    check_named(table, columns, path)
+    return table
+
+
+def table_columns(columns: Columns, *, dealt: bool) -> Columns:
+    """The columns of a table of several devices, with those that it needs."""
     # A column that is called as it always is may be missing; one that the user has named may not.
     named = [
         name
@@ -221,9 +399,61 @@ def _table(path: Path, columns: Columns, faults: Faults) -> Table:
         )
         if name != usual
     ]
-    table = read(path, replace(columns, needed=(columns.device, *named)), faults)
-    check_named(table, columns, path)
-    return table
+    if not dealt:
+        named.insert(0, columns.device)
+    return replace(columns, needed=tuple(named))
+
+
+_ADVICE = "correct or remove them, or list the columns that are features"
+
+
+def check_nobody(table: Table, columns: Columns, path: Path) -> None:
+    """That a table to be dealt does not say itself who has which row."""
+    for name, cells in ((columns.device, table.device), (columns.edge, table.edge)):
+        if cells is not None:
+            raise DataError(
+                f"{path} has a column {name!r}, so partition would decide against it; "
+                f"leave out partition, or the column, as in exclude = [{name!r}]."
+            )
+
+
+def dealing(partition: str | None, **options: Any) -> dict[str, Any]:
+    """The partition and what was chosen of it; empty without one."""
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if partition is None and chosen:
+        name = next(iter(chosen))
+        raise DataError(
+            f"{name} = {shown(chosen[name])} is an option of a partition; "
+            'give one, as in partition = "iid", or leave it out.'
+        )
+    if partition is None:
+        return {}
+    return {"partition": partition, **chosen}
+
+
+def _dealt(
+    table: Table, goal: Targets, deal: dict[str, Any], *, split: Split, seed: int
+) -> tuple[_Homes, tuple[Part, Part, Part]]:
+    """Who has which rows, and for what.
+
+    A table that names its parts keeps them when it is dealt.
+    """
+    if not deal:
+        homes = _homes(table)
+        return homes, _parts(table, homes, split=split, seed=seed)
+    named = table.part is not None
+    cut: Split = (1.0, 0.0, 0.0) if named else split
+    parts = named_partitions.deal(goal.y.numpy(), split=cut, seed=seed, **deal)
+    if not named:
+        return _Homes([], ()), parts
+    if len(parts[2].index):
+        raise DataError(
+            f"partition = {deal['partition']!r} has test examples of its own, but the table names "
+            "its parts in a column; exclude that column, or choose another partition."
+        )
+    piles = [parts[0].held(device).numpy() for device in range(parts[0].devices)]
+    names = tuple(str(device) for device in range(len(piles)))
+    return _Homes([], ()), _parts(table, _Homes(piles, names), split=split, seed=seed)
 
 
 def _goal(
@@ -234,7 +464,6 @@ def _goal(
     regression: bool,
 ) -> Targets:
     """What the labels are, once every row is fit for use."""
-    faults.refuse("correct or remove them, or list the columns that are features")
 
     def complain(row: int, why: str) -> None:
         faults.add(table.source[row], table.position[row], why)
@@ -242,6 +471,8 @@ def _goal(
     if classes is None and not regression:
         classes = classes_of(table.label, complain)
     goal = targets(table.label, classes, complain)
+    if faults.reasons and any(map(lacks_name, table.label)):
+        faults.hints[GAPS_HINT] = None
     faults.refuse("correct or remove them")
     return goal
 
@@ -317,6 +548,45 @@ def _parts(table: Table, homes: _Homes, *, split: Split, seed: int) -> tuple[Par
     return Part.of(train), Part.of(validation), Part.of(test)
 
 
+def _kept_in_training(
+    table: Table, goal: Targets, parts: tuple[Part, Part, Part]
+) -> tuple[tuple[Part, Part, Part], tuple[str, ...]]:
+    """The parts with every class in training, and a note of what was moved there.
+
+    Of a class that no training row has, all rows move if there are fewer than parts, else the
+    first. Parts that the table itself names stay.
+    """
+    if goal.classes is None or table.part is not None:
+        return parts, ()
+    moved = _rare_rows(goal.y, goal.classes, parts)
+    if not len(moved):
+        return parts, ()
+    train = []
+    validation = []
+    test = []
+    for device in range(parts[0].devices):
+        own, later, last = (part.held(device).numpy() for part in parts)
+        train.append(
+            np.concatenate([own, later[np.isin(later, moved)], last[np.isin(last, moved)]])
+        )
+        validation.append(later[~np.isin(later, moved)])
+        test.append(last[~np.isin(last, moved)])
+    labels = sorted({table.label[row] for row in moved.tolist()})
+    note = f"classes with few rows are kept in training: {some(labels)} ({len(moved)} rows)."
+    return (Part.of(train), Part.of(validation), Part.of(test)), (note,)
+
+
+def _rare_rows(y: Tensor, classes: int, parts: tuple[Part, Part, Part]) -> Numbers:
+    """The rows that must train so that every class does."""
+    later = torch.cat([part.index for part in parts[1:]])
+    seen = y[parts[0].index].bincount(minlength=classes) > 0
+    unseen = later[~seen[y[later]]].numpy()
+    labels = y.numpy()[unseen]
+    chosen = [unseen[labels == label] for label in np.unique(labels)]
+    rows = [own if len(own) < len(SPLITS) else own[:1] for own in chosen]
+    return np.concatenate([np.empty(0, dtype=np.int64), *rows])
+
+
 def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> None:
     """That every class occurs in training."""
     if goal.classes is None:
@@ -335,7 +605,7 @@ def _check_seen(table: Table, goal: Targets, parts: tuple[Part, Part, Part]) -> 
     )
 
 
-def _check_options(columns: Columns, classes: Sequence[str] | None, *, regression: bool) -> None:
+def check_options(columns: Columns, classes: Sequence[str] | None, *, regression: bool) -> None:
     names = {
         "label": columns.label,
         "device": columns.device,
@@ -345,6 +615,12 @@ def _check_options(columns: Columns, classes: Sequence[str] | None, *, regressio
     if len(set(names.values())) < len(names):
         settings = ", ".join(f"{role} = {name!r}" for role, name in names.items())
         raise DataError(f"{settings}: name four different columns.")
+    if columns.decimal not in (".", ","):
+        raise DataError(f'decimal = {columns.decimal!r}: choose "." or ",".')
+    if columns.missing not in get_args(Missing):
+        choices = ", ".join(map(repr, get_args(Missing)))
+        raise DataError(f"missing = {columns.missing!r}: choose one of {choices}.")
+    _check_lists(columns)
     if columns.features is not None and (not columns.features or columns.label in columns.features):
         raise DataError(
             f"features = {list(columns.features)}; "
@@ -354,6 +630,24 @@ def _check_options(columns: Columns, classes: Sequence[str] | None, *, regressio
         raise DataError(
             f"classes = {list(classes)} and regression = {regression}; "
             "list each class once, or leave classes out."
+        )
+
+
+def _check_lists(columns: Columns) -> None:
+    """That the lists of columns agree with each other."""
+    if columns.label in columns.exclude:
+        raise DataError(
+            f"exclude = {list(columns.exclude)} has the label {columns.label!r}; take it out."
+        )
+    both = sorted({*columns.exclude} & {*(columns.features or ()), *columns.categorical})
+    if both:
+        raise DataError(
+            f"{some(both)} is in exclude and in features or categorical; leave it in one of them."
+        )
+    others = [name for name in columns.categorical if name not in (columns.features or (name,))]
+    if others:
+        raise DataError(
+            f"categorical has {some(others)}, which features does not list; add it there."
         )
 
 

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from covey.data.shards import some
-from covey.data.table_readers import ENDINGS, SUFFIXES, read
+from covey.data.table_readers import ENDINGS, form_of, read, stem
 from covey.data.tables import Columns, Faults, Table, check_named, joined
 from covey.errors import DataError
 
@@ -20,21 +22,57 @@ def folder_table(folder: Path, columns: Columns, faults: Faults) -> Table:
     if columns.part != Columns.part:
         columns = replace(columns, needed=(columns.part,))
     tables: dict[Path, Table] = {}
-    for path in _paths(folder):
+    for path, table in _read_all(_paths(folder), columns, faults).items():
         edge = None if path.parent == folder else path.parent.name
-        table = read(path, columns, faults)
         check_named(table, columns, path)
         check_alone(table, columns, path)
-        table = table.under(device=path.stem, edge=edge)
+        table = table.under(device=stem(path), edge=edge)
         tables[path] = _aligned(table, path, *next(iter(tables.items()), (path, table)))
     _check_alike(tables, columns)
     return joined(list(tables.values()))
 
 
+def _read_all(paths: Sequence[Path], columns: Columns, faults: Faults) -> dict[Path, Table]:
+    """The table of every file.
+
+    Where files disagree whether a column has words or numbers, most of all its cells decide.
+    """
+    found = {path: Faults() for path in paths}
+    tables = {path: read(path, columns, found[path]) for path in paths}
+    disputed = _disputed(list(tables.values()))
+    for path, table in tables.items():
+        text = {*table.words} - disputed.keys() | {name for name in disputed if disputed[name]}
+        if text != table.words.keys():
+            found[path] = Faults()
+            tables[path] = read(path, replace(columns, text=tuple(text)), found[path])
+        for (source, position), why in found[path].reasons.items():
+            faults.add(source, position, why)
+        faults.hints.update(found[path].hints)
+    return tables
+
+
+def _disputed(tables: Sequence[Table]) -> dict[str, bool]:
+    """The columns that have words in some tables only, and whether most of their cells are words.
+
+    A column without any value in a file has neither there.
+    """
+    disputed = {}
+    for name in dict.fromkeys(name for table in tables for name in table.words):
+        words = sum(len(table.words.get(name, ())) for table in tables)
+        others = [table for table in tables if name in table.features and name not in table.words]
+        numbers = sum(len(table) for table in others)
+        values = sum(
+            int(np.isfinite(table.x[:, table.features.index(name)]).sum()) for table in others
+        )
+        if numbers:
+            disputed[name] = words > values
+    return disputed
+
+
 def _is_table(path: Path, folder: Path) -> bool:
     """Whether a path below a folder is a file of rows, and not hidden."""
     hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.suffix.lower() in SUFFIXES and path.is_file() and not hidden
+    return form_of(path) is not None and path.is_file() and not hidden
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -65,12 +103,13 @@ def _paths(folder: Path) -> list[Path]:
 def _check_twice(paths: Sequence[Path], folder: Path) -> None:
     by_name: dict[str, Path] = {}
     for path in paths:
-        if path.stem in by_name:
+        name = stem(path)
+        if name in by_name:
             raise DataError(
-                f"{by_name[path.stem]} and {path} in {folder} are both called {path.stem!r}; "
+                f"{by_name[name]} and {path} in {folder} are both called {name!r}; "
                 "rename one of the devices."
             )
-        by_name[path.stem] = path
+        by_name[name] = path
 
 
 def check_alone(table: Table, columns: Columns, path: Path) -> None:

@@ -21,11 +21,10 @@ from covey.data.formats import Arrays
 from covey.data.locations import Located
 from covey.data.named_partitions import deal
 from covey.data.partition import SPLIT, Split
-from covey.data.scaling import Normalise, Scaling, scaling
+from covey.data.pixels import scaled
+from covey.data.scaling import Normalise, scaling
 from covey.data.shards import Names, Part, Shards
 from covey.errors import DataError
-
-_BLOCK = 4096  # images that are scaled at once, so that no second copy of all of them is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +178,7 @@ def _shards(raw: Raw, name: str, dealing: _Dealing, normalise: Normalise) -> Sha
     if normalise in ("none", "unit", "half", "paper"):
         x = _scaled_once(raw, normalise)
     else:
-        x = _scaled(raw.x, how)
+        x = scaled(raw.x, how)
     writers: tuple[str, ...] = ()
     if dealing.partition == "writer":
         writers = _signatures(raw, train)
@@ -205,14 +204,7 @@ def _signatures(raw: Raw, train: Part) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _scaled_once(raw: Raw, normalise: Normalise) -> Tensor:
-    return _scaled(raw.x, scaling(normalise, raw.x, torch.empty(0, dtype=torch.int64)))
-
-
-def _scaled(images: Tensor, how: Scaling) -> Tensor:
-    x = torch.empty(images.shape, dtype=torch.float32)
-    for start in range(0, len(x), _BLOCK):
-        x[start : start + _BLOCK] = how(images[start : start + _BLOCK])
-    return x
+    return scaled(raw.x, scaling(normalise, raw.x, torch.empty(0, dtype=torch.int64)))
 
 
 @lru_cache(maxsize=2)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from covey import native
 from covey.data import html
 from covey.data.scaling import Scaling
 from covey.errors import ConfigError, DataError, ProgramError, shown
+
+if TYPE_CHECKING:
+    from covey.data.encoding import Encoding
 
 SPLITS = ("train", "validation", "test")
 MOST_CLASSES = 1_000_000
@@ -131,6 +134,8 @@ class Shards:
         None  # how x came from what was measured; None where x is as it was given
     )
     tokens: int | None = None  # how many token ids there are; None where x holds numbers
+    encoding: Encoding | None = None  # how x came from the columns of a table with words or gaps
+    notes: tuple[str, ...] = ()  # what was left out or moved when the data was read
 
     def __post_init__(self) -> None:
         _check_parts(self)

@@ -6,13 +6,20 @@ its number from 0.
 
 from __future__ import annotations
 
+import bz2
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import gzip
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +32,26 @@ from covey.data.tables import (
     Faults,
     Table,
     check_header,
+    is_missing,
+    is_number,
+    is_word,
     joined,
     look,
     number,
 )
 from covey.errors import DataError
 
-SUFFIXES = (".csv", ".parquet", ".npz")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+PACKED = (".gz", ".xz", ".bz2", ".zip")
 ENDINGS = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
 
 Array = npt.NDArray[Any]
 Record = tuple[int, list[str]]  # the line it starts at, its cells
 
+_LOOK = 4096  # rows of a .csv that tell which columns are words
 _CHUNK = 256  # rows of a .csv that are converted together: more of them leave the processor's cache
+_SEPARATORS = (",", ";", "\t", "|")
+_SAMPLE = 5  # records that tell which separator a file has
 _ARRAYS = (
     "give x and y (and in a table of several devices, device), "
     "or train_x, train_y, test_x and test_y"
@@ -46,13 +60,16 @@ _ARRAYS = (
 
 def read(path: Path, columns: Columns, faults: Faults) -> Table:
     """The rows of a file; those that cannot be used go to the faults."""
-    readers = {".csv": _csv, ".parquet": _parquet, ".npz": _npz}
-    suffix = path.suffix.lower()
-    if suffix not in readers:
-        raise DataError(f"{path} is no {ENDINGS} file; give one, or a folder of them.")
+    readers = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".npz": _npz}
+    form = form_of(path)
+    if form is None:
+        raise DataError(
+            f"{path} is no {ENDINGS} file (nor a .csv packed as {', '.join(PACKED)}); "
+            "give one, or a folder of them."
+        )
     before = len(faults.reasons)
     try:
-        table = readers[suffix](path, columns, faults)
+        table = readers[form](path, columns, faults)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not len(table) and len(faults.reasons) == before:
@@ -60,18 +77,100 @@ def read(path: Path, columns: Columns, faults: Faults) -> Table:
     return table
 
 
+def form_of(path: Path) -> str | None:
+    """The form of a file by its name, None for others.
+
+    >>> form_of(Path("a.CSV")), form_of(Path("a.csv.gz")), form_of(Path("a.gz"))
+    ('.csv', '.csv', None)
+    """
+    suffix = path.suffix.lower()
+    if suffix in PACKED:
+        suffix = Path(path.stem).suffix.lower()
+        return suffix if suffix in (".csv", ".tsv") else None
+    return suffix if suffix in SUFFIXES else None
+
+
+def stem(path: Path) -> str:
+    """The name of a file without its endings.
+
+    >>> stem(Path("pump-1.csv.gz")), stem(Path("pump-1.v2.csv"))
+    ('pump-1', 'pump-1.v2')
+    """
+    return Path(path.stem).stem if path.suffix.lower() in PACKED else path.stem
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """The text of a file, unpacked if it is packed."""
+    openers: dict[str, Callable[..., Any]] = {
+        ".gz": gzip.open,
+        ".xz": lzma.open,
+        ".bz2": bz2.open,
+        ".zip": _only_member,
+    }
+    opener: Callable[..., Any] = openers.get(path.suffix.lower(), open)
+    with opener(path, "rb") as packed:
+        yield io.TextIOWrapper(packed, encoding="utf-8-sig", newline="")
+
+
+@contextmanager
+def _only_member(path: Path, mode: str) -> Iterator[IO[bytes]]:
+    """The one table in a .zip archive."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if form_of(Path(name)) in (".csv", ".tsv")]
+        names = [name for name in names if not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            raise DataError(
+                f"{path} has {len(names)} .csv files among {', '.join(archive.namelist()[:5])}; "
+                "pack one alone, or unpack it and name the file."
+            )
+        with archive.open(names[0]) as member:
+            yield member
+
+
+def _separator(path: Path, decimal: str) -> str:
+    """What separates cells: the comma, unless another mark cuts the first records better.
+
+    A mark fits where the header has several cells and the first records have as many.
+    """
+    with _opened(path) as file:
+        lines = [line for line in islice(file, _SAMPLE) if line.strip()]
+    counts = {}
+    for mark in _SEPARATORS:
+        if mark == decimal:
+            continue
+        try:
+            records = list(csv.reader(lines, delimiter=mark, skipinitialspace=True))
+        except csv.Error:
+            continue
+        widths = {len(record) for record in records}
+        if len(widths) == 1 and widths != {1}:
+            counts[mark] = widths.pop()
+    if not counts or "," in counts:
+        return ","
+    return max(counts, key=counts.__getitem__)
+
+
 def _csv(path: Path, columns: Columns, faults: Faults) -> Table:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, strict=True, skipinitialspace=True)
+    try:
+        return _csv_table(path, columns, faults)
+    except (EOFError, lzma.LZMAError, zipfile.BadZipFile, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}); pack it again.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8."
+        ) from error
+
+
+def _csv_table(path: Path, columns: Columns, faults: Faults) -> Table:
+    mark = _separator(path, columns.decimal)
+    with _opened(path) as file:
+        reader = csv.reader(file, strict=True, skipinitialspace=True, delimiter=mark)
         try:
             return _sheet(path, _records(reader), columns, faults)
         except csv.Error as error:
             raise DataError(
                 f"{path}, line {reader.line_num}: {error}; see that every quote is closed."
-            ) from error
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path} is not text in UTF-8 ({error.reason}); save it as CSV in UTF-8."
             ) from error
 
 
@@ -91,8 +190,14 @@ def _sheet(path: Path, records: Iterator[Record], columns: Columns, faults: Faul
     header = [name.strip() for name in first]
     source = f"{path}, line"
     check_header(header, columns, path)
+    start = list(islice(records, _LOOK))
+    columns = replace(columns, text=_text_columns(start, header, columns))
+    records = chain(start, records)
+    rows = 0
     tables = [_piece(source, [], header, columns, faults)]
     while chunk := list(islice(records, _CHUNK)):
+        rows += len(chunk)
+        npz.check_memory(8 * rows * len(header), path)  # a packed file may unpack to any length
         tables.append(
             _piece(
                 source,
@@ -103,6 +208,36 @@ def _sheet(path: Path, records: Iterator[Record], columns: Columns, faults: Faul
             )
         )
     return joined(tables)
+
+
+def _text_columns(
+    records: Sequence[Record], header: Sequence[str], columns: Columns
+) -> tuple[str, ...]:
+    """The features that are words: those named so, and those whose first cells mostly are."""
+    rows = [cells for _, cells in records if len(cells) == len(header)]
+    return _words_among(columns, header, lambda name: _cells(rows, header.index(name)))
+
+
+def _words_among(
+    columns: Columns, header: Sequence[str], cells: Callable[[str], Sequence[str]]
+) -> tuple[str, ...]:
+    """The features that are columns of words."""
+    features = columns.chosen(header)
+    if columns.text is not None:
+        return tuple(name for name in features if name in columns.text)
+    return tuple(
+        name for name in features if name in columns.categorical or mostly_words(cells(name))
+    )
+
+
+def mostly_words(cells: Sequence[str]) -> bool:
+    """Whether most of the cells that are not missing are words.
+
+    >>> mostly_words(["red", "NA", "blue", "7"]), mostly_words(["1", "warm", "3"])
+    (True, False)
+    """
+    present = [cell for cell in cells if not is_missing(cell)]
+    return 2 * sum(map(is_word, present)) > len(present)
 
 
 def _fitting(
@@ -133,13 +268,19 @@ def _piece(
     rows = [cells for _, cells in records]
     features = columns.chosen(header)
     positions = [header.index(name) for name in features]
-    x = _numbers(list(map(itemgetter(*positions), rows))).reshape(len(rows), len(positions))
-    texts = {role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()}
+    words = {name: _cells(rows, header.index(name)) for name in columns.text or ()}
+    x = _values(rows, features, header, columns)
+    texts: dict[str, Any] = {
+        role: _cells(rows, header.index(name)) for role, name in columns.roles(header).items()
+    }
+    if columns.decimal != "." and "label" in texts:
+        texts["label"] = [_number_with_point(label, columns.decimal) for label in texts["label"]]
     table = Table(
         [source] * len(rows),
         lines,
         x,
         features=features,
+        words=words,
         **{"label": [], **texts},
     )
     look(
@@ -149,6 +290,41 @@ def _piece(
         faults,
     )
     return table
+
+
+def _values(
+    rows: Sequence[Sequence[str]],
+    features: Sequence[str],
+    header: Sequence[str],
+    columns: Columns,
+) -> npt.NDArray[np.float64]:
+    """The numbers of the features, [rows, features]; NaN in columns of words."""
+    x = np.full((len(rows), len(features)), np.nan)
+    numeric = [at for at, name in enumerate(features) if name not in (columns.text or ())]
+    if not numeric or not rows:
+        return x
+    positions = [header.index(features[at]) for at in numeric]
+    cells = list(map(itemgetter(*positions), rows))
+    if columns.decimal != ".":
+        cells = [_with_points(row, columns.decimal) for row in cells]
+    numbers = _numbers(cells).reshape(len(rows), len(positions))
+    if len(numeric) == len(features):
+        return numbers
+    x[:, numeric] = numbers
+    return x
+
+
+def _number_with_point(label: str, decimal: str) -> str:
+    """A label, with a decimal point if it is a number."""
+    text = label.replace(decimal, ".")
+    return text if is_number(text) else label
+
+
+def _with_points(cells: Any, decimal: str) -> Any:
+    """A cell, or a tuple of cells, with decimal points."""
+    if isinstance(cells, str):
+        return cells.replace(decimal, ".")
+    return tuple(cell.replace(decimal, ".") for cell in cells)
 
 
 def _cells(rows: Sequence[Sequence[str]], column: int) -> list[str]:
@@ -185,8 +361,15 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
     header = data.column_names
     check_header(header, columns, path)
     features = columns.chosen(header)
-    x = np.stack([_column(data.column(name)) for name in features], axis=1)
-    texts = {
+    words = {
+        name: _texts(data.column(name).to_pylist())
+        for name in _words_among(columns, header, lambda name: _parquet_cells(data.column(name)))
+    }
+    x = np.full((data.num_rows, len(features)), np.nan)
+    for at, name in enumerate(features):
+        if name not in words:
+            x[:, at] = _column(data.column(name))
+    texts: dict[str, Any] = {
         role: _texts(data.column(name).to_pylist()) for role, name in columns.roles(header).items()
     }
     table = Table(
@@ -194,6 +377,7 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
         list(range(len(x))),
         x,
         features=features,
+        words=words,
         **{"label": [], **texts},
     )
     look(
@@ -203,6 +387,12 @@ def _parquet_table(path: Path, file: Any, columns: Columns, faults: Faults) -> T
         faults,
     )
     return table
+
+
+def _parquet_cells(column: Any) -> list[str]:
+    """The text of a column; nothing where it is known to hold numbers."""
+    array: Array = column.to_numpy()
+    return [] if array.dtype.kind in "fiub" else _texts(column.to_pylist())
 
 
 def _column(column: Any) -> npt.NDArray[np.float64]:
@@ -265,7 +455,7 @@ def _examples(
         x = arrays["x"]
     else:
         x = arrays["x"].astype(np.float64)
-    texts = {
+    texts: dict[str, Any] = {
         role: _texts(_decoded(arrays[name]).tolist())
         for role, name in columns.roles(list(arrays)).items()
     }

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,14 @@ from covey.errors import DataError
 
 _LARGEST = float(np.finfo(np.float32).max)
 _ROLES = ("label", "device", "edge", "part")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+_NEARLY_NUMBER = re.compile(r"[+-]?[\d_]+([.,][\d_]+)?")
+_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "?", "-"))
+
+Missing = Literal["error", "drop", "mean", "indicator"]
+"""What becomes of a cell without a value. error: the row is refused. drop: the row is left out.
+mean: the mean of its column over all devices' training rows. indicator: the mean, and a column that
+is 1 where the value is missing."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,11 @@ class Columns:
     features: tuple[str, ...] | None = None  # None: all the other columns
     needed: tuple[str, ...] = ()
     labelled: bool = True  # False: examples to predict, of which only features and devices are read
+    exclude: tuple[str, ...] = ()  # columns that are not read
+    categorical: tuple[str, ...] = ()  # columns of words, even where the words are numbers
+    text: tuple[str, ...] | None = None  # all columns of words; None: those that look so
+    missing: Missing = "error"
+    decimal: str = "."
 
     def roles(self, header: Sequence[str]) -> dict[str, str]:
         """The columns of text that this header has, by what they are for.
@@ -47,13 +61,18 @@ class Columns:
         {'device': 'device'}
         """
         read = _ROLES if self.labelled else ("device",)
-        return {role: getattr(self, role) for role in read if getattr(self, role) in header}
+        names = {role: getattr(self, role) for role in read}
+        return {
+            role: name
+            for role, name in names.items()
+            if name in header and name not in self.exclude
+        }
 
     def chosen(self, header: Sequence[str]) -> tuple[str, ...]:
         """The features of a file with this header."""
         if self.features is not None:
             return self.features
-        others = [getattr(self, role) for role in _ROLES]
+        others = [*(getattr(self, role) for role in _ROLES), *self.exclude]
         return tuple(name for name in header if name not in others)
 
 
@@ -69,6 +88,8 @@ class Table:
     edge: list[str] | None = None
     part: list[str] | None = None
     features: tuple[str, ...] = ()  # empty where columns have no names
+    words: Mapping[str, list[str]] = field(default_factory=dict)  # of columns of text, NaN in x
+    notes: tuple[str, ...] = ()  # what the user should know of the rows
 
     def __len__(self) -> int:
         return len(self.position)
@@ -76,6 +97,18 @@ class Table:
     def where(self, row: int) -> str:
         """Where a row stands, as in "pumps.csv, line 7"."""
         return f"{self.source[row]} {self.position[row]}"
+
+    def taken(self, rows: npt.NDArray[np.int64]) -> Table:
+        """Some of the rows, in this order."""
+
+        def some_of(cells: Any) -> Any:
+            if not cells:  # examples to predict have no labels
+                return cells
+            return [cells[row] for row in rows.tolist()]
+
+        texts = {name: some_of(getattr(self, name)) for name in ("source", "position", *_ROLES)}
+        words = {name: [cells[row] for row in rows.tolist()] for name, cells in self.words.items()}
+        return replace(self, x=self.x[rows], words=words, **texts)
 
     def under(self, *, device: str, edge: str | None) -> Table:
         """The same rows, all of one device."""
@@ -94,6 +127,7 @@ class Faults:
     """
 
     reasons: dict[tuple[str, int], str] = field(default_factory=dict)
+    hints: dict[str, None] = field(default_factory=dict)  # what else may be done, in order
 
     def add(self, source: str, position: int, why: str) -> None:
         """One more, unless something is known of that row already."""
@@ -120,6 +154,7 @@ class Faults:
             f"  {source} {position}: {why}"
             for (source, position), why in sorted(self.reasons.items())
         ]
+        advice = "; ".join([advice, *self.hints])
         more = [f"  and {len(lines) - 5} more"] if len(lines) > 5 else []
         count = "1 row" if len(lines) == 1 else f"{len(lines)} rows"
         raise DataError("\n".join([f"{count} cannot be used; {advice}:", *lines[:5], *more]))
@@ -138,11 +173,30 @@ def joined(tables: Sequence[Table]) -> Table:
         return list(chain.from_iterable(columns))
 
     texts = {name: column(name) for name in ("source", "position", *_ROLES)}
+    words = {
+        name: list(chain.from_iterable(table.words[name] for table in tables))
+        for name in tables[0].words
+    }
     return Table(
         x=np.concatenate([table.x for table in tables]),
         features=tables[0].features,
+        words=words,
         **texts,
     )
+
+
+def is_missing(cell: str) -> bool:
+    """Whether a cell is empty or has one of the usual words for a missing value.
+
+    >>> [is_missing(cell) for cell in ("", "NA", "nan", "?", "-", "0", "none")]
+    [True, True, True, True, True, False, False]
+    """
+    return cell.lower() in _MISSING
+
+
+def lacks_name(cell: str) -> bool:
+    """Whether a label or the name of a device is missing; "-" is a name, as beside "+"."""
+    return cell != "-" and is_missing(cell)
 
 
 def is_number(cell: str) -> bool:
@@ -156,6 +210,15 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return "_" not in cell  # Python would read 1_000 as a thousand
+
+
+def is_word(cell: str) -> bool:
+    """Whether a cell is neither a number nor meant to be one.
+
+    >>> is_word("warm"), is_word("1.5"), is_word("1,5"), is_word("1_000"), is_word("2026-01-31")
+    (True, False, False, False, True)
+    """
+    return not is_number(cell) and _NEARLY_NUMBER.fullmatch(cell) is None
 
 
 def number(cell: str) -> float:
@@ -175,6 +238,8 @@ def complaint(cell: str) -> str:
     """
     if not cell:
         return "is empty"
+    if is_missing(cell) and not is_number(cell):
+        return f"is {cell!r}, a missing value"
     if not is_number(cell):
         return f"is {cell!r}, which is not a number"
     value = number(cell)
@@ -203,35 +268,63 @@ def look(
     """
     for role in _ROLES:
         texts = getattr(table, role) or []
+        if columns.missing != "error" and role in ("label", "device"):
+            continue  # rows without a label or a device are left out later
         if "" in texts:
             empty = [row for row, text in enumerate(texts) if not text]
             faults.add_rows(table, empty, f"column {getattr(columns, role)!r} is empty")
+            if role in ("label", "device") and columns.labelled:
+                faults.hints[GAPS_HINT] = None
     for row, text in enumerate(table.part or []):
         if text not in SPLITS:
             why = f"column {columns.part!r} is {text!r}, not {_listed(SPLITS)}"
             faults.add_rows(table, [row], why)
-    _look_at_features(table, cell, faults)
+    _look_at_features(table, columns, cell, faults)
 
 
-def _look_at_features(table: Table, cell: Callable[[int, int], str], faults: Faults) -> None:
+GAPS_HINT = 'for missing values, set missing to "drop", "mean" or "indicator"'
+COMMA_HINT = 'for decimal commas, set decimal = ","'
+WORDS_HINT = "for a column of words, name it in categorical"
+
+
+def _look_at_features(
+    table: Table, columns: Columns, cell: Callable[[int, int], str], faults: Faults
+) -> None:
     if table.x.dtype.kind != "f" or not len(table):
         return
-    flat = table.x.reshape(len(table), -1)
-    for row, feature in np.argwhere(unusable(flat)).tolist():
+    wrong = unusable(table.x.reshape(len(table), -1))
+    for feature, name in enumerate(table.features):
+        if name in table.words:
+            wrong[:, feature] = [is_missing(word) for word in table.words[name]]
+    for row, feature in np.argwhere(wrong).tolist():
+        text = cell(row, feature)
+        gap = is_missing(text)
+        if gap and columns.missing != "error":
+            continue
         name = "a value of x"
         if table.features:
             name = f"column {table.features[feature]!r}"
-        faults.add_rows(table, [row], f"{name} {complaint(cell(row, feature))}")
+        faults.add_rows(table, [row], f"{name} {complaint(text)}")
+        if gap and columns.labelled:
+            faults.hints[GAPS_HINT] = None
+        elif _DECIMAL_COMMA.fullmatch(text):
+            faults.hints[COMMA_HINT] = None
+        elif columns.labelled and not is_number(text):
+            faults.hints[WORDS_HINT] = None
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     """That the columns a file needs are there, once each, and have names."""
     label = (columns.label,) if columns.labelled else ()
-    for name in (*label, *(columns.features or ()), *columns.needed):
+    listed = (*(columns.features or ()), *columns.exclude, *columns.categorical)
+    for name in (*label, *listed, *columns.needed):
         if name not in header:
+            advice = ""
+            if name == columns.device:
+                advice = ' To deal its rows to devices, set partition = "iid" and devices = 10.'
             raise DataError(
                 f"{path} has no column {name!r}{_hint(name, header)}; "
-                f"its columns are {_some(header)}."
+                f"its columns are {_some(header)}.{advice}"
             )
     features = columns.chosen(header)
     if not features:
@@ -239,7 +332,7 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     if "" in features:
         raise DataError(
             f"column {header.index('') + 1} of {path} has no name; "
-            "name it, or list the columns to use as features."
+            "name it, leave it out by exclude = [''], or list the columns to use as features."
         )
     for name in (*features, *columns.roles(header).values()):
         if header.count(name) > 1:
@@ -259,9 +352,6 @@ def check_named(table: Table, columns: Columns, path: Path) -> None:
 
 def _hint(name: str, header: Sequence[str]) -> str:
     """What might be meant instead of a column that is not there."""
-    for mark, word in ((";", "semicolons"), ("\t", "tabs")):
-        if len(header) == 1 and mark in header[0]:
-            return f", because {word} separate its columns: save it with commas"
     close = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

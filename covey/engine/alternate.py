@@ -23,6 +23,7 @@ from covey.engine.objective import (
     Method,
     Objective,
 )
+from covey.engine.optimiser import PLAIN
 from covey.errors import ProgramError
 from covey.types import Rows
 
@@ -224,6 +225,8 @@ def _move_refusal(move: Move, rows: Registers) -> str | None:
         return native_call.refusal(loss, start, terms)
     if not isinstance(loss, DataLoss):
         return "a gradient is a function of the program's own"
+    if loss.task.optimiser != PLAIN:
+        return "the experiment has a solver of its own"
     if move.steps > 1 and loss.fixed is None and not loss.by_turn:
         return "every step of a turn has a batch of its own"
     if move.at is not None and move.linear is not None and loss.task.l2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -261,6 +262,41 @@ class Examples:
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples, ids=ids) for examples in by_step]
 
+    def shuffled(
+        self,
+        address: draws.Address,
+        ids: Ids,
+        size: int,
+        steps: range,
+        *,
+        epochs: float,
+        local: Ids,
+    ) -> list[Batch]:
+        """For each step, the next `size` training examples of a walk over each device's own.
+
+        The walk passes through all examples in a random order, then through all in another one. It
+        ends after `epochs` passes, so that the last batch may be short. A batch beyond the end
+        holds one example.
+        """
+        self._check_size(size)
+        ids = ids.to(self.device)
+        counts = self.counts("train", ids)[:, None]
+        places = torch.arange(size * steps.start, size * steps.stop, device=self.device)
+        inside = places < torch.ceil(epochs * counts.double())
+        inside[:, ::size] = True
+        passes = places // counts.clamp(min=1)
+        chosen = torch.zeros_like(passes)
+        slots = places % counts.clamp(min=1)
+        for number in _between(passes, math.ceil(epochs)):
+            order = _order(draws.further(address, number), local, counts)
+            chosen = torch.where(passes == number, order.gather(1, slots), chosen)
+        whole = self.take("train", ids, chosen, inside.to(self.dtype))
+        assert whole.weight is not None
+        by_step = torch.split(whole.examples, size, dim=1)
+        weights = torch.split(whole.weight, size, dim=1)
+        pairs = zip(by_step, weights, strict=True)
+        return [Batch(whole.data, examples, weight, ids=ids) for examples, weight in pairs]
+
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
@@ -378,3 +414,22 @@ class Examples:
         """Refuse to read the examples of a device that are not in these shards."""
         if self.shards.partial:
             self.shards.check_present(ids.cpu())
+
+
+def _between(passes: Tensor, stop: int) -> range:
+    """The numbers of passes that occur, below a limit."""
+    if not passes.numel():
+        return range(0)
+    return range(int(passes.min()), min(int(passes.max()) + 1, stop))
+
+
+def _order(address: draws.Address, ids: Ids, counts: Tensor) -> Tensor:
+    """A random order of 0, ..., counts - 1 for each id, [n, the largest count]."""
+    longest = 1
+    if len(counts):
+        longest = max(1, int(counts.max()))
+    words = draws.bits(address, ids, longest)
+    slots = torch.arange(longest, device=counts.device)
+    beyond = slots >= counts
+    by_word = words.argsort(dim=1, stable=True)
+    return by_word.gather(1, beyond.gather(1, by_word).byte().argsort(dim=1, stable=True))

@@ -7,6 +7,8 @@ changed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ from covey.engine.objective import (
     Method,
     Objective,
 )
-from covey.engine.solver import STEP_BY_STEP, refusals, solver
-from covey.errors import ProgramError
+from covey.engine.optimiser import PLAIN
+from covey.engine.solver import ON_DATA, STEP_BY_STEP, refusals, solver
+from covey.errors import ConfigError, ProgramError
 from covey.types import Rows
 
 __all__ = ["NO_DATA", "Stepper", "descend"]
@@ -99,7 +102,12 @@ def _check(terms: Objective) -> None:
 
 def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     """A descent on examples; its task remembers which solver was chosen, and why no faster one."""
+    optimiser = loss.task.optimiser
+    if optimiser != PLAIN:
+        terms = _optimised(loss, terms)
     loss.begin(start, terms)
+    if optimiser.refusal is not None:
+        return _by_optimiser(start, loss, terms, optimiser.refusal)
     chosen = solver(loss, start, terms)
     used = loss.task.solvers
     if chosen.name not in used:
@@ -108,3 +116,23 @@ def _on_data(start: Rows, loss: DataLoss, terms: Objective) -> Rows:
     if chosen is not STEP_BY_STEP:
         loss.skip(terms.longest)
     return rows
+
+
+def _optimised(loss: DataLoss, terms: Objective) -> Objective:
+    """The terms as the experiment's solver has them in this round."""
+    if terms.method != "gradient":
+        raise ConfigError(
+            f'the algorithm has method = "{terms.method}", so the experiment\'s solver cannot take '
+            'its steps; leave out solver, or set method = "gradient".'
+        )
+    epochs = loss.task.optimiser.epochs
+    if epochs is not None:
+        terms = replace(terms, steps=loss.epoch_steps(epochs))
+    return loss.task.optimiser.adapted(terms, loss.round)
+
+
+def _by_optimiser(start: Rows, loss: DataLoss, terms: Objective, reason: str) -> Rows:
+    """The steps of the experiment's solver, one by one."""
+    faster = [candidate.name for candidate in ON_DATA if candidate is not STEP_BY_STEP]
+    loss.task.solvers.setdefault(STEP_BY_STEP.name, dict.fromkeys(faster, reason))
+    return loss.task.optimiser.descend(start, loss, terms)

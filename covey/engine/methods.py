@@ -94,7 +94,7 @@ def plain(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
         total = terms.gradient(x, gradient(x))
         moved = terms.shrink(x - terms.lr * total, terms.lr)
         active = terms.active(step, total, active)
-        x, done = _settle(x, moved, active)
+        x, done = settle(x, moved, active)
         if done:
             break
     return x
@@ -116,8 +116,8 @@ def nesterov(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
         moved = terms.shrink(ahead - terms.lr * total, terms.lr)
         active = terms.active(step, total, active)
         beyond = moved + _momentum(strong, step) * (moved - x)
-        ahead, _ = _settle(ahead, beyond, active)
-        x, done = _settle(x, moved, active)
+        ahead, _ = settle(ahead, beyond, active)
+        x, done = settle(x, moved, active)
         if done:
             break
     return x
@@ -144,13 +144,13 @@ def adam(x: Rows, gradient: Gradient, terms: Objective) -> Rows:
         [moved] = stepper.step((x,), (total,))
         moved = terms.shrink(moved, terms.lr)
         active = terms.active(step, total, active)
-        x, done = _settle(x, moved, active)
+        x, done = settle(x, moved, active)
         if done:
             break
     return x
 
 
-def _settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
+def settle(x: Rows, moved: Rows, active: Tensor | None) -> tuple[Rows, bool]:
     """Rows that are done stay where they are; True when all are."""
     if active is None:
         return moved, False

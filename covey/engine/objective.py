@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.engine import smooth_l1
+from covey.errors import ConfigError
 from covey.types import Rows
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ class DataLoss(ABC):
     @abstractmethod
     def __call__(self, x: Rows) -> Rows:
         """The gradient at x; the next call is of the next step."""
+
+    @property
+    def round(self) -> int:
+        """The round of the descent, on which a step size may depend."""
+        return 0
+
+    def epoch_steps(self, epochs: float) -> int | Tensor:
+        """The steps of so many passes over a row's examples."""
+        raise ConfigError("solver: epochs are passes over examples, but these steps have none.")
 
     @abstractmethod
     def expect(self, steps: int) -> None:
@@ -106,7 +116,7 @@ class Objective:
             total = total + self.linear
         if self.decay:
             total = total + self.decay * x
-        return self._restrict(total)
+        return self.restrict(total)
 
     def shrink(self, x: Rows, lr: Coefficient) -> Rows:
         """The proximal step of an exact l1 (rho = 0)."""
@@ -116,7 +126,7 @@ class Objective:
         soft = smooth_l1.soft(x, lr * gamma)
         if self.part is None and self.mask is None:
             return soft
-        return x + self._restrict(soft - x)
+        return x + self.restrict(soft - x)
 
     @property
     def exact_l1(self) -> Coefficient | None:
@@ -168,7 +178,8 @@ class Objective:
             return weights * steps.to(rows.device).double()
         return weights * self.steps
 
-    def _restrict(self, total: Rows) -> Rows:
+    def restrict(self, total: Rows) -> Rows:
+        """The entries that move; the others are 0."""
         if self.mask is not None:
             total = total * self.mask
         if self.part is not None:

@@ -39,6 +39,15 @@ def baddbmm_(c: Tensor, a: Tensor, b: Tensor, *, keep: float, scale: float) -> N
         c.baddbmm_(a, b, beta=keep, alpha=scale)
 
 
+def norm(x: Tensor) -> Tensor:
+    """The norm of every row, [n, 1]; torch sums a row that is alone in parts, by thread."""
+    rows = x
+    if len(x) == 1:
+        rows = x.repeat(2, 1)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    return norms[: len(x)]
+
+
 def elementwise(
     function: Callable[[Tensor], Tensor],
 ) -> Callable[[Tensor], Tensor]:

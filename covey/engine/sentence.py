@@ -60,7 +60,8 @@ def _slow_steps(task: Task) -> str | None:
     """Why some steps were not taken by the native kernel; None if all were."""
     for name, refusals in task.solvers.items():
         if "native" not in name:
-            return refusals.get("native") or refusals["in place"]
+            reasons = [refusals.get(faster) for faster in ("native", "native by turns", "in place")]
+            return next(reason for reason in reasons if reason is not None)
     return None
 
 

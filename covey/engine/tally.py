@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +37,7 @@ class PartScore:
     count: Tensor
     calibration: Tensor | None = None  # [n, 3 bins + 2], the sums of `calibration`
     errors: Tensor | None = None  # [n, 3 + outputs], for numbers: the sums of `error_sums`
+    metrics: Tensor | None = None  # [n, columns], the sums of the task's metrics one after another
 
 
 def evaluate(
@@ -48,12 +49,14 @@ def evaluate(
     predict: Predict | None = None,
     bins: int = 0,
     errors: bool = False,
+    metrics: bool = False,
 ) -> PartScore:
     """The score of each row on its device's part; see `Task.evaluate`."""
     errors = errors and task.targets > 0
+    metrics = metrics and task.metric_columns > 0
     predict = predict or task.predictor(x, ids)
     if predict is None and not bins and _kernel_scores(task, x):
-        return _by_kernel(task, x, split, ids, errors=errors)
+        return _by_kernel(task, x, split, ids, errors=errors, metrics=metrics)
     return _by_torch(
         task,
         x,
@@ -62,6 +65,7 @@ def evaluate(
         predict=predict or _outputs_of(task, x),
         bins=bins,
         errors=errors,
+        metrics=metrics,
     )
 
 
@@ -104,17 +108,28 @@ def error_sums(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([totals, by_output], dim=1)
 
 
-def _by_kernel(task: Task, x: Rows, split: str, ids: Ids, *, errors: bool) -> PartScore:
+def metric_sums(task: Task, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """The sums of the task's metrics one after another, float64 [n, columns]."""
+    outputs = outputs.detach()
+    columns = [metric.sums(outputs, y, weight) for metric in task.metrics]
+    return torch.cat(columns, dim=1)
+
+
+def _by_kernel(
+    task: Task, x: Rows, split: str, ids: Ids, *, errors: bool, metrics: bool
+) -> PartScore:
     assert not isinstance(task.native, str)
     examples = task.examples
     counts = examples.counts(split, ids)
     starts = examples.offset[split][ids]
     index = examples.index[split]
     right, loss = task.native.score(x, index, starts, counts)
-    sums = None
+    score = PartScore(right, loss, counts.double())
     if errors:  # the kernel knows the loss alone
-        sums = _errors(task, x, split, ids)
-    return PartScore(right, loss, counts.double(), errors=sums)
+        score = replace(score, errors=_errors(task, x, split, ids))
+    if metrics:
+        score = replace(score, metrics=_metrics(task, x, split, ids))
+    return score
 
 
 def _by_torch(
@@ -126,6 +141,7 @@ def _by_torch(
     predict: Predict,
     bins: int,
     errors: bool,
+    metrics: bool,
 ) -> PartScore:
     n = len(ids)
     right = torch.zeros(n, dtype=torch.float64, device=task.device)
@@ -136,6 +152,9 @@ def _by_torch(
     sums = None
     if errors:
         sums = right.new_zeros(n, 3 + task.targets)
+    of_metrics = None
+    if metrics:
+        of_metrics = right.new_zeros(n, task.metric_columns)
     for rows, batch in task.examples.blocks(split, ids):
         weight = batch.target_weight
         assert weight is not None
@@ -154,8 +173,10 @@ def _by_torch(
             by_bin[where] += calibration.sums(outputs, y, weight, bins)
         if sums is not None:
             sums[where] += error_sums(outputs, y, weight)
+        if of_metrics is not None:
+            of_metrics[where] += metric_sums(task, outputs, y, weight)
     counts = task.examples.target_counts(split, ids).double().to(task.device)
-    return PartScore(right, loss, counts, by_bin, sums)
+    return PartScore(right, loss, counts, by_bin, sums, of_metrics)
 
 
 def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
@@ -171,4 +192,18 @@ def _errors(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
             where = rows.to(task.device)
             outputs = task.outputs(x[where], batch)
             sums[where] += error_sums(outputs, batch.y, batch.weight)
+    return sums
+
+
+def _metrics(task: Task, x: Rows, split: str, ids: Ids) -> Tensor:
+    """The sums of the metrics of each row on its device's part, [n, columns]."""
+    shape = (len(ids), task.metric_columns)
+    sums = torch.zeros(shape, dtype=torch.float64, device=task.device)
+    for rows, batch in task.examples.blocks(split, ids):
+        assert batch.weight is not None
+        if rows is None:
+            rows = torch.arange(len(ids))
+        where = rows.to(task.device)
+        outputs = task.outputs(x[where], batch)
+        sums[where] += metric_sums(task, outputs, batch.y, batch.weight)
     return sums

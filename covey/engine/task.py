@@ -23,7 +23,9 @@ from covey.engine.gradients import Gradients
 from covey.engine.graph import Graph, site_count
 from covey.engine.layout import ParameterLayout, placed_copy
 from covey.engine.losses import Loss, cross_entropy, loss_function, resolved_loss
+from covey.engine.metrics import MetricSpec, Targets, metrics_of
 from covey.engine.native_call import NativeKernel, kernel
+from covey.engine.optimiser import PLAIN, Optimiser
 from covey.engine.population import BLOCK, Population, block_size
 from covey.engine.precision import Compute, precision
 from covey.engine.stack import LinearStack, stack
@@ -65,6 +67,8 @@ class Task:
         compute: Compute = "fp32",
         population: Population | None = None,
         augment: Sequence[Augmentation] = (),
+        metrics: Sequence[MetricSpec] = (),
+        optimiser: Optimiser = PLAIN,
     ) -> None:
         loss = resolved_loss(loss, shards)
         example = shards.x.shape[1:]
@@ -72,6 +76,7 @@ class Task:
         self.dtype = dtype
         self.l2 = l2
         self.augment = tuple(augment)
+        self.optimiser = optimiser
         self.shards = shards
         own = placed_copy(module, self.device, dtype)
         trial.check_largest_id(own, shards)
@@ -113,6 +118,10 @@ class Task:
         self.targets = trial.targets(self)
         """Numbers predicted per example; 0 where outputs are not compared with targets."""
         trial.check_backward(self)
+        self.metrics = metrics_of(metrics, Targets.of(shards, loss))
+        """The metrics beside accuracy, loss and errors."""
+        if self.metrics:
+            trial.check_metrics(self)
 
     @property
     def path(self) -> str:
@@ -143,6 +152,11 @@ class Task:
         """Whether the exponential of the mean loss is a perplexity per token."""
         return self.shards.by_position and self.gradients.loss is cross_entropy
 
+    @property
+    def metric_columns(self) -> int:
+        """How many sums the metrics follow from."""
+        return sum(metric.columns for metric in self.metrics)
+
     def constant(self, values: Sequence[float]) -> Tensor:
         """Numbers beside the data, moved there once."""
         key = tuple(values)
@@ -157,7 +171,7 @@ class Task:
         example = self.x.shape[1:].numel()
         if self.shards.by_position:
             example *= 8 * (self.shards.classes or 1)
-        numbers = 8 * self.space.width + 2 * BLOCK * example
+        numbers = 8 * self.space.width + 2 * BLOCK * example + 8 * self.metric_columns
         return numbers * self.x.element_size()
 
     # Examples
@@ -181,6 +195,14 @@ class Task:
     ) -> list[Batch]:
         """For each step, `size` training examples of each device, uniform with replacement."""
         return self.examples.draw(address, ids, size, steps, local=local)
+
+    def shuffled(
+        self, address: draws.Address, ids: Ids, size: int, steps: range, *, local: Ids
+    ) -> list[Batch]:
+        """For each step, the next `size` training examples in the passes of the optimiser."""
+        assert self.optimiser.epochs is not None
+        epochs = self.optimiser.epochs
+        return self.examples.shuffled(address, ids, size, steps, epochs=epochs, local=local)
 
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order."""
@@ -341,13 +363,24 @@ class Task:
         predict: Predict | None = None,
         bins: int = 0,
         errors: bool = False,
+        metrics: bool = False,
     ) -> PartScore:
         """Right answers, summed loss and count of each row on its device's part.
 
         With `bins` also the sums of a calibration. With `errors` also the sums of errors, where
-        numbers are predicted. The outputs are the module's, or those that `predict` gives.
+        numbers are predicted. With `metrics` also those of the task's metrics. The outputs are the
+        module's, or those that `predict` gives.
         """
-        return tally.evaluate(self, x, split, ids, predict=predict, bins=bins, errors=errors)
+        return tally.evaluate(
+            self,
+            x,
+            split,
+            ids,
+            predict=predict,
+            bins=bins,
+            errors=errors,
+            metrics=metrics,
+        )
 
 
 def _stack(

@@ -19,7 +19,8 @@ from covey.engine.forward import run_module
 from covey.engine.generator import Drawn, NoDraws
 from covey.engine.intercept import Interception, Recorder
 from covey.engine.layout import ParameterLayout, sharing_copy
-from covey.engine.losses import predicts_numbers
+from covey.engine.losses import by_target, predicts_numbers
+from covey.engine.metrics import check_own
 from covey.engine.passing import Pass
 from covey.errors import ConfigError, DataError, ModelError
 from covey.origin import FAULTS, told
@@ -77,6 +78,15 @@ def check_augment(steps: Sequence[Augmentation], x: Tensor) -> None:
         ) from error
     if not _same(once, again):
         raise ConfigError("augment: a function gives two results for one u; draw by u alone.")
+
+
+def check_metrics(task: Task) -> None:
+    """An error if a metric of the user's own does not take the model's outputs and the targets."""
+    _, y = task.examples.sample
+    row = task.space.row(task.space.module)  # any weights do
+    rows = row.to(task.device, task.dtype)[None]
+    outputs, targets, _ = by_target(_outputs(task, rows), y[None])
+    check_own(task.metrics, outputs, targets)
 
 
 def targets(task: Task) -> int:

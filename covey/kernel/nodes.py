@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from covey import draws
 from covey.engine.batches import Draw
+from covey.engine.metrics import Metric
 from covey.engine.objective import DataLoss, Objective
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import Batch, Batches, PartScore, Predict, Task
 from covey.errors import ConfigError, ProgramError
 from covey.kernel.algorithm import Algorithm, PerNode, Program
@@ -234,10 +237,24 @@ class Nodes:
         *,
         predict: Predict | None = None,
         bins: int = 0,
+        metrics: bool = True,
     ) -> PartScore:
         """The score of these models on a part of the nodes' own data; for scoring."""
         task = self._runtime.task
-        return task.evaluate(rows, part, self.ids, predict=predict, bins=bins, errors=True)
+        return task.evaluate(
+            rows,
+            part,
+            self.ids,
+            predict=predict,
+            bins=bins,
+            errors=True,
+            metrics=metrics,
+        )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics that the experiment asks for."""
+        return self._runtime.task.metrics
 
     def predictor(self, rows: Rows) -> Predict | None:
         """How the module predicts with these rows, made ready once for several parts of the data.
@@ -571,6 +588,10 @@ Their examples are gathered one step at a time.
 """
 _DRAW = "(training)"
 """The stream of what the engine draws in training; no author's stream has this name."""
+_NOT_BY_SOLVER = (
+    "the algorithm steps along gradients of its own making, so the experiment's solver cannot take "
+    "its steps; leave out solver."
+)
 _OWN_STEPS = {"in place": "the algorithm takes its steps itself"}
 
 
@@ -599,6 +620,8 @@ class DataGradient(DataLoss):
         self._same_draw = same_draw
         self._step = 0
         self._ahead: dict[int, Batch] = {}
+        self._first = 0  # the first step of the descent that has begun
+        self._expected = 0  # as `_until`, over several descents
         self._until = 0  # all steps before this one will be taken
         self._counted = 0  # future steps whose work is counted already
 
@@ -608,9 +631,20 @@ class DataGradient(DataLoss):
         if self._counted:
             self._counted -= 1
         else:
+            self._check_plain()
             self._me.worked(1, x.shape[1])
             self.task.solvers.setdefault("step by step", _OWN_STEPS)
         return self._with_l2(data, x)
+
+    @property
+    def round(self) -> int:
+        """The round of the descent."""
+        return self._me.round
+
+    def _check_plain(self) -> None:
+        """Refuse steps that the algorithm takes itself where the experiment has a solver."""
+        if self.task.optimiser != PLAIN:
+            raise ConfigError(_NOT_BY_SOLVER)
 
     def _with_l2(self, data: Rows, x: Rows) -> Rows:
         """A gradient at x, or a Hessian product with x, of the loss with l2."""
@@ -636,8 +670,13 @@ class DataGradient(DataLoss):
         return self._with_l2(product, v)
 
     def expect(self, steps: int) -> None:
-        """Let the batches of so many steps be drawn together."""
-        self._until = max(self._until, self._step + steps)
+        """Let the batches of so many steps be drawn together.
+
+        With epochs every descent has draws of its own, so nothing is drawn beyond it.
+        """
+        if self.task.optimiser.epochs is None:
+            self._expected = self._step + steps
+            self._until = max(self._until, self._expected)
 
     def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
@@ -659,7 +698,20 @@ class DataGradient(DataLoss):
             raise ConfigError(f'{reason}, so {rule}; use "uniform".')
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
-        self.expect(terms.longest)
+        self._first = self._step
+        self._until = max(self._expected, self._step + terms.longest)
+
+    def epoch_steps(self, epochs: float) -> int | Tensor:
+        """ceil(epochs n / batch) for a device of n examples; with all examples, ceil(epochs)."""
+        if self.all_examples:
+            return math.ceil(epochs)
+        if not isinstance(self._batch, int):
+            raise ConfigError(
+                "solver: epochs need a new batch in every step, but the algorithm takes its steps "
+                "on batches that it draws itself; leave out epochs."
+            )
+        counts = self.task.counts("train", self._me.device_ids)
+        return torch.ceil(epochs * counts.double() / self._batch).long()
 
     def batch_of(self, step: int) -> Batch:
         """The batch of a step of the descent that has begun."""
@@ -706,7 +758,16 @@ class DataGradient(DataLoss):
         if step not in self._ahead:
             stop = min(step + _AHEAD, self._until)
             steps = range(step, max(step + 1, stop))
-            address = me.address(self._stream, self._call)
-            batches = self.task.draw(address, me.device_ids, self._batch, steps, local=me.local)
+            batches = self._drawn(steps, self._batch)
             self._ahead = dict(zip(steps, batches, strict=True))
         return self._ahead.pop(step)  # so that its examples are freed
+
+    def _drawn(self, steps: range, size: int) -> list[Batch]:
+        """The batches of these steps, each drawn by its address."""
+        me = self._me
+        if self.task.optimiser.epochs is None:
+            address = me.address(self._stream, self._call)
+            return self.task.draw(address, me.device_ids, size, steps, local=me.local)
+        address = me.address(self._stream, self._call, self._first)
+        own = range(steps.start - self._first, steps.stop - self._first)
+        return self.task.shuffled(address, me.device_ids, size, own, local=me.local)

@@ -59,7 +59,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
     if runtime not in RUNTIMES:
         raise ConfigError(f"runtime = {runtime!r}: choose one of {', '.join(RUNTIMES)}.")
     first = experiments[0]
-    notes: list[str] = []
+    notes: list[str] = list(first.data.notes)
     outs = [held_out(experiment) for experiment in experiments]
     module = module_of(first)
     newcomers = _newcomers(experiments, module, outs, notes)
@@ -203,6 +203,8 @@ def task_of(
         compute=experiment.compute,
         population=population,
         augment=experiment.augmentations(),
+        metrics=experiment.metrics,
+        optimiser=experiment.optimiser(),
     )
 
 

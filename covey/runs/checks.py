@@ -17,7 +17,9 @@ from covey.engine import norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.losses import check_loss_name
+from covey.engine.metrics import Confusion, MetricSpec, Own, Targets, metrics_of
 from covey.engine.named_losses import Huber
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
 from covey.errors import ConfigError, DataError, shown
 from covey.kernel.algorithm import Algorithm
@@ -88,7 +90,9 @@ def check(experiment: Experiment) -> None:
     _check_values(experiment)
     _check_augment(experiment)
     _check_algorithm(experiment)
+    _check_solver(experiment)
     _check_loss(experiment)
+    _check_metrics(experiment)
     _check_tree(experiment)
     _check_holdout(experiment)
     _check_radio(experiment)
@@ -241,6 +245,47 @@ def _check_loss(experiment: Experiment) -> None:
         )
 
 
+def _check_metrics(experiment: Experiment) -> None:
+    """Set the metrics as a tuple, with that of `select`.
+
+    `select` gets a minus where lower is better.
+    """
+    specs: Any = experiment.metrics
+    select: Any = experiment.select
+    if isinstance(specs, str) or callable(specs):
+        specs = (specs,)
+    if not isinstance(specs, list | tuple):
+        raise ConfigError(f"metrics = {shown(specs)}: give a list of names or functions.")
+    if not isinstance(select, str):
+        raise ConfigError(f"select = {shown(select)}: give the name of a metric.")
+    specs = tuple(specs)
+    if select:
+        specs = _set_select(experiment, specs)
+    if specs:
+        metrics_of(specs, Targets.of(experiment.data, experiment.loss))
+    _set(experiment, "metrics", specs)
+
+
+def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[MetricSpec, ...]:
+    """Set `select` to the name of its metric; return the metrics with that one."""
+    targets = Targets.of(experiment.data, experiment.loss)
+    name = experiment.select.removeprefix("-")
+    metrics = metrics_of(specs, targets)
+    chosen = [metric for metric in metrics if metric.name == name]
+    if not chosen:
+        chosen = list(metrics_of([name], targets))
+        name = chosen[0].name
+        if all(metric.name != name for metric in metrics):
+            specs = (*specs, name)
+    if isinstance(chosen[0], Confusion):
+        raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
+    lower = not chosen[0].higher
+    if isinstance(chosen[0], Own):
+        lower = lower or experiment.select.startswith("-")
+    _set(experiment, "select", f"-{name}" if lower else name)
+    return specs
+
+
 def _check_tree(experiment: Experiment) -> None:
     data = experiment.data.devices
     tree = experiment.tree.devices
@@ -271,6 +316,18 @@ def _check_holdout(experiment: Experiment) -> None:
 def _is_number(value: Any, below: int) -> bool:
     """Whether a value is a whole number from 0 on, below a limit."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+
+
+def _check_solver(experiment: Experiment) -> None:
+    """An error for settings that mean nothing, or an algorithm whose steps must be plain."""
+    if experiment.radio is not None and experiment.optimiser().epochs is not None:
+        fault = "epochs, but the plan of a radio counts the algorithm's steps"
+        raise ConfigError(f"solver: {fault}; leave out epochs.")
+    reason = experiment.algorithm.plain_steps
+    if experiment.optimiser() == PLAIN or reason is None:
+        return
+    name = type(experiment.algorithm).__name__
+    raise ConfigError(f"solver: {name} takes plain steps, because {reason}; leave out solver.")
 
 
 def _check_radio(experiment: Experiment) -> None:

@@ -11,7 +11,9 @@ from torch import nn
 from covey.data import Shards
 from covey.engine.augment import Augment, Augmentation, augmentations
 from covey.engine.layout import ParameterLayout
+from covey.engine.metrics import MetricSpec
 from covey.engine.norm import Norm
+from covey.engine.optimiser import Optimiser, Solver, optimiser
 from covey.engine.task import Batches, Loss
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Idle
@@ -41,7 +43,9 @@ class Experiment:
     start; no row and no message holds them. `augment` changes training batches at random: "crop",
     "flip" and "noise", a table with options, or a function (covey/engine/augment.py). `norm` says
     how BatchNorm layers get their statistics: "device" from the device's own examples, "frozen"
-    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py).
+    from the module, "group" puts GroupNorm in their place (covey/engine/norm.py). `solver` is the
+    optimiser of the devices' steps on data: "sgd", "adam", "adamw", or a table with momentum,
+    decay, clip or schedule (covey/engine/optimiser.py).
 
     Links. `codec` is one name for all links, or one per link such as {"server-edge": "bitmap",
     "edge-device": {"down": "dense", "up": {"name": "int8", "update": True}}} (covey/links/spec.py).
@@ -51,10 +55,12 @@ class Experiment:
     Scores. Every `score_every` rounds, and in the last, every kept model is scored on `parts` of
     the data, and every `score_train_every` rounds on the training part too, which takes longer.
     With `score_sample` only so many devices are scored, drawn anew in each of these rounds, and
-    every score has a standard error (covey/runs/sampling.py). `protocol="paper"` trains on the
-    validation part too and reports the round that was best on test. `holdout_devices`, a number or
-    a list of devices, take no part in training: when models are scored, so is what each of them
-    makes of the models it finds (covey/runs/newcomers.py).
+    every score has a standard error (covey/runs/sampling.py). `metrics` are computed beside
+    accuracy and loss, by name or by a function (covey/engine/metrics.py). `select` names the metric
+    whose best round on validation is reported; "" is accuracy or else the loss. `protocol="paper"`
+    trains on the validation part too and reports the round that was best on test.
+    `holdout_devices`, a number or a list of devices, take no part in training: when models are
+    scored, so is what each of them makes of the models it finds (covey/runs/newcomers.py).
 
     Speed. `workers` (None: as many as torch has threads, fewer for small models) and `memory`
     (bytes for rows in training) never change a result; nor does `capture`, which on a GPU turns the
@@ -90,6 +96,9 @@ class Experiment:
     frozen: str | tuple[str, ...] = ()
     compute: Literal["fp32", "bf16"] = "fp32"
     augment: Augment | list[Augment] | tuple[Augment, ...] = ()
+    metrics: tuple[MetricSpec, ...] = ()
+    select: str = ""
+    solver: Solver = "sgd"
 
     def __post_init__(self) -> None:
         checks.check(self)
@@ -111,6 +120,10 @@ class Experiment:
     def augmentations(self) -> tuple[Augmentation, ...]:
         """What is done to training batches, in order."""
         return augmentations(self.augment)
+
+    def optimiser(self) -> Optimiser:
+        """The optimiser of steps on data."""
+        return optimiser(self.solver, self.rounds)
 
     def work(self) -> Work | None:
         """The work of a device for one answer, from which a radio plan computes times.

@@ -20,7 +20,9 @@ from covey.codecs import codec
 from covey.data import Shards
 from covey.engine.augment import Augmentation, Own
 from covey.engine.layout import ParameterLayout
+from covey.engine.metrics import MetricSpec
 from covey.engine.norm import has_batch_norm
+from covey.engine.optimiser import PLAIN
 from covey.engine.task import Loss
 from covey.installed import declared
 from covey.links.spec import Spec
@@ -83,8 +85,14 @@ def program_fingerprint(
     out["tree"] = f"{tree.tiers} {tree.children}"
     if experiment.compute != "fp32":
         out["compute"] = experiment.compute
+    if experiment.optimiser() != PLAIN:
+        out["solver"] = describe(experiment.optimiser())
     if experiment.augment:
         out["augment"] = _augment(experiment.augmentations())
+    if experiment.metrics:
+        out["metrics"] = ", ".join(map(_metric, experiment.metrics))
+    if experiment.select:
+        out["select"] = experiment.select
     if experiment.radio is not None:
         out["radio"] = str(experiment.radio)
     return out
@@ -124,6 +132,13 @@ def _loss(loss: Loss) -> str:
     if not callable(loss):
         return str(loss)
     return _function(loss)
+
+
+def _metric(metric: MetricSpec) -> str:
+    """A metric by name; a function also by a hash of its code."""
+    if isinstance(metric, str):
+        return metric
+    return _function(metric)
 
 
 def _function(function: Callable[..., Any]) -> str:

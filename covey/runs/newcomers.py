@@ -58,6 +58,7 @@ class Newcomers:
         if module is None:
             module = first.model
         self.algorithm = first.algorithm
+        self.select = first.select
         self.each = shards[0].devices
         self.task = Task(
             module,
@@ -69,6 +70,8 @@ class Newcomers:
             device=first.device,
             compute=first.compute,
             augment=first.augmentations(),
+            metrics=first.metrics,
+            optimiser=first.optimiser(),
         )
         self.ids = torch.arange(self.each * len(shards))
         seeds: list[int] = []
@@ -158,7 +161,7 @@ class Newcomers:
         """The sums of the newcomers of one experiment, by part."""
         out = {}
         for part, tally in tallies.items():
-            out[part] = sums_by_device(tally, self.task.targets)[own].cpu()
+            out[part] = sums_by_device(tally, self.task)[own].cpu()
         return out
 
     def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:
@@ -175,6 +178,7 @@ class Newcomers:
             nonzeros=float(shares[own].mean()),
             cut=zero or 0.0,
             scores=scores,
+            select=self.select,
         )
 
     def tallies(

@@ -62,7 +62,11 @@ class Round:
             out[f"{name}/holders"] = model.holders
             out[f"{name}/nonzeros"] = model.nonzeros
             for part, score in model.scores.items():
-                out |= _numbers(f"{name}/{part}", vars(score))
+                prefix = f"{name}/{part}"
+                out |= _numbers(prefix, vars(score))
+                out |= _numbers(prefix, score.metrics)
+                for metric, value in score.metrics_fallback.items():
+                    out |= _numbers(prefix, {f"{metric}_fallback": value})
         for tier, notes in self.notes.items():
             for name, note in notes.items():
                 out |= _numbers(f"notes/{tier}/{name}", vars(note))
@@ -83,6 +87,8 @@ class Round:
         for key, traffic in self.traffic.items():
             out["traffic"]["/".join(key)] = asdict(traffic)
         for model in out["models"].values():
+            if not model["select"]:
+                del model["select"]
             scores = model["scores"]
             for part, score in scores.items():
                 scores[part] = _plain_score(score)
@@ -116,24 +122,38 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> dict[str, float]:
 
 _SAMPLED = ("sampled", "standard_error", "standard_error_fallback")
 _PERPLEXITIES = ("perplexity", "perplexity_fallback")
+_METRICS = ("metrics", "metrics_fallback")
 
 
 def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
     """A score without the facts of a sample where all devices were scored.
 
-    Perplexities are left out where there are none.
+    Perplexities and metrics are left out where there are none.
     """
     left_out: tuple[str, ...] = ()
     if score["sampled"] is None:
         left_out += _SAMPLED
     if score["perplexity_fallback"] is None:
         left_out += _PERPLEXITIES
+    if not score["metrics"]:
+        left_out += _METRICS
+    if score["confusion"] is None:
+        left_out += ("confusion",)
     return {name: value for name, value in score.items() if name not in left_out}
 
 
 def _figure(model: Model) -> str:
-    """The figure of a model that one line has room for, on test where that was scored."""
+    """The figures of a model that one line has room for, on test where that was scored."""
     score = model.scores.get("test") or next(iter(model.scores.values()))
+    figure = _first_figure(score)
+    known = {name: value for name, value in score.metrics.items() if value is not None}
+    if not known:
+        return figure
+    listed = ", ".join(f"{name} {value:.4g}" for name, value in known.items())
+    return f"{figure} [{listed}]"
+
+
+def _first_figure(score: Score) -> str:
     if score.accuracy is not None and score.perplexity is not None:
         return f"{score.accuracy:.4f} (perplexity {score.perplexity:.4g})"
     if score.accuracy is not None and score.standard_error is not None:

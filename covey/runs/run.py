@@ -335,7 +335,8 @@ class Runs(Iterator[tuple[Round, ...]]):
         scorer = self._scorer(parts)
         played = self.runtime.play(scorer.server, w, round=self.round, lane="score")
         self._needs = dict(played.needs)
-        scores = [scorer.read(row, tree) for row in played.answer.split(1)]
+        metrics = self.runtime.task.metrics
+        scores = [scorer.read(row, tree, metrics) for row in played.answer.split(1)]
         devices = tree.devices // tree.copies
         sums = [sums_of(reports, devices) for reports in played.reports]
         if self.experiment.score_sample is not None:
@@ -375,6 +376,8 @@ class Runs(Iterator[tuple[Round, ...]]):
             slots=tuple((slot.name, slot.start, slot.stop) for slot in task.space.slots),
             sample=self.experiment.score_sample,
             perplexity=task.has_perplexity,
+            metrics=task.metric_columns,
+            select=self.experiment.select,
         )
 
     def _above(self, copy: int, w: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 For each model and part of the data a device answers its right answers, loss, count, accuracy, 1 and
 a histogram of accuracy. Where numbers are predicted, it also answers its sums of |error|, error^2,
-y^2 and y, from which RMSE, MAE and R2 of all devices follow. A node that keeps a model sends it to
+y^2 and y, from which RMSE, MAE and R2 of all devices follow. The sums of the metrics that an
+experiment asks for come last (covey/engine/metrics.py). A node that keeps a model sends it to
 all devices under it. Where an algorithm leaves layers private, each device scores the model with
 its own private layers. Where a node keeps no model yet, the global one stands in: figures are given
 over the holders alone and, beside them, with that fallback.
@@ -11,7 +12,7 @@ over the holders alone and, beside them, with that fallback.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from covey.engine import calibration, smooth_l1
 from covey.engine.calibration import Calibration
+from covey.engine.metrics import Confusion, Metric, Recorded, is_figure
 from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
@@ -69,6 +71,18 @@ class Score:
     perplexity: float | None = None
     """exp of the mean loss per token, where labels are per position; else None."""
     perplexity_fallback: float | None = None  # as `accuracy_fallback`
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """By name, those that the experiment asks for; None where nothing says what they are."""
+    metrics_fallback: dict[str, float | None] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+    """Examples of all devices by class and predicted class, where the experiment asks for it."""
+
+    def figure(self, name: str) -> float | None:
+        """The figure of a metric over all devices; the global model where none is held."""
+        if name in self.metrics_fallback:
+            return self.metrics_fallback[name]
+        value: float | None = getattr(self, f"{name}_fallback", None)
+        return value
 
 
 @dataclass(frozen=True)
@@ -85,20 +99,38 @@ class Model:
     """Mean angle between entries above `cut` and their signs, in degrees; None without a cut."""
     layers: dict[str, float] = field(default_factory=dict)
     """Mean share of non-zeros of every parameter; empty without a cut."""
+    select: str = ""
+    """The metric by which rounds are chosen, after a minus where lower is better.
+
+    Empty: accuracy, or else the loss.
+    """
 
     def quality(self, part: str) -> float:
         """The figure by which rounds are chosen; -inf where it is unknown.
 
-        It is the accuracy over all devices, or minus the loss for regression and where there is a
-        perplexity. Devices that hold no such model yet count with the global one: else a round in
-        which two lucky devices hold one would win.
+        It is the metric that `select` names, over all devices. By default it is the accuracy, or
+        minus the loss for regression and where there is a perplexity. Devices that hold no such
+        model yet count with the global one: else a round in which two lucky devices hold one would
+        win.
         """
         score = self.scores[part]
+        if self.select:
+            return _selected(score, self.select)
         if score.accuracy_fallback is not None and score.perplexity_fallback is None:
             return score.accuracy_fallback
         if score.loss_fallback is None or math.isnan(score.loss_fallback):
             return -math.inf
         return -score.loss_fallback
+
+
+def _selected(score: Score, select: str) -> float:
+    """The figure that `select` names, negative where lower is better; -inf where it is unknown."""
+    figure = score.figure(select.removeprefix("-"))
+    if figure is None or math.isnan(figure):
+        return -math.inf
+    if select.startswith("-"):
+        return -figure
+    return figure
 
 
 @dataclass(frozen=True)
@@ -115,6 +147,8 @@ class Scorer:
     bins: int = 0  # of confidence, for calibration; 0: none is wanted
     sample: int | None = None  # how many devices are asked, drawn anew in every round; None: all
     perplexity: bool = False  # whether exp of the mean loss is a perplexity
+    metrics: int = 0  # how many sums the metrics follow from
+    select: str = ""  # as `Model.select`
 
     def parameters(self) -> dict[str, Any]:
         """Everything but the algorithm, in the types of JSON.
@@ -158,8 +192,13 @@ class Scorer:
                 models[i] = torch.cat([shared, private], dim=1)
         return exact(self._sums_of(me, models, []))
 
-    def read(self, sums: Tensor, tree: Topology) -> dict[str, Model]:
-        """The figures of every model by its name; "global" is the server's."""
+    def read(
+        self, sums: Tensor, tree: Topology, metrics: Sequence[Metric] = ()
+    ) -> dict[str, Model]:
+        """The figures of every model by its name; "global" is the server's.
+
+        `metrics` are those whose sums were asked for.
+        """
         values = sums[0].tolist()
         keys = [(self.top, "global"), *self.names]
         stride = len(self.parts) * self._width
@@ -167,22 +206,26 @@ class Scorer:
         out = {}
         for number, key in enumerate(keys):
             start = number * stride
-            scores = self._scores(values[start : start + stride])
+            scores = self._scores(values[start : start + stride], metrics)
             tier, name = key
             out[name] = self._model(tier, name, scores, facts[key])
         return out
 
-    def _scores(self, values: list[float]) -> dict[str, Score]:
+    def _scores(self, values: list[float], metrics: Sequence[Metric]) -> dict[str, Score]:
         """The scores of one model, part by part."""
         scores = {}
         width = self._width
         for number, part in enumerate(self.parts):
             start = number * width
             own = values[start : start + width]
-            errors = own[width - 2 * self._errors :]
+            of_metrics = width - 2 * self.metrics
+            errors = own[of_metrics - 2 * self._errors : of_metrics]
             score = _score(own[:_SUMS], self.classifies, errors, self.targets)
             if self.perplexity:
                 score = with_perplexity(score)
+            if metrics:
+                totals = torch.tensor(own[of_metrics:], dtype=torch.float64)
+                score = _with_metrics(score, metrics, totals.view(2, -1))
             scores[part] = score
         return scores
 
@@ -205,6 +248,7 @@ class Scorer:
             scores=scores,
             angle=angle,
             layers=layers,
+            select=self.select,
         )
 
     def calibrations(self, sums: Tensor) -> dict[str, Calibration]:
@@ -224,7 +268,7 @@ class Scorer:
     @property
     def _width(self) -> int:
         """How many sums there are of one model on one part."""
-        width = _SUMS + 2 * self._errors
+        width = _SUMS + 2 * self._errors + 2 * self.metrics
         if self.bins:
             width += 3 * self.bins + 2
         return width
@@ -310,7 +354,8 @@ class Scorer:
         part: str,
         predict: Predict | None,
     ) -> Rows:
-        score = me.evaluate(rows, part, predict=predict, bins=self.bins)
+        asked = self.metrics > 0
+        score = me.evaluate(rows, part, predict=predict, bins=self.bins, metrics=asked)
         totals = torch.stack([score.right, score.loss, score.count], dim=1)
         report = [totals, held.to(score.count)]
         columns = [held * _figures(score), totals]
@@ -319,6 +364,9 @@ class Scorer:
         if score.errors is not None:
             report.append(score.errors[:, :2] / self.targets)
             columns += [held * score.errors, score.errors]
+        if score.metrics is not None:
+            columns += [held * score.metrics, score.metrics]
+            report += _by_device(score, me.metrics)
         me.report(f"{name}/{part}", torch.cat(report, dim=1))
         return torch.cat(columns, dim=1)
 
@@ -339,13 +387,74 @@ def _nonzeros(rows: Rows, zero: float | None) -> Tensor:
     return smooth_l1.nonzeros(rows, zero).double()[:, None]
 
 
-def sums_by_device(score: PartScore, targets: int) -> Tensor:
+def _by_device(score: PartScore, metrics: Sequence[Metric]) -> list[Tensor]:
+    """The columns of metrics that devices report, after as many as errors have."""
+    assert score.metrics is not None
+    columns = []
+    if score.errors is None:
+        columns.append(score.metrics.new_full((len(score.count), 2), math.nan))
+    columns.append(values_of(metrics, score.metrics))
+    return columns
+
+
+def values_of(metrics: Sequence[Metric], sums: Tensor) -> Tensor:
+    """The values of the metrics that are figures, [n, metrics], from sums [n, columns]."""
+    values = [sums[:, :0]]
+    start = 0
+    for metric in metrics:
+        stop = start + metric.columns
+        if is_figure(metric):
+            value = metric.value(sums[:, start:stop])
+            values.append(value[:, None])
+        start = stop
+    return torch.cat(values, dim=1)
+
+
+def _with_metrics(score: Score, metrics: Sequence[Metric], totals: Tensor) -> Score:
+    """The score with its metrics, from the sums of the holders and of everybody, [2, columns]."""
+    held, everybody = values_of(metrics, totals).tolist()
+    return replace(
+        score,
+        metrics=_named(score, metrics, held, ""),
+        metrics_fallback=_named(score, metrics, everybody, "_fallback"),
+        confusion=_confusion(metrics, totals[1]),
+    )
+
+
+def _named(
+    score: Score, metrics: Sequence[Metric], values: Sequence[float], suffix: str
+) -> dict[str, float | None]:
+    """Every figure by name; `values` are those of the metrics that have sums of their own."""
+    out: dict[str, float | None] = {}
+    left = iter(values)
+    for metric in metrics:
+        if isinstance(metric, Recorded):
+            out[metric.name] = getattr(score, f"{metric.name}{suffix}")
+        elif is_figure(metric):
+            value = next(left)
+            out[metric.name] = None if math.isnan(value) else value
+    return out
+
+
+def _confusion(metrics: Sequence[Metric], sums: Tensor) -> list[list[int]] | None:
+    """The confusion matrix, where it is among the metrics."""
+    start = 0
+    for metric in metrics:
+        if isinstance(metric, Confusion):
+            return metric.matrix(sums[start : start + metric.columns])
+        start += metric.columns
+    return None
+
+
+def sums_by_device(score: PartScore, task: Task) -> Tensor:
     """The sums of devices that all hold the model, as `covey.runs.devices` has them."""
     columns = [score.right, score.loss, score.count, torch.ones_like(score.count)]
-    sums = torch.stack(columns, dim=1)
-    if score.errors is None:
-        return sums
-    return torch.cat([sums, score.errors[:, :2] / targets], dim=1)
+    out = [torch.stack(columns, dim=1)]
+    if score.errors is not None:
+        out.append(score.errors[:, :2] / task.targets)
+    if score.metrics is not None:
+        out += _by_device(score, task.metrics)
+    return torch.cat(out, dim=1)
 
 
 def with_perplexity(score: Score) -> Score:
@@ -361,8 +470,13 @@ def score_of(score: PartScore, rows: slice, task: Task) -> Score:
     """The score of a slice of the devices, all of which hold the model."""
     out = _score_of(score, rows, task.classifies)
     if task.has_perplexity:
-        return with_perplexity(out)
-    return out
+        out = with_perplexity(out)
+    if not task.metrics:
+        return out
+    totals = torch.zeros(0, dtype=torch.float64)
+    if score.metrics is not None:
+        totals = score.metrics[rows].sum(0).cpu()
+    return _with_metrics(out, task.metrics, totals.expand(2, -1))
 
 
 def _score_of(score: PartScore, rows: slice, classifies: bool) -> Score:

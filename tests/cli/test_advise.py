@@ -304,7 +304,7 @@ class {name}(torch.autograd.Function):
     generate_vmap_rule = True
     @staticmethod
     def forward(x):
-        return 2 * x
+        return torch.special.i1(x)  # no layer is known for it
     @staticmethod
     def setup_context(ctx, inputs, output):
         pass

@@ -68,7 +68,7 @@ def problem(path: Path | None, *changes: str) -> str:
         ("l2=nan", ["l2 = nan", "must be a finite number"]),
         ("l2=inf", ["l2 = inf", "must be a finite number"]),
         ("idle=sleep", ['idle = "sleep"', "must be 'skip' or 'train'", 'the default is "skip"']),
-        ("loss=huber", ['loss = "huber"', "'auto', 'cross_entropy', 'squared_error' or 'mse'"]),
+        ("loss=hinge", ["loss = 'hinge'", "choose one of cross_entropy, squared_error, focal"]),
         ("dtype=float16", ['dtype = "float16"', "'float32' or 'float64'"]),
         ("device=tpuu", ["device = 'tpuu' is not a device", "use 'cpu'"]),
         ("device=meta", ["device = 'meta': covey does not run on meta", "use 'cpu'"]),

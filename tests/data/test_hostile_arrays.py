@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "complex labels": (second(X, torch.zeros(8, dtype=torch.complex64)), ["y of device 1", "complex64"]),
     "objects": (second(X.astype(object)), ["x of device 1", "object", "astype"]),
     "text": (second(X.astype(str)), ["x of device 1", "<U"]),
-    "labels as text": (second(X, Y.astype(str)), ["y of device 1", "<U"]),
+    "labels as text": (second(X, Y.astype(str)), ["y of device 1 is text", "same kind"]),
     "dates": (second(X.astype("datetime64[s]")), ["x of device 1", "datetime64"]),
     "masked values": (second(masked(X)), ["x of device 1", "masked", "fill or drop"]),
     "masked labels": (second(X, masked(Y)), ["y of device 1", "masked"]),

@@ -101,9 +101,9 @@ def test_names_the_device_whose_lengths_differ() -> None:
         own([PAIRS[0], (np.zeros((4, 3)), np.zeros(5, dtype=int))])
 
 
-def test_refuses_text() -> None:
-    with refused("y of device 0", "<U1", "give numbers"):
-        own([(np.zeros((2, 3)), np.array(["a", "b"]))])
+def test_refuses_text_as_features() -> None:
+    with refused("x of device 0", "<U1", "give numbers"):
+        own([(np.array([["a"], ["b"]]), np.array([0, 1]))])
 
 
 def test_refuses_integer_features() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.data import cache, formats, inventory, locations, sets
+from covey.data import cache, formats, inventory, locations, pixels, sets
 from covey.data.catalog import CATALOG, known
 from covey.data.formats import Arrays
 from covey.data.named_partitions import deal
@@ -150,7 +150,7 @@ def test_scaling_is_that_of_the_training_parts(root: Path, normalise: Any) -> No
 
 def test_blocks_do_not_show(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = sets.mnist(normalise="pixel", data_dir=str(root)).x
-    monkeypatch.setattr(sets, "_BLOCK", 7)
+    monkeypatch.setattr(pixels, "_BLOCK", 7)
     assert torch.equal(sets.mnist(normalise="pixel", data_dir=str(root)).x, whole)
 
 

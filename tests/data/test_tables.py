@@ -494,11 +494,6 @@ def test_refuses_options(tmp_path: Path, options: dict[str, Any], words: list[st
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (
-            "device;heat;label",
-            ["no column 'label', because semicolons separate its columns: save it with commas"],
-        ),
-        ("device\theat\tlabel", ["because tabs separate"]),
         ("device,,label", ["column 2 of", "has no name"]),
         ("device,heat,heat,label", ["2 columns 'heat'", "a name of its own"]),
         ("device,label", ["no column of features beside device, label"]),
@@ -541,12 +536,12 @@ def test_refuses_what_is_not_there_or_cannot_be_read(tmp_path: Path) -> None:
     with refused("nowhere.csv cannot be read: No such file"):
         device_file(tmp_path / "nowhere.csv", features=(), classes=2, scaling=None)
     (tmp_path / "pumps.xls").touch()
-    with refused("pumps.xls is no .csv, .parquet or .npz file"):
+    with refused("pumps.xls is no .csv, .tsv, .parquet or .npz file"):
         files(str(tmp_path / "pumps.xls"))
 
 
 def test_refuses_folders(tmp_path: Path) -> None:
-    with refused("no .csv, .parquet or .npz file in the folder", "for each device"):
+    with refused("no .csv, .tsv, .parquet or .npz file in the folder", "for each device"):
         files(str(tmp_path))
     table(tmp_path, "1,x", header="heat,label", name="north/a.csv")
     table(tmp_path, "1,x", header="heat,label", name="south/a.csv")

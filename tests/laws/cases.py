@@ -71,10 +71,13 @@ FLAT = Tree.flat(8)
 TREES = {2: FLAT, 3: Tree.grouped([3, 1, 4]), 4: Tree(((2,), (1, 2), (3, 1, 4)))}
 
 SMALL: dict[str, dict[str, Any]] = {
+    "FedAdam": {"steps": 4, "lr": 0.3, "batch": 6, "server_lr": 0.3},
     "FedAlt": {**PARTS, "personal_steps": 3},
     "FedAvg": {"steps": 4, "lr": 0.3, "batch": 6},
+    "FedAvgM": {"steps": 4, "lr": 0.3, "batch": 6, "server_lr": 0.9},
     "FedProx": {"mu": 0.5, "steps": 4, "lr": 0.3, "batch": 6},
     "FedSim": {**PARTS, "personal_lr": 0.3},
+    "FedYogi": {"steps": 4, "lr": 0.3, "batch": 6, "server_lr": 0.3},
     "FineTune": {"steps": 4, "lr": 0.3, "tune_steps": 3, "tune_lr": 0.2, "batch": 6},
     "Centralised": {"steps": 4, "lr": 0.3, "batch": 6},
     "Local": {"steps": 4, "lr": 0.3, "batch": 6},

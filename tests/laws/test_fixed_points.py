@@ -20,6 +20,8 @@ DRAW = torch.Generator().manual_seed(2)
 X = torch.randn(40, WIDTH, generator=DRAW, dtype=torch.float64)
 Y = torch.randn(40, generator=DRAW, dtype=torch.float64)
 SHARDS = data.own_parts(train=[(X, Y)] * 8)
+ZERO = ("_control", "_velocity", "_mean")  # what is kept beside models, and is 0 at a fixed point
+ANY = ("_square",)  # what may be anything there
 SMOOTH = {
     name: case for name, case in CASES.items() if not case.l1 and not case.noisy and not case.prunes
 }
@@ -57,7 +59,7 @@ def start(case: Case, row: Tensor | None) -> Run:
 
 def distance(run: Run, row: Tensor) -> float:
     """Of the global model and of every kept one; what is kept beside them, as SCAFFOLD's controls,
-    is 0 there.
+    is 0 there (`ZERO`), or may be anything (`ANY`).
 
     What a file without an entry in `SMALL` keeps beside its models (`_name`) may be anything.
     """
@@ -65,8 +67,9 @@ def distance(run: Run, row: Tensor) -> float:
     if type(run.experiment.algorithm).__name__ not in SMALL:
         kept = [(name, rows) for name, rows in kept if not name.startswith("_")]
     return max(
-        float((rows - (0 if name == "_control" else row)).abs().max())
+        float((rows - (0 if name in ZERO else row)).abs().max())
         for name, rows in [("", run.w), *kept]
+        if name not in ANY
     )
 
 

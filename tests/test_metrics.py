@@ -1,0 +1,384 @@
+"""Metrics from sums: against hand computation, over devices, in records, and in the choice."""
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import covey
+from covey import Experiment, Tree
+from covey.algorithms import PFedMe
+from covey.data import Shards, own_parts
+from covey.engine.metrics import AUC, Metric, Targets, metrics_of
+from covey.errors import CheckpointError, ConfigError
+from covey.models import linear
+from covey.runs import record
+from covey.runs.devices import from_csv, to_csv
+from covey.runs.run import Run
+from covey.runs.selection import select
+from tests.cli.command import SMALL
+from tests.cli.command import covey as command
+
+CLASSES = Targets("classes", 4)
+LABELS = Targets("labels", 3)
+NAMES = ("f1", "balanced_accuracy", "top2", "auc", "ece")
+DEVICES = 6
+
+
+def one(name: str, targets: Targets) -> Metric:
+    return metrics_of([name], targets)[0]
+
+
+def examples(targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, targets and weights of three rows; the last examples of a row are padding."""
+    g = torch.Generator().manual_seed(1)
+    outputs = 2 * torch.randn(3, 40, targets.size, generator=g, dtype=torch.float64)
+    y = torch.randint(targets.size - 1, (3, 40), generator=g)  # the last class never occurs
+    if targets.kind == "labels":
+        y = (torch.rand(3, 40, targets.size, generator=g) < 0.4).double()
+    weight = torch.ones(3, 40)
+    weight[1, 25:] = 0
+    weight[2, 7:] = 0
+    return outputs, y, weight
+
+
+def value_of_all(metric: Metric, outputs: Tensor, y: Tensor, weight: Tensor) -> float:
+    """The figure of the sums of all rows."""
+    sums = metric.sums(outputs, y, weight)
+    assert sums.shape == (len(y), metric.columns)
+    assert sums.dtype == torch.float64
+    return float(metric.value(sums.sum(0, keepdim=True)))
+
+
+def seen(outputs: Tensor, y: Tensor, weight: Tensor) -> tuple[Any, Any]:
+    """The examples that count, as one table."""
+    counts = weight.flatten() > 0
+    return outputs.flatten(0, 1)[counts].numpy(), y.flatten(0, 1)[counts].numpy()
+
+
+def f1_of(predicted: Any, actual: Any) -> float:
+    right = (predicted & actual).sum()
+    precision = right / max(predicted.sum(), 1)
+    recall = right / max(actual.sum(), 1)
+    return 2 * precision * recall / (precision + recall) if right else 0.0
+
+
+def area(scores: Any, actual: Any) -> float:
+    """The fraction of pairs of a positive and a negative example that are in order."""
+    gaps = scores[actual][:, None] - scores[~actual][None, :]
+    return float((gaps > 0).mean() + 0.5 * (gaps == 0).mean())
+
+
+def test_f1_balanced_accuracy_and_top_k_by_hand() -> None:
+    given = examples(CLASSES)
+    outputs, y = seen(*given)
+    predicted = outputs.argmax(1)
+    occurring = sorted(set(predicted) | set(y))
+    f1 = np.mean([f1_of(predicted == k, y == k) for k in occurring])
+    recall = np.mean([(predicted[y == k] == k).mean() for k in sorted(set(y))])
+    top2 = np.mean([label in np.argsort(-row)[:2] for row, label in zip(outputs, y, strict=True)])
+    assert value_of_all(one("f1", CLASSES), *given) == pytest.approx(f1, abs=1e-12)
+    assert value_of_all(one("balanced_accuracy", CLASSES), *given) == pytest.approx(recall)
+    assert value_of_all(one("top2", CLASSES), *given) == pytest.approx(top2)
+
+
+@pytest.mark.parametrize("targets", [CLASSES, LABELS, Targets("classes", 2)])
+def test_auc_is_within_its_error_of_the_exact_area(targets: Targets) -> None:
+    outputs, y, weight = examples(replace(targets, size=targets.size + (targets.size == 2)))
+    outputs = outputs[..., : targets.size]
+    metric = AUC(targets)
+    table, actual = seen(outputs, y, weight)
+    if targets.kind == "classes":
+        odds = torch.logit(torch.softmax(torch.tensor(table), 1)).numpy()
+        columns = [1] if targets.size == 2 else range(3)  # class 3 never occurs
+        exact = np.mean([area(odds[:, k], actual == k) for k in columns])
+    else:
+        exact = np.mean([area(table[:, k], actual[:, k] > 0) for k in range(3)])
+    sums = metric.sums(outputs, y, weight).sum(0, keepdim=True)
+    error = float(metric.largest_error(sums))
+    assert 0 < error < 0.005
+    assert abs(float(metric.value(sums)) - exact) <= error
+
+
+def test_auc_of_scores_in_order_is_one_and_of_equal_scores_a_half() -> None:
+    metric = AUC(Targets("classes", 2))
+    y = torch.tensor([[0, 0, 1, 1]])
+    logits = torch.tensor([[-30.0, -1, 1, 50]])
+    outputs = torch.stack([torch.zeros(1, 4), logits], dim=-1)
+    weight = torch.ones(1, 4)
+    assert value_of_all(metric, outputs, y, weight) == 1
+    assert value_of_all(metric, torch.zeros_like(outputs), y, weight) == 0.5
+    assert math.isnan(value_of_all(metric, outputs, torch.zeros_like(y), weight))
+
+
+def test_labels_by_hand() -> None:
+    given = examples(LABELS)
+    outputs, y = seen(*given)
+    predicted = outputs > 0
+    f1 = np.mean([f1_of(predicted[:, k], y[:, k] > 0) for k in range(3)])
+    assert value_of_all(one("f1", LABELS), *given) == pytest.approx(f1)
+    accuracy = one("accuracy", LABELS)
+    assert accuracy.name == "label_accuracy"
+    assert value_of_all(accuracy, *given) == pytest.approx((predicted == (y > 0)).mean())
+    probabilities = torch.sigmoid(given[0]), *given[1:]
+    targets = replace(LABELS, logits=False)
+    assert value_of_all(one("f1", targets), *probabilities) == pytest.approx(f1)
+
+
+def test_a_model_with_more_outputs_than_classes() -> None:
+    outputs, y, weight = examples(CLASSES)
+    wide = torch.cat([outputs, outputs[..., :2] + 1], dim=-1)
+    for name in NAMES:
+        assert 0 < value_of_all(one(name, CLASSES), wide, y, weight) < 1
+
+
+def shards(kind: str = "classes") -> Shards:
+    g = torch.Generator().manual_seed(0)
+
+    def part(size: int) -> list[tuple[Tensor, Tensor]]:
+        out = []
+        for device in range(DEVICES):
+            count = size + device
+            x = torch.randn(count, 3, generator=g)
+            y = torch.randint(3, (count,), generator=g)
+            if kind == "labels":
+                y = (x[:, :2] + torch.randn(count, 2, generator=g) > 0).float()
+            if kind == "numbers":
+                y = x.sum(1, keepdim=True)
+            out.append((x, y))
+        return out
+
+    classes = 3 if kind == "classes" else None
+    return own_parts(train=part(8), validation=part(5), test=part(6), classes=classes)
+
+
+def experiment(kind: str = "classes", **settings: Any) -> Experiment:
+    outputs = {"classes": 3, "labels": 2, "numbers": 1}[kind]
+    if kind == "labels":
+        settings = {"loss": "bce", **settings}
+    given = {"rounds": 3, "metrics": NAMES, **settings}
+    algorithm = PFedMe(lr=0.05, batch=4, sample=0.5)
+    return Experiment(algorithm, shards(kind), linear(3, outputs), Tree.flat(DEVICES), **given)
+
+
+def finished(experiment: Experiment, **options: Any) -> Run:
+    run = covey.run(experiment, **options)
+    for _ in run:
+        pass
+    return run
+
+
+def plain(run: Any) -> list[dict[str, Any]]:
+    """The records without what no two runs share."""
+    out = []
+    for entry in run.history:
+        facts = entry.as_dict()
+        del facts["seconds"], facts["spent"]
+        out.append(facts)
+    return out
+
+
+def test_a_record_has_the_metrics_of_the_examples_of_all_devices() -> None:
+    run = finished(experiment())
+    model = run.module("global")
+    data = run.experiment.data
+    part = data.part("test")
+    x, y = data.x[part.index], data.y[part.index]
+    with torch.no_grad():
+        outputs = model(x)
+    score = run.history[-1].models["global"].scores["test"]
+    for metric in metrics_of(NAMES, Targets("classes", 3)):
+        expected = value_of_all(metric, outputs[None], y[None], torch.ones(1, len(y)))
+        assert score.metrics[metric.name] == pytest.approx(expected, abs=1e-6)
+        assert score.metrics_fallback[metric.name] == score.metrics[metric.name]
+    figures = run.history[-1].figures()
+    assert figures["global/test/f1"] == score.metrics["f1"]
+    assert f"f1 {score.metrics['f1']:.4g}" in str(run.history[-1])
+
+
+def test_holders_alone_and_everybody_differ_where_not_all_hold_a_model() -> None:
+    score = next(iter(covey.run(experiment()))).models["personal"].scores["test"]
+    assert score.metrics.keys() == score.metrics_fallback.keys() == set(NAMES)
+    assert score.metrics != score.metrics_fallback
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "numbers"])
+def test_nodes_that_share_nothing_give_the_same_bits(kind: str) -> None:
+    names = {"classes": NAMES, "labels": ("accuracy", "f1", "auc"), "numbers": ("r2", "mae")}
+    given = experiment(kind, metrics=names[kind], rounds=2)
+    simulated = finished(given)
+    alone = finished(given, runtime="loopback")
+    assert plain(alone) == plain(simulated)
+    assert alone.devices() == simulated.devices()
+
+
+def test_metrics_change_nothing_else() -> None:
+    with_metrics = plain(finished(experiment()))
+    without = plain(finished(experiment(metrics=())))
+    for facts in with_metrics:
+        for model in facts["models"].values():
+            for score in model["scores"].values():
+                del score["metrics"], score["metrics_fallback"]
+    for facts in (*with_metrics, *without):
+        traffic = facts["traffic"]
+        facts["traffic"] = {key: traffic[key] for key in traffic if "train" in key}
+    assert with_metrics == without
+
+
+def test_the_confusion_matrix_is_that_of_all_devices() -> None:
+    run = finished(experiment(metrics=["f1", "confusion"], rounds=1))
+    data = run.experiment.data
+    part = data.part("test")
+    with torch.no_grad():
+        predicted = run.module("global")(data.x[part.index]).argmax(1)
+    expected = np.zeros((3, 3), dtype=int)
+    np.add.at(expected, (data.y[part.index].numpy(), predicted.numpy()), 1)
+    score = run.history[0].models["global"].scores["test"]
+    assert score.confusion == expected.tolist()
+    assert score.metrics.keys() == {"f1"}
+    assert run.devices()[0].metrics.keys() == {"f1"}
+
+
+def test_a_record_goes_to_json_and_back() -> None:
+    asked = experiment(metrics=["confusion"], rounds=1, select="ece")
+    last = finished(asked).history[-1]
+    assert record.read(json.loads(json.dumps(last.as_dict()))) == last
+
+
+def test_figures_that_every_record_has_are_named_too() -> None:
+    score = finished(experiment("numbers", metrics=["rmse"], rounds=1)).history[0].models["global"]
+    test = score.scores["test"]
+    assert test.metrics == {"rmse": test.rmse}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sign"),
+    [("f1", "classes", 1), ("ece", "classes", -1), ("loss", "classes", -1), ("mae", "numbers", -1)],
+)
+def test_the_round_is_chosen_by_the_metric_on_validation(name: str, kind: str, sign: int) -> None:
+    run = finished(experiment(kind, metrics=(), select=name, rounds=6))
+    figures = [entry.models["personal"].scores["validation"].figure(name) for entry in run.history]
+    best = max(range(6), key=lambda k: sign * (figures[k] or 0.0))
+    assert select(run.history, "personal").chosen.round == best
+    assert run.chosen["chosen personal"].round == best
+    assert replace(run.experiment, rounds=7).select == run.experiment.select
+
+
+def test_a_saved_run_goes_on_with_its_metrics(tmp_path: Path) -> None:
+    whole = finished(experiment(select="f1"))
+    run = covey.run(experiment(select="f1"))
+    next(run)
+    run.save(tmp_path / "saved.safetensors")
+    resumed = finished(experiment(select="f1"), resume=tmp_path / "saved.safetensors")
+    assert plain(resumed) == plain(whole)
+    assert resumed.devices() == whole.devices()
+    with pytest.raises(CheckpointError, match="select"):
+        covey.run(experiment(), resume=tmp_path / "saved.safetensors")
+
+
+def margin(outputs: Tensor, y: Tensor) -> Tensor:
+    """The label's logit over the largest other."""
+    label = outputs.gather(1, y[:, None])
+    others = outputs.scatter(1, y[:, None], -torch.inf)
+    return label[:, 0] - others.amax(1)
+
+
+def test_a_metric_of_ones_own_is_a_mean_over_examples() -> None:
+    run = finished(experiment(metrics=(margin,), select="margin", rounds=1))
+    data = run.experiment.data
+    part = data.part("test")
+    with torch.no_grad():
+        values = margin(run.module("global")(data.x[part.index]), data.y[part.index])
+    score = run.history[0].models["global"].scores["test"]
+    assert score.metrics["margin"] == pytest.approx(float(values.mean()), abs=1e-6)
+    assert run.experiment.select == "margin"
+    assert experiment(metrics=(margin,), select="-margin").select == "-margin"
+
+
+def sum_of_all(outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("classes", {"metrics": ["f2"]}, r"no metric 'f2'; choose from top3 .*, f1, auc"),
+        ("numbers", {"metrics": ["auc"]}, r"auc is not for this data, these targets are numbers"),
+        ("labels", {"metrics": ["ece"]}, r"ece is not for this data, .* yes-or-no labels"),
+        ("classes", {"metrics": ["top3"]}, r"top3 is always 1, for there are 3 classes"),
+        ("classes", {"metrics": ["f1", "f1"]}, r"metrics names 'f1' twice; keep one"),
+        ("classes", {"metrics": 3}, r"metrics = 3: give a list of names or functions"),
+        ("classes", {"metrics": [3]}, r"metrics: 3 is no metric; give a name or a function"),
+        ("classes", {"select": "rmse"}, r"rmse is not for this data, these targets are classes"),
+        ("classes", {"select": "confusion"}, r"select = 'confusion' is a table; select a figure"),
+        ("classes", {"select": 3}, r"select = 3: give the name of a metric"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_work(
+    kind: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        experiment(kind, **{"metrics": (), **settings})
+
+
+def test_a_function_that_does_not_fit_is_refused_before_work() -> None:
+    with pytest.raises(ConfigError, match=r"sum_of_all returned \(\); return one number per"):
+        covey.run(experiment(metrics=[sum_of_all]))
+    with pytest.raises(ConfigError, match="metric MSELoss returned"):
+        covey.run(experiment("numbers", metrics=[nn.MSELoss()]))
+
+
+def test_the_command_shows_them_and_writes_them_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "def doubt(outputs, y):\n    return -outputs.log_softmax(-1).gather(1, y[:, None])[:, 0]\n"
+    )
+    (tmp_path / "own_metrics.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    asked = 'metrics=["f1", "confusion", "auc", "own_metrics:doubt"]'
+    ended = command("run", *SMALL, asked, "select=-doubt", "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "in the round chosen by doubt on validation data" in ended.out
+    assert re.search(r"^model .* f1 +auc +doubt", ended.out, re.MULTILINE)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    model = summary["models"][-1]
+    assert model["metrics"]["doubt"]["mean"] == pytest.approx(model["loss"]["mean"], abs=1e-5)
+    text = (folder / "devices.csv").read_text(encoding="utf-8")
+    lines = from_csv(text)
+    assert to_csv(lines) == text
+    assert {"f1", "auc", "doubt"} == lines[0].metrics.keys() == lines[0].last_metrics.keys()
+    for line in lines:
+        assert line.metrics["doubt"] == pytest.approx(line.loss, abs=1e-5)
+    matrix = list(csv.reader(io.StringIO((folder / "confusion.csv").read_text(encoding="utf-8"))))
+    assert matrix[0] == ["model", "round", "class", *(f"predicted {k}" for k in range(10))]
+    own = [row[3:] for row in matrix if row[0] == model["model"]]
+    right = sum(int(row[k]) for k, row in enumerate(own))
+    counted = sum(int(cell) for row in own for cell in row)
+    assert right / counted == pytest.approx(model["accuracy"]["mean"])
+    heads = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {"personal/test/f1", "personal/test/f1_fallback"} <= set(heads)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('metrics=["f2"]', "error: metrics: there is no metric 'f2'; choose from top3, "),
+        ("select=f2", "error: metrics: there is no metric 'f2'; choose from top3, "),
+        ('metrics=["rmse"]', "error: metrics: rmse is not for this data, these targets are cla"),
+    ],
+)
+def test_a_file_may_not_name_what_is_not_there(change: str, message: str, tmp_path: Path) -> None:
+    ended = command("run", *SMALL, change, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert ended.err.startswith(message)
