@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -142,9 +142,12 @@ class Gradients:
         views = self.views(x)
         if self.forward.single is None:
             return [_leaves(views)]
-        by_parameter = [view.unbind() for view in views]
-        by_row = zip(*by_parameter, strict=True)
-        return [_leaves(self.space.oriented(parameters)) for parameters in by_row]
+        by_parameter = []
+        for slot, view in zip(self.space.slots, views, strict=True):
+            if slot.transposed:
+                view = view.mT
+            by_parameter.append(view.unbind())
+        return [_leaves(parameters) for parameters in zip(*by_parameter, strict=True)]
 
     def of_leaves(self, leaves: list[list[Tensor]], batch: Batch) -> Iterator[tuple[Tensor, ...]]:
         """The gradients of mean losses by `leaves`, in the same form."""
@@ -276,7 +279,7 @@ class Gradients:
         return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
 
-def _leaves(views: list[Tensor]) -> list[Tensor]:
+def _leaves(views: Sequence[Tensor]) -> list[Tensor]:
     return [view.detach().requires_grad_() for view in views]
 
 

@@ -621,6 +621,7 @@ class DataGradient(DataLoss):
         self._step = 0
         self._ahead: dict[int, Batch] = {}
         self._first = 0  # the first step of the descent that has begun
+        self._expected = 0  # as `_until`, over several descents
         self._until = 0  # all steps before this one will be taken
         self._counted = 0  # future steps whose work is counted already
 
@@ -669,8 +670,13 @@ class DataGradient(DataLoss):
         return self._with_l2(product, v)
 
     def expect(self, steps: int) -> None:
-        """Let the batches of so many steps be drawn together."""
-        self._until = max(self._until, self._step + steps)
+        """Let the batches of so many steps be drawn together.
+
+        With epochs every descent has draws of its own, so nothing is drawn beyond it.
+        """
+        if self.task.optimiser.epochs is None:
+            self._expected = self._step + steps
+            self._until = max(self._until, self._expected)
 
     def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
@@ -693,7 +699,7 @@ class DataGradient(DataLoss):
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
         self._first = self._step
-        self.expect(terms.longest)
+        self._until = max(self._expected, self._step + terms.longest)
 
     def epoch_steps(self, epochs: float) -> int | Tensor:
         """ceil(epochs n / batch) for a device of n examples; with all examples, ceil(epochs)."""
