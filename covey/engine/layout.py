@@ -17,7 +17,7 @@ from covey.engine.generator import Seeded
 from covey.engine.intercept import needs_mode
 from covey.engine.norm import NormLayer
 from covey.engine.passing import Pass
-from covey.errors import CoveyError, ModelError
+from covey.errors import CoveyError, ModelError, shown
 from covey.origin import told
 from covey.types import Rows
 
@@ -384,7 +384,7 @@ def _matching(
         if not matching:
             kinds = "a kind of layer such as 'conv*', 'norm', or 'head', the last layer"
             raise ModelError(
-                f"{option} pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
+                f"{option} pattern {shown(pattern)} matches no parameter; they are {', '.join(names)}; "
                 f"or give {kinds}."
             )
         out |= matching
