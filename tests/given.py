@@ -26,6 +26,9 @@ class Given(DataLoss):
     def __call__(self, x: Tensor) -> Tensor:
         raise AssertionError("these steps are taken one by one")
 
+    def expect(self, steps: int) -> None:
+        """Nothing is prepared."""
+
     def begin(self, start: Tensor, terms: Objective) -> None:
         """Nothing is counted."""
 

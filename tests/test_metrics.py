@@ -1,7 +1,10 @@
 """Metrics from sums: against hand computation, over devices, in records, and in the choice."""
 
+import csv
+import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,11 @@ from covey.engine.metrics import AUC, Metric, Targets, metrics_of
 from covey.errors import CheckpointError, ConfigError
 from covey.models import linear
 from covey.runs import record
+from covey.runs.devices import from_csv, to_csv
 from covey.runs.run import Run
 from covey.runs.selection import select
+from tests.cli.command import SMALL
+from tests.cli.command import covey as command
 
 CLASSES = Targets("classes", 4)
 LABELS = Targets("labels", 3)
@@ -228,8 +234,23 @@ def test_metrics_change_nothing_else() -> None:
     assert with_metrics == without
 
 
+def test_the_confusion_matrix_is_that_of_all_devices() -> None:
+    run = finished(experiment(metrics=["f1", "confusion"], rounds=1))
+    data = run.experiment.data
+    part = data.part("test")
+    with torch.no_grad():
+        predicted = run.module("global")(data.x[part.index]).argmax(1)
+    expected = np.zeros((3, 3), dtype=int)
+    np.add.at(expected, (data.y[part.index].numpy(), predicted.numpy()), 1)
+    score = run.history[0].models["global"].scores["test"]
+    assert score.confusion == expected.tolist()
+    assert score.metrics.keys() == {"f1"}
+    assert run.devices()[0].metrics.keys() == {"f1"}
+
+
 def test_a_record_goes_to_json_and_back() -> None:
-    last = finished(experiment(rounds=1, select="ece")).history[-1]
+    asked = experiment(metrics=["confusion"], rounds=1, select="ece")
+    last = finished(asked).history[-1]
     assert record.read(json.loads(json.dumps(last.as_dict()))) == last
 
 
@@ -298,6 +319,7 @@ def sum_of_all(outputs: Tensor, y: Tensor) -> Tensor:
         ("classes", {"metrics": 3}, r"metrics = 3: give a list of names or functions"),
         ("classes", {"metrics": [3]}, r"metrics: 3 is no metric; give a name or a function"),
         ("classes", {"select": "rmse"}, r"rmse is not for this data, these targets are classes"),
+        ("classes", {"select": "confusion"}, r"select = 'confusion' is a table; select a figure"),
         ("classes", {"select": 3}, r"select = 3: give the name of a metric"),
     ],
 )
@@ -313,3 +335,50 @@ def test_a_function_that_does_not_fit_is_refused_before_work() -> None:
         covey.run(experiment(metrics=[sum_of_all]))
     with pytest.raises(ConfigError, match="metric MSELoss returned"):
         covey.run(experiment("numbers", metrics=[nn.MSELoss()]))
+
+
+def test_the_command_shows_them_and_writes_them_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "def doubt(outputs, y):\n    return -outputs.log_softmax(-1).gather(1, y[:, None])[:, 0]\n"
+    )
+    (tmp_path / "own_metrics.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    asked = 'metrics=["f1", "confusion", "auc", "own_metrics:doubt"]'
+    ended = command("run", *SMALL, asked, "select=-doubt", "--out", folder)
+    assert ended.code == 0, ended.err
+    assert "in the round chosen by doubt on validation data" in ended.out
+    assert re.search(r"^model .* f1 +auc +doubt", ended.out, re.MULTILINE)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    model = summary["models"][-1]
+    assert model["metrics"]["doubt"]["mean"] == pytest.approx(model["loss"]["mean"], abs=1e-5)
+    text = (folder / "devices.csv").read_text(encoding="utf-8")
+    lines = from_csv(text)
+    assert to_csv(lines) == text
+    assert {"f1", "auc", "doubt"} == lines[0].metrics.keys() == lines[0].last_metrics.keys()
+    for line in lines:
+        assert line.metrics["doubt"] == pytest.approx(line.loss, abs=1e-5)
+    matrix = list(csv.reader(io.StringIO((folder / "confusion.csv").read_text(encoding="utf-8"))))
+    assert matrix[0] == ["model", "round", "class", *(f"predicted {k}" for k in range(10))]
+    own = [row[3:] for row in matrix if row[0] == model["model"]]
+    right = sum(int(row[k]) for k, row in enumerate(own))
+    counted = sum(int(cell) for row in own for cell in row)
+    assert right / counted == pytest.approx(model["accuracy"]["mean"])
+    heads = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {"personal/test/f1", "personal/test/f1_fallback"} <= set(heads)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('metrics=["f2"]', "error: metrics: there is no metric 'f2'; choose from top3, "),
+        ("select=f2", "error: metrics: there is no metric 'f2'; choose from top3, "),
+        ('metrics=["rmse"]', "error: metrics: rmse is not for this data, these targets are cla"),
+    ],
+)
+def test_a_file_may_not_name_what_is_not_there(change: str, message: str, tmp_path: Path) -> None:
+    ended = command("run", *SMALL, change, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert ended.err.startswith(message)

@@ -29,6 +29,7 @@ from covey.algorithms import (
     Scaffold,
 )
 from covey.cli.config import load
+from covey.engine.batches import Examples
 from covey.engine.layout import ParameterLayout
 from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
@@ -123,6 +124,7 @@ def test_momentum_also_carries_an_algorithm_s_own_terms() -> None:
     )
     run = covey.run(experiment)
     w = experiment.initial()
+    assert float(gradient(w).norm()) > 0.3
     for _ in run:
         x, v = w, torch.zeros_like(w)
         for _ in range(STEPS):
@@ -179,6 +181,69 @@ def test_what_decides_bits_is_in_the_fingerprint() -> None:
     assert str(longer.fingerprint()) not in facts  # the schedule is over the rounds
     constant = case_experiment(case, solver=MOMENTUM, rounds=9)
     assert str(constant.fingerprint()) in facts
+
+
+@pytest.mark.parametrize(("epochs", "size"), [(1, 4), (2, 4), (1.5, 4), (3, 100), (0.3, 7)])
+def test_epochs_pass_through_all_examples_in_random_orders(epochs: float, size: int) -> None:
+    counts = [9, 1, 30]
+    shards = data.own_parts(train=[(torch.randn(n, 2), torch.zeros(n).long()) for n in counts])
+    examples = Examples(shards, torch.device("cpu"), torch.float32)
+    steps = math.ceil(epochs * max(counts) / size)
+    ids = torch.arange(3)
+    batches = examples.shuffled(7, ids, size, range(steps), epochs=epochs, local=ids)
+    first = 0
+    orders = []
+    for device, count in enumerate(counts):
+        own = batches[: math.ceil(epochs * count / size)]
+        weights = torch.cat([batch.weight[device] for batch in own if batch.weight is not None])
+        seen = torch.cat([batch.examples[device] for batch in own])[weights > 0] - first
+        assert len(seen) == math.ceil(epochs * count)
+        for lap in seen.split(count):
+            assert len(set(lap.tolist())) == len(lap)  # no example twice in a pass
+            assert int(lap.min()) >= 0
+            assert int(lap.max()) < count
+        if count == 30:
+            orders = [lap.tolist() for lap in seen.split(count) if len(lap) == count]
+        first += count
+    assert len({tuple(order) for order in orders}) == len(orders)
+    assert list(range(30)) not in orders
+    parts = [examples.shuffled(7, ids[2:], size, range(k, k + 1), epochs=epochs, local=ids[2:])
+             for k in range(steps)]  # fmt: skip
+    for [part], batch in zip(parts, batches, strict=True):
+        assert torch.equal(part.examples[0], batch.examples[2])
+
+
+def test_epochs_are_the_steps_of_each_device() -> None:
+    case = PLAIN["FedAvg"]
+    run = covey.run(case_experiment(case, solver={"epochs": 2}, rounds=1, score_every=1))
+    [record] = run
+    steps = [math.ceil(2 * int(n) / 6) for n in run.experiment.data.part("train").counts()]
+    assert record.gradients == sum(steps)
+    assert "native" in run.engine["solver"]
+
+
+def test_an_epoch_of_full_batches_is_one_step() -> None:
+    runs = []
+    for steps, solver in ((2, "sgd"), (7, {"epochs": 2})):
+        run = covey.run(alone(FedAvg(steps=steps, lr=LR, batch=None), solver=solver))
+        list(run)
+        runs.append(run)
+    assert torch.equal(runs[0].w, runs[1].w)
+
+
+def test_an_epoch_in_one_batch_is_one_step_on_all_examples() -> None:
+    whole = covey.run(alone(FedAvg(steps=1, lr=LR, batch=None)))
+    list(whole)
+    batch = covey.run(alone(FedAvg(steps=9, lr=LR, batch=50), solver={"epochs": 1}))
+    list(batch)
+    assert float((whole.w - batch.w).abs().max()) < 1e-12
+
+
+def test_epochs_need_batches_of_their_own() -> None:
+    with pytest.raises(ConfigError, match="epochs need a new batch in every step"):
+        covey.run(alone(PFedMe(batch=5), solver={"epochs": 1}))
+    with pytest.raises(ConfigError, match="cyclic"):
+        covey.run(alone(FedAvg(batch=5), solver={"epochs": 1}, batches="cyclic"))
 
 
 REFUSED = {cls.__name__: cls for cls in (
@@ -242,6 +307,7 @@ def test_accelerated_steps_and_a_solver_are_refused(algorithm: Algorithm) -> Non
         ({"nesterov": True}, "needs momentum; set momentum = 0.9"),
         ({"momentum": 0.5, "nesterov": 1}, "nesterov = 1; give true or false"),
         ({"decay": -1}, "decay = -1; give a number from 0"),
+        ({"epochs": 0}, "epochs = 0; give a number above 0"),
         ({"clip": 0}, "clip = 0; give a number above 0"),
         ({"schedule": "cosin"}, "choose one of constant, cosine, linear, step"),
         ({"schedule": []}, "choose one of constant"),

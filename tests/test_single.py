@@ -1,5 +1,7 @@
 """The pass of one model at a time: what the module computes, with channels last inside."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -132,3 +134,45 @@ def test_examples_are_not_changed() -> None:
     before = x.clone()
     one(Pass(leaves_of(space)), x)
     assert torch.equal(x, before)
+
+
+def computed(layer: nn.LSTM) -> nn.LSTM:
+    """The layer with a weight that is computed from two others."""
+    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+    return layer
+
+
+def frozen(layer: nn.LSTM) -> nn.LSTM:
+    """The layer with a weight that no row holds."""
+    layer.weight_hh_l0.requires_grad_(False)
+    return layer
+
+
+@pytest.mark.parametrize("change", [nn.Identity(), computed, frozen])
+def test_recurrent_layers_take_the_parameters_of_each_pass(
+    change: Callable[[nn.LSTM], nn.LSTM],
+) -> None:
+    torch.manual_seed(0)
+    layer = change(nn.LSTM(4, 3, num_layers=2, bidirectional=True, batch_first=True))
+    x = torch.randn(5, 6, 4)
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(x)[0][:, -1]
+            return out
+
+    module = Last()
+    space = ParameterLayout(module)
+    step = single.of_module(space)
+    with torch.no_grad():
+        for _ in range(2):  # the second pass has other parameters
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(torch.randn_like(parameter))
+            row = space.row(module)[None]
+            parameters = [slot.oriented(slot.view(row)[0]) for slot in space.slots]
+            assert torch.equal(step(Pass(parameters), x), module(x))

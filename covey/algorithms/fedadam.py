@@ -44,7 +44,7 @@ class FedAdam(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         change = devices.mean(weight=samples) - w
         mean = me.recall("_mean", default=torch.zeros_like(w))
-        square = me.recall("_square", default=torch.full_like(w, self.tau**2))
+        square = me.recall("_square", default=torch.full_like(w, self.tau).square())
         mean = self.beta1 * mean + (1 - self.beta1) * change
         square = self.beta2 * square + (1 - self.beta2) * change**2
         me.keep("_mean", mean)

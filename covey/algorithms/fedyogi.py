@@ -44,7 +44,7 @@ class FedYogi(Algorithm):
         devices, samples = me.ask(self.device, w, sample=self.sample)
         change = devices.mean(weight=samples) - w
         mean = me.recall("_mean", default=torch.zeros_like(w))
-        square = me.recall("_square", default=torch.full_like(w, self.tau**2))
+        square = me.recall("_square", default=torch.full_like(w, self.tau).square())
         mean = self.beta1 * mean + (1 - self.beta1) * change
         new = change**2
         square = square - (1 - self.beta2) * new * torch.sign(square - new)

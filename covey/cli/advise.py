@@ -98,7 +98,10 @@ def advise(
 
 def quick(experiment: Experiment, *, smoothness: float | None = None) -> list[Advice]:
     """The theorems' advice for an experiment, which knows how many examples its devices have."""
-    solver = experiment.optimiser().refusal
+    optimiser = experiment.optimiser()
+    solver = optimiser.refusal
+    if optimiser.epochs is not None:
+        solver = "the number of steps follows from epochs"
     if solver is not None:
         text = f"{solver}, and the theorems are about plain steps; nothing was checked."
         return [Advice("note", "solver", text, {})]

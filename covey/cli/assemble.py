@@ -114,6 +114,8 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         score_every=config.score_every,
         score_train_every=config.score_train_every,
         score_sample=config.score_sample,
+        metrics=metrics(config.metrics),
+        select=config.select,
         parts=tuple(config.parts),
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),
@@ -178,6 +180,17 @@ def augment(items: str | Sequence[str | dict[str, Any]]) -> list[Any]:
             table["name"] = modules.find("augment", name, setting=f"augment = {name!r}")
         out.append(table)
     return out
+
+
+def metrics(names: Sequence[str]) -> tuple[Any, ...]:
+    """What a file asks for, with functions in the place of names such as module:function."""
+    out: list[Any] = []
+    for name in names:
+        if ":" in name:
+            out.append(modules.find("metric", name, setting=f"metrics = [{name!r}]"))
+        else:
+            out.append(name)
+    return tuple(out)
 
 
 def _shards(config: Config, seed: int) -> Shards:

@@ -30,6 +30,7 @@ from covey.cli.validate import STRICT, apply, check, check_plain, parsed
 from covey.data import Shards
 from covey.engine.augment import augmentations
 from covey.engine.losses import check_loss_name
+from covey.engine.metrics import check_metric_names
 from covey.engine.optimiser import optimiser
 from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
@@ -73,6 +74,8 @@ class Config(BaseModel):
     score_every: int = Field(1, ge=1)
     score_train_every: int | None = Field(None, ge=1)
     score_sample: int | None = Field(None, ge=1)
+    metrics: list[str] = []
+    select: str = ""
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["fp32", "bf16"] = "fp32"
@@ -182,6 +185,7 @@ def read(table: dict[str, Any]) -> Config:
     _check_compare(config)
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))
+    check_metric_names(assemble.metrics(config.metrics), config.select)
     optimiser(config.solver)
     if config.radio is not None:
         scenario.radio_file(config.radio)

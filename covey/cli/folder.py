@@ -17,6 +17,7 @@ Every file is replaced whole or not at all, or only grows.
     models/last/...             the same in the last round
     data.json                   the form of the data (classes, names, scaling), for new devices
     devices.csv                 how every device does with every model
+    confusion.csv               examples by class and predicted class, where metrics has confusion
     nodes.json, nodes.jsonl, totals.json
                                 figures of single nodes, for reports (covey/cli/recording.py)
     summary.json, plot.png      what it came to

@@ -40,6 +40,7 @@ _WANTED = {
     "data": "a function that returns covey.data.Shards",
     "augment": "a function of the examples x and the random numbers u",
     "loss": "a function of outputs and targets",
+    "metric": "a function of outputs and targets, with one number per example",
     "tracker": "a class with the methods of covey.Tracker: start, log and finish",
 }
 _RETURNS = {
@@ -115,7 +116,8 @@ def make(
 def makes(thing: object, section: str) -> bool:
     """Whether it can be called to make one; of a function, that shows in what it returns."""
     if not inspect.isclass(thing):
-        return section in ("model", "data", "augment", "loss") and inspect.isfunction(thing)
+        functions = ("model", "data", "augment", "loss", "metric")
+        return section in functions and inspect.isfunction(thing)
     if section == "algorithm":
         whole = is_dataclass(thing) and not inspect.isabstract(thing)
         return issubclass(thing, Algorithm) and whole

@@ -117,6 +117,7 @@ REGISTRY: dict[str, dict[str, Listed]] = {
             "text": data.text,
             "files": data.files,
             "images": data.images,
+            "arrow": data.arrow,
             "mnist": data.mnist,
             "fashion_mnist": data.fashion_mnist,
             "emnist": data.emnist,

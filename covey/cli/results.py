@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,7 +117,7 @@ def predict(
     faults = Faults()
     table = _examples(loaded, file, faults)
     for note in table.notes:
-        typer.echo(f"{file}, {note}", err=True)
+        typer.echo(f"{file}: {note}", err=True)
     owners = _owners(loaded, table, file, device, model, faults)
     rows = _predictions(loaded, table, owners, model)
     if as_json:
@@ -146,7 +146,7 @@ def _show_devices(
     """A row per device, all models side by side; worst first by the most personal one."""
     lines = [(seed.seed, line) for seed, part in zip(seeds, scores, strict=True) for line in part]
     if as_json:
-        print(json.dumps([{"seed": seed, **asdict(line)} for seed, line in lines]))
+        print(json.dumps([{"seed": seed, **line.as_dict()} for seed, line in lines]))
         return
     tested = [(seed, line) for seed, line in lines if line.part == "test"]
     by_device: dict[tuple[int, str], dict[str, DeviceScore]] = {}

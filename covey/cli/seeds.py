@@ -26,8 +26,10 @@ from covey.cli.tracked import Tracked
 from covey.cli.trackers import Maker
 from covey.errors import CheckpointError, CoveyError, DivergedError
 from covey.report.summary import summarise
+from covey.runs import confusion
 from covey.runs.devices import to_csv
 from covey.runs.run import Round, Runs
+from covey.runs.seed import Seed
 from covey.runs.tracker import to_csv as rounds_csv
 
 Histories = list[list[Round]]
@@ -260,7 +262,19 @@ def _save(runs: Runs, recorders: list[Recorder]) -> None:
         if run.round == run.experiment.rounds:
             folder.models(run)
             folder.write("devices.csv", to_csv(run.devices()))
+            _write_confusion(folder, run)
         folder.metrics(run.history)
         folder.write("metrics.csv", rounds_csv(run.history))
         recorder.sync(run)
         run.save(folder.checkpoint)
+
+
+def _write_confusion(folder: Folder, run: Seed) -> None:
+    """Write the confusion matrices, where the experiment asks for them."""
+    if "confusion" not in run.experiment.metrics:
+        return
+    data = run.experiment.data
+    classes = list(data.names.classes) or [str(number) for number in range(data.classes or 0)]
+    text = confusion.to_csv(run.history, classes, run.experiment.protocol)
+    if text is not None:
+        folder.write("confusion.csv", text)

@@ -159,7 +159,8 @@ def _heading(summary: Summary) -> str:
     elif _predicts_numbers(summary):
         figure = "errors in the units of the target"
     length = f"{summary.rounds} rounds, {seeds}"
-    return f"\n{length}; test {figure}, each model in the round chosen on {part}:"
+    by = f" by {summary.select}" if summary.select else ""
+    return f"\n{length}; test {figure}, each model in the round chosen{by} on {part}:"
 
 
 def _sparsity(console: Console, summary: Summary) -> None:
@@ -297,8 +298,23 @@ def _figures(summary: Summary, models: Sequence[ModelFigures]) -> dict[str, list
     else:
         columns = _cells(models, _OF_LOSSES, _plain)
     first = next(iter(columns))
+    columns |= _metrics(models)
     same = [head for head in columns if head != first and columns[head] == columns[first]]
     return {head: cells for head, cells in columns.items() if head not in same}
+
+
+_SHOWN = ("accuracy", "rmse", "mae", "r2", "perplexity")
+"""Metrics that have columns of their own in every table."""
+
+
+def _metrics(models: Sequence[ModelFigures]) -> dict[str, list[str]]:
+    """A column for each metric that the experiment asks for."""
+    names = dict.fromkeys(name for model in models for name in model.metrics)
+    return {
+        name: [_plain(model.metrics.get(name)) for model in models]
+        for name in names
+        if name not in _SHOWN
+    }
 
 
 def _with_perplexity(

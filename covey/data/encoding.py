@@ -119,7 +119,7 @@ class Encoding:
 
     def applied(self, table: Table) -> Table:
         """The table with inputs as its columns, and notes that count gaps and unknown words."""
-        notes = tuple(note for column in self.columns for note in _notes(table, column))
+        notes = _notes(table, self.columns)
         return replace(table, x=self.inputs(table), features=self.names, words={}, notes=notes)
 
     def unscaled(self, scaling: Scaling) -> Scaling:
@@ -171,12 +171,40 @@ def encoding(
             )
         return None
     rows: Numbers = np.unique(train.numpy())
-    return Encoding(
-        tuple(
-            _measured(table, name, rows, missing, named=name in categorical)
-            for name in table.features
+    _check_columns(table, rows, categorical)
+    return Encoding(tuple(_measured(table, name, rows, missing) for name in table.features))
+
+
+def _check_columns(table: Table, rows: Numbers, categorical: Sequence[str]) -> None:
+    """Refuse columns without a value in training, and words that one-hot inputs would not help."""
+    reasons = {}
+    for name in table.features:
+        present = _present(table, name, rows)
+        if not len(present):
+            reasons[name] = "has no value in any training row"
+        elif name in table.words and name not in categorical:
+            reasons[name] = _doubt([str(cell) for cell in present])
+    reasons = {name: reason for name, reason in reasons.items() if reason}
+    if reasons:
+        lines = [f"  column {name!r} {reason}" for name, reason in reasons.items()]
+        raise DataError(
+            "\n".join(
+                [
+                    f"{len(reasons)} of {len(table.features)} columns cannot be used; leave them "
+                    f"out by exclude = {list(reasons)}, or change them as said:",
+                    *lines,
+                ]
+            )
         )
-    )
+
+
+def _present(table: Table, name: str, rows: Numbers) -> Floats | list[str]:
+    """The values of a column in some rows, without gaps."""
+    if name in table.words:
+        cells = [table.words[name][row] for row in rows.tolist()]
+        return [cell for cell in cells if not is_missing(cell)]
+    values: Floats = table.x[rows, table.features.index(name)]
+    return values[~np.isnan(values)]
 
 
 def named_columns(examples: Any, how: Encoding) -> Table:
@@ -217,52 +245,35 @@ def _number(name: str, row: int, cell: str) -> float:
     return number(cell)
 
 
-def _measured(
-    table: Table, name: str, rows: Numbers, missing: Missing, *, named: bool
-) -> ColumnEncoding:
+def _measured(table: Table, name: str, rows: Numbers, missing: Missing) -> ColumnEncoding:
     """The encoding of one column."""
-    column = ColumnEncoding(name)
+    present = _present(table, name, rows)
+    words = None
     if name in table.words:
-        cells = [table.words[name][row] for row in rows.tolist()]
-        present = [cell for cell in cells if not is_missing(cell)]
-        if not named:
-            check_words(name, present)
-        column = ColumnEncoding(name, tuple(sorted(set(present))))
-        values = _one_hot(present, column.words or ())
+        words = tuple(sorted({str(cell) for cell in present}))
+        values = _one_hot(present, words)
     else:
-        cells = table.x[rows, table.features.index(name)]
-        values = cells[~np.isnan(cells)][:, None]
-    if not len(values):
-        raise DataError(
-            f"column {name!r} has no value in any training row; leave it out, as in "
-            f"exclude = [{name!r}]."
-        )
+        values = np.asarray(present)[:, None]
     if missing not in ("mean", "indicator"):
-        return column
+        return ColumnEncoding(name, words)
     flagged = missing == "indicator" and len(values) < len(rows)
-    return ColumnEncoding(name, column.words, tuple(values.mean(axis=0).tolist()), flagged)
+    return ColumnEncoding(name, words, tuple(values.mean(axis=0).tolist()), flagged)
 
 
-def check_words(name: str, cells: Sequence[str]) -> None:
-    """Refuse a column of words that one-hot inputs would not help."""
-    out = f"leave it out, as in exclude = [{name!r}]"
+def _doubt(cells: Sequence[str]) -> str:
+    """Why one-hot inputs of these words would not help; empty where they may."""
     words = Counter(cells)
-    example = next(iter(words), "")
     if _most(cells, _TIME):
-        raise DataError(
-            f"column {name!r} has dates or times, such as {example}; make numbers of them, such as "
-            f"the hour, the weekday or the days since a start, or {out}."
+        return (
+            f"has dates or times, such as {cells[0]}: "
+            "make numbers of them, such as the hour, the weekday or the days since a start"
         )
+    have = f"has {len(words)} different words in {len(cells)} training rows ({some(list(words))})"
     if len(words) > MOST_WORDS:
-        raise DataError(
-            f"column {name!r} has {len(words)} different words in training ({some(list(words))}), "
-            f"more than {MOST_WORDS}; {out}, or name it in categorical for a column per word."
-        )
+        return f"{have}, more than {MOST_WORDS}: name it in categorical for a column per word"
     if len(cells) >= _ENOUGH_ROWS and 2 * len(words) > len(cells):
-        raise DataError(
-            f"column {name!r} has {len(words)} different words in {len(cells)} training rows "
-            f"({some(list(words))}), so it seems to be a name; {out}, or name it in categorical."
-        )
+        return f"{have}, so it seems to be a name: if not, name it in categorical"
+    return ""
 
 
 def _most(cells: Sequence[str], pattern: re.Pattern[str]) -> bool:
@@ -278,19 +289,30 @@ def _one_hot(cells: Floats | Sequence[str], words: Sequence[str]) -> Floats:
     return values
 
 
-def _notes(table: Table, column: ColumnEncoding) -> list[str]:
-    cells = _cells(table, column)
-    gaps = int(np.isnan(table.x[:, table.features.index(column.name)]).sum())
-    unknown = 0
-    if column.words is not None:
-        gaps = sum(is_missing(str(cell)) for cell in cells)
-        unknown = len(column.unknown(table.words[column.name]))
+def _notes(table: Table, columns: Sequence[ColumnEncoding]) -> tuple[str, ...]:
+    """How many gaps were filled, and how many words are unknown, by column."""
+    gaps = {column.name: _gaps(table, column) for column in columns}
+    unknown = {
+        column.name: len(column.unknown(table.words[column.name]))
+        for column in columns
+        if column.words is not None
+    }
     notes = []
-    if gaps:
-        notes.append(f"column {column.name!r}: {gaps} missing, replaced by the mean of training.")
-    if unknown:
-        notes.append(f"column {column.name!r}: {unknown} with a word that no training row has.")
-    return notes
+    if any(gaps.values()):
+        notes.append(f"missing values replaced by means of training rows: {_listed(gaps)}.")
+    if any(unknown.values()):
+        notes.append(f"words that no training row has: {_listed(unknown)}.")
+    return tuple(notes)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} in column {name!r}" for name, count in counts.items() if count)
+
+
+def _gaps(table: Table, column: ColumnEncoding) -> int:
+    if column.words is not None:
+        return sum(map(is_missing, table.words[column.name]))
+    return int(np.isnan(table.x[:, table.features.index(column.name)]).sum())
 
 
 def _cells(table: Table, column: ColumnEncoding) -> Floats | Sequence[str]:

@@ -114,12 +114,12 @@ def files(
     faults = Faults()
     check_options(columns, classes, regression=regression)
     deal = dealing(partition, devices=devices, labels=labels, alpha=alpha)
-    if _is_folder(where) and deal:
+    if is_folder(where) and deal:
         raise DataError(
             f"partition = {partition!r}, but {where} is a folder with a file per device; "
             "leave out partition, or give one table."
         )
-    if _is_folder(where):
+    if is_folder(where):
         table = folder_table(where, columns, faults)
     else:
         table = _table(where, columns, faults, dealt=bool(deal))
@@ -218,7 +218,9 @@ def device_file(
     `classes` are the names or the number of classes, None for regression. An `.npz` file's x is
     taken as it is, or brought into the `shape` of one example.
     """
-    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal)
+    columns = Columns(label=label, features=_tuple(features) or None, decimal=decimal, text=())
+    if path.suffix.lower() == ".npz":
+        encoding = None  # an array x has the columns of inputs
     if encoding is not None:
         columns = replace(
             columns,
@@ -229,7 +231,8 @@ def device_file(
     faults = Faults()
     table = read(path, columns, faults)
     check_alone(table, columns, path)
-    faults.refuse(_ADVICE)
+    faults.hints.clear()  # the run has decided what becomes of words and gaps
+    faults.refuse("correct or remove them")
     table, notes = with_values(table, columns)
     if encoding is not None:
         table = encoding.applied(table)
@@ -360,7 +363,8 @@ def _check_unscaled(normalise: Normalise) -> None:
         )
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a DataError for a path that no system would take."""
     try:
         return path.is_dir()
     except (

@@ -20,7 +20,7 @@ from covey.data.table_readers import mostly_words
 from covey.data.tables import Columns, Faults, Missing, Table, check_header, look, number
 from covey.errors import DataError, shown
 
-_HERE = Path("the frame")  # where messages say that a column or a row is
+_HERE = Path("the frame")
 
 
 def frame(
@@ -65,7 +65,7 @@ def frame(
     faults = Faults()
     check_options(columns, classes, regression=regression)
     deal = dealing(partition, devices=devices, labels=labels, alpha=alpha)
-    table = _table(df, table_columns(columns, dealt=bool(deal)), faults)
+    table = frame_table(df, table_columns(columns, dealt=bool(deal)), faults, _HERE)
     if deal:
         check_nobody(table, columns, _HERE)
     return table_shards(
@@ -82,15 +82,16 @@ def frame(
     )
 
 
-def _table(df: Any, columns: Columns, faults: Faults) -> Table:
+def frame_table(df: Any, columns: Columns, faults: Faults, where: Path) -> Table:
+    """The table of a frame; messages say that its rows are at `where`."""
     header = _header(df)
-    check_header(header, columns, _HERE)
+    check_header(header, columns, where)
     if not len(df):
-        raise DataError(f"{_HERE} has no rows; add some.")
+        raise DataError(f"{where} has no rows; add some.")
     features = columns.chosen(header)
     cells = {feature: _cells(df[feature]) for feature in features}
     words = {
-        feature: _texts(df[feature].to_numpy())
+        feature: texts_of(df[feature].to_numpy())
         for feature, values in cells.items()
         if feature in columns.categorical or (isinstance(values, list) and mostly_words(values))
     }
@@ -99,10 +100,10 @@ def _table(df: Any, columns: Columns, faults: Faults) -> Table:
         if feature not in words:
             x[:, at] = _numbers(cells[feature])
     texts: dict[str, Any] = {
-        role: _texts(df[name].to_numpy()) for role, name in columns.roles(header).items()
+        role: texts_of(df[name].to_numpy()) for role, name in columns.roles(header).items()
     }
     table = Table(
-        [f"{_HERE}, row"] * len(x),
+        [f"{where}, row"] * len(x),
         list(range(len(x))),
         x,
         features=features,
@@ -135,7 +136,7 @@ def _cells(column: Any) -> npt.NDArray[np.float64] | list[str]:
     if array.dtype.kind in "fiub":
         numbers: npt.NDArray[np.float64] = array.astype(np.float64)
         return numbers
-    return _texts(array)
+    return texts_of(array)
 
 
 def _numbers(cells: npt.NDArray[np.float64] | list[str]) -> npt.NDArray[np.float64]:
@@ -149,7 +150,12 @@ def _digit(cell: str) -> str:
     return {"True": "1", "False": "0"}.get(cell, cell)
 
 
-def _texts(array: npt.NDArray[Any]) -> list[str]:
+def texts_of(array: npt.NDArray[Any]) -> list[str]:
+    """The text of every value of a column, nothing where there is none.
+
+    >>> texts_of(np.array([1.0, np.nan])), texts_of(np.array([1.0, 2.5]))
+    (['1', ''], ['1.0', '2.5'])
+    """
     if array.dtype.kind == "M":  # tolist would make whole numbers of nanoseconds
         array = array.astype(str)
     if array.dtype.kind == "f" and _are_integers_with_gaps(array):

@@ -7,7 +7,8 @@ with the folder is said before any image is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from covey.data import npz
 from covey.data.extras import needed
-from covey.data.files import dealing, table_shards
+from covey.data.files import dealing, is_folder, table_shards
 from covey.data.partition import SPLIT, Split, whole_within
 from covey.data.scaling import Normalise
 from covey.data.shards import Shards
@@ -30,6 +31,8 @@ _GREY = {"1", "L", "LA"}
 _EIGHT_BITS = {*_GREY, "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 _ORIENTATION = 274  # the number of this tag among a photograph's
 _TURNED = (5, 6, 7, 8)  # orientations whose width is the stored height
+Opened = Path | bytes  # the file of an image, or what is in it
+
 _LARGEST_SIDE = 16_384
 _LAYOUT = "put each image at DEVICE/LABEL/name.png (EDGE/DEVICE/LABEL/name.png with edges)"
 
@@ -59,10 +62,11 @@ def images(
     Pillow, as in pip install 'covey[images]'.
     """
     folder = Path(path).expanduser()
-    side = _side(size)
+    side = side_of(size)
     deal = dealing(partition, devices=devices, labels=labels, alpha=alpha)
     found = _listed(folder, dealt=bool(deal))
-    x = _pixels([image.path for image in found], folder, size=side, grey=grey)
+    files: dict[str, Opened] = {str(image.path): image.path for image in found}
+    x = pixels_of(files, folder, size=side, grey=grey)
     return table_shards(
         _table(found, x),
         Columns(),
@@ -95,7 +99,7 @@ class _Header:
     grey: bool
 
 
-def _side(size: int | Sequence[int] | None) -> tuple[int, int] | None:
+def side_of(size: int | Sequence[int] | None) -> tuple[int, int] | None:
     """The height and width to bring images to; None: as they are."""
     if size is None:
         return None
@@ -114,7 +118,7 @@ def _is_side(side: object) -> bool:
 
 def _listed(folder: Path, *, dealt: bool) -> list[_Image]:
     """The images under a folder, in the order of their paths, grouped by edge."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         start = "the file's own folder if an experiment file names them, else at the current folder"
         raise DataError(f"there is no folder {folder}; relative paths start at {start}.")
     paths = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if _is_image(path)]
@@ -210,39 +214,39 @@ def _column(names: Sequence[str | None]) -> list[str] | None:
     return given or None
 
 
-def _pixels(
-    paths: Sequence[Path], folder: Path, *, size: tuple[int, int] | None, grey: bool
+def pixels_of(
+    files: Mapping[str, Opened], folder: Path, *, size: tuple[int, int] | None, grey: bool
 ) -> npt.NDArray[np.uint8]:
-    """All images as bytes, [n, channels, height, width]."""
+    """All images as bytes, [n, channels, height, width]; the files are known by their names."""
     library = needed("PIL.Image", extra="images", to=f"read the images in {folder}")
-    headers = _each(paths, lambda path: _header(library, path))
+    headers = _each(files, lambda file: _header(library, file))
     if size is None:
-        size = _common_size(paths, headers)
+        size = _common_size(list(files), headers)
     mode = "L" if grey or all(header.grey for header in headers) else "RGB"
     height, width = size
     channels = len(mode)
-    _check_memory(len(paths), channels * height * width, folder)
-    x = np.empty((len(paths), channels, height, width), dtype=np.uint8)
-    numbers = {path: number for number, path in enumerate(paths)}
+    _check_memory(len(files), channels * height * width, folder)
+    x = np.empty((len(files), channels, height, width), dtype=np.uint8)
+    rows = iter(x)
 
-    def fill(path: Path) -> None:
-        x[numbers[path]] = _decoded(library, path, mode, (height, width))
+    def fill(file: Opened) -> None:
+        next(rows)[...] = _decoded(library, file, mode, (height, width))
 
-    _each(paths, fill)
+    _each(files, fill)
     return x
 
 
-def _each(paths: Sequence[Path], read: Any) -> list[Any]:
+def _each(files: Mapping[str, Opened], read: Callable[[Opened], Any]) -> list[Any]:
     """What `read` makes of every image; those it fails on are named together."""
     faults = []
     results = []
-    for path in paths:
+    for name, file in files.items():
         try:
-            results.append(read(path))
+            results.append(read(file))
         except Exception as error:  # a damaged file can fail in any way
             # Pillow's message repeats the path.
-            reason = str(error).replace(f" {str(path)!r}", "") or type(error).__name__
-            faults.append(f"  {path}: {reason}")
+            reason = str(error).replace(f" {name!r}", "") or type(error).__name__
+            faults.append(f"  {name}: {reason}")
     if faults:
         count = "1 image" if len(faults) == 1 else f"{len(faults)} images"
         more = [f"  and {len(faults) - 5} more"] if len(faults) > 5 else []
@@ -252,8 +256,12 @@ def _each(paths: Sequence[Path], read: Any) -> list[Any]:
     return results
 
 
-def _header(library: Any, path: Path) -> _Header:
-    with library.open(path) as image:
+def _stream(file: Opened) -> Path | io.BytesIO:
+    return io.BytesIO(file) if isinstance(file, bytes) else file
+
+
+def _header(library: Any, file: Opened) -> _Header:
+    with library.open(_stream(file)) as image:
         if image.mode not in _EIGHT_BITS:
             raise ValueError(
                 f"its pixels are of mode {image.mode!r}, not of 8 bits; save it with 8 per channel"
@@ -264,11 +272,11 @@ def _header(library: Any, path: Path) -> _Header:
         return _Header(height, width, image.mode in _GREY)
 
 
-def _decoded(library: Any, path: Path, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+def _decoded(library: Any, file: Opened, mode: str, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
     """One image, [channels, height, width]."""
-    operations = needed("PIL.ImageOps", extra="images", to=f"read {path}")
+    operations = needed("PIL.ImageOps", extra="images", to="turn images upright")
     height, width = size
-    with library.open(path) as image:
+    with library.open(_stream(file)) as image:
         upright = _opaque(library, operations.exif_transpose(image)).convert(mode)
     if upright.size != (width, height):
         upright = upright.resize((width, height), library.Resampling.BILINEAR)
@@ -290,7 +298,7 @@ def _opaque(library: Any, image: Any) -> Any:
     return library.alpha_composite(white, colours)
 
 
-def _common_size(paths: Sequence[Path], headers: Sequence[_Header]) -> tuple[int, int]:
+def _common_size(paths: Sequence[str], headers: Sequence[_Header]) -> tuple[int, int]:
     first = headers[0]
     for path, header in zip(paths, headers, strict=True):
         if (header.height, header.width) != (first.height, first.width):

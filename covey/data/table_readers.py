@@ -193,8 +193,11 @@ def _sheet(path: Path, records: Iterator[Record], columns: Columns, faults: Faul
     start = list(islice(records, _LOOK))
     columns = replace(columns, text=_text_columns(start, header, columns))
     records = chain(start, records)
+    rows = 0
     tables = [_piece(source, [], header, columns, faults)]
     while chunk := list(islice(records, _CHUNK)):
+        rows += len(chunk)
+        npz.check_memory(8 * rows * len(header), path)  # a packed file may unpack to any length
         tables.append(
             _piece(
                 source,

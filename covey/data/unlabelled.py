@@ -34,7 +34,10 @@ def unlabelled(
     if not path.exists():
         raise DataError(f"there is no file {path}; paths start at the current folder.")
     named = path.suffix.lower() != ".npz" and bool(features)
+    if not named:
+        encoding = None  # an array x has the columns of inputs
     wanted = replace(columns, features=tuple(features) if named else None, labelled=False)
+    wanted = replace(wanted, text=())  # without an encoding, every feature was a number
     if encoding is not None:
         wanted = replace(
             wanted,

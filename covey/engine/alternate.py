@@ -118,8 +118,9 @@ class Move:
             gradient = gradient.of_turn(turn)
         if self.at is not None:
             data = gradient(self.point(rows))
-            total = terms.gradient(start, data)
-            return terms.shrink(start - self.lr * total, self.lr)
+            step = self.lr * terms.gradient(start, data)
+            moved = torch.sub(start, step, out=step)
+            return terms.shrink(moved, self.lr)
         return descend(
             start,
             gradient,
@@ -156,11 +157,22 @@ def alternate(rows: Registers, *moves: Move, times: int) -> dict[str, Rows]:
     _remember(moves, reason)
     if reason is None:
         return _native(rows, moves, times)
+    _expect(moves, times)
     current = dict(rows)
     for turn in range(times):
         for move in moves:
             current[move.to] = move.value(current, turn)
     return current
+
+
+def _expect(moves: Sequence[Move], times: int) -> None:
+    """Tell every gradient how many of its steps all turns take."""
+    steps: dict[DataLoss, int] = {}
+    for move in moves:
+        if isinstance(move.gradient, DataLoss):
+            steps[move.gradient] = steps.get(move.gradient, 0) + times * move.steps
+    for gradient, count in steps.items():
+        gradient.expect(count)
 
 
 def _check(rows: Registers, moves: Sequence[Move]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -18,6 +19,9 @@ from covey.errors import ConfigError, DataError
 from covey.types import Ids
 
 Batches = Literal["uniform", "cyclic"]
+_SMALL = 1 << 18
+"""Bytes of examples that are gathered for many devices at once."""
+_CACHE_LINE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class Batch:
         y = self.data[1]
         return y.ndim == 2 and not y.is_floating_point()
 
-    @cached_property
+    @property
     def target_weight(self) -> Tensor | None:
         """The weight of every target, [n, B], or of every position, [n, B * T].
 
@@ -81,6 +85,10 @@ class Batch:
         """
         if not self.by_position:
             return self.weight
+        return self._position_weight
+
+    @cached_property
+    def _position_weight(self) -> Tensor:
         there = self.y != NO_TARGET
         if self.weight is None:
             return there.flatten(1)
@@ -100,20 +108,42 @@ class Batch:
 
     @cached_property
     def _rows(self) -> list[Batch]:
-        """The batches of the devices, which gather their examples once."""
-        return [self._row(slice(i, i + 1)) for i in range(len(self.examples))]
+        """The batches of the devices, which gather their examples once.
 
-    def _row(self, row: slice) -> Batch:
-        weight = self.weight
-        if weight is not None:
-            weight = weight[row]
-        draw = self.draw
-        if draw is not None:
-            draw = draw.take(row)
-        ids = self.ids
-        if ids is not None:
-            ids = ids[row]
-        return Batch(self.data, self.examples[row], weight, draw, ids)
+        Small examples are gathered for all devices together.
+        """
+        rows = self._split()
+        if all(self._gathers_together(values) for values in self.data):
+            for row, x, y in zip(rows, torch.split(self.x, 1), torch.split(self.y, 1), strict=True):
+                vars(row).update(x=x, y=y)
+        return rows
+
+    def _gathers_together(self, values: Tensor) -> bool:
+        """Whether the examples of all devices fit in a cache.
+
+        Numbers of each device must begin at a cache line: else sums of them may have other bits.
+        """
+        count, size = self.examples.shape
+        width = size * values[:1].nbytes
+        if values.is_floating_point() and width % _CACHE_LINE:
+            return False
+        return count * width <= _SMALL
+
+    def _split(self) -> list[Batch]:
+        """The batches of the devices; all rows of a tensor are split in one call."""
+        examples = torch.split(self.examples, 1)
+        count = len(examples)
+        weights: Sequence[Tensor | None] = [None] * count
+        if self.weight is not None:
+            weights = torch.split(self.weight, 1)
+        draws_of_rows: Sequence[Draw | None] = [None] * count
+        if self.draw is not None:
+            draws_of_rows = [self.draw.take(slice(i, i + 1)) for i in range(count)]
+        ids: Sequence[Ids | None] = [None] * count
+        if self.ids is not None:
+            ids = torch.split(self.ids, 1)
+        columns = zip(examples, weights, draws_of_rows, ids, strict=True)
+        return [Batch(self.data, *values) for values in columns]
 
 
 class Examples:
@@ -232,6 +262,41 @@ class Examples:
         by_step = torch.split(whole.examples, size, dim=1)
         return [Batch(whole.data, examples, ids=ids) for examples in by_step]
 
+    def shuffled(
+        self,
+        address: draws.Address,
+        ids: Ids,
+        size: int,
+        steps: range,
+        *,
+        epochs: float,
+        local: Ids,
+    ) -> list[Batch]:
+        """For each step, the next `size` training examples of a walk over each device's own.
+
+        The walk passes through all examples in a random order, then through all in another one. It
+        ends after `epochs` passes, so that the last batch may be short. A batch beyond the end
+        holds one example.
+        """
+        self._check_size(size)
+        ids = ids.to(self.device)
+        counts = self.counts("train", ids)[:, None]
+        places = torch.arange(size * steps.start, size * steps.stop, device=self.device)
+        inside = places < torch.ceil(epochs * counts.double())
+        inside[:, ::size] = True
+        passes = places // counts.clamp(min=1)
+        chosen = torch.zeros_like(passes)
+        slots = places % counts.clamp(min=1)
+        for number in _between(passes, math.ceil(epochs)):
+            order = _order(draws.further(address, number), local, counts)
+            chosen = torch.where(passes == number, order.gather(1, slots), chosen)
+        whole = self.take("train", ids, chosen, inside.to(self.dtype))
+        assert whole.weight is not None
+        by_step = torch.split(whole.examples, size, dim=1)
+        weights = torch.split(whole.weight, size, dim=1)
+        pairs = zip(by_step, weights, strict=True)
+        return [Batch(whole.data, examples, weight, ids=ids) for examples, weight in pairs]
+
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order.
 
@@ -349,3 +414,22 @@ class Examples:
         """Refuse to read the examples of a device that are not in these shards."""
         if self.shards.partial:
             self.shards.check_present(ids.cpu())
+
+
+def _between(passes: Tensor, stop: int) -> range:
+    """The numbers of passes that occur, below a limit."""
+    if not passes.numel():
+        return range(0)
+    return range(int(passes.min()), min(int(passes.max()) + 1, stop))
+
+
+def _order(address: draws.Address, ids: Ids, counts: Tensor) -> Tensor:
+    """A random order of 0, ..., counts - 1 for each id, [n, the largest count]."""
+    longest = 1
+    if len(counts):
+        longest = max(1, int(counts.max()))
+    words = draws.bits(address, ids, longest)
+    slots = torch.arange(longest, device=counts.device)
+    beyond = slots >= counts
+    by_word = words.argsort(dim=1, stable=True)
+    return by_word.gather(1, beyond.gather(1, by_word).byte().argsort(dim=1, stable=True))

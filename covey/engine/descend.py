@@ -7,6 +7,8 @@ changed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -123,6 +125,9 @@ def _optimised(loss: DataLoss, terms: Objective) -> Objective:
             f'the algorithm has method = "{terms.method}", so the experiment\'s solver cannot take '
             'its steps; leave out solver, or set method = "gradient".'
         )
+    epochs = loss.task.optimiser.epochs
+    if epochs is not None:
+        terms = replace(terms, steps=loss.epoch_steps(epochs))
     return loss.task.optimiser.adapted(terms, loss.round)
 
 

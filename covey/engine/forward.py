@@ -19,7 +19,7 @@ from covey.engine import attention, axes, norm, rules, single
 from covey.engine.batched import Compiler, Step, pooled_first
 from covey.engine.graph import Graph, Unknown
 from covey.engine.intercept import Interception
-from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, copy_to_run
+from covey.engine.layout import FrozenParameter, ParameterLayout, Slot, aligned, copy_to_run
 from covey.engine.passing import Pass
 from covey.engine.tracing import traced
 from covey.origin import FAULTS
@@ -136,9 +136,10 @@ def _fault(passes: Forward, space: ParameterLayout, sample: Tensor) -> str | Non
     try:
         # cuDNN has no backward pass of an LSTM in eval mode.
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-            outputs: object = passes(Pass(leaves), inputs)
-            if isinstance(outputs, Tensor) and outputs.requires_grad:
-                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+            for training in (False, True):
+                outputs: object = passes(Pass(leaves, training=training), inputs)
+                if isinstance(outputs, Tensor) and outputs.requires_grad:
+                    torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
     except FAULTS as error:
         return _told(error)
     return None
@@ -211,6 +212,8 @@ def run_module(space: ParameterLayout, module: nn.Module, pass_: Pass, x: Tensor
     values = {}
     stored: list[Slot | FrozenParameter] = [*space.slots, *space.frozen]
     for part, parameter in zip(stored, pass_.parameters, strict=False):
-        values[part.name] = part.oriented(parameter)
+        values[part.name] = part.oriented(aligned(parameter))
+    if space.changes_inputs:
+        x = x.clone()
     out: Tensor = functional_call(module, values, (x,))
     return out

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -122,11 +123,15 @@ class Gradients:
         """The gradient of each row's mean loss, by autograd, [n, P]."""
         if not len(x):
             return torch.zeros_like(x)
-        by_leaves = self.of_leaves(self.leaves(x), batch)
-        rows = [self._joined(gradients) for gradients in by_leaves]
-        if len(rows) == 1:
-            return rows[0]
-        return torch.cat(rows)
+        leaves = self.leaves(x)
+        if self.forward.single is None:
+            [gradients] = self.of_leaves(leaves, batch)
+            return torch.cat([gradient.reshape(len(x), -1) for gradient in gradients], dim=1)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for row, gradients in zip(out.unbind(), self.of_leaves(leaves, batch), strict=True):
+            stored = self.space.oriented(gradients)
+            torch.cat([gradient.flatten() for gradient in stored], out=row)
+        return out
 
     def leaves(self, x: Rows) -> list[list[Tensor]]:
         """The parameters in rows as leaves of autograd, which share the memory of the rows.
@@ -137,11 +142,12 @@ class Gradients:
         views = self.views(x)
         if self.forward.single is None:
             return [_leaves(views)]
-        out = []
-        for i in range(len(x)):
-            parameters = [view[i] for view in views]
-            out.append(_leaves(self.space.oriented(parameters)))
-        return out
+        by_parameter = []
+        for slot, view in zip(self.space.slots, views, strict=True):
+            if slot.transposed:
+                view = view.mT
+            by_parameter.append(view.unbind())
+        return [_leaves(parameters) for parameters in zip(*by_parameter, strict=True)]
 
     def of_leaves(self, leaves: list[list[Tensor]], batch: Batch) -> Iterator[tuple[Tensor, ...]]:
         """The gradients of mean losses by `leaves`, in the same form."""
@@ -174,7 +180,10 @@ class Gradients:
             with self.precision.products():
                 outputs = self.forward.single(pass_, x)
             losses = self._losses_of_row(outputs.to(leaves[0].dtype), batch)
-        shares = _shares(losses, weight)
+        if weight is None and losses.is_cpu:
+            shares = _equal_shares(losses.shape, losses.dtype)
+        else:
+            shares = _shares(losses, weight)
         return torch.autograd.grad(losses, leaves, shares, materialize_grads=True)
 
     def _losses_of_row(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -182,13 +191,6 @@ class Gradients:
         if batch.by_position:
             return self.losses(outputs[None], batch.y)[0]
         return self.loss(outputs, batch.y[0])
-
-    def _joined(self, gradients: tuple[Tensor, ...]) -> Rows:
-        """Gradients by all parameters as rows."""
-        if self.forward.single is None:
-            return torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1)
-        stored = self.space.oriented(gradients)
-        return torch.cat([gradient.flatten() for gradient in stored])[None]
 
     def gradient_of(self, x: Rows, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Rows:
         """The gradient of a loss of one's own.
@@ -277,7 +279,7 @@ class Gradients:
         return torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
 
 
-def _leaves(views: list[Tensor]) -> list[Tensor]:
+def _leaves(views: Sequence[Tensor]) -> list[Tensor]:
     return [view.detach().requires_grad_() for view in views]
 
 
@@ -311,6 +313,12 @@ def _shares(losses: Tensor, weight: Tensor | None) -> Tensor:
         return torch.full_like(losses, 1 / losses.shape[-1])
     shares = weight / weight.sum(-1, keepdim=True)
     return shares.to(losses.dtype)
+
+
+@lru_cache(maxsize=16)
+def _equal_shares(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """As `_shares`, of losses on a CPU that weigh the same."""
+    return torch.full(shape, 1 / shape[-1], dtype=dtype)
 
 
 def _total(losses: Tensor, weight: Tensor | None) -> Tensor:

@@ -6,17 +6,18 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from covey import draws
-from covey.engine import norm
+from covey.engine import held, norm
 from covey.engine.generator import Seeded
 from covey.engine.intercept import needs_mode
 from covey.engine.norm import NormLayer
 from covey.engine.passing import Pass
-from covey.errors import CoveyError, ModelError
+from covey.errors import CoveyError, ModelError, shown
 from covey.origin import told
 from covey.types import Rows
 
@@ -99,6 +100,8 @@ class ParameterLayout:
         self.module = module
         self.needs_mode = needs_mode(module)
         """Whether the module must run in a mode; a trial finds what shows in a pass alone."""
+        self.changes_inputs = False
+        """Whether the module changes its inputs in place, as a trial finds."""
         if isinstance(private, str):
             private = (private,)
         trainable = _trainable(module)
@@ -261,6 +264,16 @@ def sharing_copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+def aligned(parameter: Tensor) -> Tensor:
+    """A parameter as a module gets it; in memory of its own if it may hold complex numbers.
+
+    torch.view_as_complex takes pairs at even places alone, and a row has them anywhere.
+    """
+    if parameter.dim() and parameter.shape[-1] == 2:
+        return parameter.clone()
+    return parameter
+
+
 def copy_to_run(module: nn.Module) -> nn.Module:
     """A copy of a module whose parameters are replaced for every pass.
 
@@ -288,7 +301,29 @@ def placed_copy(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
         copied = sharing_copy(module)
     else:
         copied = copy.deepcopy(module)
-    return copied.to(device=device, dtype=dtype)
+    return placed(copied, device, dtype)
+
+
+def placed(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The module itself, moved to a device and a type; `module.to` would make complex tensors real.
+
+    >>> rotation = nn.Buffer(torch.tensor([1j]))
+    >>> module = nn.Module()
+    >>> module.rotation = rotation
+    >>> placed(module, torch.device("cpu"), torch.float64).rotation
+    tensor([0.+1.j], dtype=torch.complex128)
+    """
+    module._apply(partial(_placed, device=device, dtype=dtype))  # type: ignore[no-untyped-call]
+    return module
+
+
+def _placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor of a module on a device, in a type; complex numbers stay complex."""
+    if tensor.is_complex():
+        return tensor.to(device, dtype.to_complex())
+    if tensor.is_floating_point():
+        return tensor.to(device, dtype)
+    return tensor.to(device)
 
 
 def _is_placed(parameter: Tensor, device: torch.device, dtype: torch.dtype) -> bool:
@@ -349,7 +384,7 @@ def _matching(
         if not matching:
             kinds = "a kind of layer such as 'conv*', 'norm', or 'head', the last layer"
             raise ModelError(
-                f"{option} pattern {pattern!r} matches no parameter; they are {', '.join(names)}; "
+                f"{option} pattern {shown(pattern)} matches no parameter; they are {', '.join(names)}; "
                 f"or give {kinds}."
             )
         out |= matching
@@ -386,6 +421,7 @@ def _aliases(module: nn.Module, names: list[str]) -> dict[str, set[str]]:
 
 
 def _check(module: nn.Module) -> None:
+    held.check(module)
     for name, layer in module.named_modules():
         norm.refuse(name, layer)
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
@@ -399,10 +435,4 @@ def _check(module: nn.Module) -> None:
     if not parameters:
         raise ModelError(
             f"{type(module).__name__} has no trainable parameter, so there is nothing to learn."
-        )
-    lazy = nn.parameter.UninitializedParameter
-    if any(isinstance(parameter, lazy) for parameter in parameters):
-        raise ModelError(
-            "the module has lazy layers; run one example through it first, so that their shapes "
-            "are known."
         )

@@ -30,7 +30,7 @@ AUC_BINS = 1001
 AUC_LIMIT = 20.0
 """The bins of AUC are of the log odds, from -20 to 20 in steps of 0.04."""
 ECE_BINS = 15
-_MOST_AUC_CLASSES = 200
+_MOST_CLASSES = 200
 
 
 class Metric(Protocol):
@@ -290,6 +290,44 @@ class ECE:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """The confusion matrix: examples by class and by predicted class.
+
+    It is a table and not a figure; `value` is NaN.
+    """
+
+    targets: Targets
+    name: ClassVar[str] = "confusion"
+    higher: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> int:
+        """One for each class and predicted class."""
+        return self.targets.size**2
+
+    def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Examples by class and predicted class.
+
+        A prediction that is no class of the data is left out.
+        """
+        size = self.targets.size
+        predicted = outputs.argmax(-1)
+        weight = weight.double() * (predicted < size)
+        index = size * y + predicted.clamp(max=size - 1)
+        counts = weight.new_zeros(len(y), self.columns)
+        return counts.scatter_add_(1, index, weight)
+
+    def value(self, sums: Tensor) -> Tensor:
+        """Not a number."""
+        return sums.new_full((len(sums),), torch.nan)
+
+    def matrix(self, sums: Tensor) -> list[list[int]]:
+        """Rows are classes and columns predicted classes, from sums [columns]."""
+        table: list[list[int]] = sums.view(self.targets.size, -1).long().tolist()
+        return table
+
+
+@dataclass(frozen=True)
 class Own:
     """The mean over examples of a function of the user's own."""
 
@@ -333,6 +371,7 @@ _MADE: dict[str, dict[str, Callable[[Targets], Metric]]] = {
         "f1": F1,
         "auc": lambda targets: _auc(targets),
         "ece": lambda targets: ECE(),
+        "confusion": lambda targets: _confusion(targets),
     },
     "labels": {
         "accuracy": LabelAccuracy,
@@ -400,10 +439,22 @@ def _recorded(targets: Targets) -> dict[str, bool]:
 
 
 def _auc(targets: Targets) -> AUC:
-    if targets.size > _MOST_AUC_CLASSES:
+    if targets.size > _MOST_CLASSES:
         have = f"{targets.size} classes would take {AUC(targets).columns} sums per device"
-        raise ConfigError(f"metrics: auc is for {_MOST_AUC_CLASSES} classes at most; {have}.")
+        raise ConfigError(f"metrics: auc is for {_MOST_CLASSES} classes at most; {have}.")
     return AUC(targets)
+
+
+def _confusion(targets: Targets) -> Confusion:
+    if targets.size > _MOST_CLASSES:
+        fault = f"confusion is for {_MOST_CLASSES} classes at most"
+        raise ConfigError(f"metrics: {fault}, not for {targets.size}; leave it out.")
+    return Confusion(targets)
+
+
+def is_figure(metric: Metric) -> bool:
+    """Whether sums of its own give one number."""
+    return metric.columns > 0 and not isinstance(metric, Confusion)
 
 
 def _top(k: int, targets: Targets) -> TopK:
@@ -414,10 +465,15 @@ def _top(k: int, targets: Targets) -> TopK:
 
 
 def _is_known(name: str) -> bool:
-    names = {"perplexity"}
+    return name in _known() or _TOP.fullmatch(name) is not None
+
+
+def _known() -> list[str]:
+    """The names of all metrics but those of top k."""
+    names = []
     for kind in RECORDED:
-        names |= {*RECORDED[kind], *_MADE[kind]}
-    return name in names or _TOP.fullmatch(name) is not None
+        names += [*_MADE[kind], *RECORDED[kind]]
+    return [*dict.fromkeys(names), "perplexity"]
 
 
 def _misfit(name: str, targets: Targets) -> str:
@@ -430,6 +486,20 @@ def _misfit(name: str, targets: Targets) -> str:
     if _is_known(name):
         return f"metrics: {name} is not for this data, {_KINDS[targets.kind]}; {fix}."
     return f"metrics: there is no metric {shown(name)}; {fix}."
+
+
+def check_metric_names(specs: Sequence[MetricSpec], select: str) -> None:
+    """Refuse names that no metric has; whether they fit the data is seen with the data."""
+    own = [function_name(spec) for spec in specs if callable(spec)]
+    names = [spec for spec in specs if isinstance(spec, str)]
+    chosen = select.removeprefix("-")
+    if chosen and chosen not in own:
+        names.append(chosen)
+    for name in names:
+        if not _is_known(name):
+            known = ", ".join(["top3", *_known()])
+            fix = f"choose from {known}, or name a function as module:function"
+            raise ConfigError(f"metrics: there is no metric {shown(name)}; {fix}.")
 
 
 def check_own(metrics: Sequence[Metric], outputs: Tensor, y: Tensor) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.engine import smooth_l1
+from covey.errors import ConfigError
 from covey.types import Rows
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ class DataLoss(ABC):
     def round(self) -> int:
         """The round of the descent, on which a step size may depend."""
         return 0
+
+    def epoch_steps(self, epochs: float) -> int | Tensor:
+        """The steps of so many passes over a row's examples."""
+        raise ConfigError("solver: epochs are passes over examples, but these steps have none.")
+
+    @abstractmethod
+    def expect(self, steps: int) -> None:
+        """Called where so many steps will be taken from now on, so that they can be prepared."""
 
     @abstractmethod
     def begin(self, start: Rows, terms: Objective) -> None:

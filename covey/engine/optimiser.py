@@ -42,7 +42,8 @@ class Optimiser:
     `clip` bounds the norm of each row's gradient of the loss, before an algorithm's own terms are
     added. `decay` adds decay * x to the gradient, as torch.optim's weight_decay does; with "adamw"
     it moves x by -lr * decay * x besides Adam's step. `schedule` multiplies the step size by a
-    factor that depends on the round.
+    factor that depends on the round. `epochs` replaces the number of steps of an algorithm: a
+    device of n examples takes ceil(epochs n / batch), over its examples in a random order.
     """
 
     name: str = "sgd"
@@ -51,6 +52,7 @@ class Optimiser:
     decay: float = 0.0
     clip: float | None = None
     schedule: str = "constant"
+    epochs: float | None = None
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -200,7 +202,7 @@ def _check(name: str, key: str, value: Any) -> None:
     elif key == "nesterov":
         if not isinstance(value, bool):
             raise ConfigError(f"solver: nesterov = {shown(value)}; give true or false.")
-    elif key != "clip" or value is not None:
+    elif key not in ("clip", "epochs") or value is not None:
         _check_number(key, value)
 
 
@@ -214,6 +216,9 @@ def _check_number(key: str, value: Any) -> None:
     if key in ("clip", "eps"):
         rule = "a number above 0"
         allowed = number and 0 < value <= 1e30
+    if key == "epochs":
+        rule = "a number above 0, at most 10000"
+        allowed = number and 0 < value <= 10_000
     if not allowed:
         raise ConfigError(f"solver: {key} = {shown(value)}; give {rule}.")
 

@@ -36,7 +36,7 @@ from covey.engine.graph import (
     Value,
 )
 from covey.engine.intercept import Interception, attention_weights
-from covey.engine.layout import ParameterLayout, copy_to_run
+from covey.engine.layout import ParameterLayout, aligned, copy_to_run
 from covey.engine.passing import Pass
 
 Values = list[Any]
@@ -47,6 +47,8 @@ _PASS = -3
 """Where the size of the batch, the masks and the pass for norms stand among the values."""
 Read = Callable[[Values], Any]
 """An operand of a node."""
+Places = list[list[tuple[Any, Any]]]
+"""Where a module holds the parameter of each slot: containers with their keys."""
 
 
 def each(space: ParameterLayout, single: Step) -> Step:
@@ -85,13 +87,17 @@ def of_module(space: ParameterLayout) -> Step:
             thread.norms = norm.Current(alone=True)
             thread.module = norm.with_sites(copy_to_run(space.module), space.norms, thread.norms)
             thread.places = _places(thread.module, space)
-        thread.norms.begin(pass_)
+        if space.norms:
+            thread.norms.begin(pass_)
         module: nn.Module = thread.module
         if module.training != pass_.training:
             module.train(pass_.training)
         for parameter, places in zip(pass_.parameters, thread.places, strict=True):
-            for held, name in places:
-                held[name] = parameter
+            value = aligned(parameter)
+            for container, key in places:
+                container[key] = value
+        if space.changes_inputs:
+            x = x.clone()
         out = _run(module, pass_, x, always=space.needs_mode)
         # The layout of the output decides the kernels of the backward pass.
         return out.contiguous()
@@ -114,18 +120,43 @@ def _run(module: nn.Module, pass_: Pass, x: Tensor, *, always: bool) -> Tensor:
     return out
 
 
-def _places(module: nn.Module, space: ParameterLayout) -> list[list[tuple[dict[str, Any], str]]]:
+def _places(module: nn.Module, space: ParameterLayout) -> Places:
     """Where the module keeps the parameter of each slot, which may be in several layers."""
     numbers = {}
     for number, slot in enumerate(space.slots):
         numbers[id(module.get_parameter(slot.name))] = number
-    places: list[list[tuple[dict[str, Any], str]]] = [[] for _ in space.slots]
+    places: Places = [[] for _ in space.slots]
     for layer in module.modules():
-        for name, parameter in layer._parameters.items():
+        held = list(layer._parameters.items())
+        containers: list[tuple[Any, Any, Tensor | None]] = [
+            (layer._parameters, name, parameter) for name, parameter in held
+        ]
+        if isinstance(layer, nn.RNNBase):
+            containers += _flat_weights(layer)
+        for container, key, parameter in containers:
             if id(parameter) in numbers:
                 number = numbers[id(parameter)]
-                places[number].append((layer._parameters, name))
+                places[number].append((container, key))
     return places
+
+
+def _flat_weights(layer: nn.RNNBase) -> list[tuple[Any, Any, Tensor | None]]:
+    """The list of weights from which a recurrent layer computes, by index.
+
+    Before every pass the layer compares the list with its parameters, and makes it anew. Here it
+    is told that nothing has changed: whoever replaces a parameter replaces it in the list too.
+    """
+    names = layer._flat_weights_names
+    if any(name not in layer._parameters for name in names):
+        return []  # a weight that is computed from others
+    weights = [layer._parameters[name] for name in names]
+    layer._flat_weights = weights
+    layer._weights_have_changed = _unchanged  # type: ignore[method-assign]
+    return [(weights, index, weight) for index, weight in enumerate(weights)]
+
+
+def _unchanged() -> bool:
+    return False
 
 
 # The graph of a module

@@ -196,6 +196,14 @@ class Task:
         """For each step, `size` training examples of each device, uniform with replacement."""
         return self.examples.draw(address, ids, size, steps, local=local)
 
+    def shuffled(
+        self, address: draws.Address, ids: Ids, size: int, steps: range, *, local: Ids
+    ) -> list[Batch]:
+        """For each step, the next `size` training examples in the passes of the optimiser."""
+        assert self.optimiser.epochs is not None
+        epochs = self.optimiser.epochs
+        return self.examples.shuffled(address, ids, size, steps, epochs=epochs, local=local)
+
     def cyclic(self, ids: Ids, size: int, turn: Tensor) -> Batch:
         """Batch number `turn` [n] of an endless walk over each device's examples in order."""
         return self.examples.cyclic(ids, size, turn)

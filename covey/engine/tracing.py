@@ -50,7 +50,7 @@ def traced(
     `sample` are some examples. `compile` makes a pass of a graph, or raises `Unknown` itself.
     """
     _check_calls(space.module)
-    if _is_plain(space.module):
+    if is_plain(space.module):
         graph = _plain_graph(space, example, sample, compile)
         return graph, compile(graph, space)
     module = copy.deepcopy(space.module).cpu()
@@ -77,10 +77,12 @@ def _check_calls(module: nn.Module) -> None:
             raise Unknown("it has hooks")
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Whether a module is a layer of torch's, or an nn.Sequential of such."""
+    if "forward" in vars(module):
+        return False
     if type(module) is nn.Sequential:
-        return all(_is_plain(child) for child in module.children())
+        return all(is_plain(child) for child in module.children())
     if not type(module).__module__.startswith("torch.nn.modules."):
         return False
     return not list(module.children()) and not list(module.buffers())
@@ -154,7 +156,7 @@ def _recorded(
     `check` raises `Unknown` where a recording has operations that are not known.
     """
     first, second = (batch.clone() for batch in batches)
-    plain = _is_plain(module)
+    plain = is_plain(module)
     try:
         small = record(module.train(), first)
         check(small)

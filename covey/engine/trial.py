@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.data.shards import NO_TARGET, some
-from covey.engine import dropout, norm
+from covey.engine import conduct, dropout, norm
 from covey.engine.augment import Augmentation, augmented
 from covey.engine.batches import Batch, Draw
 from covey.engine.dropout import Met, Site
@@ -22,6 +22,7 @@ from covey.engine.layout import ParameterLayout, sharing_copy
 from covey.engine.losses import by_target, predicts_numbers
 from covey.engine.metrics import check_own
 from covey.engine.passing import Pass
+from covey.engine.tracing import is_plain
 from covey.errors import ConfigError, DataError, ModelError
 from covey.origin import FAULTS, told
 from covey.types import Rows
@@ -45,8 +46,11 @@ def sites(space: ParameterLayout, x: Tensor) -> tuple[Site, ...]:
 
     def met(examples: Tensor) -> list[Met]:
         mode = Recorder(Pass(parameters), module)
+        examples = examples.clone()
+        version = examples._version
         with mode:
             run_module(space, module, Pass(parameters), examples)
+        space.changes_inputs = space.changes_inputs or examples._version != version
         space.needs_mode = space.needs_mode or mode.needed
         return mode.met
 
@@ -98,7 +102,10 @@ def targets(task: Task) -> int:
     row = task.space.row(task.space.module)  # any weights do
     rows = row.to(task.device, task.dtype)[None]
     outputs = _outputs(task, rows)
+    _check_shape(task, outputs)
     _check_norms(task)
+    if not is_plain(task.space.module):
+        _attempt(task.space, x, lambda: conduct.check(task.space, x))
     if not _same(outputs, _outputs(task, rows)):
         raise ModelError(_RANDOM)
     _check_positions(task, outputs)
@@ -126,6 +133,20 @@ def targets(task: Task) -> int:
     return y[:1].numel()
 
 
+def _check_shape(task: Task, outputs: Tensor) -> None:
+    """That outputs have an axis of examples and, for classes, one of classes."""
+    x, _ = task.examples.sample
+    shape = tuple(outputs.shape[1:])
+    axes = 1
+    if task.classifies:
+        axes = 2
+    if len(shape) < axes or shape[0] != len(x):
+        wanted = "[examples, classes]" if task.classifies else "[examples, numbers]"
+        raise ModelError(
+            f"the model gives outputs of shape {shape} for {len(x)} examples; return {wanted}."
+        )
+
+
 def _check_norms(task: Task) -> None:
     """Refuse batches and devices of one example where a norm layer would have one value of each.
 
@@ -142,24 +163,30 @@ def _check_norms(task: Task) -> None:
 
 
 def check_backward(task: Task) -> None:
-    """An error if a model that drops would draw again in the backward pass.
+    """An error if a gradient cannot be taken, or would draw.
 
-    Only a module that runs as it is can do that, by torch.utils.checkpoint.
+    Fused layers need no such check. A module that runs as it is may draw again in the backward
+    pass, by torch.utils.checkpoint.
     """
-    if not task.sites or not isinstance(task.forward.graph, str):
+    if not isinstance(task.stack, str):
         return
     x, y = task.examples.sample
     examples = torch.arange(len(x), device=x.device)
-    batch = Batch((x, y), examples[None], draw=Draw(0, examples[:1]))
+    batch = Batch((x, y), examples.expand(2, -1), draw=Draw(0, examples[:1].expand(2)))
     row = task.space.row(task.space.module).to(task.device, task.dtype)
     try:
         with NoDraws():
-            task.gradients.by_autograd(row[None], batch)
+            task.gradients.by_autograd(torch.stack([row, row]), batch)
     except Drawn as error:
         raise ModelError(
             f"the model draws by {error} in the backward pass, where no address decides it; "
             "leave out torch.utils.checkpoint around dropout."
         ) from error
+    except ModelError:
+        raise
+    except FAULTS as error:
+        name = type(task.space.module).__name__
+        raise ModelError(f"no gradient of {name} can be taken: {told(error)}") from error
 
 
 def _outputs(task: Task, rows: Rows) -> Tensor:

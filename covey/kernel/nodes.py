@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
@@ -619,6 +620,8 @@ class DataGradient(DataLoss):
         self._same_draw = same_draw
         self._step = 0
         self._ahead: dict[int, Batch] = {}
+        self._first = 0  # the first step of the descent that has begun
+        self._expected = 0  # as `_until`, over several descents
         self._until = 0  # all steps before this one will be taken
         self._counted = 0  # future steps whose work is counted already
 
@@ -666,6 +669,15 @@ class DataGradient(DataLoss):
         self._me.worked(2, 2 * x.shape[1])
         return self._with_l2(product, v)
 
+    def expect(self, steps: int) -> None:
+        """Let the batches of so many steps be drawn together.
+
+        With epochs every descent has draws of its own, so nothing is drawn beyond it.
+        """
+        if self.task.optimiser.epochs is None:
+            self._expected = self._step + steps
+            self._until = max(self._until, self._expected)
+
     def begin(self, start: Rows, terms: Objective) -> None:
         """Count the work of a descent, and refuse what batches in a cycle cannot do."""
         runtime = self._me._runtime
@@ -686,7 +698,20 @@ class DataGradient(DataLoss):
             raise ConfigError(f'{reason}, so {rule}; use "uniform".')
         if uneven:
             self._me.reads("its devices take numbers of steps that it computes")
-        self._until = self._step + terms.longest
+        self._first = self._step
+        self._until = max(self._expected, self._step + terms.longest)
+
+    def epoch_steps(self, epochs: float) -> int | Tensor:
+        """ceil(epochs n / batch) for a device of n examples; with all examples, ceil(epochs)."""
+        if self.all_examples:
+            return math.ceil(epochs)
+        if not isinstance(self._batch, int):
+            raise ConfigError(
+                "solver: epochs need a new batch in every step, but the algorithm takes its steps "
+                "on batches that it draws itself; leave out epochs."
+            )
+        counts = self.task.counts("train", self._me.device_ids)
+        return torch.ceil(epochs * counts.double() / self._batch).long()
 
     def batch_of(self, step: int) -> Batch:
         """The batch of a step of the descent that has begun."""
@@ -733,7 +758,16 @@ class DataGradient(DataLoss):
         if step not in self._ahead:
             stop = min(step + _AHEAD, self._until)
             steps = range(step, max(step + 1, stop))
-            address = me.address(self._stream, self._call)
-            batches = self.task.draw(address, me.device_ids, self._batch, steps, local=me.local)
+            batches = self._drawn(steps, self._batch)
             self._ahead = dict(zip(steps, batches, strict=True))
         return self._ahead.pop(step)  # so that its examples are freed
+
+    def _drawn(self, steps: range, size: int) -> list[Batch]:
+        """The batches of these steps, each drawn by its address."""
+        me = self._me
+        if self.task.optimiser.epochs is None:
+            address = me.address(self._stream, self._call)
+            return self.task.draw(address, me.device_ids, size, steps, local=me.local)
+        address = me.address(self._stream, self._call, self._first)
+        own = range(steps.start - self._first, steps.stop - self._first)
+        return self.task.shuffled(address, me.device_ids, size, own, local=me.local)

@@ -83,6 +83,8 @@ class ModelFigures:
     rmse_best_on_test: Figure | None = None
     perplexity: Figure | None = None  # per token, where labels are per position; as `accuracy`
     perplexity_holders: Figure | None = None
+    metrics: dict[str, Figure | None] = field(default_factory=dict)
+    """Those that the experiment asks for, by name; over all devices, as `accuracy`."""
 
 
 @dataclass(frozen=True)
@@ -171,13 +173,28 @@ class Summary:
     """The names of models in tables, where their own would mislead."""
     yardsticks: list[Yardstick] = field(default_factory=list)
     sample: SampleFigures | None = None  # None: all devices were scored
+    select: str = ""  # the metric by which rounds were chosen; "": accuracy, or else the loss
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; it has a `sample` if devices were drawn."""
+        """As JSON can hold it; it has a `sample` if devices were drawn.
+
+        Metrics are there if the experiment asks for any.
+        """
         out = asdict(self)
+        others = [other["models"] for other in out["yardsticks"]]
+        for model in chain(out["models"], *others):
+            drop_no_metrics(model)
+        if not self.select:
+            del out["select"]
         if self.sample is None:
             del out["sample"]
         return out
+
+
+def drop_no_metrics(model: dict[str, Any]) -> None:
+    """Take the metrics out of a model's figures where there are none."""
+    if not model["metrics"]:
+        del model["metrics"]
 
 
 def summarise(
@@ -213,7 +230,15 @@ def summarise(
         gains=gains,
         labels=labels({model.model: model.tier for model in models}, private),
         sample=_sample(selections),
+        select=_selected_by(selections),
     )
+
+
+def _selected_by(selections: Mapping[str, Sequence[Selection]]) -> str:
+    """The metric by which rounds were chosen."""
+    for name, selected in selections.items():
+        return selected[0].chosen.models[name].select.removeprefix("-")
+    return ""
 
 
 def _names(scored: Sequence[Round], has_global: bool) -> list[str]:
@@ -378,6 +403,10 @@ class _Rounds:
         """A figure of the score on test."""
         return _figure([getattr(model.scores["test"], name) for model in self.models])
 
+    def metric(self, name: str) -> Figure | None:
+        """A metric on test, over all devices."""
+        return _figure([model.scores["test"].figure(name) for model in self.models])
+
     def fact(self, name: str) -> Figure:
         """A fact of the model itself."""
         return _over([getattr(model, name) for model in self.models])
@@ -418,6 +447,7 @@ def _model(name: str, selections: list[Selection]) -> ModelFigures:
         rmse_best_on_test=best.score("rmse_fallback"),
         perplexity=chosen.score("perplexity_fallback"),
         perplexity_holders=chosen.score("perplexity"),
+        metrics={metric: chosen.metric(metric) for metric in first.scores["test"].metrics},
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from covey.data import Shards
-from covey.engine.layout import ParameterLayout
+from covey.engine.layout import ParameterLayout, placed
 from covey.engine.population import Population
 from covey.engine.task import Task
 from covey.errors import ConfigError
@@ -182,7 +182,7 @@ def module_of(experiment: Experiment) -> nn.Module:
     They are copied once: what happens to the experiment's module later does not reach the run.
     """
     module = copy.deepcopy(experiment.model)
-    return module.to(device=experiment.device, dtype=experiment.dtype)
+    return placed(module, torch.device(experiment.device), experiment.dtype)
 
 
 def task_of(

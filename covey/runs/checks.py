@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from covey.data import Shards
-from covey.engine import norm
+from covey.engine import held, norm
 from covey.engine.augment import augmentations
 from covey.engine.layout import freeze, private_default
 from covey.engine.losses import check_loss_name
-from covey.engine.metrics import MetricSpec, Own, Targets, metrics_of
+from covey.engine.metrics import Confusion, MetricSpec, Own, Targets, metrics_of
 from covey.engine.named_losses import Huber
 from covey.engine.optimiser import PLAIN
 from covey.engine.task import resolved_loss
@@ -83,6 +83,7 @@ def check(experiment: Experiment) -> None:
     Lists become tuples, and "auto" becomes what it stands for.
     """
     _check_kinds(experiment)
+    held.check(experiment.model)
     _check_frozen(experiment)
     _check_lists(experiment)
     _check_counts(experiment)
@@ -293,6 +294,8 @@ def _set_select(experiment: Experiment, specs: tuple[MetricSpec, ...]) -> tuple[
         name = chosen[0].name
         if all(metric.name != name for metric in metrics):
             specs = (*specs, name)
+    if isinstance(chosen[0], Confusion):
+        raise ConfigError("select = 'confusion' is a table; select a figure such as 'f1'.")
     lower = not chosen[0].higher
     if isinstance(chosen[0], Own):
         lower = lower or experiment.select.startswith("-")
@@ -334,6 +337,9 @@ def _is_number(value: Any, below: int) -> bool:
 
 def _check_solver(experiment: Experiment) -> None:
     """An error for settings that mean nothing, or an algorithm whose steps must be plain."""
+    if experiment.radio is not None and experiment.optimiser().epochs is not None:
+        fault = "epochs, but the plan of a radio counts the algorithm's steps"
+        raise ConfigError(f"solver: {fault}; leave out epochs.")
     reason = experiment.algorithm.plain_steps
     if experiment.optimiser() == PLAIN or reason is None:
         return

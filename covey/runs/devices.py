@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,17 @@ class DeviceScore:
     tokens: int | None = None  # positions with a label; these three where labels are per position
     perplexity: float | None = None
     last_perplexity: float | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)  # that the experiment asks for
+    last_metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure under one name; a metric of the last scored round has "last_" before it."""
+        out = asdict(self)
+        del out["metrics"], out["last_metrics"]
+        for name, value in self.metrics.items():
+            out[name] = value
+            out[f"last_{name}"] = self.last_metrics.get(name)
+        return out
 
 
 def sums_of(reports: Mapping[str, tuple[Tensor, Tensor]], devices: int) -> dict[str, Sums]:
@@ -74,11 +85,13 @@ def table(
     classifies: bool,
     examples: Mapping[str, Sequence[int]] | None = None,
     has_perplexity: bool = False,
+    metrics: Sequence[str] = (),
 ) -> list[DeviceScore]:
     """One line per model, part and device that has examples.
 
     `chosen` and `last` hold each model's round and sums, in its chosen and in its last scored
-    round. Where sums count positions, `examples` are the devices' examples by part.
+    round. Where sums count positions, `examples` are the devices' examples by part. `metrics` names
+    those that sums hold.
     """
     out = []
     for model, (round, parts) in chosen.items():
@@ -112,6 +125,8 @@ def table(
                     mae=mae,
                     last_rmse=last_rmse,
                     last_mae=last_mae,
+                    metrics=_metrics(row, metrics),
+                    last_metrics=_metrics(last_sums[k], metrics),
                 )
                 if examples is not None:
                     score = _by_token(score, examples[part][k], has_perplexity)
@@ -175,6 +190,15 @@ def _errors(row: Sequence[float]) -> tuple[float | None, float | None]:
     return rmse, mae
 
 
+def _metrics(row: Sequence[float], names: Sequence[str]) -> dict[str, float | None]:
+    """The values of metrics by name; None where they are not known."""
+    values = row[METRICS:]
+    if not row[COUNT]:
+        return dict.fromkeys(names)
+    pairs = zip(names, values, strict=True)
+    return {name: None if math.isnan(value) else value for name, value in pairs}
+
+
 _NUMBERS = ("rmse", "mae", "last_rmse", "last_mae")
 _TOKENS = ("tokens", "perplexity", "last_perplexity")
 
@@ -184,8 +208,10 @@ def to_csv(scores: Iterable[DeviceScore]) -> str:
 
     Errors have columns where numbers are predicted, tokens where labels are per position.
     """
-    rows = [asdict(score) for score in scores]
+    rows = [score.as_dict() for score in scores]
     columns = [field.name for field in fields(DeviceScore)]
+    columns = [name for name in columns if name not in ("metrics", "last_metrics")]
+    columns += [name for name in _names_of(rows) if name not in columns]
     if all(row["rmse"] is None for row in rows):
         columns = [name for name in columns if name not in _NUMBERS]
     if all(row["tokens"] is None for row in rows):
@@ -195,6 +221,11 @@ def to_csv(scores: Iterable[DeviceScore]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def _names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of the first row; all rows have the same."""
+    return list(rows[0]) if rows else []
 
 
 _WHOLE = ("examples", "round", "last_round")
@@ -223,7 +254,16 @@ def _device_score(row: Mapping[str, str]) -> DeviceScore:
     if row.get("tokens"):
         values["tokens"] = int(row["tokens"])
     for name in _FLOATS:
-        values[name] = None
-        if row.get(name):
-            values[name] = float(row[name])
+        values[name] = _float_in(row, name)
+    known = {field.name for field in fields(DeviceScore)}
+    names = [name for name in row if name not in known and not name.startswith("last_")]
+    values["metrics"] = {name: _float_in(row, name) for name in names}
+    values["last_metrics"] = {name: _float_in(row, f"last_{name}") for name in names}
     return DeviceScore(**values)
+
+
+def _float_in(row: Mapping[str, str], name: str) -> float | None:
+    """The number in a cell; None where it is empty or missing."""
+    if not row.get(name):
+        return None
+    return float(row[name])

@@ -137,6 +137,8 @@ def _plain_score(score: dict[str, Any]) -> dict[str, Any]:
         left_out += _PERPLEXITIES
     if not score["metrics"]:
         left_out += _METRICS
+    if score["confusion"] is None:
+        left_out += ("confusion",)
     return {name: value for name, value in score.items() if name not in left_out}
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from covey.engine import calibration, smooth_l1
 from covey.engine.calibration import Calibration
-from covey.engine.metrics import Metric, Recorded
+from covey.engine.metrics import Confusion, Metric, Recorded, is_figure
 from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.nodes import Nodes
@@ -74,6 +74,8 @@ class Score:
     metrics: dict[str, float | None] = field(default_factory=dict)
     """By name, those that the experiment asks for; None where nothing says what they are."""
     metrics_fallback: dict[str, float | None] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+    """Examples of all devices by class and predicted class, where the experiment asks for it."""
 
     def figure(self, name: str) -> float | None:
         """The figure of a metric over all devices; the global model where none is held."""
@@ -396,34 +398,52 @@ def _by_device(score: PartScore, metrics: Sequence[Metric]) -> list[Tensor]:
 
 
 def values_of(metrics: Sequence[Metric], sums: Tensor) -> Tensor:
-    """The values of the metrics that have sums, [n, metrics], from sums [n, columns]."""
-    values = []
+    """The values of the metrics that are figures, [n, metrics], from sums [n, columns]."""
+    values = [sums[:, :0]]
     start = 0
     for metric in metrics:
         stop = start + metric.columns
-        if metric.columns:
-            values.append(metric.value(sums[:, start:stop]))
+        if is_figure(metric):
+            value = metric.value(sums[:, start:stop])
+            values.append(value[:, None])
         start = stop
-    return torch.stack(values, dim=1)
+    return torch.cat(values, dim=1)
 
 
 def _with_metrics(score: Score, metrics: Sequence[Metric], totals: Tensor) -> Score:
     """The score with its metrics, from the sums of the holders and of everybody, [2, columns]."""
-    both: list[dict[str, float | None]] = [{}, {}]
-    values: list[list[float]] = [[], []]
-    if totals.shape[1]:
-        values = values_of(metrics, totals).tolist()
-    summed = [metric.name for metric in metrics if metric.columns]
-    for number, out in enumerate(both):
-        known = dict(zip(summed, values[number], strict=True))
-        for metric in metrics:
-            if isinstance(metric, Recorded):
-                out[metric.name] = getattr(score, metric.name + ("", "_fallback")[number])
-            else:
-                value = known[metric.name]
-                out[metric.name] = None if math.isnan(value) else value
-    held, everybody = both
-    return replace(score, metrics=held, metrics_fallback=everybody)
+    held, everybody = values_of(metrics, totals).tolist()
+    return replace(
+        score,
+        metrics=_named(score, metrics, held, ""),
+        metrics_fallback=_named(score, metrics, everybody, "_fallback"),
+        confusion=_confusion(metrics, totals[1]),
+    )
+
+
+def _named(
+    score: Score, metrics: Sequence[Metric], values: Sequence[float], suffix: str
+) -> dict[str, float | None]:
+    """Every figure by name; `values` are those of the metrics that have sums of their own."""
+    out: dict[str, float | None] = {}
+    left = iter(values)
+    for metric in metrics:
+        if isinstance(metric, Recorded):
+            out[metric.name] = getattr(score, f"{metric.name}{suffix}")
+        elif is_figure(metric):
+            value = next(left)
+            out[metric.name] = None if math.isnan(value) else value
+    return out
+
+
+def _confusion(metrics: Sequence[Metric], sums: Tensor) -> list[list[int]] | None:
+    """The confusion matrix, where it is among the metrics."""
+    start = 0
+    for metric in metrics:
+        if isinstance(metric, Confusion):
+            return metric.matrix(sums[start : start + metric.columns])
+        start += metric.columns
+    return None
 
 
 def sums_by_device(score: PartScore, task: Task) -> Tensor:

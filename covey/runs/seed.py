@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from covey.data import Shards
 from covey.engine.calibration import Calibration
+from covey.engine.metrics import is_figure
 from covey.engine.task import Task
 from covey.errors import CheckpointError, ConfigError
 from covey.kernel.store import PRESENT
@@ -258,6 +259,7 @@ class Seed:
             classifies=self.runtime.task.classifies,
             examples=self._examples_by_part(),
             has_perplexity=self.runtime.task.has_perplexity,
+            metrics=[metric.name for metric in self.runtime.task.metrics if is_figure(metric)],
         )
 
     def _examples_by_part(self) -> dict[str, list[int]] | None:

@@ -36,15 +36,14 @@ def test_gaps_and_words_from_run_to_predict(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = command("run", tmp_path / "my.toml", "--out", folder)
     assert ended.code == 0, ended.err
-    assert "column 'mass': 9 missing, replaced by the mean of training." in ended.out + ended.err
+    filled = "missing values replaced by means of training rows: 9 in column 'mass'."
+    assert filled in ended.out + ended.err
     shown = command("data", "show", tmp_path / "my.toml", "--json", "--out", tmp_path / "data.png")
-    assert json.loads(shown.out)["notes"] == [
-        "column 'mass': 9 missing, replaced by the mean of training."
-    ]
+    assert json.loads(shown.out)["notes"] == [filled]
     (tmp_path / "new.csv").write_text("kind,mass\nred,\ngreen,3\n", encoding="utf-8")
     ended = command("predict", folder, "--data", tmp_path / "new.csv", "--model", "global")
     assert ended.code == 0, ended.err
-    assert "column 'kind': 1 with a word that no training row has." in ended.err
+    assert "words that no training row has: 1 in column 'kind'." in ended.err
     told = [float(row["probability_0"]) for row in csv.DictReader(io.StringIO(ended.out))]
     run = covey.load(folder)
     columns = {"mass": [None, 3.0], "kind": ["red", "green"]}

@@ -156,6 +156,8 @@ def test_layouts_that_say_too_little_are_explained(photos: Path) -> None:
         images(str(photos))
     with refused("no folder"):
         images(str(photos / "nowhere"))
+    with refused("cannot be looked up"):
+        images("a" * 5000)
     (photos / "empty").mkdir()
     with refused("no image", "DEVICE/LABEL"):
         images(str(photos / "empty"))

@@ -70,7 +70,7 @@ def test_drop_leaves_out_rows_and_counts_them(tmp_path: Path) -> None:
     assert note == (
         "5 of 8 rows are left out: label in 1, device in 1, heat in 2, kind in 1 missing."
     )
-    assert unknown == "column 'kind': 1 with a word that no training row has."
+    assert unknown == "words that no training row has: 1 in column 'kind'."
 
 
 def test_means_are_those_of_the_training_rows_of_all_devices(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_means_are_those_of_the_training_rows_of_all_devices(tmp_path: Path) -> 
     ]
     assert rows_of(shards, "test") == [[3, 0, 1], [100, 0, 0]]  # green is unknown
     assert shards.notes == (
-        "column 'heat': 2 missing, replaced by the mean of training.",
-        "column 'kind': 1 missing, replaced by the mean of training.",
-        "column 'kind': 1 with a word that no training row has.",
+        "missing values replaced by means of training rows: "
+        "2 in column 'heat', 1 in column 'kind'.",
+        "words that no training row has: 1 in column 'kind'.",
     )
 
 
@@ -131,6 +131,16 @@ def test_a_later_file_is_encoded_as_the_training_rows_were(tmp_path: Path) -> No
         split=ALL,
     )
     assert sorted(device.x[device.train.index].tolist()) == [[2, 0, 1], [3, 1, 0]]
+    np.savez(tmp_path / "new.npz", x=table.x)
+    array = unlabelled(
+        tmp_path / "new.npz",
+        Columns(),
+        features=shards.names.features,
+        shape=(3,),
+        faults=Faults(),
+        encoding=kept,
+    )
+    assert array.x.tolist() == table.x.tolist()
     assert device.notes[0] == "1 of 3 rows are left out: label in 1 missing."
 
 
@@ -156,10 +166,13 @@ def test_categorical_names_columns_of_numbers(tmp_path: Path) -> None:
     ("cells", "words"),
     [
         (["2026-01-31", "2026-02-01 10:00"] * 2, ["column 'odd' has dates or times", "weekday"]),
-        (["31.01.2026"] * 4, ["has dates or times, such as 31.01.2026", "exclude = ['odd']"]),
+        (["31.01.2026"] * 4, ["exclude = ['odd']", "has dates or times, such as 31.01.2026"]),
         (["10:30"] * 4, ["has dates or times"]),
         ([f"w{row}" for row in range(60)] * 2, ["60 different words", "name it in categorical"]),
-        ([f"w{row}" for row in range(20)], ["seems to be a name", "exclude = ['odd']"]),
+        (
+            [f"w{row}" for row in range(20)],
+            ["1 of 2 columns", "exclude = ['odd']", "seems to be a name"],
+        ),
         (["NA"] * 4, ["column 'odd' has no value in any training row"]),
         (["1", "2", "warm"], ["is 'warm', which is not a number"]),
         (["1,5", "2,5"], ["is '1,5', which is not a number"]),
@@ -381,3 +394,13 @@ def test_words_for_a_regression_are_told_to_be_classes(tmp_path: Path) -> None:
     table.write_text("\n".join(["device,weight,label", *rows]), "utf-8")
     with pytest.raises(DataError, match="leave out the loss or regression"):
         files(str(table), regression=True)
+
+
+def test_words_in_a_later_file_are_refused_where_training_had_numbers(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "warm,x", header="heat,label"))
+    with refused("correct or remove them:", "line 2: column 'heat' is 'warm'"):
+        device_file(path, features=["heat"], classes=["x", "y"], scaling=None)
+    faults = Faults()
+    unlabelled(path, Columns(), features=["heat"], shape=(1,), faults=faults)
+    with refused("column 'heat' is 'warm', which is not a number"):
+        faults.refuse("correct it")

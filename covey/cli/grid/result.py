@@ -16,7 +16,7 @@ from covey.cli.grid.method import Method
 from covey.cli.grid.planning import BASELINES
 from covey.report.paired import holm, wilcoxon
 from covey.report.reported import models
-from covey.report.summary import Figure, ModelFigures, device_gain, summarise
+from covey.report.summary import Figure, ModelFigures, device_gain, drop_no_metrics, summarise
 from covey.runs import record
 from covey.runs.devices import DeviceScore, from_csv
 from covey.runs.run import Round
@@ -96,11 +96,15 @@ class Result:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it, without the records of rounds."""
+        rows = [asdict(row) for row in self.rows]
+        for row in rows:
+            for model in row["models"]:
+                drop_no_metrics(model)
         return {
             "budget": self.budget,
             "seconds": "modelled" if self.modelled else "measured",
             "comparisons": len(self.pairs),
-            "rows": [asdict(row) for row in self.rows],
+            "rows": rows,
             "pairs": [asdict(pairs) for pairs in self.pairs],
         }
 
