@@ -382,11 +382,9 @@ def _matching(
     for pattern in patterns:
         matching = {name for name in names if _matches(aliases[name], pattern)}
         if not matching:
+            fault = f"{option} pattern {shown(pattern)} matches no parameter"
             kinds = "a kind of layer such as 'conv*', 'norm', or 'head', the last layer"
-            raise ModelError(
-                f"{option} pattern {shown(pattern)} matches no parameter; they are {', '.join(names)}; "
-                f"or give {kinds}."
-            )
+            raise ModelError(f"{fault}; they are {', '.join(names)}; or give {kinds}.")
         out |= matching
     return out
 
