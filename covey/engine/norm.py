@@ -57,8 +57,9 @@ class BatchNormFrozen(BatchNorm):
 def prepared(module: nn.Module, norm: Norm) -> nn.Module:
     """The module as a run uses it; the module itself where it has no BatchNorm.
 
-    >>> prepared(nn.Sequential(nn.Conv2d(3, 64, 1), nn.BatchNorm2d(64)), "group")[1]
-    GroupNorm(16, 64, eps=1e-05, affine=True)
+    >>> network = nn.Sequential(nn.Conv2d(3, 64, 1), nn.BatchNorm2d(64))
+    >>> prepared(network, "group")[1].num_groups
+    16
     """
     if not has_batch_norm(module):
         return module
