@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, covey.Algorithm] = {
 """About ten gradients of every device in a round."""
 QUICK = ("mlp-class/FedAvg", "squeeze-excite-class/FedAvg")
 EDGES = 2
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3  # of float32: a ReLU that switches moves a model by 2e-4
 AIM = 0.95
 _LEAST_SECONDS = 0.06  # of one measurement, so that a timer's grain does not matter
 _MOST_ROUNDS = 40
