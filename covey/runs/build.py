@@ -96,7 +96,7 @@ def _simulator(
     """One process that plays every node of every seed."""
     first = experiments[0]
     grain = _GRAIN
-    if first.workers:
+    if first.workers or task.path == "each":  # one row is work enough for a worker
         grain = 1
     return Simulator(
         first.algorithm,
