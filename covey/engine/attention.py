@@ -63,7 +63,8 @@ def _on_the_last_axis(x: Tensor, w: Tensor) -> Tensor:
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """a @ b as products of many pairs of matrices."""
-    shape: torch.Size = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    leading = (a.shape[:-2], b.shape[:-2])
+    shape: torch.Size = torch.broadcast_shapes(*leading)  # type: ignore[no-untyped-call]
     left = a.expand(*shape, *a.shape[-2:])
     right = b.expand(*shape, *b.shape[-2:])
     out = rowwise.bmm(left.flatten(0, -3), right.flatten(0, -3))
