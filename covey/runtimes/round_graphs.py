@@ -194,6 +194,8 @@ class RoundTape:
 
     def constant(self, numbers: Tensor) -> Tensor:
         """Numbers that are the same in every round, on the device."""
+        if any(numbers is memory for _, _, memory in self.positions):
+            return numbers
         if self.recording:
             copy = numbers.to(self.runtime.task.device, copy=True)
             self._constants.append((numbers.clone(), copy))
