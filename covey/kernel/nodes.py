@@ -238,18 +238,28 @@ class Nodes:
         predict: Predict | None = None,
         bins: int = 0,
         metrics: bool = True,
+        models: int = 1,
     ) -> PartScore:
-        """The score of these models on a part of the nodes' own data; for scoring."""
+        """The score of these models on a part of the nodes' own data; for scoring.
+
+        `rows` may be those of several models, one after the other.
+        """
         task = self._runtime.task
         return task.evaluate(
             rows,
             part,
-            self.ids,
+            self.ids.repeat(models),
             predict=predict,
             bins=bins,
             errors=True,
             metrics=metrics,
         )
+
+    @property
+    def scores_together(self) -> bool:
+        """Whether several models are scored at once: on a GPU every kernel costs its launch."""
+        task = self._runtime.task
+        return task.examples.remembers and not task.space.norms
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
