@@ -732,6 +732,17 @@ class DataGradient(DataLoss):
         self._step += steps
         self._counted = 0
 
+    def recall(self, name: str, default: Rows) -> Rows:
+        """The solver's state of these nodes; each stream of examples has its own."""
+        return self._me.recall(self._kept_name(name), default)
+
+    def keep(self, name: str, rows: Rows) -> None:
+        """Keep the solver's state as an ordinary row."""
+        self._me.keep(self._kept_name(name), rows)
+
+    def _kept_name(self, name: str) -> str:
+        return f"_{self._stream}_solver_{name}"
+
     def of_turn(self, turn: int) -> DataGradient:
         """The gradient on the batch of a turn, where each has its own; else itself."""
         if isinstance(self._batch, Sequence):

@@ -61,7 +61,9 @@ METHODS: dict[str, Method] = {
     "nesterov": Method(solver={**MOMENTUM, "nesterov": True}, rates=SMALL),
     "momentum, cosine": Method(solver={**MOMENTUM, "schedule": "cosine"}, rates=SMALL),
     "momentum, clip 1": Method(solver={**MOMENTUM, "clip": 1.0}, rates=SMALL),
+    "momentum, kept": Method(solver={**MOMENTUM, "state": "kept"}, rates=SMALL),
     "adam": Method(solver={"name": "adam"}, rates=TINY),
+    "adam, kept": Method(solver={"name": "adam", "state": "kept"}, rates=TINY),
     "adam, cosine": Method(solver={"name": "adam", "schedule": "cosine"}, rates=TINY),
     "adamw, decay 0.01": Method(solver={"name": "adamw", "decay": 0.01}, rates=TINY),
     "FedAvgM": Method(FedAvgM, rates=SMALL),
@@ -71,6 +73,9 @@ METHODS: dict[str, Method] = {
     "FedYogi, server 0.01": Method(FedYogi, rates=SMALL, settings={"server_lr": 0.01}),
     "Local": Method(Local, model="personal"),
     "Local, momentum": Method(Local, solver=MOMENTUM, rates=SMALL, model="personal"),
+    "Local, momentum, kept": Method(
+        Local, solver={**MOMENTUM, "state": "kept"}, rates=SMALL, model="personal"
+    ),
     "FineTune": Method(FineTune, model="personal"),
     "FineTune, momentum": Method(FineTune, solver=MOMENTUM, rates=SMALL, model="personal"),
 }
