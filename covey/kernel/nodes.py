@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, overload
 
@@ -27,7 +28,19 @@ from covey.types import Ids, Rows
 Weight = Literal["uniform", "samples"]
 Each = tuple[Tensor, ...]
 Where = Tensor | None
-Cohort = Sample | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Nodes of the tier below that are asked if they are children of those who ask.
+
+    `ids` are in rising order, [m].
+    """
+
+    ids: Ids
+
+
+Cohort = Sample | Tensor | Drawn
 """Which children are asked: how many, or a bool for each child of the askers, in order."""
 Idle = Literal["skip", "train"]
 """What a child that is not asked does: nothing, or the same as if it were, its answer dropped."""
@@ -514,8 +527,8 @@ class Nodes:
                 raise ProgramError(f"{text} got {len(tensor)} rows for {len(self)} nodes.")
         return self._runtime.ask(self, program, rows, each=each, sample=sample, where=where)
 
-    def drawn(self, count: int, stream: str) -> Tensor:
-        """A mask of the children of these nodes that are in a cohort of `count`, bool [children].
+    def drawn(self, count: int, stream: str) -> Drawn:
+        """A cohort of `count` for an ask, of which these nodes ask those that are their children.
 
         The cohort is drawn from all nodes of the children's tier. The draw has the address (seed,
         round, stream): every asker computes the same cohort by itself.
@@ -529,9 +542,7 @@ class Nodes:
         picks = torch.full_like(copies, min(count, size))
         group = torch.zeros_like(copies)
         copy, number = draws.choose(keys, group, sizes=sizes, picks=picks)
-        drawn = copy * size + number
-        _, children = tree.cohort(self.tier, self.ids, sample=None, address=0)
-        return torch.isin(children, drawn)
+        return Drawn(copy * size + number)
 
     def worked(self, gradients: Tensor | float, moved: Tensor | float) -> None:
         """Count gradients that nodes evaluated, and weights that they moved; for runtimes.

@@ -24,6 +24,7 @@ from covey.kernel.replies import exact
 from covey.links.spec import wires
 from covey.runs.devices import Sums
 from covey.runs.experiment import Experiment
+from covey.runs.figures import NodeFigures
 from covey.runs.scoring import Model, score_of, sums_by_device
 from covey.runtimes.simulator import Simulator
 from covey.tree import Tree
@@ -161,7 +162,8 @@ class Newcomers:
         """The sums of the newcomers of one experiment, by part."""
         out = {}
         for part, tally in tallies.items():
-            out[part] = sums_by_device(tally, self.task)[own].cpu()
+            sums = sums_by_device(tally, self.task)[own].cpu()
+            out[part] = NodeFigures.of_all(sums)
         return out
 
     def _model(self, rows: Rows, tallies: dict[str, PartScore], own: slice) -> Model:

@@ -26,7 +26,7 @@ from covey.errors import DivergedError, ProgramError
 from covey.kernel.algorithm import Algorithm, Program
 from covey.kernel.call import Call
 from covey.kernel.environment import Admission, Environment, Ideal
-from covey.kernel.nodes import Cohort, Idle, Nodes
+from covey.kernel.nodes import Cohort, Drawn, Idle, Nodes
 from covey.kernel.replies import Exact, Masked, Message, Replies, rows_of
 from covey.kernel.store import ColumnKey, Frozen, KeptRows, Store
 from covey.links.link import Ledger, Residuals
@@ -377,6 +377,8 @@ class BaseRuntime(Runtime):
         """The children that `sample` names: (position of the asker, child id)."""
         sample = ask.sample
         askers = me.ids[asking]
+        if isinstance(sample, Drawn):
+            return self._among_children(me.tier, askers, sample.ids)
         if isinstance(sample, Tensor):
             if sample.dtype != torch.bool:
                 fix = "give a number, or a bool for each child"
@@ -393,6 +395,16 @@ class BaseRuntime(Runtime):
         by_seed = draws.keys(self.seeds, me.round, ask.path, tier)
         address = by_seed[copy]
         return self.tree.cohort(me.tier, askers, sample=sample, address=address)
+
+    def _among_children(self, tier: str, askers: Ids, drawn: Ids) -> tuple[Tensor, Ids]:
+        """Those of the drawn nodes that are children of the askers: (position, child id)."""
+        if not len(askers):
+            return drawn[:0], drawn[:0]
+        first = self.tree.first(tier, askers)
+        stop = first + self.tree.counts(tier, askers)
+        position = torch.searchsorted(first, drawn, right=True) - 1
+        own = (position >= 0) & (drawn < stop[position])
+        return position[own], drawn[own]
 
     def _children(self, tier: str, ids: Ids) -> tuple[Tensor, Tensor]:
         """All children of these nodes, cached: most programs ask the same children every round."""
