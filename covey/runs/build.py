@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,6 +81,7 @@ def build(experiments: Sequence[Experiment], start: Rows, runtime: str = "simula
         built = _simulator(experiments, start, copies, task, links, air)
     notes += _engine_notes(first, built.task)
     notes += _score_notes(first, tree.devices)
+    notes += _stop_notes(first)
     if first.algorithm.splits:
         notes.insert(0, _private_note(first, built.task.space))  # the first that a run says
     return Built(built, newcomers, outs, notes)
@@ -299,6 +301,25 @@ def _score_notes(experiment: Experiment, devices: int) -> list[str]:
     if sample is None or sample <= devices:
         return []
     return [f"score_sample = {sample}, but {devices} devices train: all of them are scored."]
+
+
+def _stop_notes(experiment: Experiment) -> list[str]:
+    """What the user should know of an early stop that the rounds leave no room for."""
+    stop = experiment.early_stop()
+    if stop is None:
+        return []
+    before = experiment.rounds - 1
+    scored = before // experiment.score_every
+    every = experiment.score_train_every
+    if every is not None:
+        scored += before // every - before // math.lcm(every, experiment.score_every)
+    too_few = f"stop cannot act in {experiment.rounds} rounds"
+    if stop.min_rounds > before:
+        return [f"{too_few}: min_rounds = {stop.min_rounds}."]
+    if scored <= stop.patience:
+        needed = f"patience = {stop.patience} needs {stop.patience + 1} scored rounds"
+        return [f"{too_few}: {needed} before the last, and there are {scored}."]
+    return []
 
 
 def _link_notes(

@@ -39,8 +39,17 @@ class Saved:
     state: State
     columns: Sequence[Frozen]
 
-    def checkpoint(self, *, history: dict[str, Any], fingerprint: dict[str, str]) -> Checkpoint:
-        """As tensors and facts; `history` says where the records are."""
+    def checkpoint(
+        self,
+        *,
+        history: dict[str, Any],
+        fingerprint: dict[str, str],
+        stopped: str | None = None,
+    ) -> Checkpoint:
+        """As tensors and facts; `history` says where the records are.
+
+        `stopped` is the rule that stopped the run early, where one did.
+        """
         columns = [[column.tier, column.name, list(column.entries)] for column in self.columns]
         chosen = []
         for label, choice in self.state.chosen[0].items():
@@ -59,6 +68,8 @@ class Saved:
             "experiment": fingerprint,
             "versions": checkpoint.versions(),
         }
+        if stopped is not None:
+            facts["stopped"] = stopped
         return Checkpoint(self._tensors(), facts)
 
     def _totals(self) -> dict[str, Any]:

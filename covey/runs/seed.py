@@ -81,6 +81,16 @@ class Seed:
         return self._runs.round
 
     @property
+    def done(self) -> bool:
+        """Whether no round is left: all were run, or the run stopped early."""
+        return self._runs.done
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run stopped early; None where it did not."""
+        return self._runs.stopped
+
+    @property
     def _last_round(self) -> int:
         """The round that was run last, counted from 0; 0 before the first."""
         return max(self.round - 1, 0)
@@ -318,6 +328,7 @@ class Seed:
             contents = run.checkpoint(
                 history=self._written(target).facts(),
                 fingerprint=self._runs._fingerprints[self._copy],
+                stopped=self._runs.stopping_rule,
             )
             checkpoint.write(target, contents)
             self._runs._saving += time.perf_counter() - began
