@@ -186,7 +186,7 @@ def read(table: dict[str, Any]) -> Config:
     augmentations(assemble.augment(config.augment))
     check_loss_name(assemble.loss(config.loss))
     check_metric_names(assemble.metrics(config.metrics), config.select)
-    optimiser(config.solver)
+    optimiser(assemble.solver(config.solver))
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config

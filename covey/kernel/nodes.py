@@ -243,18 +243,28 @@ class Nodes:
         predict: Predict | None = None,
         bins: int = 0,
         metrics: bool = True,
+        models: int = 1,
     ) -> PartScore:
-        """The score of these models on a part of the nodes' own data; for scoring."""
+        """The score of these models on a part of the nodes' own data; for scoring.
+
+        `rows` may be those of several models, one after the other.
+        """
         task = self._runtime.task
         return task.evaluate(
             rows,
             part,
-            self.ids,
+            self.ids.repeat(models),
             predict=predict,
             bins=bins,
             errors=True,
             metrics=metrics,
         )
+
+    @property
+    def scores_together(self) -> bool:
+        """Whether several models are scored at once: on a GPU every kernel costs its launch."""
+        task = self._runtime.task
+        return task.examples.remembers and not task.space.norms
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -726,6 +736,17 @@ class DataGradient(DataLoss):
         """Mark steps of the descent as taken; their work was counted when it began."""
         self._step += steps
         self._counted = 0
+
+    def recall(self, name: str, default: Rows) -> Rows:
+        """The solver's state of these nodes; each stream of examples has its own."""
+        return self._me.recall(self._kept_name(name), default)
+
+    def keep(self, name: str, rows: Rows) -> None:
+        """Keep the solver's state as an ordinary row."""
+        self._me.keep(self._kept_name(name), rows)
+
+    def _kept_name(self, name: str) -> str:
+        return f"_{self._stream}_solver_{name}"
 
     def of_turn(self, turn: int) -> DataGradient:
         """The gradient on the batch of a turn, where each has its own; else itself."""

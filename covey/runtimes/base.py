@@ -243,7 +243,7 @@ class BaseRuntime(Runtime):
         The keys are (tier, name).
         """
         columns = self.store.columns
-        return {key: column.rows[:0] for key, column in columns.items()}
+        return {key: column.template for key, column in columns.items()}
 
     def read(self, tier: str, name: str, label: str, copy: int) -> KeptRows:
         """(ids, rounds, rows) that one seed's nodes keep, now or in a held version.

@@ -6,7 +6,7 @@ The facts of a subtree travel up with its answers, and are added up.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,15 +204,44 @@ class Facts:
     def _reports(self) -> list[dict[str, Report]]:
         """(ids, figures) of single nodes, by seed and name, in id order."""
         out: list[dict[str, Report]] = [{} for _ in self.meters]
+        reports = self._read_reports()
         for name, chunks in sorted(self.reports.items()):
-            tiers, numbers, values = zip(*chunks, strict=True)
+            tiers, numbers, _ = zip(*chunks, strict=True)
             tier = tiers[0]
             ids = torch.cat(numbers)
-            figures = torch.cat([part.cpu() for part in values])
+            figures = torch.cat(reports[name])
             order = torch.argsort(ids)
             copy = self.tree.copy(tier, ids[order])
-            for number, reports in enumerate(out):
+            for number, by_name in enumerate(out):
                 own = order[copy == number]
                 local = self.tree.local(tier, ids[own])
-                reports[name] = (local, figures[own])
+                by_name[name] = (local, figures[own])
         return out
+
+    def _read_reports(self) -> dict[str, list[Tensor]]:
+        """The figures of every name in main memory, with one wait for a GPU."""
+        chunks = [figures for parts in self.reports.values() for _, _, figures in parts]
+        arrived = iter(in_main_memory(chunks))
+        out = {}
+        for name, parts in self.reports.items():
+            out[name] = [next(arrived) for _ in parts]
+        return out
+
+
+def in_main_memory(values: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors in main memory; those of one type on a GPU come in one copy."""
+    waiting: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in values:
+        if tensor.device.type != "cpu":
+            waiting.setdefault(tensor.dtype, []).append(tensor)
+    arrived: dict[torch.dtype, Iterator[Tensor]] = {}
+    for dtype, tensors in waiting.items():
+        together = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+        sizes = [tensor.numel() for tensor in tensors]
+        arrived[dtype] = iter(torch.split(together, sizes))
+    out = []
+    for tensor in values:
+        if tensor.device.type != "cpu":
+            tensor = next(arrived[tensor.dtype]).view(tensor.shape)
+        out.append(tensor)
+    return out
