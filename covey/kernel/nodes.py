@@ -61,6 +61,11 @@ class Services(Protocol):
         """Whether the environment asks how many weights a node moved."""
         ...
 
+    @property
+    def members(self) -> Topology:
+        """The tree of those who can be asked now: only nodes with examples in training."""
+        ...
+
     def ask(
         self,
         me: Nodes,
@@ -137,13 +142,13 @@ class Nodes:
 
     @property
     def children(self) -> Tensor:
-        """The number of children of each node, [n]."""
-        return self._runtime.tree.counts(self.tier, self.ids)
+        """The number of children of each node, [n]; in training, of those with examples."""
+        return self._runtime.members.counts(self.tier, self.ids)
 
     @property
     def max_children(self) -> int:
         """The max number of children of a node of this tier; the same for a call without nodes."""
-        return self._runtime.tree.widest(self.tier)
+        return self._runtime.members.widest(self.tier)
 
     @property
     def fan(self) -> int:
