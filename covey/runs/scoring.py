@@ -24,7 +24,7 @@ from covey.engine.calibration import Calibration
 from covey.engine.metrics import Confusion, Metric, Recorded, is_figure
 from covey.engine.task import PartScore, Predict, Task
 from covey.kernel.algorithm import Algorithm
-from covey.kernel.nodes import Nodes
+from covey.kernel.nodes import Drawn, Nodes
 from covey.kernel.replies import Exact, exact
 from covey.runs.devices import perplexity
 from covey.runs.observed import NONZEROS, UNKNOWN
@@ -105,17 +105,18 @@ class Model:
     Empty: accuracy, or else the loss.
     """
 
-    def quality(self, part: str) -> float:
+    def quality(self, part: str, by: str = "") -> float:
         """The figure by which rounds are chosen; -inf where it is unknown.
 
-        It is the metric that `select` names, over all devices. By default it is the accuracy, or
-        minus the loss for regression and where there is a perplexity. Devices that hold no such
-        model yet count with the global one: else a round in which two lucky devices hold one would
-        win.
+        It is the metric that `by` or else `select` names, over all devices. By default it is the
+        accuracy, or minus the loss for regression and where there is a perplexity. Devices that
+        hold no such model yet count with the global one: else a round in which two lucky devices
+        hold one would win.
         """
         score = self.scores[part]
-        if self.select:
-            return _selected(score, self.select)
+        metric = by or self.select
+        if metric:
+            return _selected(score, metric)
         if score.accuracy_fallback is not None and score.perplexity_fallback is None:
             return score.accuracy_fallback
         if score.loss_fallback is None or math.isnan(score.loss_fallback):
@@ -339,7 +340,7 @@ class Scorer:
             me.needed_for(name)
         return torch.cat(columns, dim=1)
 
-    def _cohort(self, me: Nodes) -> Tensor | None:
+    def _cohort(self, me: Nodes) -> Drawn | None:
         """The children that are asked: the devices drawn, or all nodes of another tier.
 
         Nodes of other tiers keep models of their own.

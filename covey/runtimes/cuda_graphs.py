@@ -72,6 +72,9 @@ class CudaReplay:
 
     def replay(self) -> None:
         """Do it again."""
+        if self._device.index in (None, torch.cuda.current_device()):
+            self._graph.replay()
+            return
         with torch.cuda.device(self._device):
             self._graph.replay()
 

@@ -197,7 +197,7 @@ class RoundTape:
         if any(numbers is memory for _, _, memory in self.positions):
             return numbers
         if self.recording:
-            copy = numbers.to(self.runtime.task.device, copy=True)
+            copy = numbers.to(self.runtime.task.device, non_blocking=True, copy=True)
             self._constants.append((numbers.clone(), copy))
         if self._taken >= len(self._constants):
             self.refuse("its programs do not do the same in every round")
@@ -215,7 +215,7 @@ class RoundTape:
             if number >= _DRAWS:
                 self.refuse(f"it draws more than {_DRAWS} times")
             self.words.append((path, tier, *words))
-            self._keys[number] = self._key(self.words[number]).to(self._keys.device)
+            self._keys[number].copy_(self._key(self.words[number]), non_blocking=True)
         return self._keys[number]
 
     def _key(self, words: tuple[Any, ...]) -> Tensor:
@@ -241,7 +241,8 @@ class RoundTape:
     def _new_recall(self, tier: str, name: str, ids: Ids, default: Rows, since: Any) -> _Recall:
         template = self.runtime.kept().get((tier, name))
         device = self.runtime.task.device
-        if template is None or template.device != device or default.device != device:
+        kinds = {device.type, default.device.type}
+        if template is None or len(kinds | {template.device.type}) > 1:
             self.refuse(f"a program recalls {name!r}, which is not kept on the GPU")
         first = None
         if not isinstance(since, Watched):
@@ -313,7 +314,7 @@ class RoundTape:
         if self.recording:
             number, part = self.stack[-1]
             assert number is not None
-            memory = positions.to(self.runtime.task.device, copy=True)
+            memory = positions.to(self.runtime.task.device, non_blocking=True, copy=True)
             self.positions.append((number, part, memory))
         _, _, memory = self.positions[self._positioned]
         self._positioned += 1
@@ -436,9 +437,12 @@ class Rounds:
         except Refused as error:
             self.reason = str(error)
         except RuntimeError as error:
-            if self._runtime.task.device.type != "cuda" or "captur" not in str(error).lower():
+            first_line = str(error).splitlines()[0]
+            if "synchronizing" in first_line:
+                first_line = "a program waits for a number that the GPU computes"
+            elif "captur" not in first_line.lower():
                 raise
-            self.reason = f"it cannot be captured: {str(error).splitlines()[0]}"
+            self.reason = f"it cannot be captured: {first_line}"
         self._variants.clear()
         return None
 
@@ -470,7 +474,7 @@ class Rounds:
         tape = RoundTape(runtime, runtime._play.round, rows.clone())
         plays: list[Play] = []
         work = self._work(program, tape, plays)
-        with self._restored():
+        with self._restored(), _never_waiting(runtime.task.device):
             kept, answer = work()
         tape.recording = False
         variant = _Variant(tape, plays[0])
@@ -592,6 +596,20 @@ class Rounds:
         tree = self._runtime.tree.copy(question.tier, senders)
         ends = LowerEnds(question.tier, senders, torch.arange(len(senders)))
         return replace(route, tree=tree, ends=ends)
+
+
+@contextmanager
+def _never_waiting(device: torch.device) -> Iterator[None]:
+    """Raise an error where a program waits for a GPU: in a capture that would print more errors."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 def _kept(tape: RoundTape) -> dict[str, Tensor]:

@@ -34,6 +34,8 @@ from covey.runtimes.cuda_graphs import CudaReplay, Graphs, Invocation
 from covey.runtimes.round_graphs import RoundNodes, Rounds
 from covey.types import Ids, Rows
 
+MEMORY = 2**31
+"""Bytes of the rows in a chunk, where an experiment says nothing else."""
 _CACHED = 2**18
 """Values of rows that stay in the cache of a core."""
 _SCORES = 4
@@ -49,7 +51,7 @@ class Simulator(BaseRuntime):
     """
 
     workers: int = 1
-    memory: int = 2**31
+    memory: int = MEMORY
     grain: int = 1
     capture: bool = True
 
@@ -61,6 +63,11 @@ class Simulator(BaseRuntime):
         if on_gpu and self.capture and self.environment.ideal:
             self.graphs = Graphs(self)
             self.rounds = Rounds(self, CudaReplay)
+        self._room = self.memory
+        if on_gpu and self.memory == MEMORY and not isinstance(self.task.stack, str):
+            # Its kernels cost their launch; the activations of a stack are smaller than its rows.
+            _, memory = torch.cuda.mem_get_info(self.task.device)
+            self._room = max(MEMORY, memory // 4)
         self._pool: ThreadPoolExecutor | None = None
         self._owner = 0
 
@@ -349,13 +356,13 @@ class Simulator(BaseRuntime):
     def _chunk_size(self, count: int) -> int:
         """The number of devices in a chunk, of `count` that run."""
         device_bytes = self.task.row_bytes() + self.algorithm.memory()
-        room = max(1, self.memory // self.workers // device_bytes)
+        room = max(1, self._room // self.workers // device_bytes)
         if self.task.path == "each":
             # Rows run one by one, and the models of a chunk stay in the cache for all their steps.
             room = min(room, max(1, _CACHED // self.task.space.width))
         smallest = math.ceil(self.grain / self.task.space.width)
         chunks = self.workers
-        if not self._play.trains:
+        if not self._play.trains and self.workers > 1:
             chunks = self.workers * _SCORES
         share = math.ceil(count / chunks)
         return min(room, max(smallest, share))
