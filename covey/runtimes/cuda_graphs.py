@@ -79,13 +79,23 @@ class CudaReplay:
             self._graph.replay()
 
 
+class Decisions(Protocol):
+    """Where comparisons of the round's number are recorded."""
+
+    compared: list[Compared]
+
+    def refuse(self, reason: str) -> None:
+        """What is noted cannot be captured."""
+        ...
+
+
 class Watched:
     """The round's number in a program that is noted.
 
     Its comparisons are recorded: a graph serves all rounds with the same results.
     """
 
-    def __init__(self, value: int, tape: Tape) -> None:
+    def __init__(self, value: int, tape: Decisions) -> None:
         self._value = value
         self._tape = tape
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -186,7 +186,7 @@ class RoundTape:
         self._asked = 0
         self._positioned = 0
 
-    def refuse(self, reason: str) -> Any:
+    def refuse(self, reason: str) -> NoReturn:
         """End the attempt."""
         raise Refused(reason)
 
@@ -378,9 +378,9 @@ class RoundTape:
 
 def answering_in(question: Question, part: slice) -> Tensor:
     """The positions in a chunk of those that answer."""
-    answering = question.answers
+    answering: Tensor = question.answers
     inside = (answering >= part.start) & (answering < part.stop)
-    return answering[inside] - part.start
+    return answering[inside] - int(part.start)
 
 
 @dataclass(eq=False)
@@ -554,9 +554,7 @@ class Rounds:
         self._count(variant, questions, numbers)
         return answer
 
-    def _count(
-        self, variant: _Variant, questions: list[Question] | None, numbers: Tensor
-    ) -> None:
+    def _count(self, variant: _Variant, questions: list[Question] | None, numbers: Tensor) -> None:
         """Put what was counted into the play that is under way."""
         play = self._runtime._play
         recorded = variant.play

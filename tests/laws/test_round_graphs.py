@@ -5,13 +5,8 @@ what stands in for a CUDA graph.
 from __future__ import annotations
 
 import os
-from typing import Any
-
-import pytest
-import torch
 
 import covey
-from covey.runtimes.cuda_graphs import Work
 from tests import peek
 from tests.laws.cases import PLAIN, Case, differences, every, experiment, state
 from tests.laws.test_graphs import CAPTURED, Rerun
