@@ -108,10 +108,11 @@ def _simulator(
         first.idle,
         first.batches,
         air or Ideal(),
+        first.rates(),
         workers=_workers(first, task),
         memory=first.memory,
         grain=grain,
-        capture=first.capture,
+        capture=first.capture and not first.rates().schedules,
     )
 
 
@@ -136,6 +137,7 @@ def _loopback(
             (experiment.seed,),
             experiment.idle,
             experiment.batches,
+            rates=experiment.rates(),
             place=location,
             under=examples,
             makers={Scorer.__name__: scorer},
