@@ -116,6 +116,7 @@ def experiment(config: Config, seed: int, world: World) -> Experiment:
         score_sample=config.score_sample,
         metrics=metrics(config.metrics),
         select=config.select,
+        stop=config.stop,
         parts=tuple(config.parts),
         capture=config.capture,
         holdout_devices=holdout if isinstance(holdout, int) else tuple(holdout),

@@ -36,6 +36,7 @@ from covey.errors import ConfigError
 from covey.kernel.algorithm import Algorithm
 from covey.kernel.rates import rates
 from covey.runs.experiment import Experiment
+from covey.runs.stopping import early_stop
 
 __all__ = [
     "DEMO",
@@ -78,6 +79,7 @@ class Config(BaseModel):
     score_sample: int | None = Field(None, ge=1)
     metrics: list[str] = []
     select: str = ""
+    stop: dict[str, Any] | None = None
     parts: list[Literal["train", "validation", "test"]] = ["validation", "test"]
     dtype: Literal["float32", "float64"] = "float32"
     compute: Literal["fp32", "bf16"] = "fp32"
@@ -150,6 +152,11 @@ class Config(BaseModel):
             named.without_null(named.resolved("algorithm", table)) for table in self.compared()
         ]
         out["tree"] = {key: value for key, value in out["tree"].items() if value is not None}
+        stop = early_stop(self.stop)
+        if stop is None:
+            del out["stop"]
+        else:
+            out["stop"] = stop.as_dict()
         if self.radio is None:
             del out["radio"]
         else:
@@ -196,6 +203,7 @@ def read(table: dict[str, Any]) -> Config:
     check_loss_name(assemble.loss(config.loss))
     check_metric_names(assemble.metrics(config.metrics), config.select)
     optimiser(assemble.solver(config.solver))
+    _check_stop(config)
     if config.radio is not None:
         scenario.radio_file(config.radio)
     return config
@@ -242,6 +250,17 @@ def _check_compare(config: Config) -> None:
             raise ConfigError(
                 f"compare names {name!r} {times} times; keep one, or start a run for each."
             )
+
+
+def _check_stop(config: Config) -> None:
+    """An error for a rule of `stop` that means nothing, or whose metric does not exist."""
+    stop = early_stop(config.stop)
+    if stop is None:
+        return
+    try:
+        check_metric_names(assemble.metrics(config.metrics), stop.metric)
+    except ConfigError as error:
+        raise ConfigError(f"stop: metric = {stop.metric!r}; {error}") from error
 
 
 def _resolve_paths(table: dict[str, Any], folder: Path) -> None:

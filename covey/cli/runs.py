@@ -140,7 +140,7 @@ def _of_summary(folder: Path) -> dict[str, Any]:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         models = {model["model"]: model for model in summary["models"]}
         return {
-            "done": int(summary["rounds"]),
+            "done": min(map(int, summary.get("rounds_by_seed") or [summary["rounds"]])),
             "seconds": float(summary["seconds"]),
             "bytes": sum(int(link["down"]) + int(link["up"]) for link in summary["links"]),
             "metric": _metric(models),
